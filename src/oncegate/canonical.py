@@ -1,0 +1,73 @@
+"""One spelling for each JSON value, and the hash of it.
+
+Member order, white space, escapes and number forms (`1`, `1.0`, `1e0`) do not matter to what a document says,
+so they must not matter to its identity.
+"""
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+HASH_SIZE = 16
+DEEPEST = 64
+
+
+def _number(literal: str) -> int | float:
+    value = float(literal)
+    if value - value != 0:
+        raise ValueError(f"the number {literal[:40]} is out of range")
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+_decode = msgspec.json.Decoder(float_hook=_number).decode
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def decode(raw: bytes) -> Any:
+    """Strict JSON from strict UTF-8; ValueError with a plain sentence for anything else."""
+    if raw[:3] == b"\xef\xbb\xbf":
+        raise ValueError("the text starts with a byte order mark; send plain UTF-8")
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and _depth(raw) > DEEPEST:
+        raise ValueError(f"the JSON is nested deeper than {DEEPEST} levels")
+    try:
+        return _decode(raw)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the text is not UTF-8: {error.reason} at byte {error.start} of a string") from error
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"the text is not JSON: {error}") from error
+
+
+def _depth(raw: bytes) -> int:
+    """How deep brackets outside strings are nested. Python's own limit differs from version to version."""
+    depth = deepest = 0
+    in_string = escaped = False
+    for byte in raw:
+        if in_string:
+            in_string = escaped or byte != 0x22
+            escaped = byte == 0x5C and not escaped
+        elif byte == 0x22:
+            in_string = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+def encode(value: Any) -> bytes:
+    """The canonical bytes of a value that `decode` gave."""
+    return _encode(value)
+
+
+def normal(value: Any) -> Any:
+    """A Python value as `decode` would give it; ValueError if it is no JSON value."""
+    try:
+        return decode(_encode(value))
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
+        raise ValueError(f"the value cannot be written as JSON: {error}") from error
+
+
+def digest(canonical: bytes) -> bytes:
+    return blake2b(canonical, digest_size=HASH_SIZE).digest()

@@ -1,0 +1,410 @@
+"""The claim protocol: one pure function from a record and an operation to a record and an answer.
+
+States: P in progress, R released or admitted, C completed, D dead letter. An expired record is absent to every
+operation. Rows are tried from the top; the first that matches decides.
+
+    from                                           operation  to                              answer
+    ─────────────────────────────────────────────  ─────────  ──────────────────────────────  ─────────────────────
+    absent                                         claim      P, attempts 1                   Granted
+    P with its lease alive, or C; owner is mine    claim      unchanged                       Granted, same fence
+    any, other payload hash, key binds content     claim      unchanged                       Conflict
+    P, lease alive                                 claim      unchanged                       InFlight
+    R with a payload                               claim      unchanged                       Duplicate
+    P with its lease over, or R without a payload  claim      P, fence + 1, attempts + 1      Granted
+    C                                              claim      unchanged                       Duplicate
+    D                                              claim      unchanged                       Buried
+
+    P with its lease alive, owner is mine          take       unchanged                       Granted, same fence
+    R or P with its lease over, with a payload     take       P, fence + 1, attempts + 1      Granted
+    anything else                                  take       unchanged                       None
+
+    absent                                         admit      R, attempts 0, payload          Admitted
+    R with a payload, owner is mine                admit      unchanged                       Admitted
+    any, other payload hash, key binds content     admit      unchanged                       Conflict
+    P, lease alive, without a payload              admit      unchanged                       InFlight
+    R or P with its lease over, without a payload  admit      R, payload attached             Admitted
+    D                                              admit      unchanged                       Buried
+    any other                                      admit      unchanged                       Duplicate
+
+    P, owner and fence mine                        renew      lease moved                     True
+    P, owner and fence mine                        complete   C, result kept, payload gone    True
+    P, owner and fence mine                        release    R; unstarted: attempts - 1      True
+    P, owner and fence mine                        bury       D, payload and error            True
+    C, R or D, owner and fence mine                same again unchanged                       True
+    anything else                                  settle     unchanged                       False: the lease is lost
+
+    D                                              redrive    R, attempts 0, payload kept     True
+    any (only D if asked)                          reset      absent                          True
+    anything else                                  either     unchanged                       False
+
+Nothing here reads a clock, draws a random number or does I/O: `now` is the store's time in microseconds.
+The memory and SQLite stores call this function inside their lock or transaction; a store that must judge
+elsewhere (in a script, in a condition) is compared with it step by step by `oncegate.testing`.
+"""
+
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+State: TypeAlias = Literal["P", "R", "C", "D"]
+IN_PROGRESS: Final = "P"
+RELEASED: Final = "R"
+COMPLETED: Final = "C"
+DEAD: Final = "D"
+
+NOBODY: Final = b""
+
+
+class About(Struct, frozen=True, gc=False, array_like=True):
+    """What explains a record to a person; no rule looks at it."""
+
+    source: str
+    type: str | None = None
+    entity: str | None = None
+    occurred_at: int | None = None
+    delivery_id: str | None = None
+
+
+class Record(Struct, frozen=True, gc=False, array_like=True):
+    """All that is kept of one key. Times are microseconds of the store's clock."""
+
+    state: State
+    owner: bytes
+    fence: int
+    lease_until: int
+    attempts: int
+    payload_hash: bytes
+    expires_at: int | None
+    about: About
+    first_seen: int
+    completed_at: int | None = None
+    result: bytes | None = None
+    error: str | None = None
+    payload: bytes | None = None
+
+
+# ── what can be asked ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Address(Struct, frozen=True, gc=False):
+    """Where a record is: a namespace and a key in it."""
+
+    namespace: str
+    key: bytes
+
+
+class Claim(Address, frozen=True, gc=False):
+    """A delivery asks for the right to run. The owner is drawn once per request and kept by its retries."""
+
+    owner: bytes
+    payload_hash: bytes
+    lease: int
+    retention: int
+    about: About
+    binds: bool = True
+
+
+class Take(Address, frozen=True, gc=False):
+    """A dispatcher asks for the right to run what the record itself holds."""
+
+    owner: bytes
+    lease: int
+
+
+class Admit(Address, frozen=True, gc=False):
+    """A receiver asks that the payload be kept until a dispatcher takes it."""
+
+    owner: bytes
+    payload_hash: bytes
+    payload: bytes
+    about: About
+    binds: bool = True
+
+
+class Held(Address, frozen=True, gc=False):
+    """The proof of a claim: owner and fence, as granted."""
+
+    owner: bytes
+    fence: int
+
+
+class Renew(Held, frozen=True, gc=False):
+    lease: int
+
+
+class Complete(Held, frozen=True, gc=False):
+    retention: int
+    result: bytes | None = None
+    error: str | None = None
+
+
+class Release(Held, frozen=True, gc=False):
+    error: str | None = None
+    unstarted: bool = False
+
+
+class Bury(Held, frozen=True, gc=False):
+    retention: int
+    payload: bytes
+    error: str
+
+
+class Redrive(Address, frozen=True, gc=False):
+    """A person sends a dead letter back to work."""
+
+
+class Reset(Address, frozen=True, gc=False):
+    """A person forgets a record, whatever its state, or only if it is a dead letter."""
+
+    only_dead: bool = False
+
+
+Settlement: TypeAlias = Complete | Release | Bury
+Operation: TypeAlias = Claim | Take | Admit | Renew | Settlement | Redrive | Reset
+
+
+# ── what can be answered ──────────────────────────────────────────────────────────────────────────────────
+
+
+class _Answer(Struct, frozen=True, gc=False):
+    record: Record
+    at: int
+
+
+class Granted(_Answer, frozen=True, gc=False):
+    """Run it: `record` has the fence, the attempts and the lease."""
+
+    @property
+    def lease_left(self) -> int:
+        return self.record.lease_until - self.at
+
+
+class Duplicate(_Answer, frozen=True, gc=False):
+    """It is done, or durable already: `record` is the original."""
+
+
+class InFlight(_Answer, frozen=True, gc=False):
+    """Somebody holds it."""
+
+    @property
+    def lease_left(self) -> int:
+        return self.record.lease_until - self.at
+
+
+class Conflict(_Answer, frozen=True, gc=False):
+    """The key is known with other content."""
+
+
+class Buried(_Answer, frozen=True, gc=False):
+    """It is a dead letter."""
+
+
+class Admitted(_Answer, frozen=True, gc=False):
+    """It is durable now."""
+
+
+Verdict: TypeAlias = Granted | Duplicate | InFlight | Conflict | Buried
+Admission: TypeAlias = Admitted | Duplicate | InFlight | Conflict | Buried
+Answer: TypeAlias = Verdict | Admitted | bool | None
+
+
+# ── the function ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def step(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Answer]:
+    """Judge one operation. The record is the same object if nothing changed and None if it is absent."""
+    if record is not None and record.expires_at is not None and now >= record.expires_at:
+        record = None
+    match operation:
+        case Claim():
+            return _claim(record, operation, now)
+        case Complete() | Release() | Bury():
+            return _settle(record, operation, now)
+        case Renew():
+            return _renew(record, operation, now)
+        case Take():
+            return _take(record, operation, now)
+        case Admit():
+            return _admit(record, operation, now)
+        case Redrive():
+            return _redrive(record)
+        case Reset():
+            return _reset(record, operation)
+
+
+def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdict]:
+    if record is None:
+        record = Record(
+            IN_PROGRESS,
+            claim.owner,
+            now,
+            now + claim.lease,
+            1,
+            claim.payload_hash,
+            now + claim.retention,
+            claim.about,
+            now,
+        )
+        return record, Granted(record, now)
+    state = record.state
+    alive = _alive(record, now)
+    if record.owner == claim.owner and (alive or state == COMPLETED):
+        return record, Granted(record, now)
+    if claim.binds and record.payload_hash != claim.payload_hash:
+        return record, Conflict(record, now)
+    if alive:
+        return record, InFlight(record, now)
+    if state == RELEASED and record.payload is not None:
+        return record, Duplicate(record, now)
+    if state in (IN_PROGRESS, RELEASED):
+        expires_at = None if record.payload is not None else now + claim.retention
+        record = replace(_granted_again(record, claim, now), expires_at=expires_at, payload_hash=claim.payload_hash)
+        return record, Granted(record, now)
+    if state == COMPLETED:
+        return record, Duplicate(record, now)
+    return record, Buried(record, now)
+
+
+def _take(record: Record | None, take: Take, now: int) -> tuple[Record | None, Granted | None]:
+    if record is None or record.payload is None:
+        return record, None
+    alive = _alive(record, now)
+    if alive and record.owner == take.owner:
+        return record, Granted(record, now)
+    if record.state == RELEASED or (record.state == IN_PROGRESS and not alive):
+        record = _granted_again(record, take, now)
+        return record, Granted(record, now)
+    return record, None
+
+
+def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admission]:
+    if record is None:
+        record = Record(
+            RELEASED,
+            admit.owner,
+            now,
+            0,
+            0,
+            admit.payload_hash,
+            None,
+            admit.about,
+            now,
+            payload=admit.payload,
+        )
+        return record, Admitted(record, now)
+    state = record.state
+    alive = _alive(record, now)
+    if state == RELEASED and record.payload is not None and record.owner == admit.owner:
+        return record, Admitted(record, now)
+    if admit.binds and record.payload_hash != admit.payload_hash:
+        return record, Conflict(record, now)
+    if alive and record.payload is None:
+        return record, InFlight(record, now)
+    if state in (RELEASED, IN_PROGRESS) and record.payload is None:
+        record = replace(
+            record,
+            state=RELEASED,
+            owner=admit.owner,
+            lease_until=0,
+            expires_at=None,
+            payload=admit.payload,
+            payload_hash=admit.payload_hash,
+        )
+        return record, Admitted(record, now)
+    if state == DEAD:
+        return record, Buried(record, now)
+    return record, Duplicate(record, now)
+
+
+def _renew(record: Record | None, renew: Renew, now: int) -> tuple[Record | None, bool]:
+    if record is None or not _mine(record, renew) or record.state != IN_PROGRESS:
+        return record, False
+    return replace(record, lease_until=now + renew.lease), True
+
+
+def _settle(record: Record | None, settlement: Settlement, now: int) -> tuple[Record | None, bool]:
+    if record is None or not _mine(record, settlement):
+        return record, False
+    if record.state != IN_PROGRESS:
+        return record, record.state == _ENDS_IN[type(settlement)]
+    match settlement:
+        case Complete():
+            return _completed(record, settlement, now), True
+        case Release():
+            return _released(record, settlement, now), True
+        case Bury():
+            return _buried(record, settlement, now), True
+
+
+def _redrive(record: Record | None) -> tuple[Record | None, bool]:
+    if record is None or record.state != DEAD:
+        return record, False
+    expires_at = None if record.payload is not None else record.expires_at
+    return replace(record, state=RELEASED, owner=NOBODY, attempts=0, expires_at=expires_at), True
+
+
+def _reset(record: Record | None, reset: Reset) -> tuple[Record | None, bool]:
+    if record is None or (reset.only_dead and record.state != DEAD):
+        return record, False
+    return None, True
+
+
+_ENDS_IN: Final[dict[type, State]] = {Complete: COMPLETED, Release: RELEASED, Bury: DEAD}
+
+
+def _alive(record: Record, now: int) -> bool:
+    return record.state == IN_PROGRESS and now < record.lease_until
+
+
+def _mine(record: Record, held: Held) -> bool:
+    return record.owner == held.owner and record.fence == held.fence
+
+
+def _granted_again(record: Record, by: Claim | Take, now: int) -> Record:
+    return replace(
+        record,
+        state=IN_PROGRESS,
+        owner=by.owner,
+        fence=record.fence + 1,
+        lease_until=now + by.lease,
+        attempts=record.attempts + 1,
+    )
+
+
+def _completed(record: Record, complete: Complete, now: int) -> Record:
+    return Record(
+        COMPLETED,
+        record.owner,
+        record.fence,
+        0,
+        record.attempts,
+        record.payload_hash,
+        now + complete.retention,
+        record.about,
+        record.first_seen,
+        now,
+        complete.result,
+        complete.error,
+    )
+
+
+def _released(record: Record, release: Release, now: int) -> Record:
+    return replace(
+        record,
+        state=RELEASED,
+        lease_until=now,
+        attempts=record.attempts - release.unstarted,
+        error=release.error or record.error,
+    )
+
+
+def _buried(record: Record, bury: Bury, now: int) -> Record:
+    return replace(
+        record,
+        state=DEAD,
+        lease_until=0,
+        expires_at=now + bury.retention,
+        error=bury.error,
+        payload=bury.payload,
+    )

@@ -1,0 +1,50 @@
+"""An event: what a delivery says happened, in one normal form whatever the wrapping."""
+
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+
+class Key(Struct, frozen=True):
+    """The identity of an event. `str(key)` is 32 hexadecimal digits, stable from version to version.
+
+    `binds`: one key, one content. An event whose key is known with other content is then a conflict.
+    """
+
+    digest: bytes
+    strategy: str
+    parts: tuple[Any, ...]
+    binds: bool = True
+
+    def __str__(self) -> str:
+        return self.digest.hex()
+
+
+class Delivery(Struct, frozen=True):
+    """One arrival, unwrapped: a JSON value, and the bytes it came as if it came as bytes."""
+
+    body: Any
+    raw: bytes | None = None
+    problem: str | None = None
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """What happened. `key`, `attempt` and `fence` are set once the event is claimed, for the handler to use.
+
+    An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler.
+    """
+
+    source: str
+    body: Any
+    raw: bytes | None = None
+    id: str | None = None
+    type: str | None = None
+    entity: str | None = None
+    part: str | None = None
+    state: str | None = None
+    occurred_at: datetime | None = None
+    problem: str | None = None
+    key: Key | None = None
+    attempt: int = 0
+    fence: int = 0

@@ -1,0 +1,6 @@
+"""The gate and its outcomes."""
+
+from oncegate.gate.gate import Gate
+from oncegate.gate.outcome import Outcome
+
+__all__ = ["Gate", "Outcome"]

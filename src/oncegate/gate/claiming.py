@@ -1,0 +1,177 @@
+"""Claiming: from jobs to leases or outcomes, and copies kept of what is refused."""
+
+import os
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from oncegate import keys
+from oncegate.canonical import encode
+from oncegate.claims import (
+    Buried,
+    Bury,
+    Claim,
+    Conflict,
+    Duplicate,
+    Granted,
+    InFlight,
+    Record,
+    Renew,
+)
+from oncegate.clocks import Clock
+from oncegate.errors import StoreError
+from oncegate.events import Event, Key
+from oncegate.gate.jobs import Job, about, kind_of
+from oncegate.gate.leases import Lease
+from oncegate.gate.outcome import Outcome
+from oncegate.gate.settling import Settled, settle
+from oncegate.gate.terms import Terms
+from oncegate.sources import read
+from oncegate.stores.base import Store, Want
+
+_OWNER_SIZE = 16
+
+
+class Claimer:
+    def __init__(self, store: Store, terms: Terms, boot: Clock) -> None:
+        self._store = store
+        self._terms = terms
+        self._boot = boot
+
+    def claim(self, jobs: Sequence[Job]) -> None:
+        """Claim all with one write. Each job gets a lease or an outcome."""
+        if not jobs:
+            return
+        sent_at = self._boot()
+        try:
+            verdicts = self._store.claim(self._requests(jobs))
+        except StoreError as error:
+            for job in jobs:
+                job.outcome = Outcome("failed", job.event, job.key, error=str(error))
+            return
+        conflicts = []
+        for job, verdict in zip(jobs, verdicts, strict=True):
+            if isinstance(verdict, Granted):
+                self._hold(job, verdict.record, sent_at, verdict.lease_left)
+            elif isinstance(verdict, Conflict):
+                conflicts.append((job, verdict))
+            else:
+                job.outcome = _outcome(job, verdict)
+        self._answer_conflicts(conflicts)
+
+    def take(self) -> Job | None:
+        """Claim one event that the store holds with its payload, if there is one."""
+        sent_at = self._boot()
+        (entry,) = self._store.take([Want(self._terms.namespace, os.urandom(_OWNER_SIZE), self._terms.lease)])
+        if entry is None:
+            return None
+        (event,) = read(entry.record.payload)
+        job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash)
+        self._hold(job, entry.record, sent_at, self._terms.lease)
+        return job
+
+    def bury_copy(self, event: Event, key: Key, error: str) -> str | None:
+        """Make a dead letter of an event under a key of its own: None once it is durable, else the problem."""
+        return self._bury_copies([Job(event, key, keys.content_hash(event))], [error])[0]
+
+    def _requests(self, jobs: Sequence[Job]) -> list[Claim]:
+        """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
+        terms = self._terms
+        entropy = os.urandom(_OWNER_SIZE * len(jobs))
+        return [
+            Claim(
+                terms.namespace,
+                job.key.digest,
+                entropy[index * _OWNER_SIZE : (index + 1) * _OWNER_SIZE],
+                job.payload_hash,
+                terms.lease,
+                terms.retention,
+                about(job.event),
+                job.key.binds,
+            )
+            for index, job in enumerate(jobs)
+        ]
+
+    def _hold(self, job: Job, record: Record, sent_at: int, left: int) -> None:
+        proof = Renew(self._terms.namespace, job.key.digest, record.owner, record.fence, self._terms.lease)
+        job.lease = Lease(proof, sent_at, left)
+        job.event = replace(job.event, key=job.key, attempt=record.attempts, fence=record.fence)
+
+    def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]]) -> None:
+        """A conflict is acknowledged only once a copy of it is a dead letter, under the key H(key, content)."""
+        copies = [Job(job.event, _copy_key(job), job.payload_hash) for job, _ in conflicts]
+        errors = [f"its key {job.key} is known with other content" for job, _ in conflicts]
+        problems = self._bury_copies(copies, errors)
+        for (job, verdict), copy, error, problem in zip(conflicts, copies, errors, problems, strict=True):
+            if problem is None:
+                job.outcome = Outcome(
+                    "conflict", job.event, job.key, original=verdict.record, at=verdict.at, kept=copy.key
+                )
+            else:
+                reason = f"{error}, and no copy could be kept: {problem}"
+                job.outcome = Outcome("failed", job.event, job.key, error=reason)
+
+    def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
+        if not copies:
+            return []
+        try:
+            verdicts = self._store.claim(requests := self._requests(copies))
+        except StoreError as error:
+            return [str(error)] * len(copies)
+        problems: list[str | None] = [None] * len(copies)
+        waiting = []
+        for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
+            if isinstance(verdict, Granted):
+                bury = self._burial(request, verdict, copies[index].event, errors[index])
+                waiting.append((bury, _noting(problems, index)))
+            elif isinstance(verdict, InFlight):
+                problems[index] = "another worker is keeping the same copy just now"
+        if waiting:
+            settle(self._store, waiting)
+        return problems
+
+    def _burial(self, request: Claim, granted: Granted, event: Event, error: str) -> Bury:
+        return Bury(
+            request.namespace,
+            request.key,
+            request.owner,
+            granted.record.fence,
+            self._terms.dead_letter_retention,
+            payload_of(event),
+            error,
+        )
+
+
+def payload_of(event: Event) -> bytes:
+    """The bytes to keep of an event: as delivered, or its body if it came parsed."""
+    return encode(event.body) if event.raw is None else event.raw
+
+
+def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
+    record, at = verdict.record, verdict.at
+    match verdict:
+        case Duplicate():
+            result = None if record.result is None else msgspec.json.decode(record.result)
+            kind = kind_of(job.event, record)
+            return Outcome("duplicate", job.event, job.key, kind, result, record.error, record, at)
+        case InFlight():
+            return Outcome("in_flight", job.event, job.key, "concurrent", original=record, at=at)
+        case Buried():
+            kind = kind_of(job.event, record)
+            return Outcome("buried", job.event, job.key, kind, None, record.error, record, at)
+        case _:
+            assert_never(verdict)
+
+
+def _copy_key(job: Job) -> Key:
+    return keys.make("conflict", job.event, [str(job.key), job.payload_hash.hex()])
+
+
+def _noting(problems: list[str | None], index: int) -> Settled:
+    def note(answer: bool | StoreError) -> None:
+        if answer is not True:
+            problems[index] = str(answer) if answer else "the claim on the copy was lost"
+
+    return note

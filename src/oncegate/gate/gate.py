@@ -1,0 +1,135 @@
+"""The gate: every event through a claim, one handler at a time for each key.
+
+read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settle ─▶ outcome
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from oncegate import keys
+from oncegate.canonical import digest
+from oncegate.clocks import Clock, since_boot
+from oncegate.durations import Duration
+from oncegate.errors import MissingKey, SettingError, SeveralEvents
+from oncegate.events import Event
+from oncegate.gate.claiming import Claimer, payload_of
+from oncegate.gate.jobs import Job, Refused, coalesce, jobs_of
+from oncegate.gate.outcome import Outcome
+from oncegate.gate.running import Handler, Runner
+from oncegate.gate.terms import agree
+from oncegate.sources import read
+from oncegate.stores import open_store
+from oncegate.stores.base import Store
+
+_ASYNC_OR_GENERATOR = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+
+
+class Gate:
+    """Runs a handler once for each event, whatever is delivered how often.
+
+    `retention` is how long a completed key is remembered, `lease` how long a claim lasts unrenewed and
+    `max_hold` how long one is renewed at most. `max_attempts=None` leaves the counting to the platform that
+    delivers again, such as a queue with a redrive policy; no failing event is buried then. A result of more
+    than `max_result` bytes is not kept for the duplicates.
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        key: Callable[[Event], Any] = keys.auto,
+        namespace: str = "default",
+        retention: Duration = "7d",
+        lease: Duration = "30s",
+        max_hold: Duration = "15m",
+        dead_letter_retention: Duration = "30d",
+        max_attempts: int | None = 5,
+        max_result: int = 256 * 1024,
+        boot: Clock = since_boot,
+    ) -> None:
+        terms = agree(
+            namespace=namespace,
+            retention=retention,
+            lease=lease,
+            max_hold=max_hold,
+            dead_letter_retention=dead_letter_retention,
+            max_attempts=max_attempts,
+            max_result=max_result,
+        )
+        self.store = open_store(store) if isinstance(store, str) else store
+        self._key = keys.strategy(key)
+        self._claimer = Claimer(self.store, terms, boot)
+        self._runner = Runner(self.store, terms, boot, self._claimer)
+
+    def run(self, payload: Any, handler: Handler) -> Outcome:
+        """Take one event through the gate. The payload is bytes, text or parsed JSON that holds one event."""
+        events = read(payload)
+        if len(events) != 1:
+            raise SeveralEvents(len(events))
+        return self._through(events, handler)[0]
+
+    def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
+        """Take all the events of these payloads through the gate: one outcome each, in order.
+
+        They are claimed with one write and settled with few, so the lease must cover the whole batch."""
+        return self._through([event for payload in payloads for event in read(payload)], handler)
+
+    def _through(self, events: Sequence[Event], handler: Handler) -> list[Outcome]:
+        _refuse_async(handler)
+        items = coalesce(self._identified(event) for event in events)
+        jobs = jobs_of(items)
+        self._claimer.claim(jobs)
+        self._runner.run(jobs, handler)
+        return [_answered(item.outcome) for item in items]
+
+    def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:
+        """Run events that the store holds with their payload, such as redriven dead letters.
+
+        They run here and now, one after the other, in the order in which they were let go, each once."""
+        _refuse_async(handler)
+        outcomes: dict[bytes, Outcome] = {}
+        while len(outcomes) < limit and (job := self._claimer.take()) is not None:
+            if job.key.digest in outcomes:
+                self._runner.give_back([job])
+                break
+            self._runner.run([job], handler)
+            outcomes[job.key.digest] = _answered(job.outcome)
+        return list(outcomes.values())
+
+    def keep(self, refused: Outcome) -> Outcome:
+        """Keep a dead letter of an event that was refused as invalid, before its sender is told so."""
+        event = refused.event
+        key = keys.make("kept", event, [digest(payload_of(event)).hex()], binds=False)
+        problem = self._claimer.bury_copy(event, key, refused.error or refused.status)
+        if problem is not None:
+            return Outcome("failed", event, error=f"{refused.error}, and no copy could be kept: {problem}")
+        return replace(refused, kept=key)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self.store.close()
+
+    def _identified(self, event: Event) -> Job | Refused:
+        if event.problem is not None:
+            return Refused(Outcome("invalid", event, error=event.problem))
+        try:
+            return Job(event, self._key(event), keys.content_hash(event))
+        except MissingKey as error:
+            return Refused(Outcome("invalid", event, error=str(error)))
+        except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
+            return Refused(Outcome("invalid", event, error=f"its key function raised {type(error).__name__}: {error}"))
+
+
+def _answered(outcome: Outcome | None) -> Outcome:
+    assert outcome is not None  # noqa: S101  # claiming or running has set it
+    return outcome
+
+
+def _refuse_async(handler: Handler) -> None:
+    if not callable(handler):
+        raise SettingError(f"handler={handler!r} cannot be called")
+    code = getattr(handler, "__code__", None)
+    if code is not None and code.co_flags & _ASYNC_OR_GENERATOR:
+        raise SettingError(f"{handler.__name__} is async or a generator; the handler must be a plain function")

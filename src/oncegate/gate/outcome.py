@@ -1,0 +1,120 @@
+"""Outcomes: what became of a delivery, and the sentence that says why."""
+
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from oncegate.claims import DEAD, RELEASED, Record
+from oncegate.durations import spoken
+from oncegate.events import Event, Key
+
+Status: TypeAlias = Literal[
+    "processed", "duplicate", "in_flight", "failed", "conflict", "buried", "invalid", "unguarded", "skipped"
+]
+Kind: TypeAlias = Literal["redelivery", "re-emission", "state-echo", "replay", "concurrent"]
+
+_ACKED: Final = frozenset({"processed", "duplicate", "conflict", "buried", "unguarded", "skipped"})
+
+
+class Outcome(Struct, frozen=True):
+    """What became of one event.
+
+    `original` is the record that decided, and `at` the store's time then; both are None when the store was not
+    asked. `kept` is the key of the dead letter that holds a copy of a conflicting or unreadable event.
+    """
+
+    status: Status
+    event: Event
+    key: Key | None = None
+    kind: Kind | None = None
+    result: Any = None
+    error: str | None = None
+    original: Record | None = None
+    at: int | None = None
+    kept: Key | None = None
+
+    @property
+    def acked(self) -> bool:
+        """Whether the delivery may be acknowledged: its effect is done, or a durable copy is kept."""
+        return self.status in _ACKED
+
+    @property
+    def reason(self) -> str:
+        """One sentence for a person."""
+        return _SENTENCES[self.status](self)
+
+
+def _processed(outcome: Outcome) -> str:
+    attempt = outcome.event.attempt
+    done = "Processed at the first attempt" if attempt <= 1 else f"Processed at attempt {attempt}"
+    return f"{done}, but {outcome.error}." if outcome.error else f"{done}."
+
+
+def _duplicate(outcome: Outcome) -> str:
+    original = outcome.original
+    if original is not None and original.state == RELEASED:
+        return f"Duplicate of {_original(outcome)}, which is kept and waits to be run."
+    lost = f"; {outcome.error}" if outcome.error else ""
+    return f"Duplicate of {_original(outcome)}; the handler was not run again{lost}."
+
+
+def _in_flight(outcome: Outcome) -> str:
+    if outcome.error:
+        return f"Not run: {outcome.error}; deliver it again."
+    original = outcome.original
+    left = original.lease_until - outcome.at if original is not None and outcome.at is not None else 0
+    return f"Another worker is at it, for up to {spoken(left)} more; deliver it again after that."
+
+
+def _failed(outcome: Outcome) -> str:
+    at = f" at attempt {outcome.event.attempt}" if outcome.event.attempt else ""
+    return f"Failed{at}: {outcome.error}; deliver it again."
+
+
+def _conflict(outcome: Outcome) -> str:
+    kept = f"; a copy is kept as dead letter {outcome.kept}" if outcome.kept else ""
+    return f"Its key is that of {_original(outcome)}, but its content is another{kept}."
+
+
+def _buried(outcome: Outcome) -> str:
+    original = outcome.original
+    if original is None or original.state != DEAD:
+        return f"Buried as dead letter {outcome.key} after {outcome.event.attempt} attempts: {outcome.error}."
+    return f"Not run: it is dead letter {outcome.key} since an earlier delivery ({outcome.error})."
+
+
+def _invalid(outcome: Outcome) -> str:
+    kept = f"; it is kept as dead letter {outcome.kept}" if outcome.kept else ""
+    return f"Refused: {outcome.error}{kept}."
+
+
+def _unguarded(outcome: Outcome) -> str:
+    return f"Run without protection from duplicates: {outcome.error}."
+
+
+def _skipped(outcome: Outcome) -> str:
+    return f"Skipped: {outcome.error}."
+
+
+def _original(outcome: Outcome) -> str:
+    """The original by the id it came with, and its age: `evt-1, processed 3 s ago`."""
+    original, at = outcome.original, outcome.at
+    if original is None or at is None:
+        return "another copy in the same batch"
+    name = original.about.delivery_id or "an event without an id"
+    if original.completed_at is not None:
+        return f"{name}, processed {spoken(at - original.completed_at)} ago"
+    return f"{name}, first seen {spoken(at - original.first_seen)} ago"
+
+
+_SENTENCES: Final = {
+    "processed": _processed,
+    "duplicate": _duplicate,
+    "in_flight": _in_flight,
+    "failed": _failed,
+    "conflict": _conflict,
+    "buried": _buried,
+    "invalid": _invalid,
+    "unguarded": _unguarded,
+    "skipped": _skipped,
+}

@@ -1,0 +1,184 @@
+"""Running: grants to handlers, and what becomes of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from oncegate.claims import Bury, Complete, Release, Settlement
+from oncegate.clocks import Clock
+from oncegate.errors import StoreError
+from oncegate.events import Event
+from oncegate.gate.claiming import Claimer, payload_of
+from oncegate.gate.jobs import Job
+from oncegate.gate.leases import Heartbeat, Lease
+from oncegate.gate.outcome import Outcome
+from oncegate.gate.settling import Flusher, Settled, Settlements, settle
+from oncegate.gate.terms import Terms
+from oncegate.stores.base import Store
+
+Handler = Callable[[Event], Any]
+
+_LONGEST_ERROR = 2_000
+
+
+class Runner:
+    def __init__(self, store: Store, terms: Terms, boot: Clock, claimer: Claimer) -> None:
+        self._store = store
+        self._terms = terms
+        self._boot = boot
+        self._claimer = claimer
+        self._heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot)
+        self._flusher = Flusher()
+
+    def run(self, jobs: Sequence[Job], handler: Handler) -> None:
+        """Run those of the jobs that hold a lease; each has its outcome afterwards.
+
+        In a batch, an event that was tried before may be what killed its worker then. Those are given back
+        and run last, each claimed alone after all others are settled, the least tried first.
+        """
+        granted = [job for job in jobs if job.lease is not None]
+        if len(granted) == 1:
+            self._run_together(granted, handler)
+            return
+        again = [job for job in granted if job.event.attempt > 1]
+        self.give_back(again)
+        self._run_together([job for job in granted if job.event.attempt == 1], handler)
+        for job in sorted(again, key=_attempt):
+            self._claimer.claim([job])
+            if job.lease is not None:
+                self._run_together([job], handler)
+
+    def _run_together(self, jobs: Sequence[Job], handler: Handler) -> None:
+        settlements = Settlements(self._store, self._flusher)
+        with self._heartbeat.holding([lease_of(job) for job in jobs]):
+            try:
+                for job in jobs:
+                    self._attempt(job, handler, settlements)
+            finally:
+                settlements.flush()
+                self.give_back([job for job in jobs if not job.started])
+
+    def _attempt(self, job: Job, handler: Handler, settlements: Settlements) -> None:
+        """Run one grant, and say how it shall be settled."""
+        lease = lease_of(job)
+        if (hopeless := self._hopeless(job)) is not None:
+            job.started = True
+            self._bury(job, hopeless, settlements)
+        elif lease.lost or self._boot() >= lease.valid_until:
+            error = "its lease ran out before the handler could start"
+            job.outcome = Outcome("in_flight", job.event, job.key, error=error)
+        else:
+            job.started = True
+            self._handle(job, handler, settlements)
+
+    def _hopeless(self, job: Job) -> str | None:
+        most = self._terms.max_attempts
+        if most is not None and job.event.attempt > most:
+            return f"its worker did not come back from any of {most} attempts"
+        return job.event.problem
+
+    def _handle(self, job: Job, handler: Handler, settlements: Settlements) -> None:
+        try:
+            result = _plain(handler(job.event))
+        except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
+            self._fail(job, _text(error), settlements)
+        except BaseException as error:
+            self._fail(job, _text(error), settlements)
+            raise
+        else:
+            self._complete(job, result, settlements)
+
+    # ── how it ends ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _complete(self, job: Job, result: Any, settlements: Settlements) -> None:
+        stored, problem = self._stored(result)
+        settlement = Complete(*_proof(job), self._terms.retention, stored, problem)
+        outcome = Outcome("processed", job.event, job.key, result=result, error=problem)
+        settlements.add(settlement, _ending(job, outcome))
+
+    def _fail(self, job: Job, error: str, settlements: Settlements) -> None:
+        most = self._terms.max_attempts
+        if most is not None and job.event.attempt >= most:
+            self._bury(job, error, settlements)
+            return
+        outcome = Outcome("failed", job.event, job.key, error=error)
+        settlements.add(Release(*_proof(job), error), _ending(job, outcome))
+
+    def _bury(self, job: Job, error: str, settlements: Settlements) -> None:
+        settlement = Bury(*_proof(job), self._terms.dead_letter_retention, payload_of(job.event), error)
+        outcome = Outcome("buried", job.event, job.key, error=error)
+        settlements.add(settlement, _ending(job, outcome))
+
+    def give_back(self, jobs: Sequence[Job]) -> None:
+        """Release claims whose handler never started: the attempt does not count."""
+        waiting: list[tuple[Settlement, Settled]] = []
+        for job in jobs:
+            waiting.append((Release(*_proof(job), unstarted=True), _ignore))
+            job.lease = None
+        if waiting:
+            settle(self._store, waiting)
+
+    def _stored(self, result: Any) -> tuple[bytes | None, str | None]:
+        """The result as JSON. The effect is done, so a result that cannot be kept is no failure of the event."""
+        try:
+            stored = msgspec.json.encode(result)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return None, f"its result was not kept, because it is no JSON value ({error})"
+        if len(stored) > self._terms.max_result:
+            return None, (
+                f"its result was not kept, because {len(stored)} bytes are more than"
+                f" max_result={self._terms.max_result}; return less, or keep it elsewhere and return where"
+            )
+        return stored, None
+
+
+def lease_of(job: Job) -> Lease:
+    assert job.lease is not None  # noqa: S101  # only grants are run
+    return job.lease
+
+
+def _proof(job: Job) -> tuple[str, bytes, bytes, int]:
+    proof = lease_of(job).proof
+    return proof.namespace, proof.key, proof.owner, proof.fence
+
+
+def _ending(job: Job, accepted: Outcome) -> Settled:
+    """Give the job its outcome when the store has answered."""
+
+    def end(answer: bool | StoreError) -> None:
+        if answer is True:
+            job.outcome = accepted
+        elif answer is False:
+            error = "its claim was lost to another worker before it could be settled"
+            job.outcome = Outcome("failed", job.event, job.key, error=error)
+        else:
+            error = f"the handler ran, but the store did not confirm it ({answer})"
+            job.outcome = Outcome("failed", job.event, job.key, error=error)
+
+    return end
+
+
+def _ignore(answer: bool | StoreError) -> None:
+    """A claim that could not be given back comes free when its lease ends."""
+
+
+def _attempt(job: Job) -> int:
+    return job.event.attempt
+
+
+def _plain(result: Any) -> Any:
+    if hasattr(type(result), "__await__"):
+        if hasattr(result, "close"):
+            result.close()
+        raise TypeError("the handler returned an awaitable; give run() a plain function")
+    return result
+
+
+def _text(error: BaseException) -> str:
+    try:
+        said = str(error)
+    except Exception as failure:  # noqa: BLE001  # an exception that cannot say what it is must not stop us
+        said = f"(its text could not be read: {type(failure).__name__})"
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text.encode("utf-8", "backslashreplace").decode()[:_LONGEST_ERROR]

@@ -1,0 +1,27 @@
+"""Stores: where claims are kept. `open_store` finds the one that a URL names."""
+
+from importlib import import_module
+
+from oncegate.clocks import Clock
+from oncegate.errors import SettingError
+from oncegate.stores.base import Store
+
+# scheme → module and function that opens it; loaded when asked for, so that nobody pays for another's store.
+_OPENERS = {
+    "memory": ("oncegate.stores.memory", "open_memory"),
+    "sqlite": ("oncegate.stores.sqlite", "open_sqlite"),
+}
+
+
+def open_store(url: str, *, clock: Clock | None = None) -> Store:
+    """Open the store at a URL: `memory://` or `sqlite:///path`.
+
+    `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.
+    """
+    scheme, _, _ = url.partition("://")
+    if scheme not in _OPENERS:
+        known = " or ".join(f"{name}://" for name in _OPENERS)
+        raise SettingError(f"no store speaks {scheme!r}; a store URL starts with {known}")
+    module, opener = _OPENERS[scheme]
+    store: Store = getattr(import_module(module), opener)(url, clock=clock)
+    return store

@@ -1,0 +1,95 @@
+"""What a store is: few verbs, each taking a batch, each atomic for every item of it.
+
+A store knows addresses, records and documents. It knows nothing of events, JSON, keys or policy. The rules by
+which `claim`, `settle`, `renew`, `redrive` and `reset` answer are those of `oncegate.claims.step`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from oncegate.claims import Address, Claim, Record, Redrive, Renew, Reset, Settlement, Verdict
+
+
+class Entry(Struct, frozen=True, gc=False):
+    """A record with its address, as a person browsing sees it."""
+
+    namespace: str
+    key: bytes
+    record: Record
+
+
+class Want(Struct, frozen=True, gc=False):
+    """A dispatcher's wish for one event that waits in a namespace with its payload."""
+
+    namespace: str
+    owner: bytes
+    lease: int
+
+
+class Document(Struct, frozen=True, gc=False):
+    """A small versioned body beside the claims. Version 0 and no body: there is none."""
+
+    version: int = 0
+    body: bytes | None = None
+
+
+class Change(Address, frozen=True, gc=False):
+    """Replace a document if it still has the version that was loaded."""
+
+    version: int
+    body: bytes
+    retention: int
+
+
+class Store(Protocol):
+    """Synchronous and thread-safe. Raises StoreError, and then nothing of the batch was written.
+
+    Every answer list has the length and order of what was asked. A batch is judged in order, as if its items
+    came singly. An expired record or document is absent, to the microsecond, whether or not it was swept.
+    """
+
+    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
+        """Ask for the right to run; Granted to exactly one owner until its lease is over."""
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """End claims. False: the claim is no longer the asker's, and nothing was written."""
+
+    def renew(self, leases: Sequence[Renew]) -> list[bool]:
+        """Move the end of leases to now + lease. False: the claim is no longer the asker's."""
+
+    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+        """Grant each want one record that holds its payload and that nobody holds; None: there is no more.
+
+        The record is the grant: in progress, owned by the want's owner, with its payload."""
+
+    def load(self, addresses: Sequence[Address]) -> list[Document]:
+        """Read documents. They share no address with records."""
+
+    def swap(self, changes: Sequence[Change]) -> list[bool]:
+        """Write documents whose version is unchanged since load; versions only rise."""
+
+    def dead_letters(
+        self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
+    ) -> list[Entry]:
+        """A page of dead letters in the order of their addresses, from past `after`."""
+
+    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
+        """Send dead letters back to work. False: it is no dead letter."""
+
+    def reset(self, requests: Sequence[Reset]) -> list[bool]:
+        """Forget records. False: there was none, or it is no dead letter and only those were meant."""
+
+    def browse(
+        self,
+        namespace: str | None = None,
+        *,
+        key: bytes | None = None,
+        after: Address | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """A page of records in the order of their addresses; with `key`, that key in every namespace."""
+
+    def close(self) -> None:
+        """Let go of files and connections. A second call does nothing."""

@@ -1,0 +1,227 @@
+"""The memory store: the model under a lock. For tests, for one process, and for what may be lost with it."""
+
+import heapq
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import msgpack
+
+from oncegate.claims import (
+    COMPLETED,
+    DEAD,
+    Address,
+    Claim,
+    Operation,
+    Record,
+    Redrive,
+    Renew,
+    Reset,
+    Settlement,
+    Take,
+    Verdict,
+    step,
+)
+from oncegate.clocks import Clock, store_clock
+from oncegate.errors import SettingError
+from oncegate.stores.base import Change, Document, Entry, Want
+
+_TICK = 1_000_000
+_SWEEP = 64
+
+_pack = msgpack.Encoder().encode
+_unpack = msgpack.Decoder(Record).decode
+
+
+class MemoryStore:
+    """Records in a dict per namespace. A completed record, which is nearly every one, is kept packed in one
+    bytes object: a third of the room that the object with its parts would take."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock = store_clock(clock)
+        self._lock = threading.Lock()
+        self._records: dict[str, dict[bytes, Record | bytes]] = {}
+        self._documents: dict[str, dict[bytes, tuple[Document, int]]] = {}
+        self._waiting: dict[tuple[str, bytes], None] = {}
+        self._expiry = _Expiry()
+
+    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
+        return self._apply(requests)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return self._apply(settlements)
+
+    def renew(self, leases: Sequence[Renew]) -> list[bool]:
+        return self._apply(leases)
+
+    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
+        return self._apply(requests)
+
+    def reset(self, requests: Sequence[Reset]) -> list[bool]:
+        return self._apply(requests)
+
+    def _apply(self, operations: Sequence[Operation]) -> list[Any]:
+        answers = []
+        with self._lock:
+            now = self._clock()
+            self._sweep(now, len(operations))
+            for operation in operations:
+                records = self._records.setdefault(operation.namespace, {})
+                stored = records.get(operation.key)
+                before = _thaw(stored)
+                after, answer = step(before, operation, now)
+                answers.append(answer)
+                if after is None:
+                    records.pop(operation.key, None)
+                elif after is not before:
+                    records[operation.key] = _pack(after) if after.state == COMPLETED else after
+                    if after.expires_at is not None and (before is None or before.expires_at is None):
+                        self._expiry.add(after.expires_at, records, operation.key)
+                if before is not None and before.payload is not None:
+                    self._waiting.pop((operation.namespace, operation.key), None)
+                if after is not None and after.payload is not None and after.state != DEAD:
+                    self._waiting[operation.namespace, operation.key] = None
+        return answers
+
+    def _sweep(self, now: int, work: int) -> None:
+        """Drop what is due, a bounded bit at a time: a little more than the work that can add to it."""
+        for entries, key in self._expiry.due(now, work + _SWEEP):
+            expires_at = _expires_at(entries.get(key))
+            if expires_at is not None and expires_at > now:
+                self._expiry.add(expires_at, entries, key)
+            elif expires_at is not None:
+                del entries[key]
+
+    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+        with self._lock:
+            now = self._clock()
+            return [self._take(want, now) for want in wants]
+
+    def _take(self, want: Want, now: int) -> Entry | None:
+        for where in self._waiting:
+            if where[0] == want.namespace:
+                records = self._records[where[0]]
+                record, granted = step(_thaw(records[where[1]]), Take(*where, want.owner, want.lease), now)
+                if record is not None and granted:
+                    records[where[1]] = record
+                    return Entry(*where, record)
+        return None
+
+    def load(self, addresses: Sequence[Address]) -> list[Document]:
+        with self._lock:
+            now = self._clock()
+            return [self._document(address, now) for address in addresses]
+
+    def swap(self, changes: Sequence[Change]) -> list[bool]:
+        with self._lock:
+            now = self._clock()
+            self._sweep(now, len(changes))
+            return [self._swap(change, now) for change in changes]
+
+    def _swap(self, change: Change, now: int) -> bool:
+        current = self._document(change, now).version
+        if current != change.version:
+            return False
+        documents = self._documents.setdefault(change.namespace, {})
+        if change.key not in documents:
+            self._expiry.add(now + change.retention, documents, change.key)
+        fresh = Document(current + 1 if current else now, change.body)
+        documents[change.key] = (fresh, now + change.retention)
+        return True
+
+    def _document(self, address: Address, now: int) -> Document:
+        document, expires_at = self._documents.get(address.namespace, {}).get(address.key, (Document(), 0))
+        return document if now < expires_at else Document()
+
+    def dead_letters(
+        self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
+    ) -> list[Entry]:
+        with self._lock:
+            found = (entry for entry in self._entries(namespace, after) if entry.record.state == DEAD)
+            return heapq.nsmallest(limit, found, key=_order)
+
+    def browse(
+        self,
+        namespace: str | None = None,
+        *,
+        key: bytes | None = None,
+        after: Address | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        with self._lock:
+            return heapq.nsmallest(limit, self._entries(namespace, after, key), key=_order)
+
+    def _entries(self, namespace: str | None, after: Address | None, key: bytes | None = None) -> Iterator[Entry]:
+        now = self._clock()
+        for name, records in self._records.items():
+            if namespace not in (None, name):
+                continue
+            for found in list(records) if key is None else [key]:
+                record = _thaw(records.get(found))
+                if record is None or (record.expires_at is not None and now >= record.expires_at):
+                    continue
+                if after is None or (name, found) > (after.namespace, after.key):
+                    yield Entry(name, found, record)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def open_memory(url: str, *, clock: Clock | None = None) -> MemoryStore:
+    if url != "memory://":
+        raise SettingError(f"the memory store takes no address or options: write memory://, not {url!r}")
+    return MemoryStore(clock=clock)
+
+
+def _thaw(stored: Record | bytes | None) -> Record | None:
+    return _unpack(stored) if type(stored) is bytes else stored  # type: ignore[return-value]
+
+
+def _expires_at(stored: Record | bytes | tuple[Document, int] | None) -> int | None:
+    if isinstance(stored, tuple):
+        return stored[1]
+    record = _thaw(stored)
+    return None if record is None else record.expires_at
+
+
+def _order(entry: Entry) -> tuple[str, bytes]:
+    return entry.namespace, entry.key
+
+
+class _Expiry:
+    """Which keys to look at when: lists of keys by the second in which they fall due.
+
+    An entry stays where it was put while its record's end moves on; when its second comes it is looked at and
+    put where it belongs by then. So renewing or completing costs nothing here, and a key takes one pointer.
+    """
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, list[tuple[dict[bytes, Any], list[bytes]]]] = {}
+        self._order: list[int] = []
+
+    def add(self, expires_at: int, entries: dict[bytes, Any], key: bytes) -> None:
+        tick = expires_at // _TICK + 1
+        groups = self._ticks.get(tick)
+        if groups is None:
+            groups = self._ticks[tick] = []
+            heapq.heappush(self._order, tick)
+        for group, keys in groups:
+            if group is entries:
+                keys.append(key)
+                return
+        groups.append((entries, [key]))
+
+    def due(self, now: int, limit: int) -> Iterator[tuple[dict[bytes, Any], bytes]]:
+        """Take up to `limit` keys whose second is over."""
+        while limit > 0 and self._order and self._order[0] * _TICK <= now:
+            groups = self._ticks[self._order[0]]
+            if not groups:
+                del self._ticks[heapq.heappop(self._order)]
+                continue
+            entries, keys = groups[-1]
+            taken = [keys.pop() for _ in range(min(limit, len(keys)))]
+            if not keys:
+                groups.pop()
+            limit -= len(taken)
+            for key in taken:
+                yield entries, key

@@ -1,0 +1,26 @@
+"""The SQLite store and its URL."""
+
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from oncegate.clocks import Clock
+from oncegate.durations import microseconds
+from oncegate.errors import SettingError
+from oncegate.stores.sqlite.store import SqliteStore
+
+
+def open_sqlite(url: str, *, clock: Clock | None = None) -> SqliteStore:
+    """`sqlite:///relative.db`, `sqlite:////absolute.db`; options `synchronous` and `busy_timeout`."""
+    parts = urlsplit(url)
+    path = unquote(parts.path[1:])
+    if parts.netloc or not path:
+        raise SettingError(
+            f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db (three or four slashes)"
+        )
+    if path == ":memory:":
+        raise SettingError("sqlite:///:memory: is not shared between connections; use memory:// instead")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    synchronous = options.pop("synchronous", "full").lower()
+    busy_timeout = microseconds(options.pop("busy_timeout", "5s"), "busy_timeout")
+    if options:
+        raise SettingError(f"the SQLite store has no option {next(iter(options))!r}; it has synchronous, busy_timeout")
+    return SqliteStore(path, synchronous=synchronous, busy_timeout=busy_timeout, clock=clock)

@@ -1,0 +1,244 @@
+"""The SQLite store, the embedded default: one file, several threads and processes, durable when it answers.
+
+Every batch is one `BEGIN IMMEDIATE` transaction: read the records, judge each with `oncegate.claims.step`,
+write what changed, commit. SQLite lets one writer in at a time, so the judgement is atomic, and the rules
+are not written a second time in SQL.
+"""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from oncegate.claims import (
+    IN_PROGRESS,
+    Address,
+    Claim,
+    Operation,
+    Record,
+    Redrive,
+    Renew,
+    Reset,
+    Settlement,
+    Take,
+    Verdict,
+    step,
+)
+from oncegate.clocks import Clock, store_clock
+from oncegate.errors import SettingError, StoreRefused
+from oncegate.stores.base import Change, Document, Entry, Want
+from oncegate.stores.sqlite.file import explained, opened
+from oncegate.stores.sqlite.rows import SQL, Where, find, read_document, record_of, save, swap_document
+
+_SWEEP: Final = 256
+_SYNCHRONOUS: Final = {"full": "FULL", "normal": "NORMAL"}
+_MOST_HELD: Final = 20_000
+_START: Final[Where] = ("", b"")
+
+# A connection that crossed a fork is never closed here: its locks belong to the parent.
+_ABANDONED: list[sqlite3.Connection] = []
+
+
+class SqliteStore:
+    def __init__(
+        self,
+        path: str,
+        *,
+        synchronous: str = "full",
+        busy_timeout: int = 5_000_000,
+        clock: Clock | None = None,
+    ) -> None:
+        if synchronous not in _SYNCHRONOUS:
+            raise SettingError(f"synchronous={synchronous!r} is not a choice; it is full or normal")
+        self._path = path
+        self._synchronous = _SYNCHRONOUS[synchronous]
+        self._busy_timeout = busy_timeout
+        self._clock = store_clock(clock)
+        self._swept = {"claims": _START, "documents": _START}
+        self._unswept = {"claims": 0, "documents": 0}
+        # Claims in progress as this connection wrote them: true while no other connection has written, which
+        # SQLite tells by its data_version. It saves reading back what is about to be settled.
+        self._held: dict[Where, Record] = {}
+        self._version = 0
+        self._closed = False
+        self._connect()
+
+    # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
+        return self._apply(requests)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return self._apply(settlements)
+
+    def renew(self, leases: Sequence[Renew]) -> list[bool]:
+        return self._apply(leases)
+
+    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
+        return self._apply(requests)
+
+    def reset(self, requests: Sequence[Reset]) -> list[bool]:
+        return self._apply(requests)
+
+    def _apply(self, operations: Sequence[Operation]) -> list[Any]:
+        answers = []
+        with self._writing() as (db, now):
+            found = self._find(db, operations)
+            current: dict[Where, Record | None] = dict(found)
+            for operation in operations:
+                address = (operation.namespace, operation.key)
+                current[address], answer = step(current.get(address), operation, now)
+                answers.append(answer)
+            self._sweep(db, "claims", save(db, found, current), now)
+            self._remember(current)
+        return answers
+
+    def _find(self, db: sqlite3.Connection, operations: Sequence[Operation]) -> dict[Where, Record]:
+        """The records these operations are about, from memory where nobody else can have changed them."""
+        (version,) = db.execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._version = version
+            self._held.clear()
+        wanted = {(operation.namespace, operation.key): None for operation in operations}
+        found = {where: self._held[where] for where in wanted if where in self._held}
+        found.update(find(db, [where for where in wanted if where not in found]))
+        return found
+
+    def _remember(self, current: dict[Where, Record | None]) -> None:
+        if len(self._held) > _MOST_HELD:
+            self._held.clear()
+        for where, record in current.items():
+            if record is not None and record.state == IN_PROGRESS:
+                self._held[where] = record
+            else:
+                self._held.pop(where, None)
+
+    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+        with self._writing() as (db, now):
+            return [self._take(db, want, now) for want in wants]
+
+    def _take(self, db: sqlite3.Connection, want: Want, now: int) -> Entry | None:
+        row = db.execute(SQL["waiting"], (want.namespace, now)).fetchone()
+        if row is None:
+            return None
+        where = (want.namespace, row[0])
+        found = find(db, [where])
+        record, _ = step(found[where], Take(*where, want.owner, want.lease), now)
+        save(db, found, {where: record})
+        self._remember({where: record})
+        return Entry(*where, record) if record else None
+
+    def load(self, addresses: Sequence[Address]) -> list[Document]:
+        with self._reading() as (db, now):
+            return [read_document(db, address, now) for address in addresses]
+
+    def swap(self, changes: Sequence[Change]) -> list[bool]:
+        with self._writing() as (db, now):
+            answers = [swap_document(db, change, now) for change in changes]
+            self._sweep(db, "documents", sum(answers), now)
+        return answers
+
+    def dead_letters(
+        self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
+    ) -> list[Entry]:
+        return self._page("browse dead", namespace, after, limit)
+
+    def browse(
+        self,
+        namespace: str | None = None,
+        *,
+        key: bytes | None = None,
+        after: Address | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        if key is None:
+            return self._page("browse", namespace, after, limit)
+        with self._reading() as (db, now):
+            names = [name for (name,) in db.execute(SQL["namespaces"]) if namespace in (None, name)]
+            found = find(db, [(name, key) for name in names])
+        entries = [Entry(name, key, found[name, key]) for name in names if (name, key) in found]
+        return [entry for entry in entries if _present(entry.record, now) and _past(entry, after)][:limit]
+
+    def _page(self, statement: str, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
+        start = (after.namespace, after.key) if after else (namespace or "", b"")
+        with self._reading() as (db, now):
+            wanted = {
+                "namespace": namespace,
+                "after_namespace": start[0],
+                "after_key": start[1],
+                "now": now,
+                "limit": limit,
+            }
+            rows = db.execute(SQL[statement], wanted).fetchall()
+        return [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._db.close()
+
+    # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _writing(self) -> Iterator[tuple[sqlite3.Connection, int]]:
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
+                yield db, self._clock(high)
+                db.execute("COMMIT")
+            except BaseException:
+                self._held.clear()
+                if db.in_transaction:
+                    with suppress(sqlite3.Error):
+                        db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _reading(self) -> Iterator[tuple[sqlite3.Connection, int]]:
+        with self._connection() as db:
+            (high,) = db.execute(SQL["time"]).fetchone()
+            yield db, self._clock(high)
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        if self._pid != os.getpid():
+            _ABANDONED.append(self._db)
+            self._connect()
+        with self._lock:
+            if self._closed:
+                raise StoreRefused(f"the store {self._path} was closed")
+            try:
+                yield self._db
+            except sqlite3.Error as error:
+                raise explained(error, self._path) from error
+
+    def _connect(self) -> None:
+        """Open the file, in a forked child anew: SQLite connections and locks must not cross a fork."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._db = opened(self._path, self._synchronous, self._busy_timeout)
+        self._held.clear()
+
+    def _sweep(self, db: sqlite3.Connection, table: str, written: int, now: int) -> None:
+        """Visit two rows for each one written, so that the expired ones stay fewer than half of the living."""
+        self._unswept[table] += 2 * written
+        while self._unswept[table] >= _SWEEP:
+            self._unswept[table] -= _SWEEP
+            start = self._swept[table]
+            end = db.execute(SQL[f"{table} stretch"], (*start, _SWEEP - 1)).fetchone()
+            if end is None:
+                db.execute(SQL[f"{table} sweep rest"], (*start, now))
+            else:
+                db.execute(SQL[f"{table} sweep"], (*start, *end, now))
+            self._swept[table] = end or _START
+
+
+def _present(record: Record, now: int) -> bool:
+    return record.expires_at is None or now < record.expires_at
+
+
+def _past(entry: Entry, after: Address | None) -> bool:
+    return after is None or (entry.namespace, entry.key) > (after.namespace, after.key)
