@@ -7,6 +7,8 @@ from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 from oncegate.stores.sqlite.store import SqliteStore
 
+__all__ = ["SqliteStore", "open_sqlite"]
+
 
 def open_sqlite(url: str, *, clock: Clock | None = None) -> SqliteStore:
     """`sqlite:///relative.db`, `sqlite:////absolute.db`; options `synchronous` and `busy_timeout`."""

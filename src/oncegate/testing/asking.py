@@ -1,0 +1,98 @@
+"""Short ways to ask a store, shared by the parts of the contract."""
+
+from typing import Any
+
+from oncegate.claims import About, Address, Bury, Claim, Complete, Granted, Record, Redrive, Release, Renew, Reset
+from oncegate.stores.base import Entry, Store, Want
+
+NAMESPACE = "contract"
+KEY = b"k" * 16
+SECOND = 1_000_000
+LEASE = 30 * SECOND
+RETENTION = 3_600 * SECOND
+BURIED_FOR = 30 * 86_400 * SECOND
+ABOUT = About("plain", "call.ended", "conversation-1", 1_765_551_752_433_000, "evt-1")
+
+
+def owner(name: str) -> bytes:
+    return name.encode().ljust(16, b".")
+
+
+def content(name: str) -> bytes:
+    return name.encode().ljust(16, b"#")
+
+
+def claim_of(by: str = "ann", **changed: Any) -> Claim:
+    """A claim by a worker of this name, usual in all but what is said."""
+    asked: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "key": KEY,
+        "owner": owner(by),
+        "payload_hash": content("one"),
+        "lease": LEASE,
+        "retention": RETENTION,
+        "about": ABOUT,
+    }
+    return Claim(**(asked | changed))
+
+
+def claim(store: Store, by: str = "ann", **changed: Any) -> Any:
+    (verdict,) = store.claim([claim_of(by, **changed)])
+    return verdict
+
+
+def granted(store: Store, by: str = "ann", **changed: Any) -> Record:
+    verdict = claim(store, by, **changed)
+    assert isinstance(verdict, Granted), verdict
+    return verdict.record
+
+
+def _proof(record: Record, changed: dict[str, Any]) -> dict[str, Any]:
+    return {"namespace": NAMESPACE, "key": KEY, "owner": record.owner, "fence": record.fence} | changed
+
+
+def complete(store: Store, record: Record, result: bytes | None = b'"done"', **changed: Any) -> bool:
+    asked = {"retention": RETENTION, "result": result}
+    (answer,) = store.settle([Complete(**(_proof(record, asked | changed)))])
+    return answer
+
+
+def release(store: Store, record: Record, **changed: Any) -> bool:
+    (answer,) = store.settle([Release(**_proof(record, changed))])
+    return answer
+
+
+def bury(store: Store, record: Record, **changed: Any) -> bool:
+    asked = {"retention": BURIED_FOR, "payload": b'{"id":"evt-1"}', "error": "ValueError: boom"}
+    (answer,) = store.settle([Bury(**(_proof(record, asked | changed)))])
+    return answer
+
+
+def renew(store: Store, record: Record, **changed: Any) -> bool:
+    (answer,) = store.renew([Renew(**(_proof(record, {"lease": LEASE} | changed)))])
+    return answer
+
+
+def redrive(store: Store, key: bytes = KEY) -> bool:
+    (answer,) = store.redrive([Redrive(NAMESPACE, key)])
+    return answer
+
+
+def reset(store: Store, key: bytes = KEY, **changed: Any) -> bool:
+    (answer,) = store.reset([Reset(NAMESPACE, key, **changed)])
+    return answer
+
+
+def take(store: Store, by: str = "dispatcher", namespace: str = NAMESPACE) -> Entry | None:
+    (entry,) = store.take([Want(namespace, owner(by), LEASE)])
+    return entry
+
+
+def stored(store: Store, key: bytes = KEY, namespace: str = NAMESPACE) -> Record | None:
+    """The record as a person would see it."""
+    entries = store.browse(namespace, key=key)
+    return entries[0].record if entries else None
+
+
+def address(name: str, namespace: str = NAMESPACE) -> Address:
+    return Address(namespace, name.encode().ljust(16, b"-"))

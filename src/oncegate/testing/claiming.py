@@ -1,0 +1,302 @@
+"""The contract: the rows of `claim` and `take`, and what time does to them."""
+
+import pytest
+
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Buried, Conflict, Duplicate, Granted, InFlight
+from oncegate.stores.base import Store
+from oncegate.testing.asking import (
+    ABOUT,
+    BURIED_FOR,
+    KEY,
+    LEASE,
+    RETENTION,
+    bury,
+    claim,
+    claim_of,
+    complete,
+    content,
+    granted,
+    owner,
+    redrive,
+    release,
+    renew,
+    stored,
+    take,
+)
+from oncegate.testing.clock import ManualClock
+
+
+def _in_state(store: Store, state: str) -> None:
+    """Bring the record to a state by way of the verbs."""
+    record = granted(store)
+    if state == RELEASED:
+        assert release(store, record)
+    elif state == COMPLETED:
+        assert complete(store, record)
+    elif state == DEAD:
+        assert bury(store, record)
+
+
+class ClaimContract:
+    def test_absent_is_granted(self, store: Store, clock: ManualClock) -> None:
+        """The first claim of a key is granted, at attempt 1, for the whole lease, with the clock as its fence."""
+        verdict = claim(store)
+        assert isinstance(verdict, Granted)
+        record = verdict.record
+        assert (record.state, record.attempts, record.fence) == (IN_PROGRESS, 1, clock.now)
+        assert verdict.lease_left == LEASE
+        assert record.owner == owner("ann")
+        assert record.about == ABOUT
+
+    def test_lost_reply_is_granted_again(self, store: Store, clock: ManualClock) -> None:
+        """The same request, asked again while its lease lives, gets the same grant and what is left of the lease."""
+        first = granted(store)
+        clock.advance(LEASE - 1)
+        verdict = claim(store)
+        assert isinstance(verdict, Granted)
+        assert verdict.record == first
+        assert verdict.lease_left == 1
+
+    def test_lost_reply_after_the_lease_is_a_new_attempt(self, store: Store, clock: ManualClock) -> None:
+        """The same request, asked again after its lease, is a takeover like any other."""
+        first = granted(store)
+        clock.advance(LEASE)
+        again = granted(store)
+        assert (again.attempts, again.fence) == (2, first.fence + 1)
+
+    def test_lost_reply_of_a_completed_claim(self, store: Store) -> None:
+        """A delayed copy of the request that completed the event is told so by its own grant, not as a duplicate."""
+        first = granted(store)
+        assert complete(store, first)
+        verdict = claim(store)
+        assert isinstance(verdict, Granted)
+        assert verdict.record.fence == first.fence
+        assert verdict.record.state == COMPLETED
+
+    @pytest.mark.parametrize("state", [IN_PROGRESS, RELEASED, COMPLETED, DEAD])
+    def test_other_content_is_a_conflict(self, store: Store, state: str) -> None:
+        """In every state, a key that binds content answers other content with a conflict, and nothing changes."""
+        _in_state(store, state)
+        before = stored(store)
+        verdict = claim(store, "bob", payload_hash=content("two"))
+        assert isinstance(verdict, Conflict)
+        assert verdict.record.payload_hash == content("one")
+        assert stored(store) == before
+
+    def test_other_content_without_binding(self, store: Store) -> None:
+        """A key that does not bind content takes other content for the same event."""
+        assert complete(store, granted(store))
+        assert isinstance(claim(store, "bob", payload_hash=content("two"), binds=False), Duplicate)
+
+    def test_lease_boundary(self, store: Store, clock: ManualClock) -> None:
+        """Until the last microsecond of a lease others are told how long it lasts; at its end they take over."""
+        first = granted(store)
+        clock.advance(LEASE - 1)
+        verdict = claim(store, "bob")
+        assert isinstance(verdict, InFlight)
+        assert verdict.lease_left == 1
+        clock.advance(1)
+        second = granted(store, "bob")
+        assert (second.attempts, second.fence, second.owner) == (2, first.fence + 1, owner("bob"))
+
+    def test_released_is_granted(self, store: Store) -> None:
+        """A released key is granted to the next, at the next attempt, under a higher fence."""
+        first = granted(store)
+        assert release(store, first, error="boom")
+        second = granted(store, "bob")
+        assert (second.attempts, second.fence, second.error) == (2, first.fence + 1, "boom")
+
+    def test_completed_is_a_duplicate(self, store: Store) -> None:
+        """A completed key answers with the original and its result, and nothing changes."""
+        assert complete(store, granted(store), b"[1]")
+        before = stored(store)
+        verdict = claim(store, "bob")
+        assert isinstance(verdict, Duplicate)
+        assert (verdict.record.result, verdict.record.about) == (b"[1]", ABOUT)
+        assert stored(store) == before
+
+    def test_dead_letter_is_buried(self, store: Store) -> None:
+        """A dead letter answers that it is one, with its error, and nothing changes."""
+        assert bury(store, granted(store))
+        before = stored(store)
+        verdict = claim(store, "bob")
+        assert isinstance(verdict, Buried)
+        assert verdict.record.error == "ValueError: boom"
+        assert stored(store) == before
+
+    def test_redriven_is_durable_for_deliveries(self, store: Store) -> None:
+        """A record that holds its payload is a duplicate to a delivery: its dispatcher will run it."""
+        assert bury(store, granted(store))
+        assert redrive(store)
+        verdict = claim(store, "bob")
+        assert isinstance(verdict, Duplicate)
+        assert verdict.record.state == RELEASED
+
+    def test_batch_is_judged_in_order(self, store: Store) -> None:
+        """A batch with one key twice grants the first and answers the second as if it came later."""
+        other = b"o" * 16
+        verdicts = store.claim([claim_of("ann"), claim_of("bob"), claim_of("cid", key=other), claim_of("ann")])
+        assert [type(verdict) for verdict in verdicts] == [Granted, InFlight, Granted, Granted]
+        assert verdicts[3].record == verdicts[0].record
+
+    def test_batch_with_a_conflict(self, store: Store) -> None:
+        """Two contents under one key in one batch: the first is granted, the other is a conflict."""
+        verdicts = store.claim([claim_of("ann"), claim_of("bob", payload_hash=content("two"))])
+        assert [type(verdict) for verdict in verdicts] == [Granted, Conflict]
+
+    def test_large_batch(self, store: Store) -> None:
+        """A batch of a thousand keys is answered in its order, first as new and then as duplicates."""
+        requests = [claim_of("ann", key=number.to_bytes(16), owner=number.to_bytes(16)) for number in range(1_000)]
+        verdicts = store.claim(requests)
+        assert [verdict.record.owner for verdict in verdicts] == [request.owner for request in requests]
+        again = store.claim([claim_of("bob", key=request.key) for request in reversed(requests)])
+        assert [verdict.record.owner for verdict in again] == [request.owner for request in reversed(requests)]
+        assert all(isinstance(verdict, InFlight) for verdict in again)
+
+    def test_empty_batch(self, store: Store) -> None:
+        """Nothing asked, nothing answered."""
+        assert store.claim([]) == []
+        assert store.settle([]) == []
+        assert store.renew([]) == []
+        assert store.take([]) == []
+
+
+class ExpiryContract:
+    @pytest.mark.parametrize("state", [IN_PROGRESS, RELEASED, COMPLETED])
+    def test_retention_boundary(self, store: Store, clock: ManualClock, state: str) -> None:
+        """A key is remembered until the last microsecond of its retention, and is new at its end."""
+        _in_state(store, state)
+        before = stored(store)
+        assert before is not None
+        clock.advance(RETENTION - 1)
+        assert stored(store) == before
+        clock.advance(1)
+        assert stored(store) is None
+        fresh = granted(store, "bob", payload_hash=content("two"))
+        assert (fresh.attempts, fresh.first_seen) == (1, clock.now)
+        assert fresh.fence > before.fence
+
+    def test_duplicates_do_not_prolong(self, store: Store, clock: ManualClock) -> None:
+        """A key that is asked for again and again is forgotten when its time has come."""
+        assert complete(store, granted(store))
+        for _ in range(2):
+            clock.advance(RETENTION // 2 - 1)
+            assert isinstance(claim(store, "bob"), Duplicate)
+        clock.advance(2)
+        assert isinstance(claim(store, "bob"), Granted)
+
+    def test_completing_starts_retention_anew(self, store: Store, clock: ManualClock) -> None:
+        """Retention counts from the completion, not from the claim."""
+        record = granted(store)
+        clock.advance(RETENTION - 1)
+        assert complete(store, record)
+        clock.advance(RETENTION - 1)
+        assert isinstance(claim(store, "bob"), Duplicate)
+
+    def test_dead_letters_have_their_own_retention(self, store: Store, clock: ManualClock) -> None:
+        """A dead letter outlives the retention of completed keys, and ends at its own."""
+        assert bury(store, granted(store))
+        clock.advance(BURIED_FOR - 1)
+        assert isinstance(claim(store, "bob"), Buried)
+        assert len(store.dead_letters()) == 1
+        clock.advance(1)
+        assert store.dead_letters() == []
+        assert isinstance(claim(store, "bob"), Granted)
+
+    def test_an_unprocessed_payload_does_not_expire(self, store: Store, clock: ManualClock) -> None:
+        """What holds a payload that is still to be run is there however late it is taken."""
+        assert bury(store, granted(store))
+        assert redrive(store)
+        clock.advance(100 * BURIED_FOR)
+        entry = take(store)
+        assert entry is not None
+        assert entry.record.payload == b'{"id":"evt-1"}'
+
+    def test_many_expired_keys_are_dropped(self, store: Store, clock: ManualClock) -> None:
+        """Work on new keys clears out the expired ones, so the store does not grow with its history."""
+        for wave in range(8):
+            keys = [(wave * 1_000 + number).to_bytes(16) for number in range(1_000)]
+            requests = [claim_of(f"w{wave}", key=key) for key in keys]
+            assert all(isinstance(verdict, Granted) for verdict in store.claim(requests))
+            clock.advance(RETENTION + 2_000_000)
+        assert self.kept(store) <= 4_000
+
+    def kept(self, store: Store) -> int:
+        """How many records the store holds, expired ones included. Stores override it with a real count."""
+        return len(store.browse(limit=1_000_000))
+
+
+class TakeContract:
+    def test_nothing_to_take(self, store: Store) -> None:
+        """Records without a payload are no work for a dispatcher."""
+        granted(store)
+        complete(store, granted(store, key=b"c" * 16), key=b"c" * 16)
+        assert take(store) is None
+
+    def test_dead_letters_are_not_taken(self, store: Store) -> None:
+        """A dead letter waits for a person, not for a dispatcher."""
+        assert bury(store, granted(store))
+        assert take(store) is None
+
+    def test_redriven_is_taken_once(self, store: Store) -> None:
+        """A redriven record is granted to one dispatcher, with its payload, under a higher fence, at attempt 1."""
+        first = granted(store)
+        assert bury(store, first)
+        assert redrive(store)
+        entry = take(store)
+        assert entry is not None
+        record = entry.record
+        assert (entry.key, record.state, record.attempts, record.fence) == (KEY, IN_PROGRESS, 1, first.fence + 1)
+        assert (record.owner, record.payload) == (owner("dispatcher"), b'{"id":"evt-1"}')
+        assert take(store, "another") is None
+
+    def test_taken_and_lost_is_taken_again(self, store: Store, clock: ManualClock) -> None:
+        """When a dispatcher dies with its lease over, another takes the event; to the microsecond."""
+        assert bury(store, granted(store))
+        assert redrive(store)
+        assert take(store) is not None
+        clock.advance(LEASE - 1)
+        assert take(store, "another") is None
+        clock.advance(1)
+        entry = take(store, "another")
+        assert entry is not None
+        assert entry.record.attempts == 2
+
+    def test_taken_and_completed_is_done(self, store: Store) -> None:
+        """Completing what was taken lets go of the payload and makes the key an ordinary duplicate."""
+        assert bury(store, granted(store))
+        assert redrive(store)
+        entry = take(store)
+        assert entry is not None
+        assert complete(store, entry.record)
+        assert take(store) is None
+        verdict = claim(store, "bob")
+        assert isinstance(verdict, Duplicate)
+        assert verdict.record.payload is None
+        assert verdict.record.expires_at is not None
+
+    def test_renewed_is_not_taken(self, store: Store, clock: ManualClock) -> None:
+        """A dispatcher that renews keeps what it took."""
+        assert bury(store, granted(store))
+        assert redrive(store)
+        entry = take(store)
+        assert entry is not None
+        clock.advance(LEASE - 1)
+        assert renew(store, entry.record)
+        clock.advance(LEASE - 1)
+        assert take(store, "another") is None
+
+    def test_order_is_that_of_letting_go(self, store: Store, clock: ManualClock) -> None:
+        """Of several that wait, the one let go first is taken first, so that a failing one holds up no other."""
+        keys = [bytes([number]) * 16 for number in (3, 1, 2)]
+        for key in keys:
+            assert bury(store, granted(store, key=key), key=key)
+            assert redrive(store, key)
+        first = take(store)
+        assert first is not None
+        clock.advance(1)
+        assert release(store, first.record, key=first.key)
+        rest = [take(store, "a"), take(store, "b"), take(store, "c"), take(store, "d")]
+        taken = [entry.key for entry in rest if entry is not None]
+        assert sorted(taken) == sorted(keys)
+        assert taken[-1] == first.key

@@ -1,0 +1,166 @@
+"""The comparison: random histories, run on a store and on the pure function side by side."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from oncegate.claims import (
+    DEAD,
+    About,
+    Bury,
+    Claim,
+    Complete,
+    Operation,
+    Record,
+    Redrive,
+    Release,
+    Renew,
+    Reset,
+    Take,
+    step,
+)
+from oncegate.clocks import Clock
+from oncegate.stores.base import Change, Document, Entry, Store, Want
+from oncegate.testing.clock import ManualClock
+
+# Few names, so that histories meet; short times, so that leases and records end within a history.
+_NAMESPACES = st.sampled_from(["a", "b"])
+_KEYS = st.sampled_from([bytes([number]) * 16 for number in range(3)])
+_OWNERS = st.sampled_from([bytes([number]) * 16 for number in range(1, 5)])
+_HASHES = st.sampled_from([b"x" * 16, b"y" * 16])
+_LEASES = st.sampled_from([5, 10])
+_RETENTIONS = st.sampled_from([10, 25, 60])
+_ADVANCES = st.sampled_from([1, 4, 5, 10, 24, 60])
+_BODIES = st.sampled_from([b"", b"null", b'{"a":1}', b"\x00\xff"])
+_ERRORS = st.sampled_from(["boom", "ValueError: \N{SNOWMAN}"])
+
+_CLAIMS = st.builds(
+    Claim,
+    _NAMESPACES,
+    _KEYS,
+    _OWNERS,
+    _HASHES,
+    _LEASES,
+    _RETENTIONS,
+    st.builds(About, st.just("plain"), st.none() | st.just("call.ended"), st.none(), st.none() | st.just(7)),
+    st.booleans(),
+)
+
+
+def machine(open_empty: Callable[[Clock], Store]) -> type[RuleBasedStateMachine]:
+    """A state machine whose rules are the verbs; each compares the store's answers with the model's."""
+
+    class Comparison(_Comparison):
+        open_store = staticmethod(open_empty)
+
+    Comparison.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+    return Comparison
+
+
+class _Comparison(RuleBasedStateMachine):
+    open_store: Callable[[Clock], Store]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.store = type(self).open_store(self.clock)
+        self.records: dict[tuple[str, bytes], Record] = {}
+        self.documents: dict[tuple[str, bytes], tuple[Document, int]] = {}
+
+    def teardown(self) -> None:
+        self.store.close()
+
+    # ── the model ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def judge(self, operation: Operation) -> Any:
+        where = (operation.namespace, operation.key)
+        record, answer = step(self.records.get(where), operation, self.clock.now)
+        self.records.pop(where, None)
+        if record is not None:
+            self.records[where] = record
+        return answer
+
+    def living(self) -> dict[tuple[str, bytes], Record]:
+        now = self.clock.now
+        return {w: r for w, r in sorted(self.records.items()) if r.expires_at is None or now < r.expires_at}
+
+    def document(self, where: tuple[str, bytes]) -> Document:
+        document, expires_at = self.documents.get(where, (Document(), 0))
+        return document if self.clock.now < expires_at else Document()
+
+    # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @rule(by=_ADVANCES)
+    def time_passes(self, by: int) -> None:
+        self.clock.advance(by)
+
+    @rule(requests=st.lists(_CLAIMS, min_size=1, max_size=4))
+    def claim(self, requests: list[Claim]) -> None:
+        assert self.store.claim(requests) == [self.judge(request) for request in requests]
+
+    @rule(data=st.data(), verb=st.sampled_from([Complete, Release, Bury, Renew]), count=st.integers(1, 3))
+    def settle(self, data: st.DataObject, verb: type, count: int) -> None:
+        operations = [data.draw(self._settlement(verb)) for _ in range(count)]
+        ask: Any = self.store.renew if verb is Renew else self.store.settle
+        assert ask(operations) == [self.judge(operation) for operation in operations]
+
+    def _settlement(self, verb: type) -> st.SearchStrategy[Any]:
+        """Mostly with the proof of a claim that is or was there; sometimes with one that never was."""
+        held = [(w[0], w[1], r.owner, r.fence) for w, r in sorted(self.records.items())]
+        guessed = st.tuples(_NAMESPACES, _KEYS, _OWNERS, st.integers(0, 3))
+        proofs = st.sampled_from(held) | guessed if held else guessed
+        rest: dict[type, tuple[st.SearchStrategy[Any], ...]] = {
+            Complete: (_RETENTIONS, st.none() | _BODIES, st.none() | _ERRORS),
+            Release: (st.none() | _ERRORS, st.booleans()),
+            Bury: (_RETENTIONS, _BODIES, _ERRORS),
+            Renew: (_LEASES,),
+        }
+        return st.tuples(proofs, st.tuples(*rest[verb])).map(lambda parts: verb(*parts[0], *parts[1]))
+
+    @rule(namespace=_NAMESPACES, owner=_OWNERS, lease=_LEASES)
+    def take(self, namespace: str, owner: bytes, lease: int) -> None:
+        (entry,) = self.store.take([Want(namespace, owner, lease)])
+        takes = {w: Take(*w, owner, lease) for w in self.records if w[0] == namespace}
+        free = [w for w, take in takes.items() if self._unheld(w) and step(self.records[w], take, self.clock.now)[1]]
+        assert (entry is not None) == bool(free)
+        if entry is not None:
+            assert (entry.namespace, entry.key) in free
+            granted = self.judge(takes[entry.namespace, entry.key])
+            assert entry == Entry(entry.namespace, entry.key, granted.record)
+
+    def _unheld(self, where: tuple[str, bytes]) -> bool:
+        record = self.records[where]
+        return record.state != "P" or self.clock.now >= record.lease_until
+
+    @rule(namespace=_NAMESPACES, key=_KEYS)
+    def redrive(self, namespace: str, key: bytes) -> None:
+        operation = Redrive(namespace, key)
+        assert self.store.redrive([operation]) == [self.judge(operation)]
+
+    @rule(namespace=_NAMESPACES, key=_KEYS, only_dead=st.booleans())
+    def reset(self, namespace: str, key: bytes, only_dead: bool) -> None:
+        operation = Reset(namespace, key, only_dead)
+        assert self.store.reset([operation]) == [self.judge(operation)]
+
+    @rule(namespace=_NAMESPACES, key=_KEYS, stale=st.booleans(), body=_BODIES, retention=_RETENTIONS)
+    def swap(self, namespace: str, key: bytes, stale: bool, body: bytes, retention: int) -> None:
+        current = self.document((namespace, key)).version
+        change = Change(namespace, key, current + stale, body, retention)
+        assert self.store.swap([change]) == [not stale]
+        if not stale:
+            fresh = Document(current + 1 if current else self.clock.now, body)
+            self.documents[namespace, key] = (fresh, self.clock.now + retention)
+
+    # ── what is seen ──────────────────────────────────────────────────────────────────────────────────────
+
+    @invariant()
+    def shows_the_same(self) -> None:
+        living = self.living()
+        assert self.store.browse() == [Entry(*where, record) for where, record in living.items()]
+        dead = [Entry(*where, record) for where, record in living.items() if record.state == DEAD]
+        assert self.store.dead_letters() == dead
+        addresses = [Redrive(*where) for where in self.documents]
+        assert self.store.load(addresses) == [self.document(where) for where in self.documents]

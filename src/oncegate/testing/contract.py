@@ -1,0 +1,64 @@
+"""The conformance suite: every line of the protocol, for any store."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from oncegate.clocks import Clock
+from oncegate.stores.base import Store
+from oncegate.testing.claiming import ClaimContract, ExpiryContract, TakeContract
+from oncegate.testing.clock import ManualClock
+from oncegate.testing.comparing import machine
+from oncegate.testing.operating import DocumentContract, NamespaceContract, OperatorContract
+from oncegate.testing.racing import ProcessRaceContract, RaceContract
+from oncegate.testing.settling import RenewContract, SettleContract
+
+
+class StoreContract(
+    ClaimContract,
+    ExpiryContract,
+    TakeContract,
+    SettleContract,
+    RenewContract,
+    OperatorContract,
+    NamespaceContract,
+    DocumentContract,
+    RaceContract,
+):
+    """Subclass it and say how the store is opened."""
+
+    def open(self, clock: Clock | None) -> Store:
+        """An empty store, or for a second call in one test the same one again."""
+        raise NotImplementedError
+
+    def open_empty(self, clock: Clock) -> Store:
+        """A store of its own for each run of the comparison with the model."""
+        return self.open(clock)
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def store(self, clock: ManualClock) -> Iterator[Store]:
+        store = self.open(clock)
+        yield store
+        store.close()
+
+    def test_agrees_with_the_model(self) -> None:
+        """Step by step, over random histories, the store answers as the pure function does."""
+        run_state_machine_as_test(machine(self.open_empty))
+
+    def test_closing_twice(self, store: Store) -> None:
+        """A store may be closed again."""
+        store.close()
+
+
+class SharedStoreContract(ProcessRaceContract, StoreContract):
+    """For stores that several processes can open: say their URL too. The store's own clock is used there."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        # Processes in a race read the real clock; the records of this one must not be in their future.
+        return ManualClock(1_600_000_000_000_000)

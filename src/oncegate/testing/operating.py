@@ -1,0 +1,217 @@
+"""The contract: what people do, what keeps namespaces apart, and versioned documents."""
+
+import pytest
+
+from oncegate.claims import DEAD, RELEASED, Address, Granted, InFlight
+from oncegate.stores.base import Change, Document, Store
+from oncegate.testing.asking import (
+    KEY,
+    NAMESPACE,
+    RETENTION,
+    address,
+    bury,
+    claim,
+    claim_of,
+    complete,
+    granted,
+    redrive,
+    reset,
+    stored,
+    take,
+)
+from oncegate.testing.clock import ManualClock
+
+
+def _swap(store: Store, where: Address, version: int, body: bytes = b"{}") -> bool:
+    (answer,) = store.swap([Change(where.namespace, where.key, version, body, RETENTION)])
+    return answer
+
+
+def _load(store: Store, where: Address) -> Document:
+    (document,) = store.load([where])
+    return document
+
+
+class OperatorContract:
+    def test_redrive(self, store: Store) -> None:
+        """Redriving a dead letter gives it all its attempts back, and keeps payload and error."""
+        assert bury(store, granted(store))
+        assert redrive(store)
+        after = stored(store)
+        assert after is not None
+        assert (after.state, after.attempts, after.payload) == (RELEASED, 0, b'{"id":"evt-1"}')
+        assert after.error == "ValueError: boom"
+        assert store.dead_letters() == []
+
+    def test_only_dead_letters_are_redriven(self, store: Store) -> None:
+        """What is absent, held or done is not redriven."""
+        assert redrive(store) is False
+        record = granted(store)
+        assert redrive(store) is False
+        assert complete(store, record)
+        assert redrive(store) is False
+
+    def test_burier_cannot_settle_what_was_redriven(self, store: Store) -> None:
+        """After a redrive the worker that buried the event has no say in it."""
+        record = granted(store)
+        assert bury(store, record)
+        assert redrive(store)
+        assert bury(store, record) is False
+        assert complete(store, record) is False
+
+    def test_reset(self, store: Store) -> None:
+        """Resetting forgets a key in any state; its old owner is out, and the next fence is higher."""
+        record = granted(store)
+        assert reset(store)
+        assert stored(store) is None
+        assert complete(store, record) is False
+        assert reset(store) is False
+
+    def test_fence_rises_over_a_reset(self, store: Store, clock: ManualClock) -> None:
+        """A forgotten key starts above every fence it had."""
+        record = granted(store)
+        reset(store)
+        clock.advance(1)
+        assert granted(store, "bob").fence > record.fence
+
+    def test_reset_of_dead_letters_only(self, store: Store) -> None:
+        """Dropping a dead letter leaves alone what is none (any more)."""
+        record = granted(store)
+        assert reset(store, only_dead=True) is False
+        assert bury(store, record)
+        assert reset(store, only_dead=True)
+        assert stored(store) is None
+
+    def test_dead_letters_in_pages(self, store: Store) -> None:
+        """Dead letters are listed in the order of their addresses, a page at a time, each once."""
+        keys = [bytes([number]) * 16 for number in range(7)]
+        for key in keys:
+            assert bury(store, granted(store, key=key), key=key)
+        granted(store, key=b"z" * 16)
+        seen: list[bytes] = []
+        after = None
+        while page := store.dead_letters(after=after, limit=3):
+            assert all(entry.record.state == DEAD for entry in page)
+            seen += [entry.key for entry in page]
+            after = Address(page[-1].namespace, page[-1].key)
+        assert seen == keys
+
+    def test_browse_in_pages(self, store: Store) -> None:
+        """Records are listed over all namespaces in the order of their addresses, each once."""
+        wanted = [(name, bytes([number]) * 16) for name in ("a", "b") for number in range(4)]
+        store.claim([claim_of("ann", namespace=name, key=key) for name, key in reversed(wanted)])
+        seen: list[tuple[str, bytes]] = []
+        after = None
+        while page := store.browse(after=after, limit=3):
+            seen += [(entry.namespace, entry.key) for entry in page]
+            after = Address(page[-1].namespace, page[-1].key)
+        assert seen == wanted
+
+    def test_browse_a_key(self, store: Store) -> None:
+        """A key is found in every namespace that has it, or in the one that is named."""
+        store.claim([claim_of("ann", namespace=name) for name in ("a", "b")])
+        assert [entry.namespace for entry in store.browse(key=KEY)] == ["a", "b"]
+        assert [entry.namespace for entry in store.browse("b", key=KEY)] == ["b"]
+        assert store.browse("c", key=KEY) == []
+
+
+class NamespaceContract:
+    def test_namespaces_share_no_record(self, store: Store) -> None:
+        """One key in two namespaces is two events."""
+        first = granted(store, namespace="a")
+        second = granted(store, "bob", namespace="b")
+        assert complete(store, first, namespace="a")
+        assert isinstance(claim(store, "cid", namespace="b"), InFlight)
+        assert complete(store, second, namespace="b")
+
+    def test_proof_of_another_namespace(self, store: Store, clock: ManualClock) -> None:
+        """A claim proves nothing in another namespace."""
+        first = granted(store, namespace="a")
+        clock.advance(1)
+        granted(store, "bob", namespace="b")
+        assert complete(store, first, namespace="b") is False
+
+    def test_names_are_not_joined_with_keys(self, store: Store) -> None:
+        """No choice of names and keys makes two addresses one."""
+        assert isinstance(claim(store, namespace="ab", key=b"c"), Granted)
+        assert isinstance(claim(store, namespace="a", key=b"bc"), Granted)
+        assert isinstance(claim(store, namespace="a:b", key=b":c"), Granted)
+        assert isinstance(claim(store, namespace="a", key=b":b:c"), Granted)
+
+    def test_dead_letters_of_a_namespace(self, store: Store) -> None:
+        """Dead letters are listed, redriven and taken within their namespace."""
+        for name in ("a", "b"):
+            assert bury(store, granted(store, namespace=name), namespace=name)
+        assert [entry.namespace for entry in store.dead_letters("a")] == ["a"]
+        assert redrive(store) is False
+        assert take(store, namespace="a") is None
+
+
+class DocumentContract:
+    def test_no_document(self, store: Store) -> None:
+        """A document that is not there has version 0 and no body."""
+        assert _load(store, address("doc")) == Document(0, None)
+
+    def test_swap_and_load(self, store: Store) -> None:
+        """What is swapped in is loaded, under a version that has risen."""
+        where = address("doc")
+        assert _swap(store, where, 0, b"one")
+        first = _load(store, where)
+        assert first.body == b"one"
+        assert _swap(store, where, first.version, b"two")
+        second = _load(store, where)
+        assert second.body == b"two"
+        assert second.version > first.version > 0
+
+    def test_stale_swap(self, store: Store) -> None:
+        """A swap from a version that has passed is refused, and changes nothing."""
+        where = address("doc")
+        assert _swap(store, where, 0, b"one")
+        before = _load(store, where)
+        assert _swap(store, where, 0, b"lost") is False
+        assert _swap(store, where, before.version + 1, b"lost") is False
+        assert _load(store, where) == before
+
+    def test_one_document_twice_in_a_batch(self, store: Store) -> None:
+        """Of two swaps from one version the first wins, also within a batch."""
+        where = address("doc")
+        changes = [Change(where.namespace, where.key, 0, body, RETENTION) for body in (b"one", b"two")]
+        assert store.swap(changes) == [True, False]
+        assert _load(store, where).body == b"one"
+
+    def test_documents_expire(self, store: Store, clock: ManualClock) -> None:
+        """A document is there to the last microsecond of its retention; its successor's version is higher still."""
+        where = address("doc")
+        assert _swap(store, where, 0)
+        before = _load(store, where)
+        clock.advance(RETENTION - 1)
+        assert _load(store, where) == before
+        clock.advance(1)
+        assert _load(store, where) == Document()
+        assert _swap(store, where, before.version) is False
+        assert _swap(store, where, 0, b"new")
+        assert _load(store, where).version > before.version
+
+    def test_documents_and_records_are_apart(self, store: Store) -> None:
+        """A document may have the address of a record."""
+        granted(store)
+        where = Address(NAMESPACE, KEY)
+        assert _load(store, where) == Document()
+        assert _swap(store, where, 0)
+        assert reset(store)
+        assert _load(store, where).body == b"{}"
+
+    def test_batch_of_loads(self, store: Store) -> None:
+        """Documents are loaded in the order they were asked for, from their own namespaces."""
+        here, there = address("doc"), address("doc", "elsewhere")
+        assert _swap(store, here, 0, b"here")
+        assert _swap(store, there, 0, b"there")
+        loaded = store.load([there, address("none"), here])
+        assert [document.body for document in loaded] == [b"there", None, b"here"]
+
+    @pytest.mark.parametrize("body", [b"", b"\x00\xff", b"x" * 300_000])
+    def test_bodies_come_back_as_they_were(self, store: Store, body: bytes) -> None:
+        """Any bytes are kept as a body."""
+        where = address("doc")
+        assert _swap(store, where, 0, body)
+        assert _load(store, where).body == body

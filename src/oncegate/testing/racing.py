@@ -1,0 +1,206 @@
+"""The contract: races of threads and of processes, started together by a barrier."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.synchronize import Barrier as ProcessBarrier
+from typing import Any
+
+from oncegate.claims import Address, Granted, InFlight
+from oncegate.stores import open_store
+from oncegate.stores.base import Change, Store
+from oncegate.testing.asking import (
+    LEASE,
+    RETENTION,
+    address,
+    bury,
+    claim,
+    claim_of,
+    complete,
+    granted,
+    owner,
+    redrive,
+    stored,
+    take,
+)
+from oncegate.testing.clock import ManualClock
+
+_RACERS = 8
+_ROUNDS = 20
+
+
+def race(racers: list[Callable[[], Any]]) -> list[Any]:
+    """Run all at once, each in a thread; their answers in order."""
+    barrier = threading.Barrier(len(racers))
+    answers: list[Any] = [None] * len(racers)
+
+    def runner(index: int, racer: Callable[[], Any]) -> None:
+        barrier.wait()
+        answers[index] = racer()
+
+    threads = [threading.Thread(target=runner, args=(index, racer)) for index, racer in enumerate(racers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+class RaceContract:
+    def test_one_claimer_wins(self, store: Store) -> None:
+        """Of threads that claim one key at once, exactly one is granted and the others are told it is in flight."""
+        for round_number in range(_ROUNDS):
+            key = round_number.to_bytes(16)
+            verdicts = race([partial(claim, store, f"racer-{n}", key=key) for n in range(_RACERS)])
+            assert sorted(type(verdict).__name__ for verdict in verdicts) == ["Granted"] + ["InFlight"] * (_RACERS - 1)
+
+    def test_one_takeover_wins(self, store: Store, clock: ManualClock) -> None:
+        """Of threads that find a lease over, exactly one takes the claim, and the fence rises by one."""
+        for round_number in range(_ROUNDS):
+            key = round_number.to_bytes(16)
+            first = granted(store, key=key)
+            clock.advance(LEASE)
+            verdicts = race([partial(claim, store, f"racer-{n}", key=key) for n in range(_RACERS)])
+            grants = [verdict for verdict in verdicts if isinstance(verdict, Granted)]
+            assert [grant.record.fence for grant in grants] == [first.fence + 1]
+
+    def test_owner_and_successor(self, store: Store, clock: ManualClock) -> None:
+        """An owner that completes while another takes over: one of the two happens, never both."""
+        for round_number in range(_ROUNDS):
+            key = round_number.to_bytes(16)
+            first = granted(store, key=key)
+            clock.advance(LEASE)
+            completed, verdict = race(
+                [
+                    partial(complete, store, first, key=key),
+                    partial(claim, store, "bob", key=key),
+                ]
+            )
+            assert completed is not isinstance(verdict, Granted)
+
+    def test_one_dispatcher_takes(self, store: Store) -> None:
+        """Of threads that look for work at once, each waiting event goes to one."""
+        keys = [number.to_bytes(16) for number in range(5)]
+        for key in keys:
+            assert bury(store, granted(store, key=key), key=key)
+            assert redrive(store, key)
+        entries = race([partial(take, store, f"racer-{n}") for n in range(_RACERS)])
+        taken = [entry.key for entry in entries if entry is not None]
+        assert sorted(taken) == keys
+
+    def test_one_swap_wins(self, store: Store) -> None:
+        """Of threads that swap from one version, exactly one succeeds, and its body is there."""
+        for round_number in range(_ROUNDS):
+            where = address(f"doc-{round_number}")
+            answers = race([partial(_swapped, store, where, n) for n in range(_RACERS)])
+            assert answers.count(True) == 1
+            (document,) = store.load([where])
+            assert document.body == str(answers.index(True)).encode()
+
+    def test_batches_in_opposite_order(self, store: Store) -> None:
+        """Batches that name the same keys in opposite order neither block each other nor share a grant."""
+        for round_number in range(_ROUNDS):
+            keys = [(round_number * 100 + number).to_bytes(16) for number in range(50)]
+            forth = [claim_of("forth", key=key) for key in keys]
+            back = [claim_of("back", key=key) for key in reversed(keys)]
+            first, second = race([partial(store.claim, forth), partial(store.claim, back)])
+            for one, other in zip(first, reversed(second), strict=True):
+                assert {type(one), type(other)} == {Granted, InFlight}
+
+
+def _swapped(store: Store, where: Address, number: int) -> bool:
+    (answer,) = store.swap([Change(where.namespace, where.key, 0, str(number).encode(), RETENTION)])
+    return answer
+
+
+class ProcessRaceContract:
+    """Races of processes on one store, which must be reachable by a URL."""
+
+    def url(self) -> str:
+        raise NotImplementedError
+
+    def test_one_process_is_granted(self, store: Store) -> None:
+        """Of processes that claim the same keys at once, in batches, exactly one is granted each key."""
+        keys = [number.to_bytes(16) for number in range(100)]
+        winners = _race_processes(self.url(), _claim_in_process, keys)
+        granted_keys = sorted(key for keys_won in winners for key in keys_won)
+        assert granted_keys == keys
+        assert all(isinstance(claim(store, "late", key=key), InFlight) for key in keys)
+
+    def test_one_process_swaps(self, store: Store) -> None:
+        """Of processes that count up one document, none loses a count."""
+        counts = _race_processes(self.url(), _count_in_process, 25)
+        (document,) = store.load([address("counter")])
+        assert document.body is not None
+        assert int(document.body) == sum(counts) == 4 * 25
+
+    def test_what_one_process_completes_others_see(self, store: Store) -> None:
+        """A completion is seen by every other process as soon as it was answered."""
+        results = _race_processes(self.url(), _complete_in_process, [number.to_bytes(16) for number in range(50)])
+        assert sum(results) == 50
+        for number in range(50):
+            record = stored(store, number.to_bytes(16))
+            assert record is not None
+            assert record.state == "C"
+
+
+def _race_processes(url: str, racer: Callable[..., Any], argument: Any, count: int = 4) -> list[Any]:
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(count)
+    answers = context.SimpleQueue()
+    processes = [
+        context.Process(target=_run_racer, args=(url, racer, argument, number, barrier, answers))
+        for number in range(count)
+    ]
+    for process in processes:
+        process.start()
+    collected = [answers.get() for _ in processes]
+    for process in processes:
+        process.join()
+    answers.close()
+    failures = [answer for answer in collected if isinstance(answer, BaseException)]
+    assert not failures, failures
+    return collected
+
+
+def _run_racer(
+    url: str, racer: Callable[..., Any], argument: Any, number: int, barrier: ProcessBarrier, answers: Any
+) -> None:
+    try:
+        store = open_store(url)
+        barrier.wait(60)
+        answer = racer(store, argument, f"process-{number}")
+        store.close()
+    except BaseException as error:  # noqa: BLE001  # the parent raises it again
+        answer = error
+    answers.put(answer)
+
+
+def _claim_in_process(store: Store, keys: list[bytes], name: str) -> list[bytes]:
+    won = []
+    for start in range(0, len(keys), 10):
+        batch = keys[start : start + 10]
+        verdicts = store.claim([claim_of(name, key=key) for key in batch])
+        won += [key for key, verdict in zip(batch, verdicts, strict=True) if isinstance(verdict, Granted)]
+    return won
+
+
+def _count_in_process(store: Store, times: int, _name: str) -> int:
+    where = address("counter")
+    done = 0
+    while done < times:
+        (document,) = store.load([where])
+        body = str(int(document.body or b"0") + 1).encode()
+        done += store.swap([Change(where.namespace, where.key, document.version, body, RETENTION)])[0]
+    return done
+
+
+def _complete_in_process(store: Store, keys: list[bytes], name: str) -> int:
+    completed = 0
+    for key in keys:
+        verdict = claim(store, name, key=key)
+        if isinstance(verdict, Granted):
+            assert verdict.record.owner == owner(name)
+            completed += complete(store, verdict.record, key=key)
+    return completed

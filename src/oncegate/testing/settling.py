@@ -1,0 +1,197 @@
+"""The contract: the rows of `settle` and `renew`, early, late and twice."""
+
+from collections.abc import Callable
+
+import pytest
+
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Complete, Record, Release
+from oncegate.stores.base import Store
+from oncegate.testing.asking import (
+    ABOUT,
+    BURIED_FOR,
+    KEY,
+    LEASE,
+    NAMESPACE,
+    RETENTION,
+    bury,
+    claim_of,
+    complete,
+    granted,
+    owner,
+    release,
+    renew,
+    stored,
+)
+from oncegate.testing.clock import ManualClock
+
+Settle = Callable[..., bool]
+
+SETTLES = [
+    pytest.param(complete, COMPLETED, id="complete"),
+    pytest.param(release, RELEASED, id="release"),
+    pytest.param(bury, DEAD, id="bury"),
+]
+
+
+class SettleContract:
+    def test_complete(self, store: Store, clock: ManualClock) -> None:
+        """Completing keeps the result and what explains the record, and starts the retention."""
+        record = granted(store)
+        clock.advance(5)
+        assert complete(store, record, b"0", error="its result was cut")
+        after = stored(store)
+        assert after is not None
+        assert (after.state, after.result, after.error) == (COMPLETED, b"0", "its result was cut")
+        assert (after.fence, after.attempts, after.about) == (record.fence, 1, ABOUT)
+        assert (after.first_seen, after.completed_at) == (clock.now - 5, clock.now)
+        assert after.expires_at == clock.now + RETENTION
+
+    def test_release(self, store: Store) -> None:
+        """Releasing keeps attempts, fence and the error; the record is not deleted."""
+        record = granted(store)
+        assert release(store, record, error="boom")
+        after = stored(store)
+        assert after is not None
+        assert (after.state, after.attempts, after.fence, after.error) == (RELEASED, 1, record.fence, "boom")
+
+    def test_release_unstarted(self, store: Store) -> None:
+        """Releasing what never started gives the attempt back."""
+        assert release(store, granted(store), unstarted=True)
+        again = granted(store, "bob")
+        assert again.attempts == 1
+
+    def test_bury(self, store: Store, clock: ManualClock) -> None:
+        """Burying keeps payload and error in one write, for the retention of dead letters."""
+        assert bury(store, granted(store), payload=b"\x00raw\xff", error="no \N{SNOWMAN}")
+        after = stored(store)
+        assert after is not None
+        assert (after.state, after.payload, after.error) == (DEAD, b"\x00raw\xff", "no \N{SNOWMAN}")
+        assert after.expires_at == clock.now + BURIED_FOR
+
+    @pytest.mark.parametrize("result", [None, b"", b"null", b"0", b'"' + b"x" * 1_000_000 + b'"'])
+    def test_results_come_back_as_they_were(self, store: Store, result: bytes | None) -> None:
+        """Any bytes, none and very many included, are kept as the result."""
+        assert complete(store, granted(store), result)
+        after = stored(store)
+        assert after is not None
+        assert after.result == result
+
+    @pytest.mark.parametrize(("settle", "state"), SETTLES)
+    def test_same_settle_again(self, store: Store, clock: ManualClock, settle: Settle, state: str) -> None:
+        """A settle whose reply was lost is asked again: true, and nothing changes."""
+        record = granted(store)
+        assert settle(store, record)
+        before = stored(store)
+        clock.advance(7)
+        assert settle(store, record)
+        assert stored(store) == before
+        assert before is not None
+        assert before.state == state
+
+    @pytest.mark.parametrize(("first", "_state"), SETTLES)
+    @pytest.mark.parametrize(("second", "_other"), SETTLES)
+    def test_another_settle_after(self, store: Store, first: Settle, second: Settle, _state: str, _other: str) -> None:
+        """What has ended one way cannot end another way."""
+        record = granted(store)
+        assert first(store, record)
+        before = stored(store)
+        assert second(store, record) is (first is second)
+        assert stored(store) == before
+
+    @pytest.mark.parametrize("settle", [complete, release, bury, renew])
+    def test_not_the_owner(self, store: Store, settle: Settle) -> None:
+        """The right fence with another's owner is refused, and nothing is written."""
+        record = granted(store)
+        before = stored(store)
+        assert settle(store, record, owner=owner("eve")) is False
+        assert stored(store) == before
+
+    @pytest.mark.parametrize("settle", [complete, release, bury, renew])
+    @pytest.mark.parametrize("off", [-1, 1])
+    def test_not_the_fence(self, store: Store, settle: Settle, off: int) -> None:
+        """The right owner with another fence is refused, and nothing is written."""
+        record = granted(store)
+        before = stored(store)
+        assert settle(store, record, fence=record.fence + off) is False
+        assert stored(store) == before
+
+    @pytest.mark.parametrize("settle", [complete, release, bury, renew])
+    def test_absent(self, store: Store, settle: Settle) -> None:
+        """What was never claimed cannot be settled or renewed."""
+        record = granted(store)
+        assert settle(store, record, key=b"?" * 16) is False
+        assert stored(store, b"?" * 16) is None
+
+    @pytest.mark.parametrize("settle", [complete, release, bury, renew])
+    def test_late_but_nobody_came(self, store: Store, clock: ManualClock, settle: Settle) -> None:
+        """After its lease a claim that nobody took over can still be settled by its owner."""
+        record = granted(store)
+        clock.advance(LEASE)
+        assert settle(store, record)
+
+    @pytest.mark.parametrize("settle", [complete, release, bury, renew])
+    def test_late_and_taken_over(self, store: Store, clock: ManualClock, settle: Settle) -> None:
+        """After a takeover nothing of the old owner's is accepted, and the new owner's claim stands."""
+        record = granted(store)
+        clock.advance(LEASE)
+        successor = granted(store, "bob")
+        assert settle(store, record) is False
+        assert stored(store) == successor
+        assert complete(store, successor)
+
+    @pytest.mark.parametrize("settle", [complete, release, bury, renew])
+    def test_late_and_expired(self, store: Store, clock: ManualClock, settle: Settle) -> None:
+        """A settle that comes after the record has expired is lost, and brings nothing back."""
+        record = granted(store)
+        clock.advance(RETENTION)
+        assert settle(store, record) is False
+        assert stored(store) is None
+
+    def test_late_and_done_by_another(self, store: Store, clock: ManualClock) -> None:
+        """A stale owner learns that it has lost even when its successor has completed."""
+        record = granted(store)
+        clock.advance(LEASE)
+        assert complete(store, granted(store, "bob"), b'"bob"')
+        assert complete(store, record, b'"ann"') is False
+        after = stored(store)
+        assert after is not None
+        assert after.result == b'"bob"'
+
+    def test_batch_of_settles(self, store: Store) -> None:
+        """Each settle of a batch is answered by itself; one that is lost does not stop its neighbours."""
+        keys = [bytes([number]) * 16 for number in range(3)]
+        records = [verdict.record for verdict in store.claim([claim_of("ann", key=key) for key in keys])]
+        answers = store.settle(
+            [
+                Complete(NAMESPACE, keys[0], records[0].owner, records[0].fence, RETENTION),
+                Complete(NAMESPACE, keys[1], owner("eve"), records[1].fence, RETENTION),
+                Release(NAMESPACE, keys[2], records[2].owner, records[2].fence),
+                Release(NAMESPACE, keys[0], records[0].owner, records[0].fence),
+            ]
+        )
+        assert answers == [True, False, True, False]
+        assert [_state(store, key) for key in keys] == [COMPLETED, IN_PROGRESS, RELEASED]
+
+
+class RenewContract:
+    def test_renewing_moves_the_lease(self, store: Store, clock: ManualClock) -> None:
+        """A renewed lease lasts from now, and changes neither fence nor attempts."""
+        record = granted(store)
+        clock.advance(LEASE - 1)
+        assert renew(store, record, lease=2 * LEASE)
+        after = stored(store)
+        assert after is not None
+        assert after.lease_until == clock.now + 2 * LEASE
+        assert (after.fence, after.attempts, after.expires_at) == (record.fence, record.attempts, record.expires_at)
+
+    @pytest.mark.parametrize("settle", [complete, release, bury])
+    def test_what_has_ended_is_not_renewed(self, store: Store, settle: Settle) -> None:
+        """There is no lease to renew once the claim is settled."""
+        record = granted(store)
+        assert settle(store, record)
+        assert renew(store, record) is False
+
+
+def _state(store: Store, key: bytes = KEY) -> str | None:
+    record: Record | None = stored(store, key)
+    return None if record is None else record.state
