@@ -26,6 +26,11 @@ def microseconds(value: Duration, setting: str = "duration") -> int:
     return found
 
 
+def times(count: int, thing: str) -> str:
+    """A number of things for a sentence: `1 attempt`, `2 attempts`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def spoken(duration_us: int) -> str:
     """A duration for a sentence: one unit, rounded down, never more exact than a person needs."""
     for unit in ("d", "h", "m", "s"):

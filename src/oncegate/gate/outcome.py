@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 
 from oncegate.claims import DEAD, RELEASED, Record
-from oncegate.durations import spoken
+from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
 
 Status: TypeAlias = Literal[
@@ -79,7 +79,7 @@ def _conflict(outcome: Outcome) -> str:
 def _buried(outcome: Outcome) -> str:
     original = outcome.original
     if original is None or original.state != DEAD:
-        return f"Buried as dead letter {outcome.key} after {outcome.event.attempt} attempts: {outcome.error}."
+        return f"Buried as dead letter {outcome.key} after {times(outcome.event.attempt, 'attempt')}: {outcome.error}."
     return f"Not run: it is dead letter {outcome.key} since an earlier delivery ({outcome.error})."
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from oncegate.claims import Bury, Complete, Release, Settlement
 from oncegate.clocks import Clock
+from oncegate.durations import times
 from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate.claiming import Claimer, payload_of
@@ -75,7 +76,7 @@ class Runner:
     def _hopeless(self, job: Job) -> str | None:
         most = self._terms.max_attempts
         if most is not None and job.event.attempt > most:
-            return f"its worker did not come back from any of {most} attempts"
+            return f"its worker did not come back from {times(most, 'attempt')}"
         return job.event.problem
 
     def _handle(self, job: Job, handler: Handler, settlements: Settlements) -> None:

@@ -13,9 +13,10 @@ _OPENERS = {
 }
 
 
-def open_store(url: str, *, clock: Clock | None = None) -> Store:
+def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> Store:
     """Open the store at a URL: `memory://` or `sqlite:///path`.
 
+    `create=False` refuses a place where there is none yet, for people who look at one and may have mistyped.
     `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.
     """
     scheme, _, _ = url.partition("://")
@@ -23,5 +24,5 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
         known = " or ".join(f"{name}://" for name in _OPENERS)
         raise SettingError(f"no store speaks {scheme!r}; a store URL starts with {known}")
     module, opener = _OPENERS[scheme]
-    store: Store = getattr(import_module(module), opener)(url, clock=clock)
+    store: Store = getattr(import_module(module), opener)(url, create=create, clock=clock)
     return store

@@ -167,7 +167,9 @@ class MemoryStore:
         """Nothing to let go of."""
 
 
-def open_memory(url: str, *, clock: Clock | None = None) -> MemoryStore:
+def open_memory(url: str, *, create: bool, clock: Clock | None) -> MemoryStore:
+    if not create:
+        raise SettingError("memory:// lives within one process; name the store of another with its own URL")
     if url != "memory://":
         raise SettingError(f"the memory store takes no address or options: write memory://, not {url!r}")
     return MemoryStore(clock=clock)

@@ -1,0 +1,17 @@
+"""The `oncegate` command."""
+
+import sys
+
+from oncegate.errors import MissingExtra
+
+
+def main() -> None:
+    try:
+        from oncegate.cli.main import run  # the command line is an extra
+    except ImportError as error:
+        sys.exit(f"oncegate: {MissingExtra(f'The command line (no {error.name} here)', 'cli')}")
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

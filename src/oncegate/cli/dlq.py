@@ -1,0 +1,142 @@
+"""`oncegate dlq`: dead letters, for a person to look at, redrive or drop."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import click
+
+from oncegate.claims import DEAD, Redrive, Reset
+from oncegate.cli import exits, options
+from oncegate.cli.handlers import load_handler
+from oncegate.cli.options import (
+    address_of,
+    existing_store,
+    namespace_option,
+    output_option,
+    store_option,
+    the_one,
+)
+from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_table
+from oncegate.cli.records import fields, payload_text, sentence
+from oncegate.durations import times
+from oncegate.gate import Gate
+from oncegate.stores.base import Entry, Store
+
+_PAGE = 100
+
+
+@click.group()
+def dlq() -> None:
+    """List, show, redrive or drop dead letters."""
+
+
+@dlq.command(name="list")
+@store_option
+@namespace_option
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
+@output_option
+def list_(store: str, namespace: str | None, limit: int, output: str) -> None:
+    """List dead letters, the payloads left out."""
+    with closing(existing_store(store)) as opened:
+        entries = opened.dead_letters(namespace, limit=limit + 1)
+    if output == "json":
+        show_json([fields(entry) for entry in entries[:limit]])
+        return
+    if not entries:
+        say("There are no dead letters.")
+        return
+    rows = [_row(entry) for entry in entries[:limit]]
+    show_table(("key", "namespace", "event id", "type", "attempts", "first seen", "error"), rows)
+    if len(entries) > limit:
+        say(f"There are more than these {limit}; ask for them with --limit.")
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    record, about = entry.record, entry.record.about
+    first_seen = moment(record.first_seen)
+    error = (record.error or "").split("\n")[0]
+    return entry.key.hex(), entry.namespace, about.delivery_id, about.type, record.attempts, first_seen, error
+
+
+@dlq.command()
+@click.argument("key", type=options.key)
+@store_option
+@namespace_option
+@output_option
+def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
+    """Show the dead letter KEY with its payload."""
+    with closing(existing_store(store)) as opened:
+        entry = _dead(opened, namespace, key)
+    if output == "json":
+        show_json(fields(entry) | {"payload": payload_text(entry.record)})
+        return
+    say(sentence(entry.record))
+    show_facts(fields(entry) | {"payload": payload_text(entry.record)})
+
+
+@dlq.command()
+@click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
+@click.option("--all", "all_", is_flag=True, help="Every dead letter there is.")
+@click.option("--handler", metavar="MODULE:FUNCTION", help="Run them here and now with this handler.")
+@store_option
+@namespace_option
+def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, store: str, namespace: str | None) -> None:
+    """Send dead letters back to work, with all their attempts.
+
+    A running `oncegate serve` on the same store takes them up within a second; with --handler they run here.
+    """
+    call = None if handler is None else load_handler(handler)
+    with closing(existing_store(store)) as opened:
+        entries = list(_wanted(opened, namespace, wanted, all_))
+        answers = opened.redrive([Redrive(entry.namespace, entry.key) for entry in entries])
+        redriven = [entry for entry, done in zip(entries, answers, strict=True) if done]
+        say(f"{len(redriven)} redriven.")
+        if call is not None:
+            for name in sorted({entry.namespace for entry in redriven}):
+                for outcome in Gate(opened, namespace=name).run_waiting(call, limit=len(redriven)):
+                    say(f"{outcome.key}  {outcome.reason}")
+    _all_done(len(entries), len(redriven), "redriven")
+
+
+@dlq.command()
+@click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
+@click.option("--all", "all_", is_flag=True, help="Every dead letter there is.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@store_option
+@namespace_option
+def drop(wanted: tuple[bytes, ...], all_: bool, yes: bool, store: str, namespace: str | None) -> None:
+    """Throw dead letters away: their payload is lost, and their events count as never seen."""
+    with closing(existing_store(store)) as opened:
+        entries = list(_wanted(opened, namespace, wanted, all_))
+        if entries and not yes:
+            click.confirm(f"Throw away {times(len(entries), 'dead letter')} with the payload?", abort=True, err=True)
+        answers = opened.reset([Reset(entry.namespace, entry.key, only_dead=True) for entry in entries])
+    say(f"{sum(answers)} dropped.")
+    _all_done(len(entries), sum(answers), "dropped")
+
+
+def _wanted(store: Store, namespace: str | None, keys: tuple[bytes, ...], all_: bool) -> Iterator[Entry]:
+    if bool(keys) is all_:
+        raise click.UsageError("name the keys of dead letters, or --all for every one")
+    if keys:
+        yield from [_dead(store, namespace, key) for key in keys]
+        return
+    after = None
+    while page := store.dead_letters(namespace, after=after, limit=_PAGE):
+        yield from page
+        after = address_of(page[-1])
+
+
+def _dead(store: Store, namespace: str | None, key: bytes) -> Entry:
+    entry = the_one(store, namespace, key)
+    if entry.record.state != DEAD:
+        say_error(f"{key.hex()} is no dead letter. {sentence(entry.record)}")
+        raise click.exceptions.Exit(exits.NOT_FOUND)
+    return entry
+
+
+def _all_done(asked: int, done: int, what: str) -> None:
+    if done < asked:
+        say_error(f"{asked - done} were no dead letters any more when they were to be {what}")
+        raise click.exceptions.Exit(exits.FAILED)

@@ -1,0 +1,55 @@
+"""`oncegate keys`: look at what is remembered of a key, or forget it."""
+
+from contextlib import closing
+
+import click
+import msgspec
+
+from oncegate.claims import Reset
+from oncegate.cli import exits, options
+from oncegate.cli.options import existing_store, namespace_option, output_option, store_option, the_one
+from oncegate.cli.output import say, say_error, show_facts, show_json
+from oncegate.cli.records import fields, sentence
+
+
+@click.group()
+def keys() -> None:
+    """Show or reset what is remembered of a key."""
+
+
+@keys.command()
+@click.argument("key", type=options.key)
+@store_option
+@namespace_option
+@output_option
+def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
+    """Show the record of KEY and what it means for the next delivery."""
+    with closing(existing_store(store)) as opened:
+        entry = the_one(opened, namespace, key)
+    if output == "json":
+        show_json(fields(entry) | {"meaning": sentence(entry.record)})
+        return
+    say(sentence(entry.record))
+    facts = fields(entry)
+    if entry.record.result is not None:
+        facts["result"] = msgspec.json.encode(facts["result"]).decode()
+    show_facts(facts)
+
+
+@keys.command()
+@click.argument("key", type=options.key)
+@store_option
+@namespace_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def reset(key: bytes, store: str, namespace: str | None, yes: bool) -> None:
+    """Forget KEY: the next delivery of its event is run as if it were the first."""
+    with closing(existing_store(store)) as opened:
+        entry = the_one(opened, namespace, key)
+        say(sentence(entry.record))
+        if not yes:
+            click.confirm("Forget it, so that the next delivery runs again?", abort=True, err=True)
+        (done,) = opened.reset([Reset(entry.namespace, key)])
+    if not done:
+        say_error(f"{key.hex()} was gone before it could be reset")
+        raise click.exceptions.Exit(exits.NOT_FOUND)
+    say(f"{key.hex()} is forgotten.")

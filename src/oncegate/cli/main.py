@@ -1,0 +1,48 @@
+"""The command line: one group, and what every command shares."""
+
+import sys
+
+import click
+
+from oncegate import __version__
+from oncegate.cli import exits
+from oncegate.cli.dlq import dlq
+from oncegate.cli.keys import keys
+from oncegate.cli.output import say_error
+from oncegate.cli.serve import serve
+from oncegate.errors import OncegateError, SettingError, StoreError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="oncegate")
+def cli() -> None:
+    """Make every event take effect once, however often it is delivered."""
+
+
+cli.add_command(serve)
+cli.add_command(keys)
+cli.add_command(dlq)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command; every way it can go wrong is one sentence on stderr and a named exit code."""
+    try:
+        code = cli.main(arguments, prog_name="oncegate", standalone_mode=False)
+    except (click.Abort, KeyboardInterrupt):
+        return exits.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe has gone, as `head` does: nobody is left to tell
+        return exits.OK
+    except OncegateError as error:
+        say_error(str(error))
+        return _code(error)
+    return code if isinstance(code, int) else exits.OK
+
+
+def _code(error: OncegateError) -> int:
+    if isinstance(error, StoreError):
+        return exits.STORE
+    return exits.USAGE if isinstance(error, SettingError) else exits.FAILED

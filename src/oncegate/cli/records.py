@@ -1,0 +1,59 @@
+"""A record in words and in fields."""
+
+from typing import Any
+
+import msgspec
+
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
+from oncegate.cli.output import moment, state_name
+from oncegate.clocks import wall
+from oncegate.durations import spoken, times
+from oncegate.stores.base import Entry
+
+
+def sentence(record: Record) -> str:
+    """What the record means for the next delivery of its event."""
+    now = wall()
+    until = f"until {moment(record.expires_at)}" if record.expires_at is not None else "for as long as it is kept"
+    if record.state == COMPLETED:
+        done = spoken(now - (record.completed_at or now))
+        return f"It was processed {done} ago; a copy delivered now is a duplicate, {until}."
+    if record.state == DEAD:
+        tried = times(record.attempts, "attempt")
+        return f"It is a dead letter after {tried}; nothing runs it until it is redriven or dropped."
+    if record.state == IN_PROGRESS and now < record.lease_until:
+        return f"A worker holds it, for up to {spoken(record.lease_until - now)} more unless it renews."
+    if record.state == IN_PROGRESS:
+        return f"Its worker's lease ended {spoken(now - record.lease_until)} ago; the next delivery runs it again."
+    if record.payload is not None:
+        return "It is kept with its payload and waits for a dispatcher to run it."
+    return f"It was released after {times(record.attempts, 'attempt')}; the next delivery runs it again."
+
+
+def fields(entry: Entry) -> dict[str, Any]:
+    """All that is known of a record but its payload, for a person or as JSON."""
+    record, about = entry.record, entry.record.about
+    return {
+        "key": entry.key.hex(),
+        "namespace": entry.namespace,
+        "state": state_name(record.state),
+        "attempts": record.attempts,
+        "source": about.source,
+        "type": about.type,
+        "entity": about.entity,
+        "event_id": about.delivery_id,
+        "occurred_at": moment(about.occurred_at),
+        "first_seen": moment(record.first_seen),
+        "completed_at": moment(record.completed_at),
+        "lease_until": moment(record.lease_until) if record.state == IN_PROGRESS else None,
+        "expires_at": moment(record.expires_at),
+        "fence": record.fence,
+        "payload_hash": record.payload_hash.hex(),
+        "error": record.error,
+        "result": None if record.result is None else msgspec.json.decode(record.result),
+    }
+
+
+def payload_text(record: Record) -> str | None:
+    """The payload as text; bytes that are no text are shown by their escapes."""
+    return None if record.payload is None else record.payload.decode("utf-8", "backslashreplace")

@@ -1,0 +1,85 @@
+"""Answers: from outcomes to HTTP, by one table."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from oncegate.gate.outcome import Outcome, Status
+
+# Some senders try again on 5xx only, and lose what gets any other refusal: what was not taken is always 503.
+_CODES: dict[Status, int] = {
+    "processed": 200,
+    "duplicate": 200,
+    "skipped": 200,
+    "unguarded": 200,
+    "conflict": 200,
+    "buried": 200,
+    "invalid": 400,
+    "in_flight": 503,
+    "failed": 503,
+}
+_TITLES = {
+    400: "Not a readable event",
+    404: "No such place",
+    405: "Not that way",
+    408: "Too slow",
+    413: "Too large",
+    415: "Encoded",
+    503: "Not taken",
+}
+_RETRY_AFTER = 5
+
+
+class Answer(Struct, frozen=True):
+    code: int
+    body: bytes
+    headers: list[tuple[bytes, bytes]]
+
+
+def answer_of(outcomes: list[Outcome]) -> Answer:
+    """One answer for a request: of several events the one that fared worst decides the code."""
+    if not outcomes:
+        return problem(400, "the body is an empty array: it holds no event")
+    code = max(_CODES[outcome.status] for outcome in outcomes)
+    said = [_fields(outcome) for outcome in outcomes]
+    body = said[0] if len(said) == 1 else {"outcomes": said}
+    if code == 200:
+        return Answer(200, msgspec.json.encode(body), [(b"content-type", b"application/json")])
+    worst = next(outcome for outcome in outcomes if _CODES[outcome.status] == code)
+    return problem(code, worst.reason, body, _retry_after(worst))
+
+
+def problem(
+    code: int,
+    detail: str,
+    more: dict[str, Any] | None = None,
+    retry_after: int = _RETRY_AFTER,
+    headers: list[tuple[bytes, bytes]] | None = None,
+) -> Answer:
+    """A refusal as problem+json (RFC 9457). Its member `status` is the HTTP code; an outcome's is `outcome`."""
+    body = {**(more or {}), "type": "about:blank", "title": _TITLES[code], "detail": detail}
+    if "status" in body:
+        body["outcome"] = body.pop("status")
+    body["status"] = code
+    sent = [(b"content-type", b"application/problem+json"), *(headers or [])]
+    if code == 503:
+        sent.append((b"retry-after", str(retry_after).encode()))
+    return Answer(code, msgspec.json.encode(body), sent)
+
+
+def _fields(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "status": outcome.status,
+        "event_id": outcome.event.id,
+        "key": None if outcome.key is None else str(outcome.key),
+        "kind": outcome.kind,
+        "reason": outcome.reason,
+    }
+
+
+def _retry_after(outcome: Outcome) -> int:
+    """When the lease of whoever holds it ends, else soon."""
+    if outcome.status != "in_flight" or outcome.original is None or outcome.at is None:
+        return _RETRY_AFTER
+    return max(1, -(-(outcome.original.lease_until - outcome.at) // 1_000_000))

@@ -1,0 +1,145 @@
+"""The application: a bare ASGI callable, since the framework would cost half of the requests per second."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from oncegate.errors import OncegateError
+from oncegate.gate import Gate, Outcome
+from oncegate.gate.running import Handler
+from oncegate.service.answers import Answer, answer_of, problem
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Watch = Callable[[Outcome], None]
+
+_log = logging.getLogger("oncegate.service")
+
+_LARGEST_BODY = 1024 * 1024
+_BODY_WITHIN = 10.0
+_LOOK_FOR_WAITING_EVERY = 1.0
+_WORKERS = 32
+_MOST_IN_HAND = 256
+
+
+class TooLarge(Exception):
+    """The body is larger than will be read."""
+
+
+class App:
+    """Takes POST /events through the gate, and runs what waits in the store with its payload."""
+
+    def __init__(self, gate: Gate, handler: Handler, watch: Watch) -> None:
+        self._gate = gate
+        self._handler = handler
+        self._watch = watch
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="oncegate-worker")
+        self._in_hand = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await _send(send, await self._answer(scope, receive))
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        method, path = scope["method"], scope["path"]
+        if path == "/healthz" and method in ("GET", "HEAD"):
+            return Answer(200, b'{"status":"ok"}', [(b"content-type", b"application/json")])
+        if path != "/events":
+            return problem(404, f"there is nothing at {path}; events are posted to /events")
+        if method != "POST":
+            return problem(405, "events are posted", headers=[(b"allow", b"POST")])
+        if any(name == b"content-encoding" for name, _ in scope["headers"]):
+            return problem(415, "send the body as it is, without a content encoding")
+        if self._in_hand >= _MOST_IN_HAND:
+            return problem(503, "too many events are in hand; send it again")
+        self._in_hand += 1
+        try:
+            return await self._taken(receive)
+        finally:
+            self._in_hand -= 1
+
+    async def _taken(self, receive: Receive) -> Answer:
+        try:
+            async with asyncio.timeout(_BODY_WITHIN):
+                body = await _body(receive)
+        except TimeoutError:
+            return problem(408, f"the body did not arrive within {_BODY_WITHIN:.0f} s", headers=_CLOSE)
+        except TooLarge:
+            return problem(413, f"the body is larger than {_LARGEST_BODY} bytes", headers=_CLOSE)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._through, body)
+
+    def _through(self, body: bytes) -> Answer:
+        """In a worker thread: gate and store are synchronous. Whatever goes wrong here is no acknowledgement."""
+        try:
+            outcomes = [self._kept(outcome) for outcome in self._gate.run_batch([body], self._handler)]
+            for outcome in outcomes:
+                self._watch(outcome)
+            return answer_of(outcomes)
+        except Exception:  # noqa: BLE001  # see above
+            _log.exception("a request failed")
+            return problem(503, "the event could not be taken; send it again")
+
+    def _kept(self, outcome: Outcome) -> Outcome:
+        """What is refused for good is kept as a dead letter before its sender is told."""
+        return self._gate.keep(outcome) if outcome.status == "invalid" else outcome
+
+    # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        stop = asyncio.Event()
+        dispatcher = asyncio.create_task(self._dispatch(stop))
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        stop.set()
+        await dispatcher
+        self._workers.shutdown()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _dispatch(self, stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        while not stop.is_set():
+            await loop.run_in_executor(self._workers, self._run_waiting)
+            try:
+                async with asyncio.timeout(_LOOK_FOR_WAITING_EVERY):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+
+    def _run_waiting(self) -> None:
+        try:
+            for outcome in self._gate.run_waiting(self._handler):
+                self._watch(outcome)
+        except OncegateError as error:
+            _log.warning("waiting events could not be taken: %s", error)
+
+
+_CLOSE = [(b"connection", b"close")]
+
+
+async def _body(receive: Receive) -> bytes:
+    """The whole body, refused as soon as it is larger than allowed."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > _LARGEST_BODY:
+            raise TooLarge
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _send(send: Send, answer: Answer) -> None:
+    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+    await send({"type": "http.response.start", "status": answer.code, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

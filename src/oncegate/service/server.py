@@ -1,0 +1,31 @@
+"""The server: uvicorn with httptools and uvloop around the application."""
+
+import logging
+import socket
+import sys
+
+import uvicorn
+
+from oncegate.gate import Gate
+from oncegate.gate.running import Handler
+from oncegate.service.app import App
+from oncegate.service.log import json_line, pretty_line
+
+_DRAIN_WITHIN = 25
+
+
+def run(gate: Gate, handler: Handler, listener: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish what is in hand."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    watch = pretty_line if sys.stdout.isatty() else json_line
+    config = uvicorn.Config(
+        App(gate, handler, watch),
+        http="httptools",
+        loop="auto",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_WITHIN,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
