@@ -14,7 +14,6 @@ operation. Rows are tried from the top; the first that matches decides.
     C                                              claim      unchanged                       Duplicate
     D                                              claim      unchanged                       Buried
 
-    P with its lease alive, owner is mine          take       unchanged                       Granted, same fence
     R or P with its lease over, with a payload     take       P, fence + 1, attempts + 1      Granted
     anything else                                  take       unchanged                       None
 
@@ -269,10 +268,7 @@ def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdi
 def _take(record: Record | None, take: Take, now: int) -> tuple[Record | None, Granted | None]:
     if record is None or record.payload is None:
         return record, None
-    alive = _alive(record, now)
-    if alive and record.owner == take.owner:
-        return record, Granted(record, now)
-    if record.state == RELEASED or (record.state == IN_PROGRESS and not alive):
+    if record.state == RELEASED or (record.state == IN_PROGRESS and not _alive(record, now)):
         record = _granted_again(record, take, now)
         return record, Granted(record, now)
     return record, None

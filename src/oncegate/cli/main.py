@@ -1,7 +1,5 @@
 """The command line: one group, and what every command shares."""
 
-import sys
-
 import click
 
 from oncegate import __version__
@@ -33,9 +31,6 @@ def run(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe has gone, as `head` does: nobody is left to tell
-        return exits.OK
     except OncegateError as error:
         say_error(str(error))
         return _code(error)

@@ -40,8 +40,8 @@ class Outcome(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """One sentence for a person."""
-        return _SENTENCES[self.status](self)
+        """One sentence for a person, on one line."""
+        return " ".join(_SENTENCES[self.status](self).split())
 
 
 def _processed(outcome: Outcome) -> str:

@@ -1,0 +1,243 @@
+"""The command line: what a person types, sees, and gets as exit code."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.cli import exits
+from oncegate.cli.main import run
+from oncegate.cli.output import clean
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def fail(event: Event) -> None:
+    raise ValueError(f"no case \x1b[31m{event.id}")
+
+
+@pytest.fixture
+def oncegate(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in a fresh folder: its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run(list(arguments))
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """A gate on the store that commands use by default in that folder."""
+    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=1)
+    yield gate
+    gate.close()
+
+
+class TestKeys:
+    def test_show(self, oncegate: Run, gate: Gate) -> None:
+        """A key is shown with one sentence on what it means, then its fields."""
+        outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
+        code, out, err = oncegate("keys", "show", str(outcome.key))
+        assert (code, err) == (exits.OK, "")
+        assert re.match(r"It was processed \d+ (ms|s) ago; a copy delivered now is a duplicate, until 20", out)
+        facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines()[1:])
+        assert (facts["key"], facts["state"], facts["event_id"]) == (str(outcome.key), "completed", "evt-1")
+        assert json.loads(facts["result"]) == {"case": 7}
+
+    def test_show_json(self, oncegate: Run, gate: Gate) -> None:
+        """As JSON the same can be read by a program."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: [1])
+        code, out, _ = oncegate("keys", "show", str(outcome.key), "--output", "json")
+        shown = json.loads(out)
+        assert code == exits.OK
+        assert (shown["state"], shown["result"], shown["attempts"]) == ("completed", [1], 1)
+
+    def test_reset(self, oncegate: Run, gate: Gate) -> None:
+        """A key that is reset is new again; a second reset finds nothing."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: None)
+        assert oncegate("keys", "reset", str(outcome.key), "--yes")[0] == exits.OK
+        assert gate.run({"id": "evt-1"}, lambda event: None).status == "processed"
+        oncegate("keys", "reset", str(outcome.key), "--yes")
+        code, _, err = oncegate("keys", "reset", str(outcome.key), "--yes")
+        assert code == exits.NOT_FOUND
+        assert "there is no record of" in err
+
+    def test_reset_asks(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a yes nothing is forgotten."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: None)
+        monkeypatch.setattr("sys.stdin", io.StringIO(""))
+        assert oncegate("keys", "reset", str(outcome.key))[0] == exits.INTERRUPTED
+        assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
+
+    def test_several_namespaces(self, oncegate: Run, gate: Gate) -> None:
+        """A key that is in several namespaces must be asked for in one."""
+        other = Gate(gate.store, namespace="other")
+        outcome = gate.run({"id": 1}, lambda event: None)
+        other.run({"id": 1}, lambda event: None)
+        code, _, err = oncegate("keys", "show", str(outcome.key))
+        assert code == exits.USAGE
+        assert "several namespaces (default, other)" in err
+        assert oncegate("keys", "show", str(outcome.key), "--namespace", "other")[0] == exits.OK
+
+
+class TestDeadLetters:
+    def test_empty(self, oncegate: Run, gate: Gate) -> None:
+        """With none there is a sentence, and an empty list as JSON."""
+        assert oncegate("dlq", "list")[:2] == (exits.OK, "There are no dead letters.\n")
+        assert json.loads(oncegate("dlq", "list", "--output", "json")[1]) == []
+
+    def test_list(self, oncegate: Run, gate: Gate) -> None:
+        """Each dead letter is a line with its key and error; hostile text is shown, not obeyed."""
+        outcome = gate.run({"id": "evt-1", "type": "t"}, fail)
+        _, out, _ = oncegate("dlq", "list")
+        assert str(outcome.key) in out
+        assert "ValueError: no case \\x1b[31mevt-1" in out
+        assert "\x1b" not in out
+
+    def test_limit(self, oncegate: Run, gate: Gate) -> None:
+        """A long list is cut where it was asked to be, and says so."""
+        gate.run_batch([{"id": number} for number in range(5)], fail)
+        _, out, _ = oncegate("dlq", "list", "--limit", "2")
+        assert len(out.splitlines()) == 4
+        assert "more than these 2" in out
+
+    def test_show(self, oncegate: Run, gate: Gate) -> None:
+        """A dead letter is shown with its payload as it was delivered."""
+        outcome = gate.run(b'{"id": "evt-1", "n": 1.0}', fail)
+        code, out, _ = oncegate("dlq", "show", str(outcome.key))
+        assert code == exits.OK
+        assert "dead letter after 1 attempt;" in out
+        assert '{"id": "evt-1", "n": 1.0}' in out
+
+    def test_redrive_waits_for_a_dispatcher(self, oncegate: Run, gate: Gate) -> None:
+        """A redriven dead letter is no dead letter any more and waits to be run."""
+        outcome = gate.run({"id": "evt-1"}, fail)
+        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "1 redriven.\n")
+        assert "waits for a dispatcher" in oncegate("keys", "show", str(outcome.key))[1]
+        code, _, err = oncegate("dlq", "redrive", str(outcome.key))
+        assert code == exits.NOT_FOUND
+        assert "is no dead letter" in err
+
+    def test_redrive_with_a_handler(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """With a handler the dead letters run at once, each with its outcome."""
+        gate.run_batch([{"id": 1}, {"id": 2}], fail)
+        (tmp_path / "mended.py").write_text("def handler(event):\n    assert event.id != '2', 'still broken'\n")
+        code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "mended:handler")
+        assert code == exits.OK
+        assert out.startswith("2 redriven.\n")
+        assert "Processed at the first attempt." in out
+        assert "AssertionError: still broken" in out
+        assert gate.run({"id": 1}, fail).status == "duplicate"
+
+    def test_drop(self, oncegate: Run, gate: Gate) -> None:
+        """Dropped dead letters are gone; what is none is left alone."""
+        done = gate.run({"id": "done"}, lambda event: None)
+        gate.run_batch([{"id": 1}, {"id": 2}], fail)
+        assert oncegate("dlq", "drop", str(done.key), "--yes")[0] == exits.NOT_FOUND
+        assert oncegate("dlq", "drop", "--all", "--yes")[:2] == (exits.OK, "2 dropped.\n")
+        assert gate.store.dead_letters() == []
+        assert gate.run({"id": "done"}, fail).status == "duplicate"
+
+    def test_many(self, oncegate: Run, gate: Gate) -> None:
+        """All means all, over many pages."""
+        gate.run_batch([{"id": number} for number in range(250)], fail)
+        assert oncegate("dlq", "drop", "--all", "--yes")[1] == "250 dropped.\n"
+
+    @pytest.mark.parametrize("arguments", [(), ("--all", "0" * 32)])
+    def test_which(self, oncegate: Run, gate: Gate, arguments: tuple[str, ...]) -> None:
+        """Keys or all: one of the two must be said."""
+        for command in ("redrive", "drop"):
+            code, _, err = oncegate("dlq", command, *arguments)
+            assert code == exits.USAGE
+            assert "name the keys of dead letters, or --all" in err
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("arguments", "code", "said"),
+        [
+            (("keys", "show", "xyz"), exits.USAGE, "'xyz' is not a key; a key is 32 hexadecimal digits"),
+            (("keys", "show", "0" * 32), exits.STORE, "there is no store at oncegate.db"),
+            (("dlq", "list", "--store", "mysql://x"), exits.USAGE, "a store URL starts with memory:// or sqlite://"),
+            (("dlq", "list", "--store", "memory://"), exits.USAGE, "memory:// lives within one process"),
+            (("serv",), exits.USAGE, "No such command 'serv'"),
+            (("serve", "--host", "0.0.0.0"), exits.USAGE, "no signature is checked yet"),  # noqa: S104  # refused
+            (("serve", "--lease", "30"), exits.USAGE, "lease='30' is not a duration"),
+            (("serve", "--handler", "nowhere"), exits.USAGE, "must be written module:function"),
+            (("serve", "--handler", "no_such_module:f"), exits.USAGE, "importing no_such_module failed"),
+            (("serve", "--handler", "json:nothing"), exits.USAGE, "there is no nothing in json"),
+            (("serve", "--handler", "json:__name__"), exits.USAGE, "it cannot be called"),
+        ],
+    )
+    def test_one_sentence_and_a_code(self, oncegate: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
+        """What cannot be done is said in a sentence, with a named exit code and no traceback."""
+        actual, _, err = oncegate(*arguments)
+        assert actual == code
+        assert said in err
+        assert "Traceback" not in err
+
+    def test_a_file_that_is_no_store(self, oncegate: Run, tmp_path: Path) -> None:
+        """A store that cannot be used is named with the remedy."""
+        (tmp_path / "oncegate.db").write_text("not a database " * 100)
+        code, _, err = oncegate("dlq", "list")
+        assert code == exits.STORE
+        assert "is not an SQLite file" in err
+
+    def test_without_the_extra(self, tmp_path: Path) -> None:
+        """Where the command line's libraries are not installed it says what to install."""
+        code = "import sys; sys.modules['click'] = None; from oncegate.__main__ import main; main()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.endswith("pip install 'oncegate[cli]'\n")
+
+    def test_a_reader_that_has_gone(self, gate: Gate, tmp_path: Path) -> None:
+        """A pipe that closes early, as `head` does, makes no noise."""
+        gate.run_batch([{"id": number} for number in range(300)], fail)
+        command = f"{sys.executable} -m oncegate dlq list --limit 300 --output json | head -n 1"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)  # noqa: S607
+        assert (done.stdout, done.stderr) == ("[\n", "")
+
+
+class TestTerminal:
+    def on_terminal(self, tmp_path: Path, **environment: str) -> str:
+        """What a command prints when it has a terminal."""
+        main, worker = pty.openpty()
+        command = [sys.executable, "-m", "oncegate", "dlq", "list"]
+        plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        env = plain | {"TERM": "xterm-256color", "COLUMNS": "160"} | environment
+        with subprocess.Popen(command, stdout=worker, stderr=worker, cwd=tmp_path, env=env):
+            os.close(worker)
+            shown = b""
+            try:
+                while chunk := os.read(main, 65536):
+                    shown += chunk
+            except OSError:
+                pass  # Linux says so when the other end has closed
+        os.close(main)
+        return shown.decode()
+
+    def test_colour_and_table(self, gate: Gate, tmp_path: Path) -> None:
+        """A terminal gets a table with bold headers; with NO_COLOR it gets no escape for colour."""
+        gate.run({"id": "evt-1"}, lambda event: 1 / 0)
+        shown = self.on_terminal(tmp_path)
+        assert "\x1b[1m" in shown
+        assert "ZeroDivisionError" in shown
+        assert "\x1b[3" not in self.on_terminal(tmp_path, NO_COLOR="1")
+
+
+def test_clean() -> None:
+    """Whatever could steer a terminal is shown by its escape; all other text stays."""
+    assert clean("a\x1b[2J\r\n\u202eb é 😀") == "a\\x1b[2J\\r\\n\\u202eb é 😀"

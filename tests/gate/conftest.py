@@ -1,0 +1,59 @@
+"""A gate on a fresh memory store, and stores that fail on demand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oncegate import Gate
+from oncegate.errors import StoreUnavailable
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+@pytest.fixture
+def gate(store: MemoryStore) -> Gate:
+    return Gate(store)
+
+
+class Stumbling(MemoryStore):
+    """A memory store whose verbs fail as often as they are told to, before or after they have done their work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: dict[str, int] = {}
+        self.after = False
+        self.calls: list[tuple[str, int]] = []
+
+    def _stumble(self, verb: str, call: Callable[[Any], Any], batch: Any) -> Any:
+        self.calls.append((verb, len(batch)))
+        if self.failures.get(verb, 0) <= 0:
+            return call(batch)
+        self.failures[verb] -= 1
+        if self.after:
+            call(batch)
+        raise StoreUnavailable(f"the store is away ({verb})")
+
+    def claim(self, requests: Any) -> Any:
+        return self._stumble("claim", super().claim, requests)
+
+    def settle(self, settlements: Any) -> Any:
+        return self._stumble("settle", super().settle, settlements)
+
+    def renew(self, leases: Any) -> Any:
+        return self._stumble("renew", super().renew, leases)
+
+
+@pytest.fixture
+def stumbling() -> Stumbling:
+    return Stumbling()

@@ -1,0 +1,286 @@
+"""Failures: of handlers, of stores, of processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.claims import COMPLETED, IN_PROGRESS, RELEASED, Redrive
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import Stumbling
+
+
+def fail(event: Event) -> None:
+    raise ValueError(f"no such case: {event.id}")
+
+
+def succeed(event: Event) -> str:
+    return f"did {event.id}"
+
+
+class TestFailingHandlers:
+    def test_released_with_its_error(self, gate: Gate) -> None:
+        """A failing event is released with the error's text, is not acknowledged, and runs again."""
+        outcome = gate.run({"id": 7}, fail)
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert outcome.error == "ValueError: no such case: 7"
+        (entry,) = gate.store.browse()
+        assert (entry.record.state, entry.record.error) == (RELEASED, "ValueError: no such case: 7")
+        again = gate.run({"id": 7}, succeed)
+        assert (again.status, again.event.attempt) == ("processed", 2)
+
+    def test_buried_at_the_last_attempt(self, store: MemoryStore) -> None:
+        """A failure at the last attempt buries at once, with payload and error, and acknowledges."""
+        gate = Gate(store, max_attempts=3)
+        outcomes = [gate.run({"id": 7}, fail) for _ in range(4)]
+        assert [outcome.status for outcome in outcomes] == ["failed", "failed", "buried", "buried"]
+        assert [outcome.event.attempt for outcome in outcomes] == [1, 2, 3, 0]
+        assert outcomes[2].acked
+        (entry,) = store.dead_letters()
+        assert (entry.record.payload, entry.record.error) == (b'{"id":7}', "ValueError: no such case: 7")
+
+    def test_the_bytes_are_buried_as_they_came(self, store: MemoryStore) -> None:
+        """A dead letter holds the delivery's own bytes."""
+        Gate(store, max_attempts=1).run(b' { "id" : 7.0 } ', fail)
+        assert store.dead_letters()[0].record.payload == b' { "id" : 7.0 } '
+
+    def test_the_platform_counts(self, store: MemoryStore) -> None:
+        """Where the platform owns the retries nothing is buried, however often it fails."""
+        gate = Gate(store, max_attempts=None)
+        assert {gate.run({"id": 7}, fail).status for _ in range(20)} == {"failed"}
+        assert store.dead_letters() == []
+
+    def test_a_grant_beyond_the_last_attempt_is_buried_unrun(self, store: MemoryStore) -> None:
+        """An event whose worker died at every attempt is buried without another try."""
+        gate = Gate(store, max_attempts=2)
+
+        def die(event: Event) -> None:
+            raise SystemExit(1)
+
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                Gate(store, max_attempts=None).run({"id": 7}, die)
+        outcome = gate.run({"id": 7}, succeed)
+        assert (outcome.status, outcome.event.attempt) == ("buried", 3)
+        assert "did not come back" in outcome.reason
+        assert len(store.dead_letters()) == 1
+
+    @pytest.mark.parametrize("error", [ValueError(), ValueError("\ud800\0"), ValueError("x" * 10_000)])
+    def test_any_text_of_an_error(self, gate: Gate, error: Exception) -> None:
+        """Whatever an error says can be stored, shortened if need be."""
+
+        def handler(event: Event) -> None:
+            raise error
+
+        outcome = gate.run({"id": 1}, handler)
+        assert outcome.error is not None
+        assert outcome.error.startswith("ValueError")
+        assert len(outcome.error) <= 2_000
+        outcome.error.encode()
+
+    def test_an_error_that_cannot_speak(self, gate: Gate) -> None:
+        """An exception whose text raises is a failure like another."""
+
+        class Mute(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("never")
+
+        def handler(event: Event) -> None:
+            raise Mute
+
+        assert gate.run({"id": 1}, handler).status == "failed"
+
+
+class TestResults:
+    def test_too_large(self, store: MemoryStore) -> None:
+        """A result over the cap is not kept and says so, for the original and for its duplicates; it is done."""
+        gate = Gate(store, max_result=10)
+        outcome = gate.run({"id": 1}, lambda event: "x" * 100)
+        assert (outcome.status, outcome.result) == ("processed", "x" * 100)
+        assert "102 bytes are more than max_result=10" in outcome.reason
+        again = gate.run({"id": 1}, succeed)
+        assert (again.status, again.result) == ("duplicate", None)
+        assert "was not kept" in again.reason
+
+    def test_no_json(self, gate: Gate) -> None:
+        """A result that is no JSON value does not undo what was done."""
+        outcome = gate.run({"id": 1}, lambda event: object())
+        assert outcome.status == "processed"
+        assert "no JSON value" in outcome.reason
+        assert gate.run({"id": 1}, succeed).status == "duplicate"
+
+
+class TestFailingStores:
+    def test_claim(self, stumbling: Stumbling) -> None:
+        """When the store cannot be asked, nothing runs and nothing is acknowledged."""
+        stumbling.failures = {"claim": 1}
+        gate = Gate(stumbling)
+        seen: list[Event] = []
+        outcomes = gate.run_batch([{"id": 1}, {"id": 2}], seen.append)
+        assert [(outcome.status, outcome.acked) for outcome in outcomes] == [("failed", False)] * 2
+        assert "the store is away" in outcomes[0].reason
+        assert seen == []
+
+    def test_settle_is_tried_again(self, stumbling: Stumbling) -> None:
+        """The effect is done, so a store that stumbles at the completion is asked again."""
+        stumbling.failures = {"settle": 2}
+        assert Gate(stumbling).run({"id": 1}, succeed).status == "processed"
+
+    @pytest.mark.parametrize("after", [False, True])
+    def test_settle_unknown(self, stumbling: Stumbling, after: bool) -> None:
+        """When the store never confirms, the delivery is not acknowledged, whether or not it was written."""
+        stumbling.failures, stumbling.after = {"settle": 99}, after
+        outcome = Gate(stumbling).run({"id": 1}, succeed)
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert "did not confirm" in outcome.reason
+        (entry,) = stumbling.browse()
+        assert entry.record.state == (COMPLETED if after else IN_PROGRESS)
+
+    @pytest.mark.parametrize("verb", ["claim", "settle"])
+    def test_conflict_without_a_copy(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+        """A conflict whose copy could not be kept is not acknowledged."""
+        gate = Gate(stumbling)
+        gate.run({"id": 1, "n": 1}, succeed)
+        judged = stumbling.claim
+
+        def judged_then_away(requests: Any) -> Any:
+            verdicts = judged(requests)
+            stumbling.failures = {verb: 99}
+            return verdicts
+
+        monkeypatch.setattr(stumbling, "claim", judged_then_away)
+        outcome = gate.run({"id": 1, "n": 2}, succeed)
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert "no copy could be kept" in outcome.reason
+
+    def test_keep(self, stumbling: Stumbling) -> None:
+        """A refused event whose copy could not be kept is not refused for good."""
+        gate = Gate(stumbling)
+        refused = gate.run(b"{", succeed)
+        stumbling.failures = {"claim": 1}
+        assert gate.keep(refused).status == "failed"
+
+
+class TestInterrupted:
+    def test_unstarted_claims_are_given_back(self, gate: Gate) -> None:
+        """Ctrl-C in a handler: it goes on upwards, what was done is completed, what never started costs no attempt."""
+
+        def interrupted(event: Event) -> str:
+            if event.id == "2":
+                raise KeyboardInterrupt
+            return succeed(event)
+
+        with pytest.raises(KeyboardInterrupt):
+            gate.run_batch([{"id": number} for number in (1, 2, 3, 4)], interrupted)
+        records = {entry.record.about.delivery_id: entry.record for entry in gate.store.browse()}
+        assert {name: record.state for name, record in records.items()} == {"1": "C", "2": "R", "3": "R", "4": "R"}
+        assert {name: record.attempts for name, record in records.items()} == {"1": 1, "2": 1, "3": 0, "4": 0}
+        assert records["2"].error == "KeyboardInterrupt"
+        outcomes = gate.run_batch([{"id": number} for number in (1, 2, 3, 4)], succeed)
+        assert [outcome.status for outcome in outcomes] == ["duplicate", "processed", "processed", "processed"]
+
+
+class TestPoison:
+    def test_retried_events_run_alone_and_last(self, stumbling: Stumbling) -> None:
+        """In a batch, events tried before are claimed, run and settled one by one after the fresh ones."""
+        gate, order = Gate(stumbling), []
+        for _ in range(2):
+            gate.run({"id": "twice"}, fail)
+        gate.run({"id": "once"}, fail)
+        stumbling.calls.clear()
+
+        def handler(event: Event) -> None:
+            order.append((event.id, event.attempt))
+
+        outcomes = gate.run_batch([{"id": "twice"}, {"id": "new"}, {"id": "once"}, {"id": "newer"}], handler)
+        assert [outcome.status for outcome in outcomes] == ["processed"] * 4
+        assert order == [("new", 1), ("newer", 1), ("once", 2), ("twice", 3)]
+        batches = [("claim", 4), ("settle", 2), ("settle", 2)]
+        assert stumbling.calls == [*batches, ("claim", 1), ("settle", 1), ("claim", 1), ("settle", 1)]
+
+    def test_poison_takes_no_neighbour_with_it(self, tmp_path: Path) -> None:
+        """An event that kills its process at every attempt is buried, and none of its batch is; each runs once."""
+        url, log = f"sqlite:///{tmp_path}/store.db", tmp_path / "log"
+        code = f"""
+            import os
+            from oncegate import Gate
+            def handler(event):
+                with open({str(log)!r}, "a") as file:
+                    file.write(event.id + "\\n")
+                if event.id == "poison":
+                    os._exit(9)
+            gate = Gate({url!r}, max_attempts=3, lease="50ms")
+            outcomes = gate.run_batch([{{"id": name}} for name in ("a", "b", "poison", "c", "d")], handler)
+            print(*(outcome.status for outcome in outcomes))
+            """
+        ended = []
+        for _ in range(12):
+            done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60)
+            ended.append(done.returncode)
+            if done.returncode == 0:
+                break
+        assert ended == [9, 9, 9, 0]
+        assert set(done.stdout.split()) <= {"duplicate", "processed", "buried"}
+        ran = log.read_text().split()
+        assert ran.count("poison") == 3
+        # The first kill can fall before the completions of "a" and "b" are flushed; nothing else can run twice.
+        assert all(ran.count(name) == 1 for name in ("c", "d"))
+        assert all(1 <= ran.count(name) <= 2 for name in ("a", "b"))
+        gate = Gate(url)
+        assert [entry.record.about.delivery_id for entry in gate.store.dead_letters()] == ["poison"]
+        gate.close()
+
+
+class TestWaiting:
+    def buried(self, store: MemoryStore, *names: str) -> None:
+        gate = Gate(store, max_attempts=1)
+        for name in names:
+            assert gate.run({"id": name}, fail).status == "buried"
+        store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
+
+    def test_redriven_events_run(self, store: MemoryStore) -> None:
+        """A redriven dead letter runs with its own payload under its own key, and is then a duplicate."""
+        gate = Gate(store)
+        seen: list[Event] = []
+        self.buried(store, "a", "b")
+        assert gate.run({"id": "a"}, seen.append).status == "duplicate"
+        outcomes = gate.run_waiting(seen.append)
+        assert [outcome.status for outcome in outcomes] == ["processed", "processed"]
+        assert sorted(event.id or "" for event in seen) == ["a", "b"]
+        assert [event.attempt for event in seen] == [1, 1]
+        assert gate.run({"id": "a"}, seen.append).status == "duplicate"
+        assert gate.run_waiting(seen.append) == []
+
+    def test_a_failing_one_does_not_stop_the_others(self, store: MemoryStore, clock: ManualClock) -> None:
+        """Each waiting event is tried once a call; one that fails waits for the next, until it is buried."""
+        self.buried(store, "a", "b", "c")
+        gate = Gate(store, max_attempts=2)
+
+        def handler(event: Event) -> None:
+            clock.advance(1)
+            if event.id == "b":
+                fail(event)
+
+        first = {outcome.event.id: outcome.status for outcome in gate.run_waiting(handler)}
+        assert first == {"a": "processed", "b": "failed", "c": "processed"}
+        assert [outcome.status for outcome in gate.run_waiting(handler)] == ["buried"]
+        assert gate.run_waiting(handler) == []
+
+    def test_limit(self, store: MemoryStore) -> None:
+        """No more than the limit run in one call."""
+        self.buried(store, "a", "b", "c")
+        assert len(Gate(store).run_waiting(succeed, limit=2)) == 2
+        assert len(Gate(store).run_waiting(succeed, limit=2)) == 1
+
+    def test_what_cannot_be_read_is_buried_again(self, gate: Gate) -> None:
+        """Redriving what was unreadable makes it no more readable: it is a dead letter again, unrun."""
+        gate.keep(gate.run(b"{", succeed))
+        gate.store.redrive([Redrive(entry.namespace, entry.key) for entry in gate.store.dead_letters()])
+        (outcome,) = gate.run_waiting(succeed)
+        assert outcome.status == "buried"
+        assert len(gate.store.dead_letters()) == 1

@@ -1,0 +1,261 @@
+"""The gate in lease mode: each event once, and an outcome for each delivery."""
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, Outcome, keys
+from oncegate.errors import SettingError, SeveralEvents
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from oncegate.testing.racing import race
+
+JSON_VALUES = [0, False, "", [], {}, None, 1.5, "text", [1, [2]], {"a": {"b": None}}, True, -1, 2**60]
+
+
+class Handler:
+    """A handler that remembers what it was given, and fails as often as it is told to."""
+
+    def __init__(self, result: Any = None, failures: int = 0) -> None:
+        self.seen: list[Event] = []
+        self.result = result
+        self.failures = failures
+
+    def __call__(self, event: Event) -> Any:
+        self.seen.append(event)
+        if self.failures > 0:
+            self.failures -= 1
+            raise ValueError("boom")
+        return self.result
+
+
+def statuses(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.status for outcome in outcomes]
+
+
+class TestOnce:
+    def test_first_is_processed_and_second_a_duplicate(self, gate: Gate) -> None:
+        """The handler runs for the first delivery only; both have the same key."""
+        handler = Handler()
+        first, second = gate.run({"id": "a"}, handler), gate.run(b'{"id":"a"}', handler)
+        assert (first.status, second.status, second.kind) == ("processed", "duplicate", "redelivery")
+        assert first.key == second.key
+        assert len(handler.seen) == 1
+
+    def test_the_handler_knows_its_claim(self, gate: Gate) -> None:
+        """The event given to the handler carries its key, attempt and fence."""
+        handler = Handler()
+        outcome = gate.run({"id": "a", "type": "t"}, handler)
+        (event,) = handler.seen
+        assert (event.id, event.type, event.body) == ("a", "t", {"id": "a", "type": "t"})
+        assert (event.key, event.attempt) == (outcome.key, 1)
+        assert event.fence > 0
+
+    @pytest.mark.parametrize("result", JSON_VALUES)
+    def test_results_are_given_back(self, gate: Gate, result: Any) -> None:
+        """A duplicate carries the original's result, whatever JSON value it is."""
+        assert gate.run({"id": "a"}, Handler(result)).result == result
+        again = gate.run({"id": "a"}, Handler("another"))
+        assert again.status == "duplicate"
+        assert again.result == result
+        assert type(again.result) is type(result)
+
+    def test_retention(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A key is forgotten after its retention, and its event is then new."""
+        gate, handler = Gate(store, retention="1h"), Handler()
+        gate.run({"id": "a"}, handler)
+        clock.advance("59m")
+        assert gate.run({"id": "a"}, handler).status == "duplicate"
+        clock.advance("1m")
+        assert gate.run({"id": "a"}, handler).status == "processed"
+
+    def test_namespaces(self, store: MemoryStore) -> None:
+        """Gates of two namespaces on one store do not know each other's events."""
+        handler = Handler()
+        assert Gate(store, namespace="crm").run({"id": "a"}, handler).status == "processed"
+        assert Gate(store, namespace="wfm").run({"id": "a"}, handler).status == "processed"
+        assert Gate(store, namespace="crm").run({"id": "a"}, handler).status == "duplicate"
+
+    def test_threads(self, gate: Gate) -> None:
+        """Of threads that deliver one event at once, one runs the handler; the others do not acknowledge."""
+        started, go_on = threading.Event(), threading.Event()
+
+        def slow(event: Event) -> None:
+            started.set()
+            go_on.wait(10)
+
+        worker = threading.Thread(target=gate.run, args=({"id": "a"}, slow))
+        worker.start()
+        started.wait(10)
+        outcomes = race([lambda: gate.run({"id": "a"}, slow)] * 6)
+        go_on.set()
+        worker.join()
+        assert statuses(outcomes) == ["in_flight"] * 6
+        assert {outcome.kind for outcome in outcomes} == {"concurrent"}
+        assert not any(outcome.acked for outcome in outcomes)
+        assert gate.run({"id": "a"}, slow).status == "duplicate"
+
+    def test_run_takes_one_event(self, gate: Gate) -> None:
+        """A payload that holds several events, or none, is refused before anything is claimed."""
+        for payload in ([{"id": 1}, {"id": 2}], []):
+            with pytest.raises(SeveralEvents, match="use run_batch"):
+                gate.run(payload, Handler())
+        assert gate.store.browse() == []
+
+
+class TestRefused:
+    def test_missing_key(self, store: MemoryStore) -> None:
+        """An event without what its key is made of is refused with the paths tried; nothing is claimed."""
+        handler = Handler()
+        outcomes = Gate(store, key=keys.fields("data.case", "state")).run_batch([{"id": 1}, {"state": "x"}], handler)
+        assert statuses(outcomes) == ["invalid"] * 2
+        assert "data.case" in outcomes[1].reason
+        assert (handler.seen, store.browse()) == ([], [])
+        assert not any(outcome.acked for outcome in outcomes)
+
+    def test_a_key_function_that_raises(self, store: MemoryStore) -> None:
+        """A key function's own error refuses its event, says what it was, and spares the neighbours."""
+        gate = Gate(store, key=lambda event: event.body["case"])
+        outcomes = gate.run_batch([{"id": 1}, {"case": 2}], Handler())
+        assert statuses(outcomes) == ["invalid", "processed"]
+        assert "KeyError: 'case'" in outcomes[0].reason
+
+    def test_unreadable(self, gate: Gate) -> None:
+        """What cannot be read is refused by itself, with its raw bytes and the reason."""
+        outcomes = gate.run_batch([b"{", {"id": 1}, "5"], Handler())
+        assert statuses(outcomes) == ["invalid", "processed", "invalid"]
+        assert outcomes[0].event.raw == b"{"
+
+    def test_kept(self, gate: Gate) -> None:
+        """What was refused can be kept as a dead letter with its bytes, once however often it comes."""
+        for _ in range(2):
+            kept = gate.keep(gate.run(b'{"id":1.5}', Handler()))
+            assert kept.status == "invalid"
+            assert str(kept.kept) in kept.reason
+        (entry,) = gate.store.dead_letters()
+        assert (entry.record.payload, entry.key.hex()) == (b'{"id":1.5}', str(kept.kept))
+
+
+class TestConflict:
+    def test_a_copy_is_kept_and_then_acked(self, gate: Gate) -> None:
+        """Other content under a known key is not run and not lost: it is a dead letter of its own, kept once."""
+        handler = Handler()
+        gate.run({"id": "a", "n": 1}, handler)
+        outcomes = [gate.run({"id": "a", "n": 2}, handler) for _ in range(2)]
+        assert statuses(outcomes) == ["conflict"] * 2
+        assert all(outcome.acked for outcome in outcomes)
+        (entry,) = gate.store.dead_letters()
+        assert entry.record.payload == b'{"id":"a","n":2}'
+        assert entry.key.hex() == str(outcomes[0].kept)
+        assert len(handler.seen) == 1
+
+    def test_the_original_stays(self, gate: Gate) -> None:
+        """A conflict changes nothing for copies of the original."""
+        gate.run({"id": "a", "n": 1}, Handler("one"))
+        gate.run({"id": "a", "n": 2}, Handler("two"))
+        assert gate.run({"id": "a", "n": 1}, Handler("three")).result == "one"
+
+    def test_within_a_batch(self, gate: Gate) -> None:
+        """Two contents under one key in one batch: the first runs, the second is kept."""
+        handler = Handler()
+        outcomes = gate.run_batch([{"id": "a", "n": 1}, {"id": "a", "n": 2}], handler)
+        assert statuses(outcomes) == ["processed", "conflict"]
+        assert [event.body["n"] for event in handler.seen] == [1]
+
+
+class TestBatch:
+    def test_outcomes_in_order(self, gate: Gate) -> None:
+        """One outcome for each event found, in the order of the payloads."""
+        outcomes = gate.run_batch([{"id": 1}, [{"id": 2}, {"id": 3}], "x", '{"id":4}'], Handler())
+        assert [outcome.event.id for outcome in outcomes] == ["1", "2", "3", None, "4"]
+        assert statuses(outcomes) == ["processed", "processed", "processed", "invalid", "processed"]
+
+    def test_copies_are_coalesced(self, gate: Gate) -> None:
+        """Copies within a batch are duplicates of the first, with its result."""
+        handler = Handler("done")
+        outcomes = gate.run_batch([{"id": 1}, {"id": 1}, {"id": 2}, {"id": 1}], handler)
+        assert statuses(outcomes) == ["processed", "duplicate", "processed", "duplicate"]
+        assert [outcome.result for outcome in outcomes] == ["done"] * 4
+        assert [event.id for event in handler.seen] == ["1", "2"]
+
+    def test_copies_of_a_failure_share_it(self, gate: Gate) -> None:
+        """When the first fails its copies are not acknowledged either, and have cost no attempt."""
+        handler = Handler(failures=1)
+        outcomes = gate.run_batch([{"id": 1}, {"id": 1}], handler)
+        assert statuses(outcomes) == ["failed", "failed"]
+        assert gate.run({"id": 1}, handler).event.attempt == 2
+
+    def test_copies_of_a_duplicate(self, gate: Gate) -> None:
+        """Copies of what was processed before are all duplicates of that."""
+        gate.run({"id": 1}, Handler("before"))
+        outcomes = gate.run_batch([{"id": 1}, {"id": 1}], Handler())
+        assert statuses(outcomes) == ["duplicate", "duplicate"]
+        assert [outcome.result for outcome in outcomes] == ["before"] * 2
+
+    def test_a_failure_spares_its_neighbours(self, gate: Gate) -> None:
+        """One event that fails is released by itself."""
+        handler = Handler(failures=1)
+        outcomes = gate.run_batch([{"id": number} for number in range(5)], handler)
+        assert statuses(outcomes) == ["failed"] + ["processed"] * 4
+
+    def test_empty(self, gate: Gate) -> None:
+        """No payload, no outcome."""
+        assert gate.run_batch([], Handler()) == []
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("setting", "said"),
+        [
+            ({"retention": "10s"}, "retention='10s' is shorter than lease='30s'"),
+            ({"lease": 30}, "lease=30 is not a duration"),
+            ({"max_attempts": 0}, "max_attempts=0 must be 1 or more"),
+            ({"max_attempts": True}, "max_attempts=True must be"),
+            ({"namespace": ""}, "namespace='' must be"),
+            ({"namespace": "a\nb"}, "namespace="),
+            ({"namespace": "x" * 129}, "namespace="),
+            ({"key": "id"}, "use keys.auto"),
+            ({"max_result": -1}, "max_result=-1 must be"),
+        ],
+    )
+    def test_settings_that_cannot_be_kept(self, setting: dict[str, Any], said: str) -> None:
+        """A setting that cannot be meant is refused at once, by name."""
+        with pytest.raises(SettingError) as caught:
+            Gate("memory://", **setting)
+        assert said in str(caught.value)
+
+    @pytest.mark.parametrize("url", ["", "redis//x", "mysql://x", "memory", "memory://x"])
+    def test_urls_that_name_no_store(self, url: str) -> None:
+        """A URL that names no store is refused with those that would do."""
+        with pytest.raises(SettingError, match="memory://"):
+            Gate(url)
+
+    def test_a_store_by_its_url(self) -> None:
+        """A gate opens the store that a URL names."""
+        gate = Gate("memory://")
+        assert gate.run({"id": 1}, Handler()).status == "processed"
+        gate.close()
+
+
+async def _async(event: Event) -> None: ...
+
+
+def _generator(event: Event) -> Any:
+    yield event
+
+
+class TestHandlers:
+    @pytest.mark.parametrize("handler", [_async, _generator, None, "handler"])
+    def test_what_cannot_be_a_handler(self, gate: Gate, handler: Any) -> None:
+        """An async function, a generator or no function is refused before anything is claimed."""
+        with pytest.raises(SettingError):
+            gate.run({"id": 1}, handler)
+        assert gate.store.browse() == []
+
+    def test_a_hidden_coroutine(self, gate: Gate) -> None:
+        """A function that answers a coroutine has done nothing: that is a failure, not a success."""
+        outcome = gate.run({"id": 1}, partial(_async))
+        assert outcome.status == "failed"
+        assert "awaitable" in outcome.reason

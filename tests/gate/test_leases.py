@@ -1,0 +1,151 @@
+"""Leases: renewed while the handler runs, never trusted longer than they hold."""
+
+import threading
+import time
+
+from oncegate import Event, Gate
+from oncegate.claims import COMPLETED, IN_PROGRESS
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import Stumbling
+
+
+def succeed(event: Event) -> str:
+    return "done"
+
+
+def heartbeats() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "oncegate-heartbeat"}
+
+
+class TestHeartbeat:
+    def test_a_long_handler_keeps_its_claim(self) -> None:
+        """A handler that takes several leases is not taken over, and completes."""
+        gate = Gate("memory://", lease="150ms")
+        others = []
+
+        def slow(event: Event) -> None:
+            for _ in range(6):
+                time.sleep(0.1)
+                others.append(gate.run({"id": 1}, succeed).status)
+
+        assert gate.run({"id": 1}, slow).status == "processed"
+        assert others == ["in_flight"] * 6
+
+    def test_all_of_a_batch_are_renewed(self) -> None:
+        """While one event of a batch takes long, the claims of those after it are kept too."""
+        gate = Gate("memory://", lease="150ms")
+
+        def slow(event: Event) -> int:
+            time.sleep(0.2)
+            return event.attempt
+
+        outcomes = gate.run_batch([{"id": number} for number in range(4)], slow)
+        assert [(outcome.status, outcome.result) for outcome in outcomes] == [("processed", 1)] * 4
+
+    def test_a_store_that_stumbles_is_asked_again(self, stumbling: Stumbling) -> None:
+        """One renewal that fails does not lose the lease: two thirds of it are left."""
+        stumbling.failures = {"renew": 1}
+        gate = Gate(stumbling, lease="300ms")
+        others = []
+
+        def slow(event: Event) -> None:
+            time.sleep(0.5)
+            others.append(gate.run({"id": 1}, succeed).status)
+
+        assert gate.run({"id": 1}, slow).status == "processed"
+        assert others == ["in_flight"]
+
+    def test_max_hold(self) -> None:
+        """A handler that hangs is renewed for max_hold and no longer; then another takes over and it has lost."""
+        gate = Gate("memory://", lease="100ms", max_hold="200ms")
+        second = []
+
+        def hangs(event: Event) -> None:
+            time.sleep(0.6)
+            second.append(gate.run({"id": 1}, succeed))
+
+        outcome = gate.run({"id": 1}, hangs)
+        assert [(other.status, other.event.attempt) for other in second] == [("processed", 2)]
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert "lost to another worker" in outcome.reason
+
+    def test_the_thread_ends_by_itself(self) -> None:
+        """With nothing to renew there is no thread left to hold up a shutdown or a freeze."""
+        before = heartbeats()
+        gate = Gate("memory://", lease="50ms")
+        gate.run({"id": 1}, lambda event: time.sleep(0.06))
+        assert len(heartbeats() - before) == 1
+        deadline = time.monotonic() + 5
+        while heartbeats() - before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert heartbeats() - before == set()
+
+
+class TestValidity:
+    def test_no_effect_starts_after_the_lease(self, store: MemoryStore) -> None:
+        """What a batch cannot start while its lease is known to hold is not started, and costs no attempt."""
+        boot = ManualClock(0)
+        gate = Gate(store, lease="30s", boot=boot)
+        seen = []
+
+        def slow(event: Event) -> None:
+            seen.append(event.id)
+            boot.advance("30s")
+
+        outcomes = gate.run_batch([{"id": 1}, {"id": 2}], slow)
+        assert [outcome.status for outcome in outcomes] == ["processed", "in_flight"]
+        assert "before the handler could start" in outcomes[1].reason
+        assert not outcomes[1].acked
+        again = gate.run({"id": 2}, slow)
+        assert (again.status, again.event.attempt) == ("processed", 1)
+        assert seen == ["1", "2"]
+
+    def test_validity_counts_from_before_the_request(self, clock: ManualClock) -> None:
+        """A reply that took as long as the lease grants nothing that may be used."""
+        boot = ManualClock(0)
+
+        class Slow(MemoryStore):
+            def claim(self, requests):  # type: ignore[no-untyped-def]
+                verdicts = super().claim(requests)
+                boot.advance("30s")
+                return verdicts
+
+        gate = Gate(Slow(clock=clock), lease="30s", boot=boot)
+        assert gate.run({"id": 1}, succeed).status == "in_flight"
+
+    def test_taken_over_while_running(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A worker whose claim was taken over is told at the end, and does not acknowledge."""
+        gate = Gate(store)
+
+        def overtaken(event: Event) -> None:
+            clock.advance("30s")
+            assert gate.run({"id": 1}, succeed).event.attempt == 2
+
+        outcome = gate.run({"id": 1}, overtaken)
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert gate.run({"id": 1}, succeed).result == "done"
+
+
+class TestFlushing:
+    def test_completions_do_not_wait_for_the_next_handler(self) -> None:
+        """A completion is durable within 50 ms of its effect, also while the next handler takes long."""
+        gate = Gate("memory://")
+        states: list[str] = []
+
+        def handler(event: Event) -> None:
+            if event.id == "2":
+                time.sleep(0.05)
+                states.extend(entry.record.state for entry in sorted(gate.store.browse(), key=_by_id))
+
+        gate.run_batch([{"id": 1}, {"id": 2}, {"id": 3}], handler)
+        assert states == [COMPLETED, IN_PROGRESS, IN_PROGRESS]
+
+    def test_quick_batches_are_settled_with_one_write(self, stumbling: Stumbling) -> None:
+        """A batch whose handlers are quick costs one claim and one settle."""
+        Gate(stumbling).run_batch([{"id": number} for number in range(100)], succeed)
+        assert stumbling.calls == [("claim", 100), ("settle", 100)]
+
+
+def _by_id(entry: object) -> str:
+    return str(entry.record.about.delivery_id)  # type: ignore[attr-defined]

@@ -1,0 +1,78 @@
+"""Outcomes: the sentence that says why, and what may be acknowledged."""
+
+import pytest
+
+from oncegate import Event, Gate, Outcome
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+
+
+def succeed(event: Event) -> None: ...
+
+
+def fail(event: Event) -> None:
+    raise ValueError("two\nlines")
+
+
+def test_reasons(store: MemoryStore, clock: ManualClock) -> None:
+    """Each reason is one sentence on one line that names the original and its age where there is one."""
+    gate = Gate(store, max_attempts=2)
+    said = [gate.run({"id": "a"}, succeed).reason]
+    clock.advance("3s")
+    said.append(gate.run({"id": "a"}, succeed).reason)
+    conflict = gate.run({"id": "a", "n": 2}, succeed)
+    said += [conflict.reason, gate.run({"id": "b"}, fail).reason]
+    buried = gate.run({"id": "b"}, fail)
+    said += [buried.reason, gate.run({"id": "b"}, fail).reason, gate.run({"id": 1.5}, fail).reason]
+    said += [gate.run_batch([{"id": "c"}, {"id": "c"}], succeed)[1].reason]
+    assert said == [
+        "Processed at the first attempt.",
+        "Duplicate of a, processed 3 s ago; the handler was not run again.",
+        "Its key is that of a, processed 3 s ago, but its content is another;"
+        f" a copy is kept as dead letter {conflict.kept}.",
+        "Failed at attempt 1: ValueError: two lines; deliver it again.",
+        f"Buried as dead letter {buried.key} after 2 attempts: ValueError: two lines.",
+        f"Not run: it is dead letter {buried.key} since an earlier delivery (ValueError: two lines).",
+        "Refused: id must be a string or a whole number.",
+        "Duplicate of another copy in the same batch; the handler was not run again.",
+    ]
+
+
+def test_reason_in_flight(gate: Gate, clock: ManualClock) -> None:
+    """Who comes while another is at it is told for how long."""
+    reasons = []
+
+    def handler(event: Event) -> None:
+        clock.advance("10s")
+        reasons.append(gate.run({"id": "a"}, succeed).reason)
+
+    gate.run({"id": "a"}, handler)
+    assert reasons == ["Another worker is at it, for up to 20 s more; deliver it again after that."]
+
+
+def test_kind_of_a_copy_under_another_id(store: MemoryStore) -> None:
+    """A copy with the original's id is a redelivery, one with another id was emitted anew."""
+    gate = Gate(store, key=lambda event: event.body["call"])
+    gate.run({"id": "a", "call": 1}, succeed)
+    assert gate.run({"id": "a", "call": 1}, succeed).kind == "redelivery"
+
+
+@pytest.mark.parametrize(
+    ("status", "acked"),
+    [
+        ("processed", True),
+        ("duplicate", True),
+        ("conflict", True),
+        ("buried", True),
+        ("unguarded", True),
+        ("skipped", True),
+        ("invalid", False),
+        ("in_flight", False),
+        ("failed", False),
+    ],
+)
+def test_what_may_be_acknowledged(status: str, acked: bool) -> None:
+    """Only what is done, or kept for good, may be acknowledged; every status has its sentence."""
+    outcome = Outcome(status, Event(source="plain", body={}), error="why")  # type: ignore[arg-type]
+    assert outcome.acked is acked
+    assert outcome.reason.endswith(".")

@@ -1,0 +1,248 @@
+"""The service over real HTTP: each answer of the table, and a start and stop as a person would do it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oncegate import open_store
+
+HANDLER = """
+import pathlib, time
+
+def handle(event):
+    with open("effects", "a") as file:
+        file.write(f"{event.id}\\n")
+    if event.body.get("do") == "fail":
+        raise ValueError("boom")
+    if event.body.get("do") == "mend" and not pathlib.Path("mended").exists():
+        raise ValueError("not mended yet")
+    if event.body.get("do") == "wait":
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+"""
+
+
+class Service:
+    """A service process of its own, in a folder of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        (folder / "app.py").write_text(HANDLER)
+        command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "app:handle", *options]
+        self.log = (folder / "log").open("w+")
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdout=self.log, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert self.process.stderr is not None
+        self.welcome = ""
+        while "Ctrl-C" not in self.welcome:
+            line = self.process.stderr.readline()
+            assert line, self.welcome
+            self.welcome += line
+        found = re.search(r"http://\S+", self.welcome)
+        assert found, self.welcome
+        self.url = found[0]
+        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+
+    def post(self, body: Any, **options: Any) -> httpx.Response:
+        content = body if isinstance(body, bytes | str) else json.dumps(body)
+        return self.client.post("/events", content=content, **options)
+
+    def effects(self) -> list[str]:
+        path = self.folder / "effects"
+        return path.read_text().split() if path.exists() else []
+
+    def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(with_signal)
+        return self.close()
+
+    def close(self) -> int:
+        """Wait for the end of the process, and let go of all that belongs to it."""
+        code = self.process.wait(30)
+        self.client.close()
+        self.log.close()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path, "--max-attempts", "2")
+    yield service
+    if service.process.poll() is None:
+        service.stop()
+    service.close()
+
+
+class TestAnswers:
+    def test_first_and_second(self, service: Service) -> None:
+        """The first delivery is processed, the second is a duplicate; both are 200, and the effect is one."""
+        first, second = service.post({"id": "evt-1"}), service.post({"id": "evt-1"})
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert first.json() == {
+            "status": "processed",
+            "event_id": "evt-1",
+            "key": "1167701c9060313049c77c4c6d470800",
+            "kind": None,
+            "reason": "Processed at the first attempt.",
+        }
+        assert (second.json()["status"], second.json()["kind"]) == ("duplicate", "redelivery")
+        assert service.effects() == ["evt-1"]
+
+    def test_failed_then_buried(self, service: Service) -> None:
+        """A failure is 503 with Retry-After, so that every sender tries again; the last buries and is 200."""
+        first = service.post({"id": 1, "do": "fail"})
+        assert (first.status_code, first.headers["content-type"]) == (503, "application/problem+json")
+        assert int(first.headers["retry-after"]) > 0
+        assert (first.json()["status"], first.json()["outcome"]) == (503, "failed")
+        last = service.post({"id": 1, "do": "fail"})
+        assert (last.status_code, last.json()["status"]) == (200, "buried")
+
+    def test_in_flight(self, service: Service) -> None:
+        """A copy that comes while the first is at it is 503, to be sent again when its lease is over."""
+        waiting = threading.Thread(target=service.post, args=({"id": 1, "do": "wait"},))
+        waiting.start()
+        _until(lambda: service.effects() == ["1"])
+        copy = service.post({"id": 1, "do": "wait"})
+        (service.folder / "go").touch()
+        waiting.join()
+        assert (copy.status_code, copy.json()["outcome"]) == (503, "in_flight")
+        assert 1 <= int(copy.headers["retry-after"]) <= 30
+        assert service.post({"id": 1, "do": "wait"}).json()["status"] == "duplicate"
+
+    def test_conflict(self, service: Service) -> None:
+        """Other content under a known key is 200 once a copy is kept."""
+        service.post({"id": 1, "n": 1})
+        answer = service.post({"id": 1, "n": 2})
+        assert (answer.status_code, answer.json()["status"]) == (200, "conflict")
+        with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
+            assert [entry.record.payload for entry in store.dead_letters()] == [b'{"id": 1, "n": 2}']
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"5", b"null", b'{"id":1.5}', b'{"a":"\xff"}', b"[" * 5_000])
+    def test_unreadable(self, service: Service, body: bytes) -> None:
+        """What cannot be read is 400 with the reason, after its bytes are kept as a dead letter."""
+        answer = service.post(body)
+        assert (answer.status_code, answer.json()["outcome"]) == (400, "invalid")
+        with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
+            assert [entry.record.payload for entry in store.dead_letters()] == [body]
+
+    def test_several_events(self, service: Service) -> None:
+        """An array is answered with an outcome for each; the one that fared worst decides the code."""
+        answer = service.post([{"id": 1}, {"id": 1}, {"id": 2}])
+        assert answer.status_code == 200
+        assert [each["status"] for each in answer.json()["outcomes"]] == ["processed", "duplicate", "processed"]
+        assert service.post([{"id": 3}, 5]).status_code == 400
+        assert service.post([{"id": 4}, 5, {"id": 5, "do": "fail"}]).status_code == 503
+        assert service.post([]).status_code == 400
+
+    def test_too_large(self, service: Service) -> None:
+        """A body over 1 MiB is refused, with a length or in chunks, and nothing of it is taken."""
+        large = json.dumps({"id": "large", "text": "x" * 1024 * 1024})
+        assert service.post(large).status_code == 413
+        chunks = (large[start : start + 65536].encode() for start in range(0, len(large), 65536))
+        assert service.client.post("/events", content=chunks).status_code == 413
+        assert service.effects() == []
+
+    def test_elsewhere(self, service: Service) -> None:
+        """Other places, methods and encodings are refused in words."""
+        assert service.client.get("/").status_code == 404
+        wrong = service.client.get("/events")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert service.post("{}", headers={"content-encoding": "gzip"}).status_code == 415
+        assert service.client.get("/healthz").json() == {"status": "ok"}
+
+    def test_many_at_once(self, service: Service) -> None:
+        """Copies that arrive together have one effect; those told to come again are duplicates then."""
+        with httpx.Client(base_url=service.url, timeout=30, trust_env=False) as client:
+            answers: list[int] = []
+
+            def send() -> None:
+                code = 503
+                while code == 503:
+                    code = client.post("/events", json={"id": "same"}).status_code
+                answers.append(code)
+
+            threads = [threading.Thread(target=send) for _ in range(16)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert answers == [200] * 16
+        assert service.effects() == ["same"]
+
+
+class TestLife:
+    def test_welcome(self, service: Service) -> None:
+        """A newcomer is told the address and a line to try."""
+        assert f"curl -s {service.url}/events -d" in service.welcome
+        assert "No signature is checked" in service.welcome
+
+    def test_redriven_events_run(self, service: Service) -> None:
+        """What a person redrives is taken up by the running service."""
+        for _ in range(2):
+            service.post({"id": "evt-1", "do": "mend"})
+        (service.folder / "mended").touch()
+        command = [sys.executable, "-m", "oncegate", "dlq", "redrive", "--all"]
+        subprocess.run(command, cwd=service.folder, check=True, capture_output=True)
+        _until(lambda: len(service.effects()) == 3)
+        _until(
+            lambda: service.post({"id": "evt-1", "do": "mend"}).json()["reason"].startswith("Duplicate of evt-1, pro")
+        )
+
+    def test_sigterm_finishes_what_is_in_hand(self, service: Service) -> None:
+        """On SIGTERM a request that is being handled is finished and answered."""
+        answers: list[httpx.Response] = []
+        waiting = threading.Thread(target=lambda: answers.append(service.post({"id": 1, "do": "wait"})))
+        waiting.start()
+        _until(lambda: service.effects() == ["1"])
+        service.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        (service.folder / "go").touch()
+        waiting.join()
+        assert answers[0].json()["status"] == "processed"
+        assert service.close() in (0, -signal.SIGTERM)
+
+    def test_log(self, service: Service) -> None:
+        """In a pipe each delivery is one line of JSON, without the payload."""
+        service.post({"id": "evt-1", "secret": "hunter2"})
+        service.stop()
+        (line,) = (service.folder / "log").read_text().splitlines()
+        logged = json.loads(line)
+        assert (logged["status"], logged["event_id"]) == ("processed", "evt-1")
+        assert "hunter2" not in line
+
+    def test_killed_and_started_again(self, service: Service, tmp_path: Path) -> None:
+        """What was processed before a SIGKILL is a duplicate after it."""
+        service.post({"id": 1})
+        service.stop(signal.SIGKILL)
+        again = Service(tmp_path)
+        assert again.post({"id": 1}).json()["status"] == "duplicate"
+        again.stop()
+
+    def test_a_port_that_is_taken(self, service: Service, tmp_path: Path) -> None:
+        """A second service on one port says so and how to choose another."""
+        port = service.url.rsplit(":", 1)[1]
+        command = [sys.executable, "-m", "oncegate", "serve", "--port", port]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 1
+        assert "choose another with --port" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass within 20 s"
+        time.sleep(0.02)

@@ -1,0 +1,105 @@
+"""Canonical JSON: one spelling for each value, and what is no JSON."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncegate.canonical import decode, digest, encode, normal
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+).filter(lambda value: "\\ud" not in json.dumps(value))
+
+
+def spelt(raw: str) -> bytes:
+    return encode(decode(raw.encode()))
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ['{"a":1,"b":2}', '{"b":2,"a":1}', ' { "b" : 2 , "a" : 1 } '],
+        ["[1]", "[1.0]", "[1e0]", "[10e-1]", "[1.000]"],
+        ["100", "1e2", "1E+2", "100.0"],
+        ["0", "-0", "0.0", "-0.0", "0e9"],
+        ["0.1", "0.10", "1e-1"],
+        ['"\\u00e9"', '"é"'],
+        ['"\\ud83d\\ude00"', '"😀"'],
+        ['"a/b"', '"a\\/b"'],
+        ['{"x":{"b":[1.0],"a":2}}', '{"x":{"a":2.0,"b":[1]}}'],
+    ],
+)
+def test_one_spelling(spellings: list[str]) -> None:
+    """Member order, white space, escapes and number forms make no difference."""
+    assert len({spelt(raw) for raw in spellings}) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('"1"', "1"),
+        ("null", '""'),
+        ("false", "0"),
+        ("[1,2]", "[2,1]"),
+        ("[[1],2]", "[[1,2]]"),
+        ("123456789012345678901", "123456789012345678902"),
+        ("9007199254740993", "9007199254740992"),
+        ("0.1", "0.2"),
+        ('{"a":null}', "{}"),
+    ],
+)
+def test_different_values_differ(one: str, other: str) -> None:
+    """What says something else is spelt otherwise; large whole numbers keep all their digits."""
+    assert spelt(one) != spelt(other)
+
+
+@given(JSON)
+def test_parsed_and_written_agree(value: Any) -> None:
+    """A value given as Python objects has the hash of the same value given as text, in any member order."""
+    text = json.dumps(value, ensure_ascii=True, sort_keys=False).encode()
+    assert digest(encode(normal(value))) == digest(encode(decode(text)))
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"{} {}", "not JSON"),
+        (b"NaN", "not JSON"),
+        (b"[Infinity]", "not JSON"),
+        (b"1e999", "out of range"),
+        (b"[-1E400]", "out of range"),
+        (b'"\\ud800"', "not JSON"),
+        (b'"\xff"', "not UTF-8"),
+        (b'"\xed\xa0\x80"', "not UTF-8"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
+        (b"[" * 65 + b"]" * 65, "deeper than 64"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "deeper than 64"),
+        (b"[" * 100_000, "deeper than 64"),
+    ],
+)
+def test_no_json(raw: bytes, said: str) -> None:
+    """Anything but strict JSON in strict UTF-8 is refused with a plain sentence."""
+    with pytest.raises(ValueError, match=said):
+        decode(raw)
+
+
+def test_depth_counts_brackets_outside_strings() -> None:
+    """64 levels are read, and brackets within strings are text."""
+    assert decode(b"[" * 64 + b"]" * 64)
+    assert decode(b'["' + b"[" * 200 + b'\\"{{{"]')
+    with pytest.raises(ValueError, match="deeper"):
+        decode(b'["\\\\"' + b",[" * 64 + b"]" * 65)
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {"a": object()}, "\ud800", {"a": {"b": print}}])
+def test_no_json_value(value: Any) -> None:
+    """Python values that JSON has no words for are refused, not guessed."""
+    with pytest.raises(ValueError, match="cannot be written as JSON"):
+        normal(value)

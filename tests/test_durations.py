@@ -1,0 +1,55 @@
+"""Durations as people write and read them."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from oncegate.durations import microseconds, spoken, times
+from oncegate.errors import SettingError
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("500ms", 500_000),
+        ("30s", 30_000_000),
+        ("5m", 300_000_000),
+        ("24h", 86_400_000_000),
+        ("7d", 604_800_000_000),
+        ("1.5s", 1_500_000),
+        (" 2 s ", 2_000_000),
+        (timedelta(minutes=1), 60_000_000),
+    ],
+)
+def test_reading(written: Any, expected: int) -> None:
+    """Every unit, with or without a fraction, and timedelta."""
+    assert microseconds(written) == expected
+
+
+@pytest.mark.parametrize("written", ["", "30", "s", "30 sec", "-5s", "1h30m", "30S", 30, 1.5, None, "٣s" * 2])
+def test_not_a_duration(written: Any) -> None:
+    """A bare number or another unit is refused with the setting's name and an example, not guessed at."""
+    with pytest.raises(SettingError, match=r"lease=.* is not a duration; write it like 500ms, 30s"):
+        microseconds(written, "lease")
+
+
+@pytest.mark.parametrize("written", ["0s", "0.0001ms", "40000d", timedelta(0), timedelta(days=-1)])
+def test_out_of_range(written: Any) -> None:
+    """Nothing and for ever are no durations."""
+    with pytest.raises(SettingError, match="longer than nothing and shorter than 100 years"):
+        microseconds(written)
+
+
+@pytest.mark.parametrize(
+    ("duration", "said"),
+    [(-5, "0 ms"), (0, "0 ms"), (999_999, "999 ms"), (1_000_000, "1 s"), (119_000_000, "1 m"), (10**12, "11 d")],
+)
+def test_speaking(duration: int, said: str) -> None:
+    """One unit, rounded down."""
+    assert spoken(duration) == said
+
+
+def test_counting() -> None:
+    """One thing, several things."""
+    assert [times(count, "attempt") for count in (0, 1, 2)] == ["0 attempts", "1 attempt", "2 attempts"]

@@ -1,0 +1,126 @@
+"""Keys: what makes two deliveries one event, and what never does."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncegate import keys, read
+from oncegate.errors import MissingKey, SettingError
+from oncegate.events import Event, Key
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(st.characters(exclude_categories=["Cs"]))
+PARTS = st.lists(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3), max_leaves=6), max_size=4)
+
+
+def event(body: Any) -> Event:
+    (found,) = read(body)
+    assert found.problem is None, found.problem
+    return found
+
+
+def test_text_of_a_key_is_stable() -> None:
+    """Keys written by an earlier version must be found by a later one: these texts never change."""
+    assert str(keys.event_id(event({"id": "evt-1"}))) == "1167701c9060313049c77c4c6d470800"
+    assert str(keys.content(event({"a": 1, "b": [True, None]}))) == "f6d3f98952051051ada51db5b9ec92f6"
+    assert str(keys.fields("a", "b.0")(event({"a": 1, "b": ["x"]}))) == "ab13b2bb92a0c7aa7e6006905a097fd9"
+    assert str(keys.strategy(lambda found: found.body["a"])(event({"a": 1}))) == "f8a5ed3d31d37a7f2c63dfdff7af0776"
+
+
+@given(PARTS, PARTS)
+def test_joining_is_injective(one: list[Any], other: list[Any]) -> None:
+    """Different lists of parts never give one key, however they are cut."""
+    anything = event({"id": "x"})
+    same_key = keys.make("fields", anything, one) == keys.make("fields", anything, other)
+    assert same_key is (repr(one) == repr(other))
+
+
+def test_strategies_and_sources_share_no_key() -> None:
+    """The same parts under another strategy or source are another key."""
+    plain = event({"id": "x"})
+    other = Event(source="other", body={"id": "x"}, id="x")
+    assert len({str(key) for key in (keys.event_id(plain), keys.event_id(other), keys.fields("id")(plain))}) == 3
+
+
+def test_event_id() -> None:
+    """The id decides, whatever else the event says."""
+    assert keys.event_id(event({"id": "a", "n": 1})) == keys.event_id(event({"n": 2, "id": "a"}))
+    assert keys.event_id(event({"id": "a"})) != keys.event_id(event({"id": "b"}))
+
+
+def test_event_id_missing() -> None:
+    """Without an id there is no such key, and the error says where it was looked for."""
+    for body in ({}, {"id": None}, {"id": ""}):
+        with pytest.raises(MissingKey, match="event_id key needs id"):
+            keys.event_id(event(body))
+
+
+def test_content() -> None:
+    """All that is said decides, however it is spelt."""
+    assert keys.content(event('{"a":1,"b":2}')) == keys.content(event({"b": 2.0, "a": 1}))
+    assert keys.content(event({"a": 1})) != keys.content(event({"a": 2}))
+
+
+def test_auto_is_the_id_else_the_content() -> None:
+    """The default key of a plain event is that of the strategy it comes down to."""
+    with_id, without = event({"id": "a"}), event({"a": 1})
+    assert keys.auto(with_id) == keys.event_id(with_id)
+    assert keys.auto(without) == keys.content(without)
+
+
+def test_fields() -> None:
+    """The values at the paths decide, into objects and lists; paths and values keep their places."""
+    by = keys.fields("data.case.id", "data.states.1")
+    one = event({"data": {"case": {"id": 7}, "states": ["a", "b"]}, "noise": 1})
+    same = event({"data": {"case": {"id": 7}, "states": ["z", "b"]}, "noise": 2})
+    other = event({"data": {"case": {"id": 7}, "states": ["a", "c"]}})
+    assert by(one) == by(same)
+    assert by(one) != by(other)
+    assert keys.fields("a", "b")(event({"a": 1, "b": 2})) != keys.fields("b", "a")(event({"a": 1, "b": 2}))
+    assert keys.fields("a")(event({"a": False})) != keys.fields("a")(event({"a": 0}))
+
+
+@pytest.mark.parametrize("body", [{}, {"a": None, "b": 1}, {"a": "", "b": 1}, {"a": 1, "b": {}}, {"a": 1, "b": [1]}])
+def test_fields_missing(body: dict[str, Any]) -> None:
+    """One part that is not there is enough to have no key; the error names the paths."""
+    with pytest.raises(MissingKey, match=r"needs .*(a|b\.5)"):
+        keys.fields("a", "b.5")(event(body))
+
+
+@pytest.mark.parametrize("paths", [(), ("",), (".",), (1,)])
+def test_fields_without_a_path(paths: Any) -> None:
+    """A strategy of no fields would put all events under one key."""
+    with pytest.raises(SettingError, match="at least one path"):
+        keys.fields(*paths)
+
+
+def test_any_callable() -> None:
+    """A function from event to parts is a strategy; a list of parts, one part or a Key will do."""
+    found = event({"id": "x", "a": "1", "b": 2})
+    by_list = keys.strategy(lambda e: [e.body["a"], e.body["b"]])
+    by_value = keys.strategy(lambda e: e.body["a"])
+    assert by_list(found).parts == ("1", 2)
+    assert by_value(found).parts == ("1",)
+    assert by_list(found) != by_value(found)
+    assert keys.strategy(keys.event_id)(found) == keys.event_id(found)
+
+
+@pytest.mark.parametrize("answer", [None, "", [], [None], ["a", ""], ()])
+def test_a_callable_that_finds_nothing(answer: Any) -> None:
+    """A function that answers nothing gives no key, rather than one for all such events."""
+    with pytest.raises(MissingKey):
+        keys.strategy(lambda _: answer)(event({"id": "x"}))
+
+
+def test_not_a_strategy() -> None:
+    """A name is no strategy."""
+    with pytest.raises(SettingError, match=r"use keys\.auto"):
+        keys.strategy("event_id")  # type: ignore[arg-type]
+
+
+def test_keys_bind_content() -> None:
+    """Keys of these strategies are bound to content: another content under them is a conflict."""
+    found = event({"id": "x"})
+    made: list[Key] = [keys.auto(found), keys.event_id(found), keys.content(found), keys.fields("id")(found)]
+    assert all(key.binds for key in made)

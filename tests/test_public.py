@@ -1,0 +1,24 @@
+"""The public names, and the sentences of the errors."""
+
+import oncegate
+from oncegate import errors
+
+
+def test_public_names() -> None:
+    """These names are the interface; one more or less is a decision."""
+    assert sorted(oncegate.__all__) == ["Event", "Gate", "OncegateError", "Outcome", "keys", "open_store", "read"]
+    assert all(hasattr(oncegate, name) for name in oncegate.__all__)
+
+
+def test_one_error_tree() -> None:
+    """Everything raised on purpose can be caught by one name, and stands in the drawing of the tree."""
+    drawn = errors.__doc__ or ""
+    for name, thing in vars(errors).items():
+        if isinstance(thing, type) and issubclass(thing, Exception):
+            assert issubclass(thing, errors.OncegateError)
+            assert name in drawn
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    """The error for an optional dependency carries the pip line."""
+    assert str(errors.MissingExtra("oncegate serve", "serve")).endswith("pip install 'oncegate[serve]'")
