@@ -55,6 +55,7 @@ class Runner:
         with self._heartbeat.holding([lease_of(job) for job in jobs]):
             try:
                 for job in jobs:
+                    settlements.hurry()
                     self._attempt(job, handler, settlements)
             finally:
                 settlements.flush()

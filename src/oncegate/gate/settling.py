@@ -25,18 +25,22 @@ class Settlements:
         self._flusher = flusher
         self._lock = threading.Lock()
         self._waiting: list[tuple[Settlement, Settled]] = []
+        self._hurried = False
 
     def add(self, settlement: Settlement, settled: Settled) -> None:
-        """Write this within 50 ms, even if the caller's thread is busy with the next handler until then."""
         with self._lock:
-            first = not self._waiting
             self._waiting.append((settlement, settled))
-        if first:
+
+    def hurry(self) -> None:
+        """Have what waits written within 50 ms, as the caller's thread may be busy until much later."""
+        if self._waiting and not self._hurried:
+            self._hurried = True
             self._flusher.remind(self)
 
     def flush(self) -> None:
         """Write all that waits; on return every one of them has been told."""
         with self._lock:
+            self._hurried = False
             waiting, self._waiting = self._waiting, []
             if waiting:
                 settle(self._store, waiting)

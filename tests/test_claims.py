@@ -1,0 +1,136 @@
+"""The pure function: the rows that no store shows yet, and what holds for every row.
+
+The rows of claim, take, settle, renew, redrive and reset are in `oncegate.testing`, where every store passes them.
+"""
+
+import inspect
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from oncegate import claims
+from oncegate.claims import (
+    COMPLETED,
+    DEAD,
+    IN_PROGRESS,
+    RELEASED,
+    About,
+    Admit,
+    Admitted,
+    Buried,
+    Claim,
+    Conflict,
+    Duplicate,
+    Granted,
+    InFlight,
+    Record,
+    step,
+)
+
+NOW = 1_000
+ANN, BOB = b"a" * 16, b"b" * 16
+ONE, TWO = b"1" * 16, b"2" * 16
+ABOUT = About("plain")
+
+HELD = Record(IN_PROGRESS, ANN, 7, NOW + 1, 1, ONE, NOW + 100, ABOUT, 1)
+LAPSED = replace(HELD, lease_until=NOW)
+FREE = replace(HELD, state=RELEASED, lease_until=0)
+DONE = replace(HELD, state=COMPLETED, lease_until=0, result=b"1", completed_at=9)
+BURIED = replace(HELD, state=DEAD, lease_until=0, payload=b"{}", error="boom")
+WAITING = replace(FREE, payload=b"{}", expires_at=None)
+TAKEN = replace(HELD, payload=b"{}", expires_at=None)
+
+
+def admit(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
+    asked: dict[str, Any] = {
+        "namespace": "n",
+        "key": b"k",
+        "owner": BOB,
+        "payload_hash": ONE,
+        "payload": b"{}",
+        "about": ABOUT,
+    }
+    return step(record, Admit(**(asked | changed)), NOW)
+
+
+def claim(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
+    asked: dict[str, Any] = {
+        "namespace": "n",
+        "key": b"k",
+        "owner": BOB,
+        "payload_hash": ONE,
+        "lease": 30,
+        "retention": 60,
+        "about": ABOUT,
+    }
+    return step(record, Claim(**(asked | changed)), NOW)
+
+
+class TestAdmit:
+    @pytest.mark.parametrize("before", [None, replace(DONE, expires_at=NOW)])
+    def test_absent(self, before: Record | None) -> None:
+        """What was never seen, or is expired, is kept with its payload, untried, and does not expire."""
+        record, answer = admit(before)
+        assert isinstance(answer, Admitted)
+        assert record is not None
+        assert (record.state, record.attempts, record.payload, record.expires_at) == (RELEASED, 0, b"{}", None)
+        assert record.fence == NOW
+
+    def test_lost_reply(self) -> None:
+        """The same request again is admitted again, not told that it is a duplicate of itself."""
+        record, _ = admit(None)
+        again, answer = admit(record)
+        assert again is record
+        assert isinstance(answer, Admitted)
+
+    @pytest.mark.parametrize("before", [FREE, LAPSED])
+    def test_payload_is_attached(self, before: Record) -> None:
+        """A record without a payload that nobody holds gets one; its old owner has no more say in it."""
+        record, answer = admit(before)
+        assert isinstance(answer, Admitted)
+        assert record is not None
+        assert (record.state, record.payload, record.owner, record.expires_at) == (RELEASED, b"{}", BOB, None)
+        assert (record.attempts, record.fence) == (before.attempts, before.fence)
+        assert step(record, claims.Complete("n", b"k", ANN, before.fence, 60), NOW)[1] is False
+
+    @pytest.mark.parametrize(
+        ("before", "expected"),
+        [(HELD, InFlight), (WAITING, Duplicate), (TAKEN, Duplicate), (DONE, Duplicate), (BURIED, Buried)],
+    )
+    def test_unchanged(self, before: Record, expected: type) -> None:
+        """What is held, kept, done or buried stays as it is."""
+        record, answer = admit(before)
+        assert record is before
+        assert isinstance(answer, expected)
+
+    @pytest.mark.parametrize("before", [HELD, LAPSED, FREE, WAITING, TAKEN, DONE, BURIED])
+    def test_other_content(self, before: Record) -> None:
+        """Other content under a key that binds it is a conflict in every state, never taken for a duplicate."""
+        record, answer = admit(before, payload_hash=TWO)
+        assert record is before
+        assert isinstance(answer, Conflict)
+        assert not isinstance(admit(before, payload_hash=TWO, binds=False)[1], Conflict)
+
+
+class TestTakenAndClaimed:
+    def test_a_delivery_takes_over_from_a_dead_dispatcher(self) -> None:
+        """A lapsed claim that holds its payload is granted to a delivery, and still does not expire."""
+        record, answer = claim(replace(TAKEN, lease_until=NOW))
+        assert isinstance(answer, Granted)
+        assert record is not None
+        assert (record.payload, record.expires_at, record.fence, record.attempts) == (b"{}", None, 8, 2)
+
+
+@pytest.mark.parametrize("before", [None, HELD, LAPSED, FREE, WAITING, TAKEN, DONE, BURIED])
+def test_same_question_same_answer(before: Record | None) -> None:
+    """The function has no memory, and leaves what it is given as it was."""
+    kept = replace(before) if before is not None else None
+    assert claim(before) == claim(before)
+    assert before == kept
+
+
+def test_no_clock_no_chance_no_io() -> None:
+    """The protocol's module imports nothing but types and msgspec."""
+    imports = [line for line in inspect.getsource(claims).splitlines() if line.startswith(("import ", "from "))]
+    assert {line.split()[1].split(".")[0] for line in imports} == {"typing", "msgspec"}

@@ -1,0 +1,90 @@
+"""The documentation is true: its code runs, its commands exist, its links lead somewhere."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from oncegate.cli import exits
+from oncegate.cli.main import cli
+from oncegate.cli.serve import _WELCOME
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+
+
+def commands() -> list[str]:
+    """Every `oncegate …` line of the README that is shown to be typed."""
+    typed = re.findall(r"^ {4}(?:\.venv/bin/)?(oncegate .+)$", README, re.MULTILINE)
+    return typed + re.findall(r"`(oncegate (?:serve|dlq|keys) [^`]+)`", README)
+
+
+def test_the_readme_runs(tmp_path: Path) -> None:
+    """The README's Python, pasted from top to bottom, runs and catches the duplicate."""
+    code = "\n".join(re.findall(r"```python\n(.+?)```", README, re.DOTALL))
+    code += "\nassert outcome.status == 'processed'\n"
+    code += "assert [each.status for each in outcomes] == ['duplicate', 'processed', 'duplicate']\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("processed {'case': 'case for evt-1'}")
+
+
+@pytest.mark.parametrize("typed", commands())
+def test_commands_exist(typed: str) -> None:
+    """Every command shown, with its options, is one that there is."""
+    command: click.Command = cli
+    words = shlex.split(typed)[1:]
+    while isinstance(command, click.Group):
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_the_line_to_try_is_the_one_printed() -> None:
+    """The README shows the very line that `make run` prints."""
+    printed = _WELCOME.format(version="", url="http://127.0.0.1:8080", store="")
+    (line,) = re.findall(r"curl .+", printed)
+    assert line in README
+
+
+def test_exit_codes_are_listed() -> None:
+    """Each exit code is in the README."""
+    listed = re.search(r"Exit codes: (.+?)\.", README, re.DOTALL)
+    assert listed
+    codes = {value for name, value in vars(exits).items() if name.isupper()}
+    assert {int(code) for code in re.findall(r"\d+", listed[1])} == codes
+
+
+def test_make_targets_are_real() -> None:
+    """Every `make …` in the pages is a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets, page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link to a file of the repository names one that is there."""
+    for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example: Path, tmp_path: Path) -> None:
+    """Each example is a program that runs as it is."""
+    done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_the_lock_names_no_host() -> None:
+    """The lock has a hash for everything and no place to fetch it from."""
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    packages = re.findall(r"^[a-z0-9].*==", lock, re.MULTILINE)
+    assert len(re.findall(r"^[a-z0-9].*\\$", lock, re.MULTILINE)) == len(packages)
