@@ -11,20 +11,15 @@ from oncegate.claims import (
     COMPLETED,
     DEAD,
     Address,
-    Claim,
     Operation,
     Record,
-    Redrive,
-    Renew,
-    Reset,
-    Settlement,
     Take,
-    Verdict,
     step,
 )
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, Want
+from oncegate.stores.judged import JudgedStore
 
 _TICK = 1_000_000
 _SWEEP = 64
@@ -33,7 +28,7 @@ _pack = msgpack.Encoder().encode
 _unpack = msgpack.Decoder(Record).decode
 
 
-class MemoryStore:
+class MemoryStore(JudgedStore):
     """Records in a dict per namespace. A completed record, which is nearly every one, is kept packed in one
     bytes object: a third of the room that the object with its parts would take."""
 
@@ -44,21 +39,6 @@ class MemoryStore:
         self._documents: dict[str, dict[bytes, tuple[Document, int]]] = {}
         self._waiting: dict[tuple[str, bytes], None] = {}
         self._expiry = _Expiry()
-
-    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        return self._apply(requests)
-
-    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return self._apply(settlements)
-
-    def renew(self, leases: Sequence[Renew]) -> list[bool]:
-        return self._apply(leases)
-
-    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
-        return self._apply(requests)
-
-    def reset(self, requests: Sequence[Reset]) -> list[bool]:
-        return self._apply(requests)
 
     def _apply(self, operations: Sequence[Operation]) -> list[Any]:
         answers = []

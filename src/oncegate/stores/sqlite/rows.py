@@ -72,28 +72,15 @@ def record_of(row: tuple[Any, ...]) -> Record:
 
 def _row(record: Record) -> tuple[Any, ...]:
     about = record.about
-    return (
-        record.state,
-        record.owner,
-        record.fence,
-        record.lease_until,
-        record.attempts,
-        record.payload_hash,
-        record.expires_at,
-        about.source,
-        about.type,
-        about.entity,
-        about.occurred_at,
-        about.delivery_id,
-        record.first_seen,
-        record.completed_at,
-        record.result,
-        record.error,
-        record.payload,
-    )
+    explained = (about.source, about.type, about.entity, about.occurred_at, about.delivery_id, record.first_seen)
+    return _claim_of(record) + explained + _end_of(record)
 
 
 def _changes(record: Record) -> tuple[Any, ...]:
+    return _claim_of(record) + _end_of(record)
+
+
+def _claim_of(record: Record) -> tuple[Any, ...]:
     return (
         record.state,
         record.owner,
@@ -102,11 +89,11 @@ def _changes(record: Record) -> tuple[Any, ...]:
         record.attempts,
         record.payload_hash,
         record.expires_at,
-        record.completed_at,
-        record.result,
-        record.error,
-        record.payload,
     )
+
+
+def _end_of(record: Record) -> tuple[Any, ...]:
+    return record.completed_at, record.result, record.error, record.payload
 
 
 def read_document(db: sqlite3.Connection, address: Address, now: int) -> Document:

@@ -15,20 +15,15 @@ from typing import Any, Final
 from oncegate.claims import (
     IN_PROGRESS,
     Address,
-    Claim,
     Operation,
     Record,
-    Redrive,
-    Renew,
-    Reset,
-    Settlement,
     Take,
-    Verdict,
     step,
 )
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused
 from oncegate.stores.base import Change, Document, Entry, Want
+from oncegate.stores.judged import JudgedStore
 from oncegate.stores.sqlite.file import explained, opened
 from oncegate.stores.sqlite.rows import SQL, Where, find, read_document, record_of, save, swap_document
 
@@ -41,7 +36,7 @@ _START: Final[Where] = ("", b"")
 _ABANDONED: list[sqlite3.Connection] = []
 
 
-class SqliteStore:
+class SqliteStore(JudgedStore):
     def __init__(
         self,
         path: str,
@@ -66,21 +61,6 @@ class SqliteStore:
         self._connect()
 
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        return self._apply(requests)
-
-    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return self._apply(settlements)
-
-    def renew(self, leases: Sequence[Renew]) -> list[bool]:
-        return self._apply(leases)
-
-    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
-        return self._apply(requests)
-
-    def reset(self, requests: Sequence[Reset]) -> list[bool]:
-        return self._apply(requests)
 
     def _apply(self, operations: Sequence[Operation]) -> list[Any]:
         answers = []

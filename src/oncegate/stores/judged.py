@@ -1,0 +1,30 @@
+"""Verbs for stores that can judge in Python: all of them are one function over a batch of operations."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from oncegate.claims import Claim, Operation, Redrive, Renew, Reset, Settlement, Verdict
+
+
+class JudgedStore(ABC):
+    """A subclass says how a batch is read, judged with `oncegate.claims.step` and written, atomically."""
+
+    @abstractmethod
+    def _apply(self, operations: Sequence[Operation]) -> list[Any]:
+        """The answers to these operations, in order."""
+
+    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
+        return self._apply(requests)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return self._apply(settlements)
+
+    def renew(self, leases: Sequence[Renew]) -> list[bool]:
+        return self._apply(leases)
+
+    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
+        return self._apply(requests)
+
+    def reset(self, requests: Sequence[Reset]) -> list[bool]:
+        return self._apply(requests)
