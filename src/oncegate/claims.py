@@ -25,7 +25,7 @@ operation. Rows are tried from the top; the first that matches decides.
     D                                              admit      unchanged                       Buried
     any other                                      admit      unchanged                       Duplicate
 
-    P, owner and fence mine                        renew      lease moved                     True
+    P, owner and fence mine                        renew      lease moved; expiry not sooner  True
     P, owner and fence mine                        complete   C, result kept, payload gone    True
     P, owner and fence mine                        release    R; unstarted: attempts - 1      True
     P, owner and fence mine                        bury       D, payload and error            True
@@ -316,7 +316,9 @@ def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admis
 def _renew(record: Record | None, renew: Renew, now: int) -> tuple[Record | None, bool]:
     if record is None or not _mine(record, renew) or record.state != IN_PROGRESS:
         return record, False
-    return replace(record, lease_until=now + renew.lease), True
+    lease_until = now + renew.lease
+    expires_at = None if record.expires_at is None else max(record.expires_at, lease_until)
+    return replace(record, lease_until=lease_until, expires_at=expires_at), True
 
 
 def _settle(record: Record | None, settlement: Settlement, now: int) -> tuple[Record | None, bool]:

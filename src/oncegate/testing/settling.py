@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Complete, Record, Release
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Complete, InFlight, Record, Release
 from oncegate.stores.base import Store
 from oncegate.testing.asking import (
     ABOUT,
@@ -14,6 +14,7 @@ from oncegate.testing.asking import (
     NAMESPACE,
     RETENTION,
     bury,
+    claim,
     claim_of,
     complete,
     granted,
@@ -183,6 +184,15 @@ class RenewContract:
         assert after is not None
         assert after.lease_until == clock.now + 2 * LEASE
         assert (after.fence, after.attempts, after.expires_at) == (record.fence, record.attempts, record.expires_at)
+
+    def test_a_renewed_claim_is_not_forgotten(self, store: Store, clock: ManualClock) -> None:
+        """However short the retention, a record lives as long as its lease: nobody else is granted meanwhile."""
+        record = granted(store, retention=LEASE)
+        clock.advance(LEASE - 1)
+        assert renew(store, record)
+        clock.advance(LEASE - 1)
+        assert isinstance(claim(store, "bob", retention=LEASE), InFlight)
+        assert complete(store, record)
 
     @pytest.mark.parametrize("settle", [complete, release, bury])
     def test_what_has_ended_is_not_renewed(self, store: Store, settle: Settle) -> None:
