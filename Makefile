@@ -27,7 +27,7 @@ check: $(READY) ## lint, strict types, import direction
 bench: $(READY) ## measure against the raw limits of this machine, as ratios
 	$(BIN)/python -m benchmarks
 
-bench-scale: $(READY) ## the same on ten million keys (built once under .bench, about 4 GB)
+bench-scale: $(READY) ## the same on ten million keys (built once under .bench, about 2 GB)
 	$(BIN)/python -m benchmarks --scale
 
 prove: $(READY) ## the long proofs; writes docs/proof.md

@@ -24,7 +24,7 @@ from oncegate.stores.judged import JudgedStore
 _TICK = 1_000_000
 _SWEEP = 64
 
-_pack = msgpack.Encoder().encode
+_pack_into = msgpack.Encoder().encode_into
 _unpack = msgpack.Decoder(Record).decode
 
 
@@ -39,6 +39,7 @@ class MemoryStore(JudgedStore):
         self._documents: dict[str, dict[bytes, tuple[Document, int]]] = {}
         self._waiting: dict[tuple[str, bytes], None] = {}
         self._expiry = _Expiry()
+        self._buffer = bytearray()
 
     def _apply(self, operations: Sequence[Operation]) -> list[Any]:
         answers = []
@@ -54,7 +55,7 @@ class MemoryStore(JudgedStore):
                 if after is None:
                     records.pop(operation.key, None)
                 elif after is not before:
-                    records[operation.key] = _pack(after) if after.state == COMPLETED else after
+                    records[operation.key] = self._pack(after) if after.state == COMPLETED else after
                     if after.expires_at is not None and (before is None or before.expires_at is None):
                         self._expiry.add(after.expires_at, records, operation.key)
                 if before is not None and before.payload is not None:
@@ -62,6 +63,11 @@ class MemoryStore(JudgedStore):
                 if after is not None and after.payload is not None and after.state != DEAD:
                     self._waiting[operation.namespace, operation.key] = None
         return answers
+
+    def _pack(self, record: Record) -> bytes:
+        """By way of one buffer: bytes that the encoder makes itself keep some of the room it reserved for them."""
+        _pack_into(record, self._buffer)
+        return bytes(self._buffer)
 
     def _sweep(self, now: int, work: int) -> None:
         """Drop what is due, a bounded bit at a time: a little more than the work that can add to it."""

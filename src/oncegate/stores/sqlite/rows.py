@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
-from oncegate.claims import About, Address, Record
+from oncegate.claims import COMPLETED, IN_PROGRESS, About, Address, Record
 from oncegate.stores.base import Change, Document
 
 Where = tuple[str, bytes]
@@ -39,21 +39,28 @@ def find(db: sqlite3.Connection, wanted: Sequence[Where]) -> dict[Where, Record]
 
 def save(db: sqlite3.Connection, found: dict[Where, Record], current: dict[Where, Record | None]) -> int:
     """Write what changed; tell how many rows are new."""
-    inserts, updates, deletes = [], [], []
+    changes: dict[str, list[tuple[Any, ...]]] = {}
     for where, record in current.items():
         before = found.get(where)
-        if record is before:
-            continue
-        if record is None:
-            deletes.append(where)
-        elif before is not None and before.about is record.about and before.first_seen == record.first_seen:
-            updates.append(_changes(record) + where)
-        else:
-            inserts.append(_row(record) + where)
-    for statement, rows in (("insert", inserts), ("update", updates), ("delete", deletes)):
-        if rows:
-            db.executemany(SQL[statement], rows)
-    return len(inserts)
+        if record is not before:
+            statement, values = _change(before, record)
+            changes.setdefault(statement, []).append(values + where)
+    for statement, rows in changes.items():
+        db.executemany(SQL[statement], rows)
+    return sum(len(rows) for statement, rows in changes.items() if statement.startswith("insert"))
+
+
+def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[Any, ...]]:
+    """The statement that makes a record of what was there before, and its values."""
+    if record is None:
+        return "delete", ()
+    if before is None or before.about is not record.about or before.first_seen != record.first_seen:
+        if record.state == IN_PROGRESS:
+            return "insert claimed", _claimed(record)
+        return "insert", _claim_of(record) + _explained(record) + _end_of(record)
+    if record.state == COMPLETED and before.state == IN_PROGRESS:
+        return "update completed", (record.expires_at, record.completed_at, record.result, record.error)
+    return "update", _claim_of(record) + _end_of(record)
 
 
 # Few statements of fixed length, filled up with a key that is asked for anyway, so that all stay prepared.
@@ -70,14 +77,14 @@ def record_of(row: tuple[Any, ...]) -> Record:
     return Record(*row[:7], About(*row[7:12]), *row[12:])  # type: ignore[call-arg]  # mypy cannot count a slice
 
 
-def _row(record: Record) -> tuple[Any, ...]:
+def _claimed(record: Record) -> tuple[Any, ...]:
+    claim = (record.owner, record.fence, record.lease_until, record.payload_hash, record.expires_at)
+    return claim + _explained(record)
+
+
+def _explained(record: Record) -> tuple[Any, ...]:
     about = record.about
-    explained = (about.source, about.type, about.entity, about.occurred_at, about.delivery_id, record.first_seen)
-    return _claim_of(record) + explained + _end_of(record)
-
-
-def _changes(record: Record) -> tuple[Any, ...]:
-    return _claim_of(record) + _end_of(record)
+    return about.source, about.type, about.entity, about.occurred_at, about.delivery_id, record.first_seen
 
 
 def _claim_of(record: Record) -> tuple[Any, ...]:

@@ -90,6 +90,19 @@ INSERT OR REPLACE INTO claims (
     first_seen, completed_at, result, error, payload, namespace, key
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- A first claim, which is what nearly every insert is: every value that is bound costs time.
+-- name: insert claimed
+INSERT OR REPLACE INTO claims (
+    state, attempts, owner, fence, lease_until, payload_hash, expires_at,
+    source, type, entity, occurred_at, delivery_id, first_seen, namespace, key
+) VALUES ('P', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- A completion, which is what nearly every update is.
+-- name: update completed
+UPDATE claims SET
+    state = 'C', lease_until = 0, payload = NULL, expires_at = ?, completed_at = ?, result = ?, error = ?
+WHERE namespace = ? AND key = ?;
+
 -- A record that was there: only what a transition can change.
 -- name: update
 UPDATE claims SET

@@ -1,0 +1,1 @@
+"""What Oncegate costs, as ratios to the least that this machine could do the same work for."""

@@ -1,0 +1,69 @@
+"""`python -m benchmarks`: one table of ratios. `--scale`: the SQLite rows on a file of ten million keys."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import imports, memory, scale, sqlite
+from benchmarks.measure import Sizes
+from benchmarks.progress import Progress
+from benchmarks.report import Row, as_json, show
+
+# In the repository, not in the system's temporary folder: that may be in memory, where a sync costs nothing.
+FOLDER = Path(__file__).parent.parent / ".bench"
+
+FULL = Sizes(
+    rounds=15,
+    warm_ups=1,
+    sqlite_events=20_000,
+    memory_events=100_000,
+    memory_keys=1_000_000,
+    imports=15,
+    scale_keys=10_000_000,
+)
+QUICK = Sizes(
+    rounds=3,
+    warm_ups=1,
+    sqlite_events=1_000,
+    memory_events=5_000,
+    memory_keys=50_000,
+    imports=3,
+    scale_keys=20_000,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = _parser().parse_args(argv)
+    sizes = QUICK if arguments.quick else FULL
+    rows = _measured(sizes, Progress(sys.stderr), scaled=arguments.scale, keep=not arguments.quick)
+    if arguments.output == "json":
+        print(as_json(rows))
+    else:
+        show(rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
+    parser.add_argument("--scale", action="store_true", help="measure SQLite on 10 M keys; the first run builds them")
+    parser.add_argument("--quick", action="store_true", help="few events: shows that it works, not how fast it is")
+    parser.add_argument("--output", choices=["table", "json"], default="table", help="what to print (default: table)")
+    return parser
+
+
+def _measured(sizes: Sizes, progress: Progress, *, scaled: bool, keep: bool) -> list[Row]:
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as passing, progress:
+        folder = Path(passing)
+        if scaled:
+            return scale.rows(sizes, FOLDER if keep else folder, folder, progress)
+        return [
+            *sqlite.rows(sizes, folder, progress),
+            *memory.rows(sizes, progress),
+            *imports.rows(sizes, progress),
+        ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""`import oncegate` against the import of a well-known idempotency library, each in a fresh process."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from functools import partial
+
+from benchmarks.measure import Sizes, by_turns, median, timed
+from benchmarks.progress import Progress
+from benchmarks.report import Aim, Row
+
+_STATEMENTS = {
+    "bare": "pass",
+    "ours": "import oncegate",
+    "theirs": "import aws_lambda_powertools.utilities.idempotency",
+}
+
+
+def rows(sizes: Sizes, progress: Progress) -> list[Row]:
+    if importlib.util.find_spec("aws_lambda_powertools") is None:
+        raise SystemExit("the import is compared with Powertools: pip install aws-lambda-powertools boto3")
+    progress.stage("imports")
+    # The first round writes the bytecode; it is never counted.
+    turns = {name: partial(_start, statement) for name, statement in _STATEMENTS.items()}
+    rounds = by_turns(turns, sizes.imports, max(1, sizes.warm_ups), progress)
+    return [
+        Row(
+            "import, bare interpreter subtracted",
+            "ms",
+            median(rounds, lambda took: 1e3 * (took["ours"] - took["bare"])),
+            median(rounds, lambda took: 1e3 * (took["theirs"] - took["bare"])),
+            "Powertools idempotency",
+            median(rounds, lambda took: (took["ours"] - took["bare"]) / (took["theirs"] - took["bare"])),
+            Aim("at most", 0.35),
+        )
+    ]
+
+
+def _start(statement: str) -> float:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return timed(lambda: subprocess.run([sys.executable, "-c", statement], check=True, env=environment))
