@@ -133,4 +133,4 @@ def test_same_question_same_answer(before: Record | None) -> None:
 def test_no_clock_no_chance_no_io() -> None:
     """The protocol's module imports nothing but types and msgspec."""
     imports = [line for line in inspect.getsource(claims).splitlines() if line.startswith(("import ", "from "))]
-    assert {line.split()[1].split(".")[0] for line in imports} == {"typing", "msgspec"}
+    assert {line.split()[1].split(".")[0] for line in imports} == {"collections", "typing", "msgspec"}
