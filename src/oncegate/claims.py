@@ -10,6 +10,7 @@ operation. Rows are tried from the top; the first that matches decides.
     any, other payload hash, key binds content     claim      unchanged                       Conflict
     P, lease alive                                 claim      unchanged                       InFlight
     R with a payload                               claim      unchanged                       Duplicate
+    R, owner is mine: a late copy of the request   claim      unchanged                       InFlight
     P with its lease over, or R without a payload  claim      P, fence + 1, attempts + 1      Granted
     C                                              claim      unchanged                       Duplicate
     D                                              claim      unchanged                       Buried
@@ -221,8 +222,7 @@ def step(record: Record | None, operation: Operation, now: int) -> tuple[Record 
 
 def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdict]:
     if record is None:
-        lease_until, expires_at = now + claim.lease, now + claim.retention
-        record = Record(IN_PROGRESS, claim.owner, now, lease_until, 1, claim.payload_hash, expires_at, claim.about, now)
+        record = _first(claim, now)
         return record, Granted(record, now)
     state = record.state
     alive = _alive(record, now)
@@ -234,6 +234,8 @@ def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdi
         return record, InFlight(record, now)
     if state == RELEASED and record.payload is not None:
         return record, Duplicate(record, now)
+    if state == RELEASED and record.owner == claim.owner:
+        return record, InFlight(record, now)
     if state in (IN_PROGRESS, RELEASED):
         expires_at = None if record.payload is not None else now + claim.retention
         record = replace(_granted_again(record, claim, now), expires_at=expires_at, payload_hash=claim.payload_hash)
@@ -349,6 +351,11 @@ def _mine(record: Record, held: Held) -> bool:
     return record.owner == held.owner and record.fence == held.fence
 
 
+def _first(claim: Claim, now: int) -> Record:
+    lease_until, expires_at = now + claim.lease, now + claim.retention
+    return Record(IN_PROGRESS, claim.owner, now, lease_until, 1, claim.payload_hash, expires_at, claim.about, now)
+
+
 def _granted_again(record: Record, by: Claim | Take, now: int) -> Record:
     return replace(
         record,
@@ -378,13 +385,8 @@ def _completed(record: Record, complete: Complete, now: int) -> Record:
 
 
 def _released(record: Record, release: Release, now: int) -> Record:
-    return replace(
-        record,
-        state=RELEASED,
-        lease_until=now,
-        attempts=record.attempts - release.unstarted,
-        error=release.error or record.error,
-    )
+    attempts, error = record.attempts - release.unstarted, release.error or record.error
+    return replace(record, state=RELEASED, lease_until=now, attempts=attempts, error=error)
 
 
 def _buried(record: Record, bury: Bury, now: int) -> Record:

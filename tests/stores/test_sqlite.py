@@ -185,9 +185,10 @@ def test_a_failed_migration_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").fetchone() == (0,)
 
 
-def test_many_processes_create_one_file(tmp_path: Path) -> None:
-    """Processes that start on a new file at once all come up on it."""
-    code = f"from oncegate import open_store; open_store('sqlite:///{tmp_path}/store.db').close()"
+@pytest.mark.parametrize("number", range(3))
+def test_many_processes_create_one_file(tmp_path: Path, number: int) -> None:
+    """Processes that start on a new file at once all come up on it, and none takes it for another program's."""
+    code = f"from oncegate import open_store; open_store('sqlite:///{tmp_path}/{number}.db').close()"
     processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(8)]
     assert [process.wait(60) for process in processes] == [0] * 8
 

@@ -73,6 +73,14 @@ class ClaimContract:
         assert verdict.record.fence == first.fence
         assert verdict.record.state == COMPLETED
 
+    def test_late_copy_of_a_released_claim(self, store: Store) -> None:
+        """A copy of a request that arrives after its claim was released grants nothing and costs no attempt."""
+        assert release(store, granted(store))
+        before = stored(store)
+        assert isinstance(claim(store), InFlight)
+        assert stored(store) == before
+        assert granted(store, "bob").attempts == 2
+
     @pytest.mark.parametrize("state", [IN_PROGRESS, RELEASED, COMPLETED, DEAD])
     def test_other_content_is_a_conflict(self, store: Store, state: str) -> None:
         """In every state, a key that binds content answers other content with a conflict, and nothing changes."""

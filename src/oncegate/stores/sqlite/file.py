@@ -3,6 +3,8 @@
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
@@ -35,7 +37,8 @@ def opened(path: str, synchronous: str, busy_timeout: int) -> sqlite3.Connection
 
 
 def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: float) -> None:
-    _check_ours(db, path)
+    with _transaction(db, "BEGIN"):  # or another process could create the schema between two looks at it
+        _check_ours(db, path)
     while (mode := _try_wal(db)) is None:
         # SQLite does not wait by itself when two processes turn a new file to WAL at once.
         if time.monotonic() > deadline:
@@ -45,9 +48,15 @@ def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: floa
         raise StoreRefused(f"the store {path} cannot use a write-ahead log here; put it on a local disk")
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with _transaction(db, "BEGIN IMMEDIATE"):
         _migrate(db, path)
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection, begin: str) -> Iterator[None]:
+    db.execute(begin)
+    try:
+        yield
         db.execute("COMMIT")
     finally:
         if db.in_transaction:

@@ -1,0 +1,262 @@
+"""Ablations: the protocol with one rule taken out. Each must break an invariant, or the check proves nothing.
+
+A rule of the transition function is taken out of the text of the shipped module, so that what is checked is what
+is shipped, but for one expression. A rule of the worker is one switch of `Rules`.
+"""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Final, NamedTuple
+
+from oncegate import claims as shipped
+from tests.model.explore import Report, explore
+from tests.model.parts import Rules, Setting
+from tests.model.settings import BATCH_CONFLICT, CONFLICT, EXPIRY, FAULTS, FORGETFUL, OPERATOR, POISON, TRANSACTION
+
+_LIMIT: Final = 300_000
+
+
+class Ablation(NamedTuple):
+    """`instead` says what is done in place of the rule; `invariant` is the one that must catch it."""
+
+    name: str
+    instead: str
+    invariant: int
+    setting: Setting
+    patch: tuple[str, str] | None = None
+    rules: Rules = Rules()
+
+    @property
+    def where(self) -> str:
+        return "worker" if self.patch is None else "function"
+
+
+def attempt(ablation: Ablation) -> Report:
+    """Explore the ablated protocol until an invariant breaks."""
+    claims = shipped if ablation.patch is None else patched(*ablation.patch)
+    return explore(ablation.setting, _LIMIT, rules=ablation.rules, claims=claims)
+
+
+def patched(old: str, new: str) -> ModuleType:
+    """The shipped module with one piece of its text replaced."""
+    assert shipped.__file__ is not None
+    source = Path(shipped.__file__).read_text()
+    if source.count(old) != 1:
+        raise ValueError(f"{old!r} stands {source.count(old)} times in claims.py; an ablation must mean one place")
+    module = ModuleType("ablated")
+    exec(compile(source.replace(old, new), "claims.py", "exec"), module.__dict__)  # noqa: S102  # it is our own text
+    return module
+
+
+_PROOF: Final = "record.owner == held.owner and record.fence == held.fence"
+_SHORT: Final = OPERATOR._replace(expiry=True, lease=1, max_hold=1, retention=2, dead_retention=3)
+
+_FUNCTION: Final = (
+    Ablation(
+        "unfenced settle",
+        "the owner alone proves a claim",
+        3,
+        FAULTS,
+        (_PROOF, "record.owner == held.owner"),
+    ),
+    Ablation(
+        "settle by anybody",
+        "neither owner nor fence is looked at",
+        3,
+        CONFLICT,
+        (_PROOF, "True"),
+    ),
+    Ablation(
+        "renewal by anybody",
+        "a lease is renewed for whoever asks",
+        3,
+        EXPIRY,
+        ("if record is None or not _mine(record, renew) or", "if record is None or"),
+    ),
+    Ablation(
+        "renewal unwritten",
+        "a renewal is answered and not written",
+        1,
+        FAULTS,
+        ("return replace(record, lease_until=lease_until, expires_at=expires_at), True", "return record, True"),
+    ),
+    Ablation(
+        "renewed and forgotten",
+        "a renewal does not keep the record for as long as the lease",
+        1,
+        FORGETFUL,
+        ("max(record.expires_at, lease_until)", "record.expires_at"),
+    ),
+    Ablation(
+        "stolen lease",
+        "a claim is granted while the lease of another is alive",
+        3,
+        CONFLICT,
+        ("    if alive:\n        return record, InFlight", "    if False:\n        return record, InFlight"),
+    ),
+    Ablation(
+        "stolen work",
+        "a dispatcher takes what another is at",
+        3,
+        OPERATOR,
+        ("(record.state == IN_PROGRESS and not _alive(record, now))", "record.state == IN_PROGRESS"),
+    ),
+    Ablation(
+        "conflict unseen",
+        "the payload hash is not compared",
+        2,
+        CONFLICT,
+        ("if claim.binds and record.payload_hash != claim.payload_hash:", "if False:"),
+    ),
+    Ablation(
+        "fence kept",
+        "a takeover does not raise the fence",
+        5,
+        CONFLICT,
+        ("fence=record.fence + 1,", "fence=record.fence,"),
+    ),
+    Ablation(
+        "owner forgotten",
+        "an owner that claims again is answered like a stranger",
+        7,
+        CONFLICT,
+        ("if record.owner == claim.owner and (alive or state == COMPLETED):", "if False:"),
+    ),
+    Ablation(
+        "settle only once",
+        "the same settlement again is refused",
+        7,
+        CONFLICT,
+        ("return record, record.state == _ENDS_IN[type(settlement)]", "return record, False"),
+    ),
+    Ablation(
+        "completed is free",
+        "a completed record is granted again",
+        4,
+        CONFLICT,
+        ("if state in (IN_PROGRESS, RELEASED):", "if state in (IN_PROGRESS, RELEASED, COMPLETED):"),
+    ),
+    Ablation(
+        "attempts uncounted",
+        "a takeover does not count as an attempt",
+        9,
+        EXPIRY,
+        ("attempts=record.attempts + 1,", "attempts=record.attempts,"),
+    ),
+    Ablation(
+        "every attempt given back",
+        "a failed attempt is given back like one that never started",
+        9,
+        EXPIRY,
+        ("record.attempts - release.unstarted,", "record.attempts - 1,"),
+    ),
+    Ablation(
+        "deleting release",
+        "release deletes the record",
+        9,
+        EXPIRY,
+        ("return _released(record, settlement, now), True", "return None, True"),
+    ),
+    Ablation(
+        "burial without the body",
+        "a dead letter is kept without its payload",
+        2,
+        CONFLICT,
+        ("payload=bury.payload,", "payload=None,"),
+    ),
+    Ablation(
+        "expiry left to the sweep",
+        "an expired record counts until it is swept",
+        15,
+        EXPIRY,
+        ("now >= record.expires_at:\n        record = None", "now >= record.expires_at:\n        pass"),
+    ),
+    Ablation(
+        "redriven work expires",
+        "a redriven dead letter keeps its expiry",
+        2,
+        _SHORT,
+        ("None if record.payload is not None else record.expires_at", "record.expires_at"),
+    ),
+    Ablation(
+        "taken-over work expires",
+        "a claim gives work that is kept an expiry",
+        2,
+        _SHORT,
+        ("None if record.payload is not None else now + claim.retention", "now + claim.retention"),
+    ),
+)
+
+_WORKER: Final = (
+    Ablation(
+        "mark first",
+        "a claim is completed before its effect",
+        2,
+        CONFLICT,
+        rules=Rules(completes_after_effect=False),
+    ),
+    Ablation("mark last", "a worker looks, runs and claims nothing", 1, CONFLICT, rules=Rules(claims_first=False)),
+    Ablation("ack in flight", "what another is at is acknowledged", 6, CONFLICT, rules=Rules(nacks_in_flight=False)),
+    Ablation(
+        "ack unanswered",
+        "what the store has not answered is acknowledged",
+        6,
+        CONFLICT,
+        rules=Rules(nacks_unanswered=False),
+    ),
+    Ablation(
+        "ack before settle",
+        "a delivery is acknowledged before its settlement is confirmed",
+        2,
+        CONFLICT,
+        rules=Rules(acks_after_settle=False),
+    ),
+    Ablation(
+        "conflict without a copy",
+        "a conflict is acknowledged before its copy is kept",
+        6,
+        CONFLICT,
+        rules=Rules(keeps_conflicts=False),
+    ),
+    Ablation(
+        "one owner per batch",
+        "the requests of one batch share an owner",
+        1,
+        BATCH_CONFLICT,
+        rules=Rules(owner_for_each=False),
+    ),
+    Ablation(
+        "late start", "an effect starts without a look at the clock", 12, FAULTS, rules=Rules(checks_validity=False)
+    ),
+    Ablation(
+        "counting from the answer",
+        "validity is counted from when the answer came",
+        1,
+        CONFLICT,
+        rules=Rules(counts_from_sending=False),
+    ),
+    Ablation("one run more", "a grant beyond the last attempt is run", 9, EXPIRY, rules=Rules(buries_beyond=False)),
+    Ablation(
+        "failure given back",
+        "a failed attempt is released as if it had not started",
+        9,
+        EXPIRY,
+        rules=Rules(counts_failures=False),
+    ),
+    Ablation(
+        "retries in company",
+        "what was tried before is run together with its batch",
+        9,
+        POISON,
+        rules=Rules(retries_alone=False),
+    ),
+    Ablation(
+        "commit on every yes",
+        "a transaction that is tried again commits its effect again",
+        1,
+        TRANSACTION,
+        rules=Rules(commits_once=False),
+    ),
+)
+
+ABLATIONS: Final = _FUNCTION + _WORKER

@@ -1,0 +1,121 @@
+"""Breadth-first search of a space: every state within the bounds is visited once, the nearest first.
+
+Because the nearest come first, the trace to a broken invariant is a shortest one.
+"""
+
+import time
+from array import array
+from types import ModuleType
+from typing import NamedTuple
+
+from oncegate import claims as shipped
+from tests.model.calm import Calmness
+from tests.model.parts import Rules, Setting, Violation
+from tests.model.space import BITS, MASK, SHARED, Space
+from tests.model.trace import Counterexample, tell
+
+
+class Report(NamedTuple):
+    """What came of a search. `complete`: every state within the bounds was visited, none left out for the limit."""
+
+    setting: str
+    states: int
+    transitions: int
+    complete: bool
+    seconds: float
+    broken: Counterexample | None
+    labels: frozenset[str]
+
+
+def explore(setting: Setting, limit: int, *, rules: Rules | None = None, claims: ModuleType = shipped) -> Report:
+    """Visit up to `limit` states, or up to the first that breaks an invariant."""
+    began = time.perf_counter()
+    search = Search(Space(setting, rules or Rules(), claims))
+    broken = search.visit(limit) or search.end()
+    return Report(
+        setting.name,
+        len(search.states),
+        search.transitions,
+        search.complete,
+        time.perf_counter() - began,
+        broken,
+        frozenset(search.space.labels),
+    )
+
+
+class Search:
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.states: list[int] = []  # in the order found, so it is the queue as well
+        self.transitions = 0
+        self.complete = False
+        self._parents = array("I")
+
+    def visit(self, limit: int) -> Counterexample | None:
+        states, parents, at = self.states, self._parents, 0
+        try:
+            states.append(self.space.first())
+            parents.append(0)
+            seen = set(states)
+            while at < len(states) < limit:
+                found = self._after(states[at])
+                self.transitions += len(found)
+                for state in found:
+                    if state not in seen:
+                        seen.add(state)
+                        states.append(state)
+                        parents.append(at)
+                at += 1
+        except Violation as violation:
+            return tell(self.space, self._way(at), violation)
+        self.complete = at == len(states)
+        return None
+
+    def end(self) -> Counterexample | None:
+        """From every state that was found: without further faults, everything comes to an end."""
+        for failing in (False, True):
+            calmness = Calmness(self.space, failing)
+            for at, state in enumerate(self.states):
+                try:
+                    calmness.check(state)
+                except Violation as violation:
+                    return tell(self.space, self._way(at), violation)
+        return None
+
+    def _way(self, at: int) -> list[int]:
+        way = [self.states[at]]
+        while at:
+            at = self._parents[at]
+            way.append(self.states[at])
+        return way[::-1]
+
+    def _after(self, state: int) -> list[int]:
+        """Every state that is one step away. Written out flat, because it runs a million times."""
+        space = self.space
+        moves, trusted, stir = space.moves, space.trusted, space.stir
+        shared, one, two, three = state >> SHARED, state >> 2 * BITS & MASK, state >> BITS & MASK, state & MASK
+        found = space.disturbed(shared, one, two, three)
+        last = -1
+        for mover, left, right in ((one, two, three), (two, one, three), (three, one, two)):
+            if mover == last:
+                continue
+            last = mover
+            entries = moves.get(shared << BITS | mover)
+            if entries is None:
+                entries = space.find_moves(shared, mover)
+            for then, a, stirs, gained in entries:
+                if stirs:
+                    b, c = stir(stirs, left), stir(stirs, right)
+                else:
+                    b, c = left, right
+                if gained and gained & (trusted[b] | trusted[c]) and space.exclusive[then]:
+                    raise Violation(1, "two workers hold valid claims on one key at the same time")
+                if b > c:
+                    b, c = c, b
+                if a <= b:
+                    found.append(then << SHARED | a << 2 * BITS | b << BITS | c)
+                elif a <= c:
+                    found.append(then << SHARED | b << 2 * BITS | a << BITS | c)
+                else:
+                    found.append(then << SHARED | b << 2 * BITS | c << BITS | a)
+        return found

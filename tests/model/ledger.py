@@ -1,0 +1,193 @@
+"""The modelled store: real records, changed by nothing but the shipped `step`.
+
+Records are kept in a normal form at one fixed moment: times before now are as good as now, the fence is always
+`FENCE` and whoever owns the record is `HOLDER`. That loses nothing, since `step` compares owners and fences for
+equality only, compares times with now only, and makes a fence by adding to the old one or from the clock.
+A judgement then depends on the record, the verb, the content and on whether the asker holds the record, so one
+call of `step` serves every state in which these meet.
+"""
+
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from tests.model.parts import Setting, Violation
+
+NOW: Final = 1_000
+FENCE: Final = 500
+HOLDER: Final = b"holder"
+STRANGER: Final = b"stranger"
+
+_PLACE: Final = ("model", b"key")
+_ENDS_IN: Final = {"complete": "C", "release": "R", "give back": "R", "bury": "D"}
+_PROVED: Final = {*_ENDS_IN, "renew"}
+
+ABSENT: Final = 0
+
+
+class Ruling(NamedTuple):
+    """What the store made of one request."""
+
+    record: int
+    answer: str  # the verdict's name in lower case, or yes, no, nothing
+    attempts: int
+    left: int  # of the lease
+    changed: bool
+    handed_over: bool  # the record has a new owner, or none
+    refenced: bool
+    forgot: bool  # the record before had expired, and is gone now
+
+
+class Ledger:
+    def __init__(self, claims: ModuleType, setting: Setting) -> None:
+        self._claims = claims
+        self._setting = setting
+        self._about = claims.About("model")
+        self._rulings: dict[tuple[int, str, int, bool, bool], Ruling] = {}
+        self._ids: dict[Any, int] = {None: ABSENT}
+        self._states = [""]
+        self._contents = [-1]
+        self.records: list[Any] = [None]
+
+    def judge(self, record: int, verb: str, content: int, holds: bool, stale: bool) -> Ruling:
+        asked = (record, verb, content, holds, stale)
+        ruling = self._rulings.get(asked)
+        if ruling is None:
+            ruling = self._rulings[asked] = self._judge(*asked)
+        return ruling
+
+    def aged(self, record: int) -> int:
+        """The same record one tick later."""
+        before = self.records[record]
+        if before is None:
+            return ABSENT
+        expires_at = before.expires_at
+        if expires_at is not None and self._setting.expiry:
+            expires_at -= 1
+        return self._intern(replace(before, lease_until=before.lease_until - 1, expires_at=expires_at))
+
+    def state(self, record: int) -> str:
+        """The state's letter, or nothing if the record is absent or expired."""
+        return self._states[record]
+
+    def content(self, record: int) -> int:
+        """The content whose payload the record keeps, or -1."""
+        return self._contents[record]
+
+    def lapses(self, record: int) -> bool:
+        """Whether a lease that is alive now is over one tick later."""
+        return self._states[record] == "P" and self.records[record].lease_until == NOW + 1
+
+    # ── one judgement ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self, record: int, verb: str, content: int, holds: bool, stale: bool) -> Ruling:
+        before = self.records[record]
+        operation = self._operation(verb, content, HOLDER if holds else STRANGER, FENCE - stale)
+        after, answer = self._claims.step(before, operation, NOW)
+        if before is not None and _expired(before):
+            self._must_not_matter(operation, after, answer)
+            ruling = self._ruling(None, record, after, answer)
+        else:
+            _check(verb, holds, stale, before, after, answer)
+            ruling = self._ruling(before, record, after, answer)
+        return ruling
+
+    def _ruling(self, before: Any, record: int, after: Any, answer: Any) -> Ruling:
+        granted = _name(answer) == "granted"
+        ident = self._intern(after)
+        fresh = ident != record and (granted or after is None or not after.owner)
+        return Ruling(
+            ident,
+            _name(answer),
+            after.attempts if granted else 0,
+            max(answer.lease_left, 0) if granted else 0,
+            ident != record,
+            fresh,
+            fresh and (after is None or before is None or after.fence != before.fence),
+            before is None and ident != record and record != ABSENT,
+        )
+
+    def _operation(self, verb: str, content: int, owner: bytes, fence: int) -> Any:
+        claims, terms, proof = self._claims, self._setting, (*_PLACE, owner, fence)
+        digest, payload = b"hash %d" % content, b"%d" % content
+        match verb:
+            case "claim":
+                return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about)
+            case "take":
+                return claims.Take(*_PLACE, owner, terms.lease)
+            case "renew":
+                return claims.Renew(*proof, terms.lease)
+            case "complete":
+                return claims.Complete(*proof, terms.retention)
+            case "release" | "give back":
+                return claims.Release(*proof, unstarted=verb == "give back")
+            case "bury":
+                return claims.Bury(*proof, terms.dead_retention, payload, "why")
+            case "redrive":
+                return claims.Redrive(*_PLACE)
+            case _:
+                return claims.Reset(*_PLACE)
+
+    def _must_not_matter(self, operation: Any, after: Any, answer: Any) -> None:
+        swept, otherwise = self._claims.step(None, operation, NOW)
+        if (self._intern(after), _name(answer)) != (self._intern(swept), _name(otherwise)):
+            raise Violation(15, f"an expired record is answered with {_name(answer)}, a swept one {_name(otherwise)}")
+
+    def _intern(self, record: Any) -> int:
+        normal = None if record is None else _normal(record)
+        ident = self._ids.setdefault(normal, len(self._ids))
+        if ident == len(self.records):
+            self._add(normal)
+        return ident
+
+    def _add(self, record: Any) -> None:
+        gone = record is None or _expired(record)
+        self.records.append(record)
+        self._states.append("" if gone else record.state)
+        self._contents.append(-1 if gone or record.payload is None else int(record.payload))
+
+
+def _normal(record: Any) -> Any:
+    return replace(
+        record,
+        owner=HOLDER if record.owner else record.owner,
+        fence=FENCE,
+        lease_until=max(record.lease_until, NOW),
+        expires_at=None if record.expires_at is None else max(record.expires_at, NOW),
+        first_seen=NOW,
+        completed_at=None,
+        error=None,
+    )
+
+
+def _expired(record: Any) -> bool:
+    return record.expires_at is not None and bool(record.expires_at <= NOW)
+
+
+def _name(answer: Any) -> str:
+    if isinstance(answer, bool):
+        return "yes" if answer else "no"
+    return "nothing" if answer is None else type(answer).__name__.lower()
+
+
+# ── the invariants that one judgement can break ───────────────────────────────────────────────────────────
+
+
+def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer: Any) -> None:
+    name, same = _name(answer), after is before
+    if verb in _PROVED and (not holds or stale) and (name == "yes" or not same):
+        raise Violation(3, f"{verb} is accepted from one that does not hold the claim")
+    if name == "granted" and not same and (before.fence if before else FENCE) >= after.fence:
+        raise Violation(5, "the fence does not rise with the grant")
+    if before is None:
+        return
+    alive = before.state == "P" and before.lease_until > NOW
+    if verb in ("claim", "take") and alive and not holds and not same:
+        raise Violation(3, f"a {verb} is accepted from a stranger while the lease is alive")
+    if verb == "claim" and alive and holds and (name != "granted" or not same):
+        raise Violation(7, f"the owner asks again while its lease is alive, and is answered {name}")
+    if holds and not stale and before.state == _ENDS_IN.get(verb) and (name != "yes" or not same):
+        raise Violation(7, f"the same {verb} again is answered {name}")
+    if before.state == "C" and verb != "reset" and (after is None or after.state != "C"):
+        raise Violation(4, f"a completed record is left by {verb}")

@@ -1,0 +1,168 @@
+"""The parts of a modelled world: what everybody sees, what one worker knows, and the rules a worker keeps.
+
+A state is one `Shared` and three `Worker`s. What a worker may do next depends on the shared part and on itself
+only, never on the other two; that is what lets `explore` compute a worker's moves once and use them in every
+state in which the same two parts meet.
+
+Owners and fences are kept as relations, because the protocol only ever compares them: `holds` says that the
+record's owner is the one this request was made with, `stale` that its fence is not the one that was granted.
+"""
+
+from typing import Final, NamedTuple
+
+LIVENESS: Final = 8
+
+
+INVARIANTS: Final = {
+    1: "At most one valid claim on a key at a time; at most one effect per key, always in a transaction, and with a"
+    " plain handler unless a fault fell between the start of the effect and its completion.",
+    2: "What was acknowledged has taken effect, or is kept with its payload until a person drops it.",
+    3: "No write is accepted from one that is not the owner, or whose fence is stale.",
+    4: "A completed record is left by expiry or by an operator, and by nothing else.",
+    5: "The fence rises with every grant.",
+    6: "Neither an event in flight nor an unanswered one is acknowledged; a conflict is, once its copy is kept.",
+    7: "An owner that asks again is answered as before.",
+    8: "Once faults stop, every delivery is acknowledged, and its record completed or buried.",
+    9: "An effect is started at most max_attempts times, and a poisonous event buries no neighbour.",
+    12: "No effect starts after the worker's own validity of its lease.",
+    15: "A store that has swept an expired record and one that has not answer alike.",
+}
+
+
+class Violation(Exception):
+    """An invariant does not hold; the numbers are those of `INVARIANTS`."""
+
+    def __init__(self, invariant: int, what: str) -> None:
+        super().__init__(invariant, what)
+        self.invariant = invariant
+        self.what = what
+
+
+class Content(NamedTuple):
+    """One event. Contents with the same key and different names are in conflict."""
+
+    name: str
+    key: int
+    copy_key: int
+    deliveries: int
+    poison: bool = False  # its handler kills the worker, every time
+
+
+class Setting(NamedTuple):
+    """A world to explore: its events, its terms in ticks, and how much may go wrong in one run."""
+
+    name: str
+    contents: tuple[Content, ...]
+    faults: int
+    duplicates: int = 0
+    skews: int = 0
+    operators: int = 0
+    batch: int = 1
+    transaction: bool = False
+    expiry: bool = False  # else all of it happens before anything expires
+    failures: bool = True  # whether handlers may fail
+    lease: int = 2
+    max_hold: int = 3
+    retention: int = 5
+    dead_retention: int = 6
+    max_attempts: int = 2
+
+    @property
+    def keys(self) -> int:
+        return 1 + max(max(content.key, content.copy_key) for content in self.contents)
+
+
+class Rules(NamedTuple):
+    """What a worker does around the store. The defaults are what is shipped; an ablation changes one."""
+
+    claims_first: bool = True
+    completes_after_effect: bool = True
+    nacks_in_flight: bool = True
+    nacks_unanswered: bool = True
+    acks_after_settle: bool = True
+    keeps_conflicts: bool = True
+    owner_for_each: bool = True
+    checks_validity: bool = True
+    counts_from_sending: bool = True
+    buries_beyond: bool = True
+    counts_failures: bool = True
+    retries_alone: bool = True
+    commits_once: bool = True
+
+
+class Shared(NamedTuple):
+    """The store, the queue, what may still go wrong, and the history that the invariants speak of.
+
+    Tuples are by key or by content; numbers ending in `_bits` have one bit for each.
+    """
+
+    records: tuple[int, ...]
+    queue: tuple[int, ...]
+    faults: int
+    duplicates: int
+    skews: int
+    operators: int
+    runs: tuple[int, ...]  # effects started in this life of the key, since a redrive
+    effect_of: tuple[int, ...]  # the content that took effect first in this life of the key, or -1
+    struck_bits: int = 0  # keys: a fault fell between the start of an effect and its completion
+    forgotten_bits: int = 0  # keys whose record was lost to expiry or to an operator
+    applied_bits: int = 0  # contents
+    owed_bits: int = 0  # contents that were acknowledged before they had any effect
+    excused_bits: int = 0  # contents whose dead letter expired or was dropped by an operator
+    skewed: bool = False  # the store's clock has jumped, so that a worker may trust a lease that is over
+    meddled: bool = False  # an operator acted while a worker may have trusted its claim
+
+
+class Job(NamedTuple):
+    """One delivery in a worker's hands, or (`kept`) one event that the store held and the worker took."""
+
+    content: int
+    key: int
+    stage: str
+    holds: bool = False
+    stale: bool = False
+    attempts: int = 0
+    valid: int = 0  # ticks for which the worker may trust its lease
+    hold: int = 0  # ticks for which the lease may still be renewed
+    kept: bool = False
+
+
+class Late(NamedTuple):
+    """A request that its worker has given up or sent again, and that the network still may deliver."""
+
+    verb: str
+    content: int
+    key: int
+    holds: bool
+    stale: bool
+    job: int  # the job with the same owner, or -1 if it is gone
+
+
+class Worker(NamedTuple):
+    jobs: tuple[Job, ...] = ()
+    waited: int = 0  # ticks since the claim was sent
+    late: Late | None = None
+
+
+IDLE: Final = Worker()
+
+
+class Stir(NamedTuple):
+    """A record was handed over: no other request holds it now, and if it has a new fence, theirs are stale."""
+
+    key: int
+    refenced: bool
+
+
+class Move(NamedTuple):
+    """One step. `kind` is go, fail, spin (an answer that changes nothing), start (take up work) or fault."""
+
+    label: str
+    shared: Shared
+    worker: Worker
+    stirs: tuple[Stir, ...] = ()
+    kind: str = "go"
+
+
+def changed(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
+    return (*values[:index], value, *values[index + 1 :])

@@ -1,0 +1,52 @@
+"""The worlds that are explored, and their bounds.
+
+In each of them three workers take deliveries from one queue, a lease lasts two ticks and is renewed for at most
+three, an event is tried twice at most, and handlers may fail whenever they run. `faults` is how many of these
+happen in one run, at any step and to anybody: a worker crashes; a worker is stopped past its lease and goes on
+afterwards; a request is lost; an answer is lost; a request is delayed and arrives at any later time (one at a
+time for each worker, and no batch of two). Beside them a setting may allow a delivery more, a jump of the
+store's clock by one tick and one act of an operator. Time is not bounded. Without `expiry`, everything happens
+before the first record expires, which keeps those worlds small enough for conflicts and more faults.
+"""
+
+from typing import Final
+
+from tests.model.parts import Content, Setting
+
+# Two deliveries of one event and one of another with the same key; copies of conflicts have keys of their own.
+_CONFLICT: Final = (Content("a", 0, 1, 2), Content("b", 0, 2, 1))
+_ONCE: Final = (Content("a", 0, 0, 1),)
+_TWICE: Final = (Content("a", 0, 0, 2),)
+_TWO_KEYS: Final = (Content("a", 0, 0, 1), Content("x", 1, 1, 1))
+_TWO_KEYS_CONFLICT: Final = (Content("a", 0, 2, 1), Content("b", 0, 3, 1), Content("x", 1, 1, 1))
+_POISON: Final = (Content("p", 0, 0, 1, poison=True), Content("x", 1, 1, 1))
+
+CONFLICT: Final = Setting("an event twice and a conflict", _CONFLICT, faults=1)
+FAULTS: Final = Setting("an event twice, many faults", _TWICE, faults=3)
+TRANSACTION: Final = Setting("an event twice, in transactions", _TWICE, faults=2, transaction=True)
+SKEW: Final = Setting("an event, a duplicate and skew", _ONCE, faults=1, skews=1, duplicates=1)
+OPERATOR: Final = Setting("an event twice, and an operator", _TWICE, faults=1, operators=1)
+EXPIRY: Final = Setting("an event that is forgotten", _TWICE, faults=1, expiry=True)
+FORGETFUL: Final = EXPIRY._replace(name="an event that is forgotten at once", retention=EXPIRY.lease)
+BATCH: Final = Setting("a batch of two", _TWO_KEYS, faults=1, batch=2, failures=False)
+BATCH_CONFLICT: Final = Setting("a batch with a conflict", _TWO_KEYS_CONFLICT, faults=0, batch=2, failures=False)
+POISON: Final = Setting("a batch with poison", _POISON, faults=0, batch=2, failures=False)
+
+# Explored whole with every test run; the slowest first, so that two processors end at about the same time.
+ORDINARY: Final = (CONFLICT, FAULTS, OPERATOR, BATCH, EXPIRY, TRANSACTION, SKEW, FORGETFUL, BATCH_CONFLICT, POISON)
+
+# Explored on demand, each up to a number of states. Worlds that are part of a larger one here are left out.
+WHOLE: Final = 10_000_000
+LARGE: Final = (
+    (CONFLICT._replace(name="an event twice and a conflict", faults=2), 1_500_000),
+    (CONFLICT._replace(name="the same in transactions", faults=2, transaction=True), 1_000_000),
+    (EXPIRY._replace(name="an event that is forgotten, and an operator", operators=1), WHOLE),
+    (CONFLICT._replace(name="a conflict and an operator", operators=1), 600_000),
+    (BATCH._replace(name="a batch of two that may fail", failures=True), WHOLE),
+    (SKEW._replace(faults=2), WHOLE),
+    (FAULTS, WHOLE),
+    (OPERATOR, WHOLE),
+    (BATCH_CONFLICT._replace(name="a batch with a conflict that may fail", failures=True), WHOLE),
+    (FORGETFUL._replace(faults=2), WHOLE),
+    (POISON, WHOLE),
+)

@@ -1,0 +1,199 @@
+"""States as numbers: every shared part and every worker is known by its number, and moves are tables of numbers.
+
+A state is one integer, the shared part's number followed by the workers' numbers in order, so that worlds which
+differ only in which worker is which are one. The visited set is therefore exact; nothing is hashed away.
+"""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Final, NamedTuple
+
+from tests.model import world
+from tests.model.ledger import Ledger
+from tests.model.parts import IDLE, Move, Rules, Setting, Shared, Stir, Worker
+from tests.model.turn import Game, told
+from tests.model.worker import moves
+
+BITS: Final = 14
+MASK: Final = (1 << BITS) - 1
+SHARED: Final = 3 * BITS
+
+
+class Entry(NamedTuple):
+    """A move in numbers. `gained` are the keys, as bits, that the worker trusts to be its own from now on."""
+
+    shared: int
+    worker: int
+    stirs: int
+    gained: int
+
+
+class Calm(NamedTuple):
+    """What a worker does when nothing goes wrong any more: go on, go on with a failing handler, or take up work."""
+
+    going: Entry | None
+    failing: Entry | None
+    starting: Entry | None
+
+
+class Space:
+    """The tables, filled as they are asked for. To fill one is to check the invariants of what it leads to."""
+
+    def __init__(self, setting: Setting, rules: Rules, claims: ModuleType) -> None:
+        self.game = Game(setting, rules, Ledger(claims, setting))
+        self.shared: list[Shared] = []
+        self.workers: list[Worker] = []
+        self.trusted: list[int] = []
+        self.claimed: list[int] = []
+        self.lapsing: list[int] = []
+        self.exclusive: list[bool] = []
+        self.labels: set[str] = set()
+        self._shared_ids: dict[Shared, int] = {}
+        self._worker_ids: dict[Worker, int] = {}
+        self._stirs: list[tuple[Stir, ...]] = [()]
+        self._stir_ids: dict[tuple[Stir, ...], int] = {(): 0}
+        self.moves: dict[int, list[Entry]] = {}
+        self.calm: dict[int, Calm] = {}
+        self.happenings: dict[int, list[Entry]] = {}
+        self.stirred: dict[int, int] = {}
+        self.worker_later: dict[int, int] = {}
+        self.later: dict[int, int] = {}
+
+    def first(self) -> int:
+        idle = self._worker(IDLE)
+        return pack(self._share(world.beginning(self.game.setting)), idle, idle, idle)
+
+    # ── one step, in numbers ──────────────────────────────────────────────────────────────────────────────
+
+    def disturbed(self, shared: int, one: int, two: int, three: int) -> list[int]:
+        """The states that time or the environment leads to."""
+        entries = self.happenings.get(shared)
+        if entries is None:
+            entries = self._find_happenings(shared)
+        found = [self.moved(entry, [one, two, three], -1) for entry in entries] if entries else []
+        then = self.tick(shared, one, two, three)
+        if then >= 0:
+            found.append(then)
+        return found
+
+    def tick(self, shared: int, one: int, two: int, three: int) -> int:
+        """The state one tick on, or -1 if that would take a fault and none is left."""
+        stopped = self.lapsing[shared]
+        if stopped:
+            stopped &= self.claimed[one] | self.claimed[two] | self.claimed[three]
+        then = self.later.get(shared << BITS | stopped)
+        if then is None:
+            then = self._find_later(shared, stopped)
+        if then < 0:
+            return -1
+        ages = self.worker_later
+        try:
+            return pack(then, ages[one], ages[two], ages[three])
+        except KeyError:
+            for worker in (one, two, three):
+                self._find_worker_later(worker)
+            return pack(then, ages[one], ages[two], ages[three])
+
+    def moved(self, entry: Entry, workers: list[int], at: int) -> int:
+        """The state after a worker's move, or after a disturbance if `at` is nobody's place."""
+        then = [self.stir(entry.stirs, worker) for worker in workers] if entry.stirs else workers[:]
+        if at >= 0:
+            then[at] = entry.worker
+        return pack(entry.shared, *then)
+
+    def stir(self, stirs: int, worker: int) -> int:
+        if not stirs:
+            return worker
+        then = self.stirred.get(stirs << BITS | worker)
+        return self.find_stirred(stirs, worker) if then is None else then
+
+    # ── filling the tables ────────────────────────────────────────────────────────────────────────────────
+
+    def find_moves(self, shared: int, worker: int) -> list[Entry]:
+        entries: list[Entry] = []
+        kinds: dict[str, Entry] = {}
+        for move in self.spoken_moves(shared, worker):
+            entry = self.entry(move, worker)
+            entries.append(entry)
+            kinds.setdefault(move.kind, entry)
+        going = kinds.get("go")
+        self.moves[shared << BITS | worker] = entries
+        self.calm[shared << BITS | worker] = Calm(going, kinds.get("fail", going), kinds.get("start"))
+        return entries
+
+    def find_calm(self, shared: int, worker: int) -> Calm:
+        self.find_moves(shared, worker)
+        return self.calm[shared << BITS | worker]
+
+    def _find_happenings(self, shared: int) -> list[Entry]:
+        idle = self._worker(IDLE)
+        entries = [self.entry(move, idle) for move in self.spoken_happenings(shared)]
+        self.happenings[shared] = entries
+        return entries
+
+    def find_stirred(self, stirs: int, worker: int) -> int:
+        after = self.workers[worker]
+        for stir in self._stirs[stirs]:
+            after = told(after, stir)
+        self.stirred[stirs << BITS | worker] = ident = self._worker(after)
+        return ident
+
+    def _find_worker_later(self, worker: int) -> int:
+        self.worker_later[worker] = ident = self._worker(world.worker_later(self.game.setting, self.workers[worker]))
+        return ident
+
+    def _find_later(self, shared: int, stopped: int) -> int:
+        """The shared part one tick on, or -1 if no fault is left to stop those workers with."""
+        before = self.shared[shared]
+        possible = not stopped or before.faults
+        ident = self._share(world.later(self.game, before, stopped)) if possible else -1
+        self.labels.add("is stopped past its lease" if stopped and possible else "time passes")
+        self.later[shared << BITS | stopped] = ident
+        return ident
+
+    def spoken_moves(self, shared: int, worker: int) -> Iterator[Move]:
+        return moves(self.game, self.shared[shared], self.workers[worker])
+
+    def spoken_happenings(self, shared: int) -> Iterator[Move]:
+        return world.disturbances(self.game, self.shared[shared])
+
+    # ── numbering ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def entry(self, move: Move, before: int) -> Entry:
+        stirs = self._stir_ids.setdefault(move.stirs, len(self._stirs))
+        if stirs == len(self._stirs):
+            self._stirs.append(move.stirs)
+        self.labels.add(move.label)
+        worker = self._worker(move.worker)
+        gained = self.trusted[worker] & ~self.trusted[before]
+        return Entry(self._share(move.shared), worker, stirs, gained)
+
+    def _share(self, shared: Shared) -> int:
+        ident = self._shared_ids.get(shared)
+        if ident is None:
+            world.check(self.game, shared)
+            ident = self._shared_ids[shared] = len(self.shared)
+            self.shared.append(shared)
+            self.lapsing.append(world.lapsing(self.game.ledger, shared))
+            self.exclusive.append(not shared.meddled and not shared.skewed)
+        return ident
+
+    def _worker(self, worker: Worker) -> int:
+        ident = self._worker_ids.get(worker)
+        if ident is None:
+            trusted = world.trusted(worker)
+            ident = self._worker_ids[worker] = len(self.workers)
+            assert ident <= MASK, "more workers than numbers for them"
+            self.workers.append(worker)
+            self.trusted.append(trusted)
+            self.claimed.append(world.claimed(worker))
+        return ident
+
+
+def pack(shared: int, one: int, two: int, three: int) -> int:
+    one, two, three = sorted((one, two, three))
+    return ((shared << BITS | one) << BITS | two) << BITS | three
+
+
+def unpack(state: int) -> tuple[int, int, int, int]:
+    return state >> SHARED, state >> 2 * BITS & MASK, state >> BITS & MASK, state & MASK

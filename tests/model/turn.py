@@ -1,0 +1,212 @@
+"""A turn: one step in the making. It asks the store, and keeps the books that the invariants are read from."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from tests.model.ledger import Ledger, Ruling
+from tests.model.parts import Job, Late, Move, Rules, Setting, Shared, Stir, Violation, Worker, changed
+
+# Stages in which a job has an owner and a fence to prove its claim with.
+PROVING: Final = frozenset(
+    {"bury copy", "reply", "held", "running", "commit", "complete", "release", "bury", "give back", "yield", "mark"}
+)
+# Stages in which the worker may come to start, or has started, an effect; its lease is renewed meanwhile.
+HOLDING: Final = frozenset({"held", "running"})
+_UNPROVED: Final = frozenset({"claim", "take"})
+
+
+class Game:
+    """What does not change while a world is explored."""
+
+    def __init__(self, setting: Setting, rules: Rules, ledger: Ledger) -> None:
+        self.setting = setting
+        self.rules = rules
+        self.ledger = ledger
+
+    def name(self, job: Job | Late) -> str:
+        return self.setting.contents[job.content].name
+
+
+class Turn:
+    def __init__(self, game: Game, shared: Shared, worker: Worker) -> None:
+        self.game = game
+        self.shared = shared
+        self.worker = worker
+        self._stirs: tuple[Stir, ...] = ()
+
+    def move(self, label: str, kind: str = "go") -> Move:
+        return Move(label, self.shared, self.worker, self._stirs, kind)
+
+    # ── the store ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, index: int, verb: str) -> Ruling:
+        """Have a job's request judged; whether the answer comes back is the caller's choice."""
+        job = self.worker.jobs[index]
+        if verb == "claim" and not self.game.rules.claims_first:
+            return self.game.ledger.judge(self.shared.records[job.key], verb, job.content, job.holds, job.stale)
+        ruling = self._judged(job, verb)
+        if ruling.handed_over and ruling.answer == "granted":
+            self._hold(index, job.key)
+        return ruling
+
+    def arrive(self) -> Ruling:
+        """The late request reaches the store after all; nobody hears the answer."""
+        late = self.worker.late
+        assert late is not None
+        ruling = self._judged(late, "complete" if late.verb == "commit" else late.verb)
+        if ruling.handed_over and ruling.answer == "granted" and late.job >= 0:
+            self._hold(late.job, late.key)
+        if late.verb == "commit":
+            self.commit(ruling, late)
+        self.worker = self.worker._replace(late=None)
+        return ruling
+
+    def operate(self, verb: str, key: int) -> None:
+        """An operator's row."""
+        ruling = self.game.ledger.judge(self.shared.records[key], verb, 0, False, False)
+        self._write(key, ruling)
+
+    def _judged(self, job: Job | Late, verb: str) -> Ruling:
+        record = self.shared.records[job.key]
+        ruling = self.game.ledger.judge(record, verb, job.content, job.holds, job.stale)
+        self._write(job.key, ruling)
+        return ruling
+
+    def _write(self, key: int, ruling: Ruling) -> None:
+        if not ruling.changed:
+            return
+        self.shared = self.shared._replace(records=changed(self.shared.records, key, ruling.record))
+        if ruling.forgot:
+            self.forget(key)
+        if ruling.handed_over:
+            stir = Stir(key, ruling.refenced)
+            self._stirs += (stir,)
+            self.worker = told(self.worker, stir)
+
+    def _hold(self, index: int, key: int) -> None:
+        """The record's owner is this job's, and so that of any request made with the same owner."""
+        for other, job in enumerate(self.worker.jobs):
+            twin = not self.game.rules.owner_for_each and job.stage == "claim" and job.key == key
+            if other == index or twin:
+                self._set(other, job._replace(holds=True))
+        late = self.worker.late
+        if late is not None and late.job == index and late.key == key:
+            self.worker = self.worker._replace(late=late._replace(holds=True))
+
+    # ── the worker ────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, index: int, job: Job) -> None:
+        """Move a job on. A job that will use its owner no more lets go of the late request made with it."""
+        if job.stage in ("ack", "nack", "copy", "again"):
+            content = self.game.setting.contents[job.content]
+            key = content.copy_key if job.stage == "copy" else content.key
+            job = Job(job.content, key, job.stage, kept=job.kept)
+            self._unlink(index)
+        self._set(index, job)
+
+    def leave(self) -> None:
+        """The worker has nothing in its hands any more."""
+        late = self.worker.late
+        self.worker = Worker((), 0, None if late is None else late._replace(job=-1))
+
+    def send_late(self, index: int, verb: str) -> None:
+        job = self.worker.jobs[index]
+        late = Late(verb, job.content, job.key, job.holds, job.stale, index)
+        self.worker = self.worker._replace(late=late)
+
+    def _unlink(self, index: int) -> None:
+        late = self.worker.late
+        if late is not None and late.job == index:
+            self.worker = self.worker._replace(late=late._replace(job=-1))
+
+    def _set(self, index: int, job: Job) -> None:
+        jobs = self.worker.jobs
+        self.worker = self.worker._replace(jobs=(*jobs[:index], job, *jobs[index + 1 :]))
+
+    # ── the history ───────────────────────────────────────────────────────────────────────────────────────
+
+    def strike(self, cost: int = 1) -> None:
+        """A fault: the effects that are begun and not completed may be done again because of it."""
+        self.shared = struck(self.game, self.shared, cost, ~0)
+
+    def requeue(self, jobs: Iterable[Job]) -> None:
+        """The deliveries that were not acknowledged come again."""
+        queue = list(self.shared.queue)
+        for job in jobs:
+            queue[job.content] += not job.kept
+        self.shared = self.shared._replace(queue=tuple(queue))
+
+    def acknowledge(self, job: Job) -> None:
+        owed = 1 << job.content & ~self.shared.applied_bits
+        self.shared = self.shared._replace(owed_bits=self.shared.owed_bits | owed)
+
+    def start(self, job: Job) -> None:
+        """An effect starts."""
+        runs = self.shared.runs[job.key] + 1
+        if job.valid <= 0:
+            raise Violation(12, f"the effect of {self.game.name(job)} starts after the validity of its lease")
+        if runs > self.game.setting.max_attempts and not self.shared.meddled:
+            raise Violation(9, f"the effect of {self.game.name(job)} starts once more after {runs - 1} times")
+        self.shared = self.shared._replace(runs=changed(self.shared.runs, job.key, runs))
+
+    def apply(self, key: int, content: int) -> None:
+        """An effect reaches the world."""
+        shared = self.shared
+        first = content if shared.effect_of[key] < 0 else shared.effect_of[key]
+        self._check_once(key, content, first)
+        self.shared = shared._replace(
+            effect_of=changed(shared.effect_of, key, first),
+            applied_bits=shared.applied_bits | 1 << content,
+            owed_bits=shared.owed_bits & ~(1 << content),
+        )
+
+    def _check_once(self, key: int, content: int, first: int) -> None:
+        """A transaction is exact whatever happens. A plain effect is redone only where a fault struck, and a
+        worker that outlived the memory of its key may still finish what it began."""
+        shared, names = self.shared, self.game.setting.contents
+        if not self.game.setting.transaction and shared.forgotten_bits >> key & 1:
+            return
+        if content != first:
+            raise Violation(1, f"both {names[first].name} and {names[content].name} take effect under one key")
+        excused = shared.struck_bits >> key & 1 and not self.game.setting.transaction
+        if shared.effect_of[key] >= 0 and not excused:
+            raise Violation(1, f"{names[content].name} takes effect again, and no fault fell before its completion")
+
+    def commit(self, ruling: Ruling, job: Job | Late) -> None:
+        """Effect and completion in one transaction. If it is tried again, the store still says yes to the same
+        completion; the effect must not be committed with that a second time, so it goes by the change."""
+        if ruling.answer == "yes" and (ruling.changed or not self.game.rules.commits_once):
+            self.apply(job.key, job.content)
+
+    def forget(self, key: int) -> None:
+        """The key begins a new life."""
+        shared, bit = self.shared, 1 << key
+        self.shared = shared._replace(
+            runs=changed(shared.runs, key, 0),
+            effect_of=changed(shared.effect_of, key, -1),
+            struck_bits=shared.struck_bits & ~bit,
+            forgotten_bits=shared.forgotten_bits | bit,
+        )
+
+
+def told(worker: Worker, stir: Stir) -> Worker:
+    """What a worker's requests are worth after a record was handed over to somebody else."""
+    jobs = tuple(
+        job._replace(holds=False, stale=job.stale or (stir.refenced and job.stage in PROVING))
+        if job.key == stir.key
+        else job
+        for job in worker.jobs
+    )
+    late = worker.late
+    if late is not None and late.key == stir.key:
+        late = late._replace(holds=False, stale=late.stale or (stir.refenced and late.verb not in _UNPROVED))
+    return worker._replace(jobs=jobs, late=late)
+
+
+def struck(game: Game, shared: Shared, cost: int, keys: int) -> Shared:
+    """Mark those of the keys whose effect is begun and not completed."""
+    bits = shared.struck_bits
+    for key, record in enumerate(shared.records):
+        if keys >> key & 1 and shared.runs[key] and game.ledger.state(record) != "C":
+            bits |= 1 << key
+    return shared._replace(faults=shared.faults - cost, struck_bits=bits)

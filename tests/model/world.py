@@ -1,0 +1,153 @@
+"""The world around the workers: time, the operator, what the queue does by itself, and where it all begins.
+
+Time has no bound: leases, retention and validity are kept as what is left of them, and what is over stays over.
+A tick is free while every worker that holds a claim still has its lease; a tick that ends the lease of one costs
+a fault, since such a worker was stopped, or cut off, for that long. Then it goes on where it was.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from tests.model.ledger import ABSENT, Ledger
+from tests.model.parts import IDLE, Move, Setting, Shared, Violation, Worker, changed
+from tests.model.turn import HOLDING, PROVING, Game, Turn, struck
+
+
+def beginning(setting: Setting) -> Shared:
+    keys = setting.keys
+    return Shared(
+        records=(ABSENT,) * keys,
+        queue=tuple(content.deliveries for content in setting.contents),
+        faults=setting.faults,
+        duplicates=setting.duplicates,
+        skews=setting.skews,
+        operators=setting.operators,
+        runs=(0,) * keys,
+        effect_of=(-1,) * keys,
+    )
+
+
+# ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def later(game: Game, shared: Shared, stopped: int = 0) -> Shared:
+    """One tick on, past the lease of workers that hold the `stopped` keys."""
+    if stopped:
+        shared = struck(game, shared, 1, stopped)
+    ledger, excused = game.ledger, shared.excused_bits
+    records = tuple(map(ledger.aged, shared.records))
+    for before, after in zip(shared.records, records, strict=True):
+        if ledger.state(before) == "D" and not ledger.state(after):
+            excused |= 1 << ledger.content(before)
+    return shared._replace(records=records, excused_bits=excused)
+
+
+def worker_later(setting: Setting, worker: Worker) -> Worker:
+    claiming = any(job.stage == "claim" for job in worker.jobs)
+    jobs = tuple(
+        job._replace(valid=max(0, job.valid - 1), hold=max(0, job.hold - 1)) if job.stage in HOLDING else job
+        for job in worker.jobs
+    )
+    return Worker(jobs, min(worker.waited + 1, setting.lease) if claiming else 0, worker.late)
+
+
+def lapsing(ledger: Ledger, shared: Shared) -> int:
+    """Keys, as bits, whose lease would be over a tick later."""
+    return sum(1 << key for key, record in enumerate(shared.records) if ledger.lapses(record))
+
+
+def claimed(worker: Worker) -> int:
+    """Keys, as bits, whose claim the worker was granted and has not settled."""
+    return _bits(job.key for job in worker.jobs if job.holds and job.stage in PROVING)
+
+
+def trusted(worker: Worker) -> int:
+    """Keys, as bits, that the worker believes to be its own and may start, or has started, an effect for."""
+    keys = [job.key for job in worker.jobs if job.stage in HOLDING and job.valid]
+    if len(set(keys)) < len(keys):
+        raise Violation(1, "one worker holds two valid claims on one key")
+    return _bits(keys)
+
+
+def _bits(keys: Iterable[int]) -> int:
+    bits = 0
+    for key in keys:
+        bits |= 1 << key
+    return bits
+
+
+# ── what the environment does ─────────────────────────────────────────────────────────────────────────────
+
+
+def disturbances(game: Game, shared: Shared) -> Iterator[Move]:
+    """What happens to no worker in particular. The worker of these moves is nobody."""
+    if shared.duplicates:
+        name, queue = game.setting.contents[0].name, changed(shared.queue, 0, shared.queue[0] + 1)
+        spent = shared._replace(queue=queue, duplicates=shared.duplicates - 1)
+        yield Move(f"{name} is delivered once more", spent, IDLE, kind="fault")
+    if shared.skews:
+        yield Move("the store's clock jumps ahead by a tick", later(game, _skewed(game, shared)), IDLE, kind="fault")
+    if shared.operators:
+        spent = shared._replace(operators=shared.operators - 1)
+        for key, record in enumerate(shared.records):
+            yield from _operated(game, spent, key, game.ledger.state(record))
+
+
+def _skewed(game: Game, shared: Shared) -> Shared:
+    """Whoever holds a claim now may trust it beyond its lease, so what is claimed may be done twice."""
+    held = _bits(key for key, record in enumerate(shared.records) if game.ledger.state(record) == "P")
+    return shared._replace(skews=shared.skews - 1, skewed=True, struck_bits=shared.struck_bits | held)
+
+
+def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move]:
+    if state == "D":
+        turn = Turn(game, shared, IDLE)
+        turn.operate("redrive", key)
+        turn.shared = turn.shared._replace(runs=changed(shared.runs, key, 0), meddled=shared.meddled or shared.skewed)
+        yield turn.move(f"an operator redrives key {key}", "fault")
+    if state:
+        turn = Turn(game, shared._replace(meddled=True), IDLE)
+        turn.operate("reset", key)
+        turn.forget(key)
+        turn.shared = _dropped(game.ledger, shared.records[key], turn.shared)
+        yield turn.move(f"an operator resets key {key}", "fault")
+
+
+def _dropped(ledger: Ledger, record: int, shared: Shared) -> Shared:
+    """What a person throws away is not owed any more."""
+    content = ledger.content(record)
+    return shared if content < 0 else shared._replace(excused_bits=shared.excused_bits | 1 << content)
+
+
+# ── what must hold of the shared part ─────────────────────────────────────────────────────────────────────
+
+
+def check(game: Game, shared: Shared) -> None:
+    for content, known in enumerate(game.setting.contents):
+        owed = shared.owed_bits & ~shared.excused_bits
+        if owed >> content & 1 and not _kept(game.ledger, shared.records, content):
+            raise Violation(2, f"{known.name} was acknowledged, has no effect and is kept nowhere")
+    if any(content.poison for content in game.setting.contents):
+        _check_neighbours(game, shared)
+
+
+def _check_neighbours(game: Game, shared: Shared) -> None:
+    for content in game.setting.contents:
+        if not content.poison and game.ledger.state(shared.records[content.key]) == "D":
+            raise Violation(9, f"{content.name} is buried because of its neighbour")
+
+
+def ended(game: Game, shared: Shared, workers: Iterable[Worker]) -> bool:
+    """Nothing is left to do: every delivery is acknowledged, every record completed, buried or forgotten."""
+    if any(shared.queue) or any(worker.jobs or worker.late for worker in workers):
+        return False
+    return all(_at_rest(game.ledger, shared, record) for record in shared.records)
+
+
+def _at_rest(ledger: Ledger, shared: Shared, record: int) -> bool:
+    """After an operator has reset a key, a late request may claim it for nobody. That record waits for nothing but
+    its expiry: the deliveries are acknowledged, and `check` has seen to it that none of them is owed."""
+    return ledger.state(record) in ("", "C", "D") or (shared.meddled and ledger.content(record) < 0)
+
+
+def _kept(ledger: Ledger, records: tuple[int, ...], content: int) -> bool:
+    return any(ledger.content(record) == content for record in records)

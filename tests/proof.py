@@ -1,0 +1,159 @@
+"""The long proofs: `python -m tests.proof`, or `make prove`, runs them and writes docs/proof.md.
+
+Each layer is a function that says on the way what it finds and returns its section of the page. A layer that
+finds something broken raises, and the page stays as it was.
+"""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from tests.model.ablations import ABLATIONS, Ablation, attempt
+from tests.model.explore import Report
+from tests.model.parts import INVARIANTS
+from tests.model.run import explore_all
+from tests.model.settings import LARGE
+from tests.model.trace import Counterexample
+
+PAGE: Final = Path(__file__).parent.parent / "docs" / "proof.md"
+_TOLD: Final = "taken-over work expires"  # the ablation whose trace is shown, the longest one
+
+_INTRODUCTION: Final = """\
+# What was proved, and how
+
+`make prove` (`python -m tests.proof`) ran the checks below and wrote this page, on {machine}.
+`make test` runs them too, with smaller bounds.
+"""
+
+_MODEL: Final = """\
+## The claim protocol, in every state of a small world
+
+`oncegate.claims.step` is the function that judges every claim. Here it runs in a model of the rest: three workers
+that follow the gate's steps, a queue that delivers again whatever was not acknowledged, a network, a clock and an
+operator. The records are real and only the shipped function changes them. From the beginning, every possible next
+step is tried, and so on from each state that is found, the nearest first. States that differ only in which worker
+is which, in the names of owners, in the height of fences or in the time of day are one state.
+
+These invariants are checked in every state and at every step:
+
+{invariants}
+
+Number 8 is checked from every state found by stopping the faults and driving the workers to the end, once with
+handlers that succeed and once with handlers that fail. There are four exceptions, none of them the protocol's to
+prevent: after a jump of the store's clock or a reset by an operator two workers may trust their claims on a key at
+once; after a reset the attempts of the key are not counted any more; a key that was forgotten may take effect again,
+its attempts counted anew; and a dead letter may be lost to its own retention.
+
+A fault is a crash, a stop past the lease, a lost request, a lost answer, or a request that arrives late; it may
+strike at any step. Beside its faults a world may have an event delivered once more, a jump of the store's clock or
+an act of an operator. A lease lasts two ticks and is renewed for at most three; an event is tried twice at most.
+Time itself has no bound, but only the worlds with expiry run on until records expire, and at most one late request
+of each worker is under way at a time.
+
+| world | faults | states | steps | explored | seconds |
+|---|--:|--:|--:|---|--:|
+{settings}
+| **together** | | **{states:,}** | **{steps:,}** | | **{seconds:.0f}** |
+
+No invariant was broken. The seconds of the last line are by the clock on the wall, on {processors} processors.
+
+### Ablations
+
+A check that cannot fail proves nothing. Each of these takes one rule away, from the text of the function or from
+what a worker does around it. Each was caught, by this invariant, after this many steps.
+
+| ablation | what is done instead | taken from | invariant | steps |
+|---|---|---|--:|--:|
+{ablations}
+
+The trace of *{told}*, as the check tells it:
+
+```text
+{trace}
+```
+"""
+
+Layer = Callable[[], str]
+
+
+class Broken(Exception):
+    """A proof has failed; the page is not written."""
+
+
+def model() -> str:
+    """The bounded model check and its ablations."""
+    began = time.perf_counter()
+    faults = {setting.name: setting.faults for setting, _ in LARGE}
+    reports = [_sound(report) for report in explore_all(LARGE)]
+    seconds = time.perf_counter() - began
+    found = {ablation.name: _caught(ablation) for ablation in ABLATIONS}
+    return _MODEL.format(
+        invariants="\n".join(f"- **{number}.** {sentence}" for number, sentence in INVARIANTS.items()),
+        settings="\n".join(_row(report, faults[report.setting]) for report in _largest_first(reports)),
+        states=sum(report.states for report in reports),
+        steps=sum(report.transitions for report in reports),
+        seconds=seconds,
+        processors=os.cpu_count(),
+        ablations="\n".join(_ablation_row(ablation, found[ablation.name]) for ablation in ABLATIONS),
+        told=_TOLD,
+        trace=found[_TOLD],
+    )
+
+
+def _sound(report: Report) -> Report:
+    _say(f"  {report.setting}: {report.states:,} states in {report.seconds:.0f} s")
+    if report.broken is not None:
+        raise Broken(f"{report.setting}\n{report.broken}")
+    return report
+
+
+def _caught(ablation: Ablation) -> Counterexample:
+    broken = attempt(ablation).broken
+    if broken is None or broken.invariant != ablation.invariant:
+        raise Broken(f"{ablation.name} is not caught by invariant {ablation.invariant}\n{broken}")
+    _say(f"  {ablation.name}: caught by invariant {broken.invariant} after {len(broken.steps)} steps")
+    return broken
+
+
+def _largest_first(reports: Iterable[Report]) -> list[Report]:
+    return sorted(reports, key=lambda report: -report.states)
+
+
+def _row(report: Report, faults: int) -> str:
+    explored = "whole" if report.complete else "up to the limit"
+    return (
+        f"| {report.setting} | {faults} | {report.states:,} | {report.transitions:,} | {explored} |"
+        f" {report.seconds:.0f} |"
+    )
+
+
+def _ablation_row(ablation: Ablation, broken: Counterexample) -> str:
+    return f"| {ablation.name} | {ablation.instead} | {ablation.where} | {broken.invariant} | {len(broken.steps)} |"
+
+
+# ── the page ──────────────────────────────────────────────────────────────────────────────────────────────
+
+LAYERS: Final[tuple[Layer, ...]] = (model,)
+
+
+def main() -> None:
+    sections = []
+    for layer in LAYERS:
+        _say(f"{layer.__name__}: {layer.__doc__}")
+        sections.append(layer())
+    machine = f"Python {platform.python_version()} and {os.cpu_count()} processors"
+    PAGE.write_text("\n".join([_INTRODUCTION.format(machine=machine), *sections]))
+    _say(f"written to {PAGE}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The bounded model check of the claim protocol, and the ablations that show that it can fail."""
+
+import pytest
+
+from tests.model.ablations import ABLATIONS, Ablation, attempt, patched
+from tests.model.explore import Report, explore
+from tests.model.run import explore_all
+from tests.model.settings import ORDINARY, POISON, WHOLE
+
+_HAPPENINGS = (
+    "crashes",
+    "is stopped past its lease",
+    "has its claim for a lost, and gives up",
+    "has the answer to its claim for a lost, and will send it again",
+    "has the answer to its complete for a lost",
+    "has its complete for a delayed, and gives up",
+    "that arrives only now: yes",
+    "that arrives only now: no",
+    "clock jumps ahead",
+    "is delivered once more",
+    "an operator redrives",
+    "an operator resets",
+    "judged: granted, attempt 2",
+    "judged: inflight",
+    "judged: duplicate",
+    "judged: conflict",
+    "judged: buried",
+    "complete for a judged: no",
+    "will not run a",
+    "will not start a",
+    "renews its lease",
+    "finds it has lost its lease",
+    "fails at a",
+    "which the store has kept",
+    "sends the claim for x alone",
+    "is killed by the handler",
+    "finishes the effect of a once more",
+)
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[Report]:
+    return list(explore_all((setting, WHOLE) for setting in ORDINARY))
+
+
+def test_no_invariant_breaks_in_a_million_states(reports: list[Report]) -> None:
+    """In every state within the bounds, more than a million, every invariant holds, and everything can still end."""
+    broken = [f"{report.setting}:\n{report.broken}" for report in reports if report.broken is not None]
+
+    assert not broken, "\n\n".join(broken)
+    assert all(report.complete for report in reports)
+    assert sum(report.states for report in reports) >= 1_000_000
+
+
+@pytest.mark.parametrize("happening", _HAPPENINGS)
+def test_it_has_happened(reports: list[Report], happening: str) -> None:
+    """The search comes through each kind of fault and answer, so that none of them is safe only for being absent."""
+    assert any(happening in label for report in reports for label in report.labels)
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=[ablation.name for ablation in ABLATIONS])
+def test_an_ablation_is_caught(ablation: Ablation) -> None:
+    """Without this one rule the check fails, by the invariant that the rule is there for, and tells how."""
+    broken = attempt(ablation).broken
+
+    assert broken is not None
+    assert broken.invariant == ablation.invariant, str(broken)
+    assert len(broken.steps) > 1
+
+
+def test_a_patch_that_changes_nothing_is_not_caught() -> None:
+    """Reading the shipped text anew gives the very same search: what an ablation breaks, its one change breaks."""
+    again = explore(POISON, WHOLE, claims=patched("attempts=record.attempts + 1,", "attempts=1 + record.attempts,"))
+    as_shipped = explore(POISON, WHOLE)
+
+    assert again.broken is None
+    assert (again.states, again.transitions) == (as_shipped.states, as_shipped.transitions)
+
+
+@pytest.mark.parametrize("text", ["no such text", "return record, Granted(record, now)"])
+def test_a_patch_means_one_place(text: str) -> None:
+    """An ablation whose text is gone from the module, or stands there twice, is an error and not a pass."""
+    with pytest.raises(ValueError, match="must mean one place"):
+        patched(text, "")
