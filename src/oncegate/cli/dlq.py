@@ -12,6 +12,7 @@ from oncegate.cli.handlers import load_handler
 from oncegate.cli.options import (
     address_of,
     existing_store,
+    lookup,
     namespace_option,
     output_option,
     store_option,
@@ -60,10 +61,7 @@ def _row(entry: Entry) -> tuple[Any, ...]:
 
 
 @dlq.command()
-@click.argument("key", type=options.key)
-@store_option
-@namespace_option
-@output_option
+@lookup
 def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
     """Show the dead letter KEY with its payload."""
     with closing(existing_store(store)) as opened:

@@ -7,7 +7,7 @@ import msgspec
 
 from oncegate.claims import Reset
 from oncegate.cli import exits, options
-from oncegate.cli.options import existing_store, namespace_option, output_option, store_option, the_one
+from oncegate.cli.options import existing_store, lookup, namespace_option, store_option, the_one
 from oncegate.cli.output import say, say_error, show_facts, show_json
 from oncegate.cli.records import fields, sentence
 
@@ -18,10 +18,7 @@ def keys() -> None:
 
 
 @keys.command()
-@click.argument("key", type=options.key)
-@store_option
-@namespace_option
-@output_option
+@lookup
 def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
     """Show the record of KEY and what it means for the next delivery."""
     with closing(existing_store(store)) as opened:

@@ -44,6 +44,13 @@ def key(written: str) -> bytes:
     return found
 
 
+def lookup(command: _Command) -> _Command:
+    """What a command that shows one record takes."""
+    for option in (output_option, namespace_option, store_option, click.argument("key", type=key)):
+        command = option(command)
+    return command
+
+
 def existing_store(url: str) -> Store:
     return open_store(url, create=False)
 
