@@ -1,11 +1,15 @@
 """The `oncegate` command."""
 
 import sys
+from io import TextIOWrapper
 
 from oncegate.errors import MissingExtra
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a character gets its escape
+            stream.reconfigure(errors="backslashreplace")
     try:
         from oncegate.cli.main import run  # the command line is an extra
     except ImportError as error:

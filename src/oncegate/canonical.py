@@ -61,12 +61,17 @@ def encode(value: Any) -> bytes:
     return _encode(value)
 
 
-def normal(value: Any) -> Any:
-    """A Python value as `decode` would give it; ValueError if it is no JSON value."""
+def written(value: Any) -> bytes:
+    """A Python value as the bytes a sender would have sent; ValueError if it is no JSON value."""
     try:
-        return decode(_encode(value))
+        return _encode(value)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise ValueError(f"the value cannot be written as JSON: {error}") from error
+
+
+def normal(value: Any) -> Any:
+    """A Python value as it would be read back; ValueError if it is no JSON value."""
+    return decode(written(value))
 
 
 def digest(canonical: bytes) -> bytes:

@@ -8,7 +8,7 @@ from oncegate.errors import SettingError
 Duration = str | timedelta
 
 _UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
-_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_WRITTEN = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(ms|s|m|h|d)", re.ASCII)
 _LONGEST = 36_500 * _UNITS["d"]
 
 

@@ -22,10 +22,10 @@ class Key(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """One arrival, unwrapped: a JSON value, and the bytes it came as if it came as bytes."""
+    """One arrival, unwrapped: a JSON value, and the bytes it came as or would have come as."""
 
     body: Any
-    raw: bytes | None = None
+    raw: bytes
     problem: str | None = None
 
 
@@ -37,7 +37,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
     source: str
     body: Any
-    raw: bytes | None = None
+    raw: bytes = b""
     id: str | None = None
     type: str | None = None
     entity: str | None = None

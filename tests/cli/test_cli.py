@@ -78,6 +78,10 @@ class TestKeys:
     def test_reset_asks(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without a yes nothing is forgotten."""
         outcome = gate.run({"id": "evt-1"}, lambda event: None)
+        monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+        code, out, _ = oncegate("keys", "reset", str(outcome.key))
+        assert code == exits.FAILED
+        assert out.endswith("Nothing was changed.\n")
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         assert oncegate("keys", "reset", str(outcome.key))[0] == exits.INTERRUPTED
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
@@ -127,7 +131,9 @@ class TestDeadLetters:
         outcome = gate.run({"id": "evt-1"}, fail)
         assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "1 redriven.\n")
         assert "waits for a dispatcher" in oncegate("keys", "show", str(outcome.key))[1]
-        code, _, err = oncegate("dlq", "redrive", str(outcome.key))
+        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "0 redriven.\n")
+        done = gate.run({"id": "done"}, lambda event: None)
+        code, _, err = oncegate("dlq", "redrive", str(done.key))
         assert code == exits.NOT_FOUND
         assert "is no dead letter" in err
 
@@ -136,11 +142,22 @@ class TestDeadLetters:
         gate.run_batch([{"id": 1}, {"id": 2}], fail)
         (tmp_path / "mended.py").write_text("def handler(event):\n    assert event.id != '2', 'still broken'\n")
         code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "mended:handler")
-        assert code == exits.OK
+        assert code == exits.FAILED
         assert out.startswith("2 redriven.\n")
         assert "Processed at the first attempt." in out
-        assert "AssertionError: still broken" in out
+        assert "Failed at attempt 1: AssertionError: still broken; it is kept, and tried again." in out
+        assert "after 5 attempts: AssertionError: still broken" in out
         assert gate.run({"id": 1}, fail).status == "duplicate"
+        assert [entry.record.about.delivery_id for entry in gate.store.dead_letters()] == ["2"]
+
+    def test_redrive_what_waits_already(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """What was redriven before and still waits can be run from here too."""
+        outcome = gate.run({"id": 1}, fail)
+        oncegate("dlq", "redrive", str(outcome.key))
+        (tmp_path / "later.py").write_text("def handler(event):\n    pass\n")
+        code, out, _ = oncegate("dlq", "redrive", str(outcome.key), "--handler", "later:handler")
+        assert code == exits.OK
+        assert "Processed at the first attempt." in out
 
     def test_drop(self, oncegate: Run, gate: Gate) -> None:
         """Dropped dead letters are gone; what is none is left alone."""
@@ -179,7 +196,9 @@ class TestErrors:
             (("serve", "--handler", "nowhere"), exits.USAGE, "must be written module:function"),
             (("serve", "--handler", "no_such_module:f"), exits.USAGE, "importing no_such_module failed"),
             (("serve", "--handler", "json:nothing"), exits.USAGE, "there is no nothing in json"),
-            (("serve", "--handler", "json:__name__"), exits.USAGE, "it cannot be called"),
+            (("serve", "--handler", "json:__name__"), exits.USAGE, "cannot be called"),
+            (("serve", "--handler", "asyncio:sleep"), exits.USAGE, "sleep is async"),
+            (("serve", "--retention", "9" * 350 + "d"), exits.USAGE, "is not a duration"),
         ],
     )
     def test_one_sentence_and_a_code(self, oncegate: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
@@ -217,7 +236,7 @@ class TestTerminal:
         main, worker = pty.openpty()
         command = [sys.executable, "-m", "oncegate", "dlq", "list"]
         plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-        env = plain | {"TERM": "xterm-256color", "COLUMNS": "160"} | environment
+        env = plain | {"TERM": "xterm-256color", "COLUMNS": "80"} | environment
         with subprocess.Popen(command, stdout=worker, stderr=worker, cwd=tmp_path, env=env):
             os.close(worker)
             shown = b""
@@ -230,10 +249,11 @@ class TestTerminal:
         return shown.decode()
 
     def test_colour_and_table(self, gate: Gate, tmp_path: Path) -> None:
-        """A terminal gets a table with bold headers; with NO_COLOR it gets no escape for colour."""
-        gate.run({"id": "evt-1"}, lambda event: 1 / 0)
+        """A terminal gets a table with bold headers and whole keys, however narrow; NO_COLOR leaves out colour."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)
         shown = self.on_terminal(tmp_path)
         assert "\x1b[1m" in shown
+        assert str(outcome.key) in shown
         assert "ZeroDivisionError" in shown
         assert "\x1b[3" not in self.on_terminal(tmp_path, NO_COLOR="1")
 
@@ -241,3 +261,11 @@ class TestTerminal:
 def test_clean() -> None:
     """Whatever could steer a terminal is shown by its escape; all other text stays."""
     assert clean("a\x1b[2J\r\n\u202eb é 😀") == "a\\x1b[2J\\r\\n\\u202eb é 😀"
+
+
+def test_json_cannot_steer_a_terminal(oncegate: Run, gate: Gate) -> None:
+    """JSON is printed with every control and direction character escaped, and is still the same JSON."""
+    outcome = gate.run({"id": "a\u202eb\u009b"}, lambda event: None)
+    _, out, _ = oncegate("keys", "show", str(outcome.key), "--output", "json")
+    assert "\u202e" not in out
+    assert json.loads(out)["event_id"] == "a\u202eb\u009b"

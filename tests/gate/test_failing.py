@@ -49,6 +49,21 @@ class TestFailingHandlers:
         Gate(store, max_attempts=1).run(b' { "id" : 7.0 } ', fail)
         assert store.dead_letters()[0].record.payload == b' { "id" : 7.0 } '
 
+    def test_what_the_handler_does_to_the_body(self, store: MemoryStore) -> None:
+        """A dead letter holds what was delivered, whatever the handler has done to its copy; nothing escapes."""
+
+        def spoils(event: Event) -> None:
+            event.body.clear()
+            event.body["handle"] = object()
+            fail(event)
+
+        outcomes = Gate(store, max_attempts=1).run_batch([{"id": 1, "amount": 5}, {"id": 2}], spoils)
+        assert [outcome.status for outcome in outcomes] == ["buried", "buried"]
+        assert sorted(entry.record.payload or b"" for entry in store.dead_letters()) == [
+            b'{"amount":5,"id":1}',
+            b'{"id":2}',
+        ]
+
     def test_the_platform_counts(self, store: MemoryStore) -> None:
         """Where the platform owns the retries nothing is buried, however often it fails."""
         gate = Gate(store, max_attempts=None)
@@ -163,7 +178,7 @@ class TestFailingStores:
         gate = Gate(stumbling)
         refused = gate.run(b"{", succeed)
         stumbling.failures = {"claim": 1}
-        assert gate.keep(refused).status == "failed"
+        assert [outcome.status for outcome in gate.keep([refused])] == ["failed"]
 
 
 class TestInterrupted:
@@ -268,6 +283,7 @@ class TestWaiting:
 
         first = {outcome.event.id: outcome.status for outcome in gate.run_waiting(handler)}
         assert first == {"a": "processed", "b": "failed", "c": "processed"}
+        assert gate.run({"id": "b"}, handler).status == "duplicate"
         assert [outcome.status for outcome in gate.run_waiting(handler)] == ["buried"]
         assert gate.run_waiting(handler) == []
 
@@ -279,8 +295,9 @@ class TestWaiting:
 
     def test_what_cannot_be_read_is_buried_again(self, gate: Gate) -> None:
         """Redriving what was unreadable makes it no more readable: it is a dead letter again, unrun."""
-        gate.keep(gate.run(b"{", succeed))
+        payloads: list[Any] = [b"{", "[[1, 2]]", [[{"id": "nested"}]], object()]
+        gate.keep(gate.run_batch(payloads, succeed))
         gate.store.redrive([Redrive(entry.namespace, entry.key) for entry in gate.store.dead_letters()])
-        (outcome,) = gate.run_waiting(succeed)
-        assert outcome.status == "buried"
-        assert len(gate.store.dead_letters()) == 1
+        outcomes = gate.run_waiting(succeed)
+        assert [outcome.status for outcome in outcomes] == ["buried"] * 4
+        assert len(gate.store.dead_letters()) == 4

@@ -2,11 +2,12 @@
 
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, Outcome, keys
+from oncegate import Event, Gate, Outcome, keys, open_store
 from oncegate.errors import SettingError, SeveralEvents
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -131,7 +132,7 @@ class TestRefused:
     def test_kept(self, gate: Gate) -> None:
         """What was refused can be kept as a dead letter with its bytes, once however often it comes."""
         for _ in range(2):
-            kept = gate.keep(gate.run(b'{"id":1.5}', Handler()))
+            (kept,) = gate.keep([gate.run(b'{"id":1.5}', Handler())])
             assert kept.status == "invalid"
             assert str(kept.kept) in kept.reason
         (entry,) = gate.store.dead_letters()
@@ -200,6 +201,17 @@ class TestBatch:
         outcomes = gate.run_batch([{"id": number} for number in range(5)], handler)
         assert statuses(outcomes) == ["failed"] + ["processed"] * 4
 
+    def test_copies_know_the_claim(self, gate: Gate) -> None:
+        """A copy tells of the attempt that its first has made."""
+        outcomes = gate.run_batch([{"id": 1}, {"id": 1}], Handler(failures=1))
+        assert {outcome.reason for outcome in outcomes} == {"Failed at attempt 1: ValueError: boom; deliver it again."}
+
+    @pytest.mark.parametrize("payload", [b'{"id":1}', '{"id":1}', {"id": 1}])
+    def test_one_payload_is_no_batch(self, gate: Gate, payload: Any) -> None:
+        """A single payload, which could be taken for a list of its parts, is refused."""
+        with pytest.raises(SettingError, match="in a list"):
+            gate.run_batch(payload, Handler())
+
     def test_empty(self, gate: Gate) -> None:
         """No payload, no outcome."""
         assert gate.run_batch([], Handler()) == []
@@ -225,6 +237,12 @@ class TestSettings:
         with pytest.raises(SettingError) as caught:
             Gate("memory://", **setting)
         assert said in str(caught.value)
+
+    @pytest.mark.parametrize("store", [Path("x.db"), 5, None])
+    def test_what_is_no_url(self, store: Any) -> None:
+        """A store is named by a URL and by nothing else."""
+        with pytest.raises(SettingError, match="named by a URL"):
+            open_store(store)
 
     @pytest.mark.parametrize("url", ["", "redis//x", "mysql://x", "memory", "memory://x"])
     def test_urls_that_name_no_store(self, url: str) -> None:
@@ -254,8 +272,9 @@ class TestHandlers:
             gate.run({"id": 1}, handler)
         assert gate.store.browse() == []
 
-    def test_a_hidden_coroutine(self, gate: Gate) -> None:
-        """A function that answers a coroutine has done nothing: that is a failure, not a success."""
-        outcome = gate.run({"id": 1}, partial(_async))
+    @pytest.mark.parametrize("hidden", [_async, _generator])
+    def test_hidden_coroutines_and_generators(self, gate: Gate, hidden: Any) -> None:
+        """A function that answers a coroutine or a generator has done nothing: that is a failure, not a success."""
+        outcome = gate.run({"id": 1}, partial(hidden))
         assert outcome.status == "failed"
-        assert "awaitable" in outcome.reason
+        assert "which nobody runs" in outcome.reason

@@ -1,7 +1,10 @@
 """Leases: renewed while the handler runs, never trusted longer than they hold."""
 
+import subprocess
+import sys
 import threading
 import time
+from textwrap import dedent
 
 from oncegate import Event, Gate
 from oncegate.claims import COMPLETED, IN_PROGRESS
@@ -80,6 +83,36 @@ class TestHeartbeat:
         while heartbeats() - before and time.monotonic() < deadline:
             time.sleep(0.01)
         assert heartbeats() - before == set()
+
+
+class TestForks:
+    def test_a_child_does_not_renew_its_parents_leases(self) -> None:
+        """What the parent held at the fork is its own affair: the child's heartbeat starts with nothing."""
+        code = """
+            import os, time
+            from oncegate import Gate
+            from oncegate.stores.memory import MemoryStore
+
+            class Watched(MemoryStore):
+                def renew(self, leases):
+                    renewed.update(lease.key for lease in leases)
+                    return super().renew(leases)
+
+            def handler(event):
+                time.sleep(0.05)
+                child = os.fork()
+                if child == 0:
+                    renewed.clear()
+                    gate.run({"id": "child"}, lambda event: time.sleep(0.1))
+                    os._exit(len(renewed))
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+            renewed = set()
+            gate = Gate(Watched(), lease="60ms")
+            gate.run({"id": "parent"}, handler)
+            """
+        done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == "1", done
 
 
 class TestValidity:

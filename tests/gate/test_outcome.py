@@ -29,7 +29,7 @@ def test_reasons(store: MemoryStore, clock: ManualClock) -> None:
         "Processed at the first attempt.",
         "Duplicate of a, processed 3 s ago; the handler was not run again.",
         "Its key is that of a, processed 3 s ago, but its content is another;"
-        f" a copy is kept as dead letter {conflict.kept}.",
+        f" it is kept apart, under the key {conflict.kept}.",
         "Failed at attempt 1: ValueError: two lines; deliver it again.",
         f"Buried as dead letter {buried.key} after 2 attempts: ValueError: two lines.",
         f"Not run: it is dead letter {buried.key} since an earlier delivery (ValueError: two lines).",

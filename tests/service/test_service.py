@@ -3,12 +3,13 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ def handle(event):
         file.write(f"{event.id}\\n")
     if event.body.get("do") == "fail":
         raise ValueError("boom")
+    if event.body.get("do") == "exit":
+        raise SystemExit(3)
     if event.body.get("do") == "mend" and not pathlib.Path("mended").exists():
         raise ValueError("not mended yet")
     if event.body.get("do") == "wait":
@@ -36,13 +39,13 @@ def handle(event):
 class Service:
     """A service process of its own, in a folder of its own."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, log: int | None = None) -> None:
         self.folder = folder
         (folder / "app.py").write_text(HANDLER)
         command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "app:handle", *options]
         self.log = (folder / "log").open("w+")
         self.process = subprocess.Popen(
-            command, cwd=folder, stdout=self.log, stderr=subprocess.PIPE, text=True, bufsize=1
+            command, cwd=folder, stdout=log or self.log, stderr=subprocess.PIPE, text=True, bufsize=1
         )
         assert self.process.stderr is not None
         self.welcome = ""
@@ -161,7 +164,23 @@ class TestAnswers:
         wrong = service.client.get("/events")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert service.post("{}", headers={"content-encoding": "gzip"}).status_code == 415
+        assert service.post('{"id":1}', headers={"origin": "https://evil.example"}).status_code == 403
+        assert service.effects() == []
         assert service.client.get("/healthz").json() == {"status": "ok"}
+
+    def test_a_sender_that_leaves(self, service: Service) -> None:
+        """A body that was cut off is nothing that anybody sent: no dead letter is made of it."""
+        host, port = service.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b'POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: 200\r\n\r\n{"id": ')
+        assert service.post({"id": 1}).status_code == 200
+        with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
+            assert store.dead_letters() == []
+
+    def test_a_handler_that_exits(self, service: Service) -> None:
+        """A handler that calls sys.exit fails its event and nothing else."""
+        assert service.post({"id": 1, "do": "exit"}).status_code == 503
+        assert service.post({"id": 2}).status_code == 200
 
     def test_many_at_once(self, service: Service) -> None:
         """Copies that arrive together have one effect; those told to come again are duplicates then."""
@@ -194,12 +213,46 @@ class TestLife:
         for _ in range(2):
             service.post({"id": "evt-1", "do": "mend"})
         (service.folder / "mended").touch()
-        command = [sys.executable, "-m", "oncegate", "dlq", "redrive", "--all"]
-        subprocess.run(command, cwd=service.folder, check=True, capture_output=True)
+        _redrive_all(service)
         _until(lambda: len(service.effects()) == 3)
         _until(
             lambda: service.post({"id": "evt-1", "do": "mend"}).json()["reason"].startswith("Duplicate of evt-1, pro")
         )
+
+    def test_no_redriven_event_stops_the_others(self, service: Service) -> None:
+        """Whatever a redriven event does, the next one is taken up too."""
+        service.post("[[1, 2]]")
+        for _ in range(2):
+            service.post({"id": "exits", "do": "exit"})
+        _redrive_all(service)
+        for _ in range(2):
+            service.post({"id": "evt-1", "do": "mend"})
+        (service.folder / "mended").touch()
+        _redrive_all(service)
+        _until(lambda: "processed" in service.post({"id": "evt-1", "do": "mend"}).json()["reason"])
+
+    def test_two_interrupts(self, service: Service) -> None:
+        """A second Ctrl-C does not close the store under a handler that is running: what it did is stored."""
+        waiting = threading.Thread(target=_post_and_lose, args=(service, {"id": 1, "do": "wait"}))
+        waiting.start()
+        _until(lambda: service.effects() == ["1"])
+        service.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        service.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        (service.folder / "go").touch()
+        waiting.join()
+        service.process.wait(30)
+        with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
+            assert [entry.record.state for entry in store.browse()] == ["C"]
+
+    def test_a_log_that_cannot_be_written(self, tmp_path: Path) -> None:
+        """Events are taken although nobody reads the log any more."""
+        service = Service(tmp_path, log=subprocess.PIPE)
+        assert service.process.stdout is not None
+        service.process.stdout.close()
+        assert [service.post({"id": number}).status_code for number in range(3)] == [200] * 3
+        service.stop()
 
     def test_sigterm_finishes_what_is_in_hand(self, service: Service) -> None:
         """On SIGTERM a request that is being handled is finished and answered."""
@@ -239,6 +292,16 @@ class TestLife:
         assert done.returncode == 1
         assert "choose another with --port" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def _redrive_all(service: Service) -> None:
+    command = [sys.executable, "-m", "oncegate", "dlq", "redrive", "--all"]
+    subprocess.run(command, cwd=service.folder, check=True, capture_output=True)
+
+
+def _post_and_lose(service: Service, body: Any) -> None:
+    with suppress(httpx.HTTPError):
+        service.post(body)
 
 
 def _until(condition: Any) -> None:

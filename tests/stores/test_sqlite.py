@@ -41,13 +41,15 @@ class TestSqliteStore(SharedStoreContract):
 
     def kept(self, store: Store) -> int:
         assert isinstance(store, SqliteStore)
-        (count,) = store._db.execute("SELECT count(*) FROM claims").fetchone()
+        (count,) = store._connected().execute("SELECT count(*) FROM claims").fetchone()
         return int(count)
 
 
 URL_ERRORS = [
     ("sqlite://host/file.db", "names no file"),
     ("sqlite:///", "names no file"),
+    ("sqlite://[x", "is not a URL"),
+    ("sqlite:///x.db#y", "names no file"),
     ("sqlite:///:memory:", "use memory://"),
     ("sqlite:///x.db?sync=off", "no option 'sync'"),
     ("sqlite:///x.db?synchronous=off", "it is full or normal"),
@@ -67,8 +69,8 @@ def test_synchronous_is_full_unless_told_otherwise(tmp_path: Path, option: str, 
     """An answer means that the disk has it, unless the user has chosen otherwise."""
     store = open_store(f"sqlite:///{tmp_path}/store.db{option}")
     assert isinstance(store, SqliteStore)
-    assert store._db.execute("PRAGMA synchronous").fetchone() == (level,)
-    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert store._connected().execute("PRAGMA synchronous").fetchone() == (level,)
+    assert store._connected().execute("PRAGMA journal_mode").fetchone() == ("wal",)
     store.close()
 
 
@@ -197,13 +199,13 @@ def test_full_disk(tmp_path: Path) -> None:
     """When the disk is full a batch is refused whole and in words; with room again the store goes on."""
     with closing(SqliteStore(str(tmp_path / "store.db"))) as store:
         first = granted(store)
-        (pages,) = store._db.execute("PRAGMA page_count").fetchone()
-        store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+        (pages,) = store._connected().execute("PRAGMA page_count").fetchone()
+        store._connected().execute(f"PRAGMA max_page_count = {pages + 2}")
         with pytest.raises(StoreUnavailable, match="is full; nothing was written"):
             store.claim([claim_of(key=number.to_bytes(16)) for number in range(1_000)])
         assert len(store.browse()) == 1
         assert complete(store, first)
-        store._db.execute("PRAGMA max_page_count = 1000000")
+        store._connected().execute("PRAGMA max_page_count = 1000000")
         assert len(store.claim([claim_of(key=number.to_bytes(16)) for number in range(1_000)])) == 1_000
 
 
@@ -268,24 +270,111 @@ def test_killed_in_a_transaction(tmp_path: Path) -> None:
         granted(store, key=b"2" * 16)
 
 
-def test_fork(tmp_path: Path) -> None:
-    """A store opened before a fork works on both sides of it."""
+class TestForks:
+    """A store opened before a fork works on both sides of it, whatever the other side does."""
+
+    def test_both_sides(self, tmp_path: Path) -> None:
+        """Parent and child see each other's claims."""
+        done = run(
+            f"""
+            import os
+            from oncegate import open_store
+            from oncegate.testing.asking import claim
+            store = open_store("sqlite:///{tmp_path}/store.db")
+            claim(store, "parent")
+            child = os.fork()
+            if child == 0:
+                print(type(claim(store, "child")).__name__, type(claim(store, "child", key=b"c" * 16)).__name__)
+                os._exit(os.system("true"))
+            os.waitpid(child, 0)
+            print(type(claim(store, "again", key=b"c" * 16)).__name__, type(claim(store, "parent")).__name__)
+            """.replace("os._exit(os.system", "import sys; sys.stdout.flush(); os._exit(os.system")
+        )
+        assert done.stdout.split() == ["InFlight", "Granted", "InFlight", "Granted"], done
+
+    @pytest.mark.parametrize("parent", ["store.close()", "os._exit(0)"])
+    def test_what_the_child_wrote_stays(self, tmp_path: Path, parent: str) -> None:
+        """What the child was told is stored is there for others, when the parent has closed the store or ended."""
+        done = run(
+            f"""
+            import os, subprocess, sys, time
+            from oncegate import open_store
+            from oncegate.testing.asking import complete, granted
+            url = "sqlite:///{tmp_path}/store.db"
+            store = open_store(url)
+            granted(store)
+            if os.fork() != 0:
+                {parent}
+                os.wait()
+                sys.exit()
+            time.sleep(0.2)
+            granted(store, "child", key=b"1" * 16)
+            subprocess.run([sys.executable, "-c", f"from oncegate import open_store; open_store({{url!r}}).close()"])
+            record = granted(store, "child", key=b"2" * 16)
+            print(complete(store, record, key=b"2" * 16), flush=True)
+            other = "from oncegate import open_store; print(len(open_store(" + repr(url) + ").browse()))"
+            subprocess.run([sys.executable, "-c", other])
+            """
+        )
+        assert done.stdout.split() == ["True", "3"], done
+
+    def test_while_a_thread_writes(self, tmp_path: Path) -> None:
+        """A fork waits for the transaction of another thread, and the child is not left with half of it."""
+        done = run(
+            f"""
+            import os, sys, threading
+            from oncegate import open_store
+            from oncegate.testing.asking import claim, claim_of
+            store = open_store("sqlite:///{tmp_path}/store.db")
+            stop = threading.Event()
+            def write():
+                number = 0
+                while not stop.is_set():
+                    number += 1
+                    store.claim([claim_of(key=(number * 1000 + each).to_bytes(16)) for each in range(200)])
+            thread = threading.Thread(target=write)
+            thread.start()
+            codes = []
+            for number in range(10):
+                child = os.fork()
+                if child == 0:
+                    code = 0 if type(claim(store, "child", key=b"%016d" % number)).__name__ == "Granted" else 1
+                    os._exit(code)
+                codes.append(os.waitpid(child, 0)[1])
+            stop.set()
+            thread.join()
+            print(codes)
+            """
+        )
+        assert done.stdout.strip() == str([0] * 10), done
+
+
+def test_interrupts(tmp_path: Path) -> None:
+    """An exception that a signal raises at any instruction leaves no transaction open behind it."""
     done = run(
         f"""
-        import os
+        import signal, time
         from oncegate import open_store
-        from oncegate.testing.asking import claim
-        store = open_store("sqlite:///{tmp_path}/store.db")
-        claim(store, "parent")
-        child = os.fork()
-        if child == 0:
-            print(type(claim(store, "child")).__name__, type(claim(store, "child", key=b"c" * 16)).__name__, flush=True)
-            os._exit(0)
-        os.waitpid(child, 0)
-        print(type(claim(store, "again", key=b"c" * 16)).__name__, type(claim(store, "parent")).__name__)
+        from oncegate.testing.asking import claim_of
+        store = open_store("sqlite:///{tmp_path}/store.db?synchronous=normal")
+        class Interrupt(Exception): ...
+        def interrupt(*_): raise Interrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        interrupts, end = 0, time.monotonic() + 2
+        while time.monotonic() < end:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0003)
+                while True:
+                    store.claim([claim_of()])
+            except Interrupt:
+                interrupts += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        store.claim([claim_of()])
+        print(interrupts > 100)
         """
     )
-    assert done.stdout.split() == ["InFlight", "Granted", "InFlight", "Granted"], done
+    assert done.stdout.strip() == "True", done
 
 
 def test_time_never_goes_back(tmp_path: Path) -> None:
@@ -320,5 +409,5 @@ def test_expired_rows_are_swept_a_stretch_at_a_time(tmp_path: Path) -> None:
         store.claim([claim_of(key=os.urandom(16)) for _ in range(5_000)])
         clock.advance("2h")
         store.claim([claim_of(key=os.urandom(16)) for _ in range(128)])
-        (count,) = store._db.execute("SELECT count(*) FROM claims").fetchone()
+        (count,) = store._connected().execute("SELECT count(*) FROM claims").fetchone()
         assert 5_128 - 2 * 256 <= count < 5_128

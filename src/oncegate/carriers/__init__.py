@@ -2,24 +2,31 @@
 
 from typing import Any
 
-from oncegate.canonical import decode, encode, normal
+from oncegate.canonical import decode, encode, written
 from oncegate.events import Delivery
 
 
 def deliveries(payload: Any) -> list[Delivery]:
     """Unwrap bytes, text or parsed JSON. What cannot be read is a delivery too, with its problem."""
-    raw, problem = None, None
+    whole = delivery(payload)
+    if isinstance(whole.body, list):
+        return [Delivery(item, encode(item)) for item in whole.body]
+    return [whole]
+
+
+def delivery(payload: Any) -> Delivery:
+    """The payload as one delivery, whatever it holds."""
     try:
-        if isinstance(payload, bytes | bytearray | memoryview):
-            raw = bytes(payload)
-            body = decode(raw)
-        elif isinstance(payload, str):
-            raw = payload.encode("utf-8", "surrogatepass")
-            body = decode(raw)
-        else:
-            body = normal(payload)
+        raw = _bytes(payload)
     except ValueError as error:
-        body, problem = None, str(error)
-    if isinstance(body, list):
-        return [Delivery(item, encode(item)) for item in body]
-    return [Delivery(body, raw, problem)]
+        return Delivery(None, repr(payload).encode("utf-8", "backslashreplace"), str(error))
+    try:
+        return Delivery(decode(raw), raw)
+    except ValueError as error:
+        return Delivery(None, raw, str(error))
+
+
+def _bytes(payload: Any) -> bytes:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    return payload.encode("utf-8", "surrogatepass") if isinstance(payload, str) else written(payload)

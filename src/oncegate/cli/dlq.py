@@ -11,6 +11,7 @@ from oncegate.cli import exits, options
 from oncegate.cli.handlers import load_handler
 from oncegate.cli.options import (
     address_of,
+    confirm,
     existing_store,
     lookup,
     namespace_option,
@@ -22,6 +23,7 @@ from oncegate.cli.output import moment, say, say_error, show_facts, show_json, s
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import times
 from oncegate.gate import Gate
+from oncegate.gate.running import Handler
 from oncegate.stores.base import Entry, Store
 
 _PAGE = 100
@@ -48,7 +50,8 @@ def list_(store: str, namespace: str | None, limit: int, output: str) -> None:
         say("There are no dead letters.")
         return
     rows = [_row(entry) for entry in entries[:limit]]
-    show_table(("key", "namespace", "event id", "type", "attempts", "first seen", "error"), rows)
+    headers = ("key", "namespace", "event id", "type", "attempts", "first seen", "error")
+    show_table(headers, rows, essential=("key", "event id", "error"))
     if len(entries) > limit:
         say(f"There are more than these {limit}; ask for them with --limit.")
 
@@ -82,19 +85,30 @@ def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
 def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, store: str, namespace: str | None) -> None:
     """Send dead letters back to work, with all their attempts.
 
-    A running `oncegate serve` on the same store takes them up within a second; with --handler they run here.
+    A running `oncegate serve` on the same store takes them up within a second. With --handler they run here, at most
+    five times, together with whatever else waits in their namespaces.
     """
     call = None if handler is None else load_handler(handler)
     with closing(existing_store(store)) as opened:
-        entries = list(_wanted(opened, namespace, wanted, all_))
-        answers = opened.redrive([Redrive(entry.namespace, entry.key) for entry in entries])
-        redriven = [entry for entry, done in zip(entries, answers, strict=True) if done]
-        say(f"{len(redriven)} redriven.")
-        if call is not None:
-            for name in sorted({entry.namespace for entry in redriven}):
-                for outcome in Gate(opened, namespace=name).run_waiting(call, limit=len(redriven)):
-                    say(f"{outcome.key}  {outcome.reason}")
-    _all_done(len(entries), len(redriven), "redriven")
+        entries = list(_wanted(opened, namespace, wanted, all_, or_waiting=True))
+        dead = [entry for entry in entries if entry.record.state == DEAD]
+        redriven = sum(opened.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
+        say(f"{redriven} redriven.")
+        undone = 0 if call is None else sum(_run(opened, name, call) for name in {e.namespace for e in entries})
+    _all_done(len(dead), redriven, "redriven")
+    if undone:
+        say_error(f"{times(undone, 'event')} could not be processed")
+        raise click.exceptions.Exit(exits.FAILED)
+
+
+def _run(store: Store, namespace: str, handler: Handler) -> int:
+    """Run what waits until each is processed or a dead letter again; how many are the latter."""
+    gate, buried = Gate(store, namespace=namespace), 0
+    while outcomes := gate.run_waiting(handler):
+        for outcome in outcomes:
+            say(f"{outcome.key}  {outcome.reason}")
+        buried += sum(outcome.status == "buried" for outcome in outcomes)
+    return buried
 
 
 @dlq.command()
@@ -108,17 +122,19 @@ def drop(wanted: tuple[bytes, ...], all_: bool, yes: bool, store: str, namespace
     with closing(existing_store(store)) as opened:
         entries = list(_wanted(opened, namespace, wanted, all_))
         if entries and not yes:
-            click.confirm(f"Throw away {times(len(entries), 'dead letter')} with the payload?", abort=True, err=True)
+            confirm(f"Throw away {times(len(entries), 'dead letter')} with the payload?")
         answers = opened.reset([Reset(entry.namespace, entry.key, only_dead=True) for entry in entries])
     say(f"{sum(answers)} dropped.")
     _all_done(len(entries), sum(answers), "dropped")
 
 
-def _wanted(store: Store, namespace: str | None, keys: tuple[bytes, ...], all_: bool) -> Iterator[Entry]:
+def _wanted(
+    store: Store, namespace: str | None, keys: tuple[bytes, ...], all_: bool, *, or_waiting: bool = False
+) -> Iterator[Entry]:
     if bool(keys) is all_:
         raise click.UsageError("name the keys of dead letters, or --all for every one")
     if keys:
-        yield from [_dead(store, namespace, key) for key in keys]
+        yield from [_dead(store, namespace, key, or_waiting=or_waiting) for key in keys]
         return
     after = None
     while page := store.dead_letters(namespace, after=after, limit=_PAGE):
@@ -126,9 +142,10 @@ def _wanted(store: Store, namespace: str | None, keys: tuple[bytes, ...], all_: 
         after = address_of(page[-1])
 
 
-def _dead(store: Store, namespace: str | None, key: bytes) -> Entry:
+def _dead(store: Store, namespace: str | None, key: bytes, *, or_waiting: bool = False) -> Entry:
+    """The dead letter of a key, or what was one and waits to be run."""
     entry = the_one(store, namespace, key)
-    if entry.record.state != DEAD:
+    if entry.record.state != DEAD and not (or_waiting and entry.record.payload is not None):
         say_error(f"{key.hex()} is no dead letter. {sentence(entry.record)}")
         raise click.exceptions.Exit(exits.NOT_FOUND)
     return entry

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from oncegate.errors import SettingError
-from oncegate.gate.running import Handler
+from oncegate.gate.running import Handler, check_handler
 
 
 def load_handler(name: str) -> Handler:
@@ -24,9 +24,8 @@ def load_handler(name: str) -> Handler:
         if not hasattr(found, part):
             raise SettingError(f"--handler {name}: there is no {part} in {module_name}")
         found = getattr(found, part)
-    if not callable(found):
-        raise SettingError(f"--handler {name}: it cannot be called")
     handler: Handler = found
+    check_handler(handler)
     return handler
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from oncegate.claims import Reset
 from oncegate.cli import exits, options
-from oncegate.cli.options import existing_store, lookup, namespace_option, store_option, the_one
+from oncegate.cli.options import confirm, existing_store, lookup, namespace_option, store_option, the_one
 from oncegate.cli.output import say, say_error, show_facts, show_json
 from oncegate.cli.records import fields, sentence
 
@@ -44,7 +44,7 @@ def reset(key: bytes, store: str, namespace: str | None, yes: bool) -> None:
         entry = the_one(opened, namespace, key)
         say(sentence(entry.record))
         if not yes:
-            click.confirm("Forget it, so that the next delivery runs again?", abort=True, err=True)
+            confirm("Forget it, so that the next delivery runs again?")
         (done,) = opened.reset([Reset(entry.namespace, key)])
     if not done:
         say_error(f"{key.hex()} was gone before it could be reset")

@@ -8,7 +8,7 @@ import click
 from oncegate.canonical import HASH_SIZE
 from oncegate.claims import Address
 from oncegate.cli import exits
-from oncegate.cli.output import say_error
+from oncegate.cli.output import say, say_error
 from oncegate.stores import open_store
 from oncegate.stores.base import Entry, Store
 
@@ -49,6 +49,13 @@ def lookup(command: _Command) -> _Command:
     for option in (output_option, namespace_option, store_option, click.argument("key", type=key)):
         command = option(command)
     return command
+
+
+def confirm(question: str) -> None:
+    """Go on only with a yes."""
+    if not click.confirm(question, err=True):
+        say("Nothing was changed.")
+        raise click.exceptions.Exit(exits.FAILED)
 
 
 def existing_store(url: str) -> Store:

@@ -1,7 +1,7 @@
 """What people and pipes see: colour and tables on a terminal, plain lines and JSON elsewhere."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+_WIDE = 150
 _STATES = {"P": "in progress", "R": "waiting", "C": "completed", "D": "dead letter"}
 _COLOURS = {"in progress": "yellow", "waiting": "cyan", "completed": "green", "dead letter": "red"}
 
@@ -40,24 +41,26 @@ def say_error(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    print("".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text))
 
 
-def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Collection[str]) -> None:
+    """A table; on a terminal too narrow for all of it, its essential columns. The first is never cut."""
     texts = [["" if cell is None else clean(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        _rich_table(headers, texts)
-    else:
+    if not sys.stdout.isatty():
         _plain_table(headers, texts)
-
-
-def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        return
+    console = Console(highlight=False)
+    wide = console.width >= _WIDE
+    shown = [index for index, header in enumerate(headers) if wide or header in essential]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold" if header == "key" else "ellipsis", no_wrap=header != "key")
-    for row in rows:
-        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
-    Console(highlight=False).print(table)
+    for index in shown:
+        width = max(len(row[index]) for row in texts) if index == 0 else None
+        table.add_column(headers[index], overflow="ellipsis", no_wrap=True, min_width=width)
+    for row in texts:
+        table.add_row(*(Text(row[index]) for index in shown))
+    console.print(table)
 
 
 def _plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from contextlib import closing, suppress
 from importlib import import_module
 from typing import Any
 
@@ -46,10 +47,8 @@ def serve(
     listener = _listen(host, port)
     url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
     click.echo(_WELCOME.format(version=__version__, url=url, store=store), err=True)
-    try:
+    with closing(gate), suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
         service.run(gate, call, listener)
-    finally:
-        gate.close()
 
 
 _WELCOME = """\

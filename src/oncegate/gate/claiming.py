@@ -8,7 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from oncegate import keys
-from oncegate.canonical import encode
+from oncegate.canonical import digest
+from oncegate.carriers import delivery
 from oncegate.claims import (
     Buried,
     Bury,
@@ -28,7 +29,7 @@ from oncegate.gate.leases import Lease
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Settled, settle
 from oncegate.gate.terms import Terms
-from oncegate.sources import read
+from oncegate.sources import understood
 from oncegate.stores.base import Store, Want
 
 _OWNER_SIZE = 16
@@ -67,14 +68,21 @@ class Claimer:
         (entry,) = self._store.take([Want(self._terms.namespace, os.urandom(_OWNER_SIZE), self._terms.lease)])
         if entry is None:
             return None
-        (event,) = read(entry.record.payload)
+        event = understood(delivery(entry.record.payload))
         job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash)
         self._hold(job, entry.record, sent_at, self._terms.lease)
         return job
 
-    def bury_copy(self, event: Event, key: Key, error: str) -> str | None:
-        """Make a dead letter of an event under a key of its own: None once it is durable, else the problem."""
-        return self._bury_copies([Job(event, key, keys.content_hash(event))], [error])[0]
+    def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
+        """Make dead letters of refused events, each under a key made of its bytes."""
+        copies = [Job(outcome.event, _kept_key(outcome.event), digest(outcome.event.raw)) for outcome in refused]
+        problems = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused])
+        return [
+            replace(outcome, kept=copy.key)
+            if problem is None
+            else Outcome("failed", outcome.event, error=f"{outcome.error}, and no copy could be kept: {problem}")
+            for outcome, copy, problem in zip(refused, copies, problems, strict=True)
+        ]
 
     def _requests(self, jobs: Sequence[Job]) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
@@ -139,14 +147,9 @@ class Claimer:
             request.owner,
             granted.record.fence,
             self._terms.dead_letter_retention,
-            payload_of(event),
+            event.raw,
             error,
         )
-
-
-def payload_of(event: Event) -> bytes:
-    """The bytes to keep of an event: as delivered, or its body if it came parsed."""
-    return encode(event.body) if event.raw is None else event.raw
 
 
 def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
@@ -163,6 +166,10 @@ def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
             return Outcome("buried", job.event, job.key, kind, None, record.error, record, at)
         case _:
             assert_never(verdict)
+
+
+def _kept_key(event: Event) -> Key:
+    return keys.make("kept", event, [digest(event.raw).hex()], binds=False)
 
 
 def _copy_key(job: Job) -> Key:

@@ -6,24 +6,19 @@ read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from oncegate import keys
-from oncegate.canonical import digest
 from oncegate.clocks import Clock, since_boot
 from oncegate.durations import Duration
 from oncegate.errors import MissingKey, SettingError, SeveralEvents
 from oncegate.events import Event
-from oncegate.gate.claiming import Claimer, payload_of
+from oncegate.gate.claiming import Claimer
 from oncegate.gate.jobs import Job, Refused, coalesce, jobs_of
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.running import Handler, Runner
+from oncegate.gate.running import Handler, Runner, check_handler
 from oncegate.gate.terms import agree
 from oncegate.sources import read
 from oncegate.stores import open_store
 from oncegate.stores.base import Store
-
-_ASYNC_OR_GENERATOR = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
 
 class Gate:
@@ -74,10 +69,12 @@ class Gate:
         """Take all the events of these payloads through the gate: one outcome each, in order.
 
         They are claimed with one write and settled with few, so the lease must cover the whole batch."""
+        if isinstance(payloads, bytes | str | dict):
+            raise SettingError("run_batch() takes several payloads in a list; for one, use run() or [payload]")
         return self._through([event for payload in payloads for event in read(payload)], handler)
 
     def _through(self, events: Sequence[Event], handler: Handler) -> list[Outcome]:
-        _refuse_async(handler)
+        check_handler(handler)
         items = coalesce(self._identified(event) for event in events)
         jobs = jobs_of(items)
         self._claimer.claim(jobs)
@@ -88,7 +85,7 @@ class Gate:
         """Run events that the store holds with their payload, such as redriven dead letters.
 
         They run here and now, one after the other, in the order in which they were let go, each once."""
-        _refuse_async(handler)
+        check_handler(handler)
         outcomes: dict[bytes, Outcome] = {}
         while len(outcomes) < limit and (job := self._claimer.take()) is not None:
             if job.key.digest in outcomes:
@@ -98,14 +95,9 @@ class Gate:
             outcomes[job.key.digest] = _answered(job.outcome)
         return list(outcomes.values())
 
-    def keep(self, refused: Outcome) -> Outcome:
-        """Keep a dead letter of an event that was refused as invalid, before its sender is told so."""
-        event = refused.event
-        key = keys.make("kept", event, [digest(payload_of(event)).hex()], binds=False)
-        problem = self._claimer.bury_copy(event, key, refused.error or refused.status)
-        if problem is not None:
-            return Outcome("failed", event, error=f"{refused.error}, and no copy could be kept: {problem}")
-        return replace(refused, kept=key)
+    def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
+        """Keep dead letters of events that were refused as invalid, before their senders are told so."""
+        return self._claimer.keep(refused)
 
     def close(self) -> None:
         """Let go of the store."""
@@ -125,11 +117,3 @@ class Gate:
 def _answered(outcome: Outcome | None) -> Outcome:
     assert outcome is not None  # noqa: S101  # claiming or running has set it
     return outcome
-
-
-def _refuse_async(handler: Handler) -> None:
-    if not callable(handler):
-        raise SettingError(f"handler={handler!r} cannot be called")
-    code = getattr(handler, "__code__", None)
-    if code is not None and code.co_flags & _ASYNC_OR_GENERATOR:
-        raise SettingError(f"{handler.__name__} is async or a generator; the handler must be a plain function")

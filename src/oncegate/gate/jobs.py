@@ -34,10 +34,13 @@ class Copy:
     @property
     def outcome(self) -> Outcome | None:
         """A duplicate if the first was processed, else what the first has come to."""
-        first = self._first.outcome
-        if first is None or first.status != "processed":
-            return first and replace(first, event=self._event)
-        return Outcome("duplicate", self._event, first.key, "redelivery", first.result)
+        first, claimed = self._first.outcome, self._first.event
+        if first is None:
+            return None
+        event = replace(self._event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
+        if first.status != "processed":
+            return replace(first, event=event)
+        return Outcome("duplicate", event, first.key, "redelivery", first.result)
 
 
 class Refused:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from oncegate import forks
 from oncegate.claims import Renew
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
@@ -13,8 +14,8 @@ from oncegate.stores.base import Store
 class Lease:
     """A claim that this process holds.
 
-    Its validity is counted on the boot clock from before the request was sent: whatever the store's clock and
-    the network do, the store still thinks it ours for as long as we do.
+    Its validity is counted on the boot clock from before the request was sent, so that however slow the network is
+    the store thinks it ours for as long as we do. (Unless the store's clock is set ahead: see docs/decisions.md.)
     """
 
     __slots__ = ("held_since", "lost", "proof", "valid_until")
@@ -40,6 +41,15 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._held: dict[Lease, None] = {}
         self._thread: threading.Thread | None = None
+        forks.watch(self)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._held, self._thread = {}, None
+        self._lock.release()
 
     @contextmanager
     def holding(self, leases: Iterable[Lease]) -> Iterator[None]:

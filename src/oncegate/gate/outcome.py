@@ -20,7 +20,7 @@ class Outcome(Struct, frozen=True):
     """What became of one event.
 
     `original` is the record that decided, and `at` the store's time then; both are None when the store was not
-    asked. `kept` is the key of the dead letter that holds a copy of a conflicting or unreadable event.
+    asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept.
     """
 
     status: Status
@@ -68,11 +68,13 @@ def _in_flight(outcome: Outcome) -> str:
 
 def _failed(outcome: Outcome) -> str:
     at = f" at attempt {outcome.event.attempt}" if outcome.event.attempt else ""
-    return f"Failed{at}: {outcome.error}; deliver it again."
+    kept = outcome.key is not None and outcome.key.strategy == "kept"
+    then = "it is kept, and tried again" if kept else "deliver it again"
+    return f"Failed{at}: {outcome.error}; {then}."
 
 
 def _conflict(outcome: Outcome) -> str:
-    kept = f"; a copy is kept as dead letter {outcome.kept}" if outcome.kept else ""
+    kept = f"; it is kept apart, under the key {outcome.kept}" if outcome.kept else ""
     return f"Its key is that of {_original(outcome)}, but its content is another{kept}."
 
 
@@ -84,7 +86,7 @@ def _buried(outcome: Outcome) -> str:
 
 
 def _invalid(outcome: Outcome) -> str:
-    kept = f"; it is kept as dead letter {outcome.kept}" if outcome.kept else ""
+    kept = f"; it is kept under the key {outcome.kept}" if outcome.kept else ""
     return f"Refused: {outcome.error}{kept}."
 
 

@@ -8,9 +8,9 @@ import msgspec
 from oncegate.claims import Bury, Complete, Release, Settlement
 from oncegate.clocks import Clock
 from oncegate.durations import times
-from oncegate.errors import StoreError
+from oncegate.errors import SettingError, StoreError
 from oncegate.events import Event
-from oncegate.gate.claiming import Claimer, payload_of
+from oncegate.gate.claiming import Claimer
 from oncegate.gate.jobs import Job
 from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.outcome import Outcome
@@ -21,6 +21,7 @@ from oncegate.stores.base import Store
 Handler = Callable[[Event], Any]
 
 _LONGEST_ERROR = 2_000
+_ASYNC_OR_GENERATOR = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
 
 class Runner:
@@ -108,7 +109,7 @@ class Runner:
         settlements.add(Release(*_proof(job), error), _ending(job, outcome))
 
     def _bury(self, job: Job, error: str, settlements: Settlements) -> None:
-        settlement = Bury(*_proof(job), self._terms.dead_letter_retention, payload_of(job.event), error)
+        settlement = Bury(*_proof(job), self._terms.dead_letter_retention, job.event.raw, error)
         outcome = Outcome("buried", job.event, job.key, error=error)
         settlements.add(settlement, _ending(job, outcome))
 
@@ -169,11 +170,21 @@ def _attempt(job: Job) -> int:
     return job.event.attempt
 
 
+def check_handler(handler: Handler) -> None:
+    """Refuse at once what could never do its work when it is called."""
+    if not callable(handler):
+        raise SettingError(f"handler={handler!r} cannot be called")
+    code = getattr(handler, "__code__", None)
+    if code is not None and code.co_flags & _ASYNC_OR_GENERATOR:
+        raise SettingError(f"{handler.__name__} is async or a generator; the handler must be a plain function")
+
+
 def _plain(result: Any) -> Any:
-    if hasattr(type(result), "__await__"):
+    """The result, unless it is work that was only described: a coroutine or a generator has done nothing yet."""
+    if any(hasattr(type(result), method) for method in ("__await__", "send", "asend")):
         if hasattr(result, "close"):
             result.close()
-        raise TypeError("the handler returned an awaitable; give run() a plain function")
+        raise TypeError("the handler returned a coroutine or a generator, which nobody runs; give a plain function")
     return result
 
 

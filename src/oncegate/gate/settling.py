@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
+from oncegate import forks
 from oncegate.claims import Settlement
 from oncegate.errors import StoreError
 from oncegate.stores.base import Store
@@ -69,6 +70,15 @@ class Flusher:
         self._reminders: SimpleQueue[tuple[float, Settlements]] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        forks.watch(self)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._reminders, self._thread = SimpleQueue(), None
+        self._lock.release()
 
     def remind(self, settlements: Settlements) -> None:
         with self._lock:

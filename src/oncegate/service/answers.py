@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from oncegate.gate.outcome import Outcome, Status
 
-# Some senders try again on 5xx only, and lose what gets any other refusal: what was not taken is always 503.
+# Some senders try again on 5xx only, and lose what gets any other refusal: an event that was not taken is 503.
 _CODES: dict[Status, int] = {
     "processed": 200,
     "duplicate": 200,
@@ -21,6 +21,7 @@ _CODES: dict[Status, int] = {
 }
 _TITLES = {
     400: "Not a readable event",
+    403: "Not from here",
     404: "No such place",
     405: "Not that way",
     408: "Too slow",

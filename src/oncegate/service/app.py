@@ -4,9 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
-from oncegate.errors import OncegateError
+from oncegate.errors import StoreError
+from oncegate.events import Event
 from oncegate.gate import Gate, Outcome
 from oncegate.gate.running import Handler
 from oncegate.service.answers import Answer, answer_of, problem
@@ -29,6 +31,10 @@ class TooLarge(Exception):
     """The body is larger than will be read."""
 
 
+class Gone(Exception):
+    """The sender left before its body was complete: there is nothing to take and nobody to answer."""
+
+
 class App:
     """Takes POST /events through the gate, and runs what waits in the store with its payload."""
 
@@ -43,7 +49,13 @@ class App:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            await _send(send, await self._answer(scope, receive))
+            # A second Ctrl-C cancels what is being answered; its handler still ends in its own thread.
+            with suppress(Gone, asyncio.CancelledError):
+                await _send(send, await self._answer(scope, receive))
+
+    def drain(self) -> None:
+        """Wait for the handlers that are running."""
+        self._workers.shutdown()
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -55,7 +67,10 @@ class App:
             return problem(404, f"there is nothing at {path}; events are posted to /events")
         if method != "POST":
             return problem(405, "events are posted", headers=[(b"allow", b"POST")])
-        if any(name == b"content-encoding" for name, _ in scope["headers"]):
+        headers = {name for name, _ in scope["headers"]}
+        if b"origin" in headers:
+            return problem(403, "pages in a browser may not send events")
+        if b"content-encoding" in headers:
             return problem(415, "send the body as it is, without a content encoding")
         if self._in_hand >= _MOST_IN_HAND:
             return problem(503, "too many events are in hand; send it again")
@@ -79,17 +94,32 @@ class App:
     def _through(self, body: bytes) -> Answer:
         """In a worker thread: gate and store are synchronous. Whatever goes wrong here is no acknowledgement."""
         try:
-            outcomes = [self._kept(outcome) for outcome in self._gate.run_batch([body], self._handler)]
-            for outcome in outcomes:
-                self._watch(outcome)
-            return answer_of(outcomes)
-        except Exception:  # noqa: BLE001  # see above
+            outcomes = self._kept(self._gate.run_batch([body], self._handle))
+        except BaseException:  # noqa: BLE001  # a handler may even call sys.exit
             _log.exception("a request failed")
             return problem(503, "the event could not be taken; send it again")
+        self._tell(outcomes)
+        return answer_of(outcomes)
 
-    def _kept(self, outcome: Outcome) -> Outcome:
+    def _kept(self, outcomes: list[Outcome]) -> list[Outcome]:
         """What is refused for good is kept as a dead letter before its sender is told."""
-        return self._gate.keep(outcome) if outcome.status == "invalid" else outcome
+        invalid = [outcome for outcome in outcomes if outcome.status == "invalid"]
+        kept = iter(self._gate.keep(invalid))
+        return [next(kept) if outcome.status == "invalid" else outcome for outcome in outcomes]
+
+    def _handle(self, event: Event) -> Any:
+        """The handler; the gate keeps the text of its error, and the log says where it came from."""
+        try:
+            return self._handler(event)
+        except Exception:
+            _log.warning("the handler failed at event %r", event.id, exc_info=True)
+            raise
+
+    def _tell(self, outcomes: list[Outcome]) -> None:
+        """A log that cannot be written is no reason to refuse an event that was taken."""
+        for outcome in outcomes:
+            with suppress(OSError, ValueError):
+                self._watch(outcome)
 
     # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
 
@@ -101,7 +131,7 @@ class App:
         await receive()
         stop.set()
         await dispatcher
-        self._workers.shutdown()
+        self.drain()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _dispatch(self, stop: asyncio.Event) -> None:
@@ -116,10 +146,11 @@ class App:
 
     def _run_waiting(self) -> None:
         try:
-            for outcome in self._gate.run_waiting(self._handler):
-                self._watch(outcome)
-        except OncegateError as error:
+            self._tell(self._gate.run_waiting(self._handle))
+        except StoreError as error:
             _log.warning("waiting events could not be taken: %s", error)
+        except BaseException:  # noqa: BLE001  # whatever one event does, the others must not wait for ever
+            _log.exception("a waiting event could not be run")
 
 
 _CLOSE = [(b"connection", b"close")]
@@ -131,6 +162,8 @@ async def _body(receive: Receive) -> bytes:
     size = 0
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > _LARGEST_BODY:

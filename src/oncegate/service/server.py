@@ -18,8 +18,9 @@ def run(gate: Gate, handler: Handler, listener: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what is in hand."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     watch = pretty_line if sys.stdout.isatty() else json_line
+    app = App(gate, handler, watch)
     config = uvicorn.Config(
-        App(gate, handler, watch),
+        app,
         http="httptools",
         loop="auto",
         lifespan="on",
@@ -28,4 +29,7 @@ def run(gate: Gate, handler: Handler, listener: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=_DRAIN_WITHIN,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        app.drain()

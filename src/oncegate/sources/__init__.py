@@ -15,10 +15,11 @@ def read(payload: Any) -> list[Event]:
 
     Never raises: what cannot be read is an event whose `problem` says why and whose `raw` keeps the bytes.
     """
-    return [_understood(delivery) for delivery in deliveries(payload)]
+    return [understood(delivery) for delivery in deliveries(payload)]
 
 
-def _understood(delivery: Delivery) -> Event:
+def understood(delivery: Delivery) -> Event:
+    """The event that one delivery tells of, or one with a problem."""
     if delivery.problem is not None:
         return _unreadable(delivery, delivery.problem)
     if not isinstance(delivery.body, dict):

@@ -19,6 +19,8 @@ def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> 
     `create=False` refuses a place where there is none yet, for people who look at one and may have mistyped.
     `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.
     """
+    if not isinstance(url, str):
+        raise SettingError(f"a store is named by a URL such as sqlite:///oncegate.db, not by {url!r}")
     scheme, _, _ = url.partition("://")
     if scheme not in _OPENERS:
         known = " or ".join(f"{name}://" for name in _OPENERS)

@@ -13,9 +13,12 @@ __all__ = ["SqliteStore", "open_sqlite"]
 
 def open_sqlite(url: str, *, create: bool, clock: Clock | None) -> SqliteStore:
     """`sqlite:///relative.db`, `sqlite:////absolute.db`; options `synchronous` and `busy_timeout`."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingError(f"{url!r} is not a URL: {error}") from error
     path = unquote(parts.path[1:])
-    if parts.netloc or not path:
+    if parts.netloc or parts.fragment or not path:
         raise SettingError(
             f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db (three or four slashes)"
         )

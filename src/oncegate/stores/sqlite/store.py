@@ -5,13 +5,13 @@ write what changed, commit. SQLite lets one writer in at a time, so the judgemen
 are not written a second time in SQL.
 """
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from oncegate import forks
 from oncegate.claims import (
     IN_PROGRESS,
     Address,
@@ -31,9 +31,6 @@ _SWEEP: Final = 256
 _SYNCHRONOUS: Final = {"full": "FULL", "normal": "NORMAL"}
 _MOST_HELD: Final = 20_000
 _START: Final[Where] = ("", b"")
-
-# A connection that crossed a fork is never closed here: its locks belong to the parent.
-_ABANDONED: list[sqlite3.Connection] = []
 
 
 class SqliteStore(JudgedStore):
@@ -58,7 +55,10 @@ class SqliteStore(JudgedStore):
         self._held: dict[Where, Record] = {}
         self._version = 0
         self._closed = False
-        self._connect()
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+        self._connected()
+        forks.watch(self)
 
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,23 +162,28 @@ class SqliteStore(JudgedStore):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self._db.close()
+            self._disconnect()
+
+    def before_fork(self) -> None:
+        """A connection that two processes know of would lose what they write, so both start with one of their own."""
+        self._lock.acquire()
+        self._disconnect()
+
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # both sides reconnect when they next ask
+        self._lock.release()
 
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[sqlite3.Connection, int]]:
         with self._connection() as db:
-            db.execute("BEGIN IMMEDIATE")
             try:
+                db.execute("BEGIN IMMEDIATE")
                 (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
                 yield db, self._clock(high)
                 db.execute("COMMIT")
             except BaseException:
-                self._held.clear()
-                if db.in_transaction:
-                    with suppress(sqlite3.Error):
-                        db.execute("ROLLBACK")
+                self._roll_back(db)
                 raise
 
     @contextmanager
@@ -189,23 +194,34 @@ class SqliteStore(JudgedStore):
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        if self._pid != os.getpid():
-            _ABANDONED.append(self._db)
-            self._connect()
         with self._lock:
             if self._closed:
                 raise StoreRefused(f"the store {self._path} was closed")
+            db = self._connected()
             try:
-                yield self._db
+                # An interrupt can strike at any instruction, also between a transaction and its rollback.
+                if db.in_transaction:
+                    self._roll_back(db)
+                yield db
             except sqlite3.Error as error:
                 raise explained(error, self._path) from error
 
-    def _connect(self) -> None:
-        """Open the file, in a forked child anew: SQLite connections and locks must not cross a fork."""
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._db = opened(self._path, self._synchronous, self._busy_timeout)
+    def _connected(self) -> sqlite3.Connection:
+        if self._db is None:
+            self._held.clear()
+            self._db = opened(self._path, self._synchronous, self._busy_timeout)
+        return self._db
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _roll_back(self, db: sqlite3.Connection) -> None:
         self._held.clear()
+        if db.in_transaction:
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
 
     def _sweep(self, db: sqlite3.Connection, table: str, written: int, now: int) -> None:
         """Visit two rows for each one written, so that the expired ones stay fewer than half of the living."""
