@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDE = 150
+_NARROW = 12
 _STATES = {"P": "in progress", "R": "waiting", "C": "completed", "D": "dead letter"}
 _COLOURS = {"in progress": "yellow", "waiting": "cyan", "completed": "green", "dead letter": "red"}
 
@@ -56,7 +57,8 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential:
     shown = [index for index, header in enumerate(headers) if wide or header in essential]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for index in shown:
-        width = max(len(row[index]) for row in texts) if index == 0 else None
+        widest = max(len(row[index]) for row in texts)
+        width = widest if index == 0 else min(widest, _NARROW)
         table.add_column(headers[index], overflow="ellipsis", no_wrap=True, min_width=width)
     for row in texts:
         table.add_row(*(Text(row[index]) for index in shown))
