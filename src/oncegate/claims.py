@@ -5,13 +5,14 @@ operation. Rows are tried from the top; the first that matches decides.
 
     from                                           operation  to                              answer
     ─────────────────────────────────────────────  ─────────  ──────────────────────────────  ─────────────────────
-    absent                                         claim      P, attempts 1                   Granted
+    absent                                         claim      P, attempts 1; marking: C       Granted
     P with its lease alive, or C; owner is mine    claim      unchanged                       Granted, same fence
     any, other payload hash, key binds content     claim      unchanged                       Conflict
     P, lease alive                                 claim      unchanged                       InFlight
     R with a payload                               claim      unchanged                       Duplicate
     R, owner is mine: a late copy of the request   claim      unchanged                       InFlight
-    P with its lease over, or R without a payload  claim      P, fence + 1, attempts + 1      Granted
+    P with its lease over, or R without a payload  claim      P (marking: C), fence + 1,      Granted
+                                                              attempts + 1
     C                                              claim      unchanged                       Duplicate
     D                                              claim      unchanged                       Buried
 
@@ -96,7 +97,9 @@ class Address(Struct, frozen=True, gc=False):
 
 
 class Claim(Address, frozen=True, gc=False):
-    """A delivery asks for the right to run. The owner is drawn once per request and kept by its retries."""
+    """A delivery asks for the right to run. The owner is drawn once per request and kept by its retries.
+
+    A marking claim goes straight to completed, in the one write: for effects that are better lost than doubled."""
 
     owner: bytes
     payload_hash: bytes
@@ -104,6 +107,7 @@ class Claim(Address, frozen=True, gc=False):
     retention: int
     about: About
     binds: bool = True
+    marks: bool = False
 
 
 class Take(Address, frozen=True, gc=False):
@@ -173,24 +177,22 @@ class _Answer(Struct, frozen=True, gc=False):
     at: int
 
 
-class Granted(_Answer, frozen=True, gc=False):
-    """Run it: `record` has the fence, the attempts and the lease."""
-
+class _Leased(_Answer, frozen=True, gc=False):
     @property
     def lease_left(self) -> int:
         return self.record.lease_until - self.at
+
+
+class Granted(_Leased, frozen=True, gc=False):
+    """Run it: `record` has the fence, the attempts and the lease."""
 
 
 class Duplicate(_Answer, frozen=True, gc=False):
     """It is done, or durable already: `record` is the original."""
 
 
-class InFlight(_Answer, frozen=True, gc=False):
+class InFlight(_Leased, frozen=True, gc=False):
     """Somebody holds it."""
-
-    @property
-    def lease_left(self) -> int:
-        return self.record.lease_until - self.at
 
 
 class Conflict(_Answer, frozen=True, gc=False):
@@ -222,7 +224,7 @@ def step(record: Record | None, operation: Operation, now: int) -> tuple[Record 
 
 def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdict]:
     if record is None:
-        record = _first(claim, now)
+        record = _marked(_first(claim, now), claim, now)
         return record, Granted(record, now)
     state = record.state
     alive = _alive(record, now)
@@ -238,7 +240,8 @@ def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdi
         return record, InFlight(record, now)
     if state in (IN_PROGRESS, RELEASED):
         expires_at = None if record.payload is not None else now + claim.retention
-        record = replace(_granted_again(record, claim, now), expires_at=expires_at, payload_hash=claim.payload_hash)
+        again = _granted_again(record, claim, now)
+        record = _marked(replace(again, expires_at=expires_at, payload_hash=claim.payload_hash), claim, now)
         return record, Granted(record, now)
     if state == COMPLETED:
         return record, Duplicate(record, now)
@@ -278,15 +281,8 @@ def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admis
     if alive and record.payload is None:
         return record, InFlight(record, now)
     if state in (RELEASED, IN_PROGRESS) and record.payload is None:
-        record = replace(
-            record,
-            state=RELEASED,
-            owner=admit.owner,
-            lease_until=0,
-            expires_at=None,
-            payload=admit.payload,
-            payload_hash=admit.payload_hash,
-        )
+        free = replace(record, state=RELEASED, owner=admit.owner, lease_until=0, expires_at=None)
+        record = replace(free, payload=admit.payload, payload_hash=admit.payload_hash)
         return record, Admitted(record, now)
     if state == DEAD:
         return record, Buried(record, now)
@@ -356,6 +352,14 @@ def _first(claim: Claim, now: int) -> Record:
     return Record(IN_PROGRESS, claim.owner, now, lease_until, 1, claim.payload_hash, expires_at, claim.about, now)
 
 
+def _marked(record: Record, claim: Claim, now: int) -> Record:
+    """A grant as it is; for a marking claim, completed at once. What is left of the lease is then the time in which
+    the effect may start, and a payload that is kept is not needed any more."""
+    if not claim.marks:
+        return record
+    return replace(record, state=COMPLETED, completed_at=now, expires_at=now + claim.retention, payload=None)
+
+
 def _granted_again(record: Record, by: Claim | Take, now: int) -> Record:
     return replace(
         record,
@@ -390,11 +394,5 @@ def _released(record: Record, release: Release, now: int) -> Record:
 
 
 def _buried(record: Record, bury: Bury, now: int) -> Record:
-    return replace(
-        record,
-        state=DEAD,
-        lease_until=0,
-        expires_at=now + bury.retention,
-        error=bury.error,
-        payload=bury.payload,
-    )
+    ended = replace(record, state=DEAD, lease_until=0, expires_at=now + bury.retention)
+    return replace(ended, payload=bury.payload, error=bury.error)

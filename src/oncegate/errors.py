@@ -5,6 +5,7 @@
     ├── MissingExtra          an optional dependency is not installed; the text has the pip line
     ├── SeveralEvents         `run` was given a payload that holds more or fewer events than one
     ├── MissingKey            an event lacks what its key is made of
+    ├── Unreadable            `seen` was given what is no event, or has no key
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -43,6 +44,10 @@ class MissingKey(OncegateError, LookupError):
         self.tried = tried
         places = ", ".join(tried) or "nothing"
         super().__init__(f"the {strategy} key needs {places}, which the event does not have")
+
+
+class Unreadable(OncegateError, ValueError):
+    """`seen` can only answer yes or no, so what it cannot identify is an error."""
 
 
 class StoreError(OncegateError):

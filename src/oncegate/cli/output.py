@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDE = 150
-_NARROW = 12
+_NARROW = 24
 _STATES = {"P": "in progress", "R": "waiting", "C": "completed", "D": "dead letter"}
 _COLOURS = {"in progress": "yellow", "waiting": "cyan", "completed": "green", "dead letter": "red"}
 
@@ -57,7 +57,7 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential:
     shown = [index for index, header in enumerate(headers) if wide or header in essential]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for index in shown:
-        widest = max(len(row[index]) for row in texts)
+        widest = max(len(row[index]) for row in [headers, *texts])
         width = widest if index == 0 else min(widest, _NARROW)
         table.add_column(headers[index], overflow="ellipsis", no_wrap=True, min_width=width)
     for row in texts:

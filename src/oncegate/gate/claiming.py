@@ -47,7 +47,7 @@ class Claimer:
             return
         sent_at = self._boot()
         try:
-            verdicts = self._store.claim(self._requests(jobs))
+            verdicts = self._store.claim(self._requests(jobs, marks=self._terms.marks_first))
         except StoreError as error:
             for job in jobs:
                 job.outcome = Outcome("failed", job.event, job.key, error=str(error))
@@ -84,7 +84,7 @@ class Claimer:
             for outcome, copy, problem in zip(refused, copies, problems, strict=True)
         ]
 
-    def _requests(self, jobs: Sequence[Job]) -> list[Claim]:
+    def _requests(self, jobs: Sequence[Job], *, marks: bool = False) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
         terms = self._terms
         entropy = os.urandom(_OWNER_SIZE * len(jobs))
@@ -98,6 +98,7 @@ class Claimer:
                 terms.retention,
                 about(job.event),
                 job.key.binds,
+                marks,
             )
             for index, job in enumerate(jobs)
         ]
@@ -106,6 +107,25 @@ class Claimer:
         proof = Renew(self._terms.namespace, job.key.digest, record.owner, record.fence, self._terms.lease)
         job.lease = Lease(proof, sent_at, left)
         job.event = replace(job.event, key=job.key, attempt=record.attempts, fence=record.fence)
+
+    def mark(self, job: Job) -> bool:
+        """Mark one event as done, without running anything; False if it was known. Raises StoreError."""
+        (verdict,) = self._store.claim(self._requests([job], marks=True))
+        if isinstance(verdict, Conflict):
+            other = Job(job.event, _copy_key(job), job.payload_hash)
+            (verdict,) = self._store.claim(self._requests([other], marks=True))
+        return isinstance(verdict, Granted)
+
+    def bury_failed(self, jobs: Sequence[Job], errors: Sequence[str]) -> None:
+        """Keep what was marked as done and was not: as dead letters of their own, since done is never undone."""
+        copies = [Job(job.event, _failed_key(job), job.payload_hash) for job in jobs]
+        problems = self._bury_copies(copies, errors)
+        for job, copy, error, problem in zip(jobs, copies, errors, problems, strict=True):
+            if problem is None:
+                job.outcome = Outcome("buried", job.event, job.key, error=error, kept=copy.key)
+            else:
+                reason = f"{error}, and no copy could be kept: {problem}"
+                job.outcome = Outcome("failed", job.event, job.key, error=reason)
 
     def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]]) -> None:
         """A conflict is acknowledged only once a copy of it is a dead letter, under the key H(key, content)."""
@@ -170,6 +190,10 @@ def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
 
 def _kept_key(event: Event) -> Key:
     return keys.make("kept", event, [digest(event.raw).hex()], binds=False)
+
+
+def _failed_key(job: Job) -> Key:
+    return keys.make("failed", job.event, [str(job.key)], binds=False)
 
 
 def _copy_key(job: Job) -> Key:

@@ -9,13 +9,13 @@ from typing import Any
 from oncegate import keys
 from oncegate.clocks import Clock, since_boot
 from oncegate.durations import Duration
-from oncegate.errors import MissingKey, SettingError, SeveralEvents
+from oncegate.errors import MissingKey, SettingError, SeveralEvents, Unreadable
 from oncegate.events import Event
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.jobs import Job, Refused, coalesce, jobs_of
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.running import Handler, Runner, check_handler
-from oncegate.gate.terms import agree
+from oncegate.gate.terms import Mode, agree
 from oncegate.sources import read
 from oncegate.stores import open_store
 from oncegate.stores.base import Store
@@ -28,6 +28,9 @@ class Gate:
     `max_hold` how long one is renewed at most. `max_attempts=None` leaves the counting to the platform that
     delivers again, such as a queue with a redrive policy; no failing event is buried then. A result of more
     than `max_result` bytes is not kept for the duplicates.
+
+    `mode="mark_first"` marks an event as done in the one write that claims it, and then runs it: at most once, for
+    effects that are better lost than doubled. What fails is kept as a dead letter; results are not kept.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Gate:
         dead_letter_retention: Duration = "30d",
         max_attempts: int | None = 5,
         max_result: int = 256 * 1024,
+        mode: Mode = "lease",
         boot: Clock = since_boot,
     ) -> None:
         terms = agree(
@@ -52,6 +56,7 @@ class Gate:
             dead_letter_retention=dead_letter_retention,
             max_attempts=max_attempts,
             max_result=max_result,
+            mode=mode,
         )
         self.store = open_store(store) if isinstance(store, str) else store
         self._key = keys.strategy(key)
@@ -80,6 +85,20 @@ class Gate:
         self._claimer.claim(jobs)
         self._runner.run(jobs, handler)
         return [_answered(item.outcome) for item in items]
+
+    def seen(self, payload: Any) -> bool:
+        """Whether this event was seen before; from now on it was. The `is_duplicate` of many tutorials.
+
+        At most once: if what follows a False fails, or the process dies, the event counts as seen all the same and
+        is lost. Use `run` unless that is what you want. Raises for a payload that is no event or has no key, and
+        when the store does not answer."""
+        events = read(payload)
+        if len(events) != 1:
+            raise SeveralEvents(len(events))
+        item = self._identified(events[0])
+        if isinstance(item, Refused):
+            raise Unreadable(item.reason)
+        return not self._claimer.mark(item)
 
     def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:
         """Run events that the store holds with their payload, such as redriven dead letters.

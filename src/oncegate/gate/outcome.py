@@ -80,6 +80,8 @@ def _conflict(outcome: Outcome) -> str:
 
 def _buried(outcome: Outcome) -> str:
     original = outcome.original
+    if outcome.kept is not None:
+        return f"Buried as dead letter {outcome.kept}, and marked as done: {outcome.error}."
     if original is None or original.state != DEAD:
         return f"Buried as dead letter {outcome.key} after {times(outcome.event.attempt, 'attempt')}: {outcome.error}."
     return f"Not run: it is dead letter {outcome.key} since an earlier delivery ({outcome.error})."

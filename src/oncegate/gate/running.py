@@ -40,6 +40,9 @@ class Runner:
         and run last, each claimed alone after all others are settled, the least tried first.
         """
         granted = [job for job in jobs if job.lease is not None]
+        if self._terms.marks_first:
+            self._run_marked(granted, handler)
+            return
         if len(granted) == 1:
             self._run_together(granted, handler)
             return
@@ -50,6 +53,30 @@ class Runner:
             self._claimer.claim([job])
             if job.lease is not None:
                 self._run_together([job], handler)
+
+    def _run_marked(self, jobs: Sequence[Job], handler: Handler) -> None:
+        """Run what is completed already. What fails, or is never started, is kept as a dead letter of its own."""
+        failed: list[tuple[Job, str]] = []
+        try:
+            for job in jobs:
+                self._attempt_marked(job, handler, failed)
+        finally:
+            unstarted = [(job, "it was marked as done but never started") for job in jobs if not job.started]
+            kept, errors = zip(*failed, *unstarted, strict=True) if failed or unstarted else ((), ())
+            self._claimer.bury_failed(kept, errors)
+
+    def _attempt_marked(self, job: Job, handler: Handler, failed: list[tuple[Job, str]]) -> None:
+        if self._boot() >= lease_of(job).valid_until:
+            return
+        job.started = True
+        try:
+            result = _plain(handler(job.event))
+        except BaseException as error:  # kept, then raised again unless it is an ordinary failure
+            failed.append((job, _text(error)))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            job.outcome = Outcome("processed", job.event, job.key, result=result)
 
     def _run_together(self, jobs: Sequence[Job], handler: Handler) -> None:
         settlements = Settlements(self._store, self._flusher)

@@ -1,11 +1,16 @@
 """Terms: how a gate was told to behave, checked and in microseconds."""
 
+from typing import Literal, TypeAlias, get_args
+
 from msgspec import Struct
 
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError
 
 _LONGEST_NAMESPACE = 128
+
+
+Mode: TypeAlias = Literal["lease", "mark_first"]
 
 
 class Terms(Struct, frozen=True):
@@ -16,6 +21,11 @@ class Terms(Struct, frozen=True):
     dead_letter_retention: int
     max_attempts: int | None
     max_result: int
+    mode: Mode
+
+    @property
+    def marks_first(self) -> bool:
+        return self.mode == "mark_first"
 
 
 def agree(
@@ -27,6 +37,7 @@ def agree(
     dead_letter_retention: Duration,
     max_attempts: int | None,
     max_result: int,
+    mode: Mode,
 ) -> Terms:
     """Terms that can be kept, or SettingError."""
     terms = Terms(
@@ -37,8 +48,11 @@ def agree(
         microseconds(dead_letter_retention, "dead_letter_retention"),
         max_attempts,
         max_result,
+        mode,
     )
-    if terms.retention < terms.lease:
+    if mode not in get_args(Mode):
+        raise SettingError(f"mode={mode!r} is not a choice; it is one of {', '.join(get_args(Mode))}")
+    if terms.retention < terms.lease and not terms.marks_first:
         raise SettingError(
             f"retention={retention!r} is shorter than lease={lease!r}: a key would be forgotten while it is held"
         )

@@ -161,6 +161,27 @@ class ClaimContract:
         assert [verdict.record.owner for verdict in again] == [request.owner for request in reversed(requests)]
         assert all(isinstance(verdict, InFlight) for verdict in again)
 
+    def test_marking_claim(self, store: Store, clock: ManualClock) -> None:
+        """A marking claim is granted and completed in one write; others are told that it is done."""
+        verdict = claim(store, marks=True)
+        assert isinstance(verdict, Granted)
+        assert (verdict.record.state, verdict.record.completed_at) == (COMPLETED, clock.now)
+        assert verdict.lease_left == LEASE
+        assert isinstance(claim(store, "bob", marks=True), Duplicate)
+        clock.advance(1)
+        again = claim(store, marks=True)
+        assert isinstance(again, Granted)
+        assert (again.record, again.lease_left) == (verdict.record, LEASE - 1)
+
+    def test_marking_what_was_left(self, store: Store, clock: ManualClock) -> None:
+        """A marking claim takes over what was released or has lapsed, under a higher fence."""
+        first = granted(store)
+        clock.advance(LEASE)
+        second = granted(store, "bob", marks=True)
+        assert (second.state, second.fence, second.attempts) == (COMPLETED, first.fence + 1, 2)
+        assert stored(store) == second
+        assert complete(store, first) is False
+
     def test_empty_batch(self, store: Store) -> None:
         """Nothing asked, nothing answered."""
         assert store.claim([]) == []

@@ -47,6 +47,7 @@ _CLAIMS = st.builds(
     _RETENTIONS,
     st.builds(About, st.just("plain"), st.none() | st.just("call.ended"), st.none(), st.none() | st.just(7)),
     st.booleans(),
+    st.sampled_from([False, False, True]),
 )
 
 

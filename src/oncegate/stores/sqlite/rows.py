@@ -58,7 +58,7 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
         if record.state == IN_PROGRESS:
             return "insert claimed", _claimed(record)
         return "insert", _claim_of(record) + _explained(record) + _end_of(record)
-    if record.state == COMPLETED and before.state == IN_PROGRESS:
+    if record.state == COMPLETED and before.state == IN_PROGRESS and before.fence == record.fence:
         return "update completed", (record.expires_at, record.completed_at, record.result, record.error)
     return "update", _claim_of(record) + _end_of(record)
 

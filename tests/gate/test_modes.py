@@ -1,0 +1,133 @@
+"""Modes: mark first, and `seen`."""
+
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, keys
+from oncegate.claims import COMPLETED, Redrive
+from oncegate.errors import OncegateError, SettingError, StoreUnavailable
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from oncegate.testing.racing import race
+from tests.gate.conftest import Stumbling
+
+
+def succeed(event: Event) -> str:
+    return "done"
+
+
+def fail(event: Event) -> None:
+    raise ValueError("boom")
+
+
+class TestMarkFirst:
+    def test_one_write_for_each_batch(self, stumbling: Stumbling) -> None:
+        """Claiming is completing: a batch costs one write, and its events are duplicates from then on."""
+        gate = Gate(stumbling, mode="mark_first")
+        outcomes = gate.run_batch([{"id": number} for number in range(50)], succeed)
+        assert {outcome.status for outcome in outcomes} == {"processed"}
+        assert stumbling.calls == [("claim", 50)]
+        assert gate.run({"id": 7}, succeed).status == "duplicate"
+
+    def test_done_before_the_handler_runs(self, store: MemoryStore) -> None:
+        """While the handler runs the event is marked already: a crash loses it and never doubles it."""
+        gate = Gate(store, mode="mark_first")
+        states: list[str] = []
+
+        def handler(event: Event) -> None:
+            states.extend(entry.record.state for entry in store.browse())
+            states.append(gate.run({"id": 1}, succeed).status)
+
+        gate.run({"id": 1}, handler)
+        assert states == [COMPLETED, "duplicate"]
+
+    def test_a_failure_buries_and_acks(self, store: MemoryStore) -> None:
+        """What fails is kept as a dead letter under a key of its own, and a copy of it is a duplicate."""
+        gate = Gate(store, mode="mark_first")
+        outcome = gate.run({"id": 1}, fail)
+        assert (outcome.status, outcome.acked) == ("buried", True)
+        assert outcome.reason == f"Buried as dead letter {outcome.kept}, and marked as done: ValueError: boom."
+        (letter,) = store.dead_letters()
+        assert (letter.key.hex(), letter.record.payload) == (str(outcome.kept), b'{"id":1}')
+        assert gate.run({"id": 1}, succeed).status == "duplicate"
+
+    def test_a_redriven_failure_runs(self, store: MemoryStore) -> None:
+        """A person may still have it run."""
+        Gate(store, mode="mark_first").run({"id": 1}, fail)
+        store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
+        assert [outcome.status for outcome in Gate(store).run_waiting(succeed)] == ["processed"]
+
+    def test_what_never_started_is_kept(self, store: MemoryStore) -> None:
+        """Ctrl-C in a batch: what was marked and never ran is kept, not lost."""
+
+        def interrupted(event: Event) -> None:
+            if event.id == "2":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Gate(store, mode="mark_first").run_batch([{"id": number} for number in (1, 2, 3)], interrupted)
+        letters = {entry.record.about.delivery_id: entry.record.error for entry in store.dead_letters()}
+        assert letters == {"2": "KeyboardInterrupt", "3": "it was marked as done but never started"}
+
+    def test_no_effect_starts_after_the_lease(self, store: MemoryStore) -> None:
+        """An answer that came too late starts nothing; the event is kept."""
+        boot = ManualClock(0)
+        gate = Gate(store, mode="mark_first", boot=boot)
+        outcomes = gate.run_batch([{"id": 1}, {"id": 2}], lambda event: boot.advance("30s"))
+        assert [outcome.status for outcome in outcomes] == ["processed", "buried"]
+
+    def test_a_copy_that_cannot_be_kept(self, stumbling: Stumbling) -> None:
+        """When not even the dead letter can be kept, the outcome says so and is not acknowledged."""
+        stumbling.failures = {"settle": 99}
+        outcome = Gate(stumbling, mode="mark_first").run({"id": 1}, fail)
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert "no copy could be kept" in outcome.reason
+
+    def test_retention_may_be_short(self, store: MemoryStore, clock: ManualClock) -> None:
+        """Nothing is held, so a key may be forgotten sooner than a lease would last."""
+        gate = Gate(store, mode="mark_first", retention="500ms")
+        assert gate.run({"id": 1}, succeed).status == "processed"
+        clock.advance("499ms")
+        assert gate.run({"id": 1}, succeed).status == "duplicate"
+        clock.advance("1ms")
+        assert gate.run({"id": 1}, succeed).status == "processed"
+
+    def test_unknown_mode(self) -> None:
+        """A mode that there is not is refused with those that there are."""
+        with pytest.raises(SettingError, match="mode='exactly' is not a choice; it is one of lease, mark_first"):
+            Gate("memory://", mode="exactly")  # type: ignore[arg-type]
+
+
+class TestSeen:
+    def test_first_and_second(self, gate: Gate) -> None:
+        """The first time no, from then on yes."""
+        assert [gate.seen({"id": 1}), gate.seen(b'{"id":1}'), gate.seen({"id": 2})] == [False, True, False]
+
+    def test_other_content_was_not_seen(self, gate: Gate) -> None:
+        """Another content under the same key is another event."""
+        assert [gate.seen({"id": 1, "n": n}) for n in (1, 2, 2, 1)] == [False, False, True, True]
+
+    def test_what_is_run_was_seen(self, gate: Gate) -> None:
+        """`seen` and `run` speak of the same events."""
+        gate.run({"id": 1}, succeed)
+        assert gate.seen({"id": 1})
+        assert not gate.seen({"id": 2})
+        assert gate.run({"id": 2}, succeed).status == "duplicate"
+
+    def test_threads(self, gate: Gate) -> None:
+        """Of threads that ask at once, one is told no."""
+        assert sorted(race([lambda: gate.seen({"id": 1})] * 8)) == [False] + [True] * 7
+
+    @pytest.mark.parametrize("payload", [b"{", 5, {"id": 1.5}, [], [{"id": 1}, {"id": 2}], {}])
+    def test_what_cannot_be_identified(self, store: MemoryStore, payload: Any) -> None:
+        """What is no event, or has no key, is neither seen nor new: that is an error, and nothing is marked."""
+        with pytest.raises(OncegateError):
+            Gate(store, key=keys.event_id).seen(payload)
+        assert store.browse() == []
+
+    def test_store_down(self, stumbling: Stumbling) -> None:
+        """A store that does not answer is no answer."""
+        stumbling.failures = {"claim": 1}
+        with pytest.raises(StoreUnavailable):
+            Gate(stumbling).seen({"id": 1})
