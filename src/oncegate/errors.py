@@ -33,7 +33,7 @@ class SeveralEvents(OncegateError, ValueError):
     """`run` takes exactly one event; `run_batch` takes any number."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(f"run() takes one event but the payload holds {count}; use run_batch([payload], handler)")
+        super().__init__(f"one event is taken here but the payload holds {count}; use run_batch([payload], handler)")
 
 
 class MissingKey(OncegateError, LookupError):

@@ -14,11 +14,11 @@ from oncegate.events import Event
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.jobs import Job, Refused, coalesce, jobs_of
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.running import Handler, Runner, check_handler
+from oncegate.gate.running import Handler, Runner, TransactionHandler, check_handler
 from oncegate.gate.terms import Mode, agree
 from oncegate.sources import read
 from oncegate.stores import open_store
-from oncegate.stores.base import Store
+from oncegate.stores.base import Store, Transactional
 
 
 class Gate:
@@ -48,7 +48,7 @@ class Gate:
         mode: Mode = "lease",
         boot: Clock = since_boot,
     ) -> None:
-        terms = agree(
+        self._terms = terms = agree(
             namespace=namespace,
             retention=retention,
             lease=lease,
@@ -65,10 +65,7 @@ class Gate:
 
     def run(self, payload: Any, handler: Handler) -> Outcome:
         """Take one event through the gate. The payload is bytes, text or parsed JSON that holds one event."""
-        events = read(payload)
-        if len(events) != 1:
-            raise SeveralEvents(len(events))
-        return self._through(events, handler)[0]
+        return self._through([_only_event(payload)], handler)[0]
 
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
         """Take all the events of these payloads through the gate: one outcome each, in order.
@@ -86,16 +83,31 @@ class Gate:
         self._runner.run(jobs, handler)
         return [_answered(item.outcome) for item in items]
 
+    def transaction(self, payload: Any, handler: TransactionHandler) -> Outcome:
+        """Take one event through the gate, its effect and its completion in one transaction: exactly once.
+
+        The handler gets the event and a connection to the store's database; what it writes with that is committed
+        together with the completion or not at all. It must neither commit nor keep the connection, and should be
+        quick: nobody else can write meanwhile. For stores with transactions (SQLite)."""
+        check_handler(handler)
+        if not isinstance(self.store, Transactional):
+            raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
+        if self._terms.marks_first:
+            raise SettingError("transaction() completes with the effect; mode='mark_first' would complete before it")
+        item = self._identified(_only_event(payload))
+        if isinstance(item, Job):
+            self._claimer.claim([item])
+            if item.lease is not None:
+                self._runner.transact(item, handler)
+        return _answered(item.outcome)
+
     def seen(self, payload: Any) -> bool:
         """Whether this event was seen before; from now on it was. The `is_duplicate` of many tutorials.
 
         At most once: if what follows a False fails, or the process dies, the event counts as seen all the same and
         is lost. Use `run` unless that is what you want. Raises for a payload that is no event or has no key, and
         when the store does not answer."""
-        events = read(payload)
-        if len(events) != 1:
-            raise SeveralEvents(len(events))
-        item = self._identified(events[0])
+        item = self._identified(_only_event(payload))
         if isinstance(item, Refused):
             raise Unreadable(item.reason)
         return not self._claimer.mark(item)
@@ -131,6 +143,13 @@ class Gate:
             return Refused(Outcome("invalid", event, error=str(error)))
         except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
             return Refused(Outcome("invalid", event, error=f"its key function raised {type(error).__name__}: {error}"))
+
+
+def _only_event(payload: Any) -> Event:
+    events = read(payload)
+    if len(events) != 1:
+        raise SeveralEvents(len(events))
+    return events[0]
 
 
 def _answered(outcome: Outcome | None) -> Outcome:

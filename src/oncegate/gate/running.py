@@ -16,9 +16,12 @@ from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Flusher, Settled, Settlements, settle
 from oncegate.gate.terms import Terms
-from oncegate.stores.base import Store
+from oncegate.stores.base import EffectFailed, Store, Transactional
 
 Handler = Callable[[Event], Any]
+TransactionHandler = Callable[[Event, Any], Any]
+
+_TOO_LATE = "its lease ran out before the handler could start"
 
 _LONGEST_ERROR = 2_000
 _ASYNC_OR_GENERATOR = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
@@ -53,6 +56,41 @@ class Runner:
             self._claimer.claim([job])
             if job.lease is not None:
                 self._run_together([job], handler)
+
+    def transact(self, job: Job, handler: TransactionHandler) -> None:
+        """Run one grant in a transaction of the store that completes it too. The claim is committed before, so its
+        attempt counts even if the transaction is rolled back; there is no heartbeat, since nobody else can write."""
+        settlements = Settlements(self._store, self._flusher)
+        if (hopeless := self._hopeless(job)) is not None:
+            self._bury(job, hopeless, settlements)
+        elif self._boot() >= lease_of(job).valid_until:
+            job.outcome = Outcome("in_flight", job.event, job.key, error=_TOO_LATE)
+            self.give_back([job])
+        else:
+            self._handle_in_transaction(job, handler, settlements)
+        settlements.flush()
+
+    def _handle_in_transaction(self, job: Job, handler: TransactionHandler, settlements: Settlements) -> None:
+        assert isinstance(self._store, Transactional)  # noqa: S101  # the gate has asked
+        outcomes: list[Outcome] = []
+
+        def effect(connection: Any) -> Complete:
+            result = _plain(handler(job.event, connection))
+            complete, outcome = self._completion(job, result)
+            outcomes.append(outcome)
+            return complete
+
+        try:
+            accepted: bool | StoreError = self._store.transact(lease_of(job).proof, effect)
+        except EffectFailed as failure:
+            self._fail(job, _text(failure.cause), settlements)
+            if not isinstance(failure.cause, Exception):
+                settlements.flush()
+                raise failure.cause from None
+        except StoreError as error:
+            self._fail(job, f"it was rolled back ({error})", settlements)
+        else:
+            _ending(job, outcomes[0] if outcomes else Outcome("processed", job.event, job.key))(accepted)
 
     def _run_marked(self, jobs: Sequence[Job], handler: Handler) -> None:
         """Run what is completed already. What fails, or is never started, is kept as a dead letter of its own."""
@@ -96,8 +134,7 @@ class Runner:
             job.started = True
             self._bury(job, hopeless, settlements)
         elif lease.lost or self._boot() >= lease.valid_until:
-            error = "its lease ran out before the handler could start"
-            job.outcome = Outcome("in_flight", job.event, job.key, error=error)
+            job.outcome = Outcome("in_flight", job.event, job.key, error=_TOO_LATE)
         else:
             job.started = True
             self._handle(job, handler, settlements)
@@ -122,10 +159,14 @@ class Runner:
     # ── how it ends ───────────────────────────────────────────────────────────────────────────────────────
 
     def _complete(self, job: Job, result: Any, settlements: Settlements) -> None:
-        stored, problem = self._stored(result)
-        settlement = Complete(*_proof(job), self._terms.retention, stored, problem)
-        outcome = Outcome("processed", job.event, job.key, result=result, error=problem)
+        settlement, outcome = self._completion(job, result)
         settlements.add(settlement, _ending(job, outcome))
+
+    def _completion(self, job: Job, result: Any) -> tuple[Complete, Outcome]:
+        """How to complete a job, and its outcome if that is accepted."""
+        stored, problem = self._stored(result)
+        complete = Complete(*_proof(job), self._terms.retention, stored, problem)
+        return complete, Outcome("processed", job.event, job.key, result=result, error=problem)
 
     def _fail(self, job: Job, error: str, settlements: Settlements) -> None:
         most = self._terms.max_attempts
@@ -197,7 +238,7 @@ def _attempt(job: Job) -> int:
     return job.event.attempt
 
 
-def check_handler(handler: Handler) -> None:
+def check_handler(handler: Callable[..., Any]) -> None:
     """Refuse at once what could never do its work when it is called."""
     if not callable(handler):
         raise SettingError(f"handler={handler!r} cannot be called")

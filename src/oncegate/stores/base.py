@@ -4,12 +4,12 @@ A store knows addresses, records and documents. It knows nothing of events, JSON
 which `claim`, `settle`, `renew`, `redrive` and `reset` answer are those of `oncegate.claims.step`.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from oncegate.claims import Address, Claim, Record, Redrive, Renew, Reset, Settlement, Verdict
+from oncegate.claims import Address, Claim, Complete, Held, Record, Redrive, Renew, Reset, Settlement, Verdict
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -41,6 +41,25 @@ class Change(Address, frozen=True, gc=False):
     version: int
     body: bytes
     retention: int
+
+
+class EffectFailed(Exception):
+    """What an effect raised inside a transaction, carried out of it unharmed; the transaction was rolled back."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """A store in which an effect can be written together with its completion."""
+
+    def transact(self, held: Held, effect: Callable[[Any], Complete]) -> bool:
+        """Run an effect in a transaction that completes the claim, while nobody else can be granted it.
+
+        The effect gets the connection and answers how to complete. False: the claim is no longer the asker's, and
+        nothing was written. Raises EffectFailed, or StoreError, and then nothing was written either."""
 
 
 class Store(Protocol):

@@ -7,7 +7,7 @@ are not written a second time in SQL.
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -15,14 +15,17 @@ from oncegate import forks
 from oncegate.claims import (
     IN_PROGRESS,
     Address,
+    Complete,
+    Held,
     Operation,
     Record,
+    Renew,
     Take,
     step,
 )
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused
-from oncegate.stores.base import Change, Document, Entry, Want
+from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
 from oncegate.stores.judged import JudgedStore
 from oncegate.stores.sqlite.file import explained, opened
 from oncegate.stores.sqlite.rows import SQL, Where, find, read_document, record_of, save, swap_document
@@ -31,6 +34,8 @@ _SWEEP: Final = 256
 _SYNCHRONOUS: Final = {"full": "FULL", "normal": "NORMAL"}
 _MOST_HELD: Final = 20_000
 _START: Final[Where] = ("", b"")
+_TABLES: Final = frozenset({"claims", "documents", "clock"})
+_WRITES: Final = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 
 
 class SqliteStore(JudgedStore):
@@ -114,6 +119,28 @@ class SqliteStore(JudgedStore):
         save(db, found, {where: record})
         self._remember({where: record})
         return Entry(*where, record) if record else None
+
+    def transact(self, held: Held, effect: Callable[[sqlite3.Connection], Complete]) -> bool:
+        """See `oncegate.stores.base.Transactional`. The write lock keeps all others out until the commit."""
+        where = (held.namespace, held.key)
+        try:
+            with self._writing() as (db, now):
+                found = find(db, [where])
+                self._still(found.get(where), Renew(*where, held.owner, held.fence, 1), now)
+                complete = _guarded(db, effect)
+                record = self._still(found.get(where), complete, self._clock())
+                save(db, found, {where: record})
+                self._remember({where: record})
+        except _Lost:
+            return False
+        return True
+
+    def _still(self, record: Record | None, operation: Renew | Complete, now: int) -> Record | None:
+        """The record after an operation that only the holder of the claim may do."""
+        after, answer = step(record, operation, now)
+        if answer is not True or after is record:
+            raise _Lost
+        return after
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         with self._reading() as (db, now):
@@ -235,6 +262,29 @@ class SqliteStore(JudgedStore):
             else:
                 db.execute(SQL[f"{table} sweep"], (*start, *end, now))
             self._swept[table] = end or _START
+
+
+class _Lost(Exception):
+    """The claim is another's by now: whatever was written with it is rolled back."""
+
+
+def _guarded(db: sqlite3.Connection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
+    """Run the user's effect where it can end neither the transaction nor write the store's own tables."""
+    db.set_authorizer(_authorize)
+    try:
+        complete = effect(db)
+    except BaseException as error:
+        raise EffectFailed(error) from error
+    finally:
+        db.set_authorizer(None)
+    if not db.in_transaction:  # SQLite has rolled back by itself, and the handler has overlooked it
+        raise EffectFailed(RuntimeError("the transaction was rolled back while the handler ran"))
+    return complete
+
+
+def _authorize(action: int, name: str | None, _two: str | None, _three: str | None, _four: str | None) -> int:
+    ours = action in _WRITES and name in _TABLES
+    return sqlite3.SQLITE_DENY if ours or action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
 
 
 def _present(record: Record, now: int) -> bool:

@@ -1,0 +1,227 @@
+"""Transactions: the effect and its completion are one write."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.claims import Complete, Held
+from oncegate.errors import SettingError
+from oncegate.stores.sqlite import SqliteStore
+from oncegate.testing import ManualClock
+from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, granted, stored
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[SqliteStore]:
+    store = SqliteStore(str(tmp_path / "store.db"), clock=clock)
+    store._connected().execute("CREATE TABLE effects (event TEXT UNIQUE)")
+    yield store
+    store.close()
+
+
+def effects(store: SqliteStore) -> list[str]:
+    return [name for (name,) in store._connected().execute("SELECT event FROM effects ORDER BY event")]
+
+
+def write(event: Event, connection: sqlite3.Connection) -> str:
+    connection.execute("INSERT INTO effects VALUES (?)", (event.id,))
+    return "written"
+
+
+def write_and_fail(event: Event, connection: sqlite3.Connection) -> None:
+    write(event, connection)
+    raise ValueError("boom")
+
+
+class TestTransaction:
+    def test_effect_and_completion(self, store: SqliteStore) -> None:
+        """What the handler writes is there once, and its result is given to duplicates."""
+        gate = Gate(store)
+        first, second = gate.transaction({"id": "a"}, write), gate.transaction({"id": "a"}, write)
+        assert (first.status, first.result) == ("processed", "written")
+        assert (second.status, second.result) == ("duplicate", "written")
+        assert effects(store) == ["a"]
+
+    def test_a_failure_is_rolled_back_and_counted(self, store: SqliteStore) -> None:
+        """A failing handler leaves no effect, its attempt counts, and a poison event ends as a dead letter."""
+        gate = Gate(store, max_attempts=2)
+        outcomes = [gate.transaction({"id": "a"}, write_and_fail) for _ in range(3)]
+        assert [outcome.status for outcome in outcomes] == ["failed", "buried", "buried"]
+        assert [outcome.error for outcome in outcomes] == ["ValueError: boom"] * 3
+        assert effects(store) == []
+
+    def test_an_error_of_the_database_is_the_handlers(self, store: SqliteStore) -> None:
+        """A constraint of the user's own tables fails the event, not the store."""
+        store._connected().execute("INSERT INTO effects VALUES ('a')")
+        outcome = Gate(store).transaction({"id": "a"}, write)
+        assert outcome.status == "failed"
+        assert outcome.error is not None
+        assert outcome.error.startswith("IntegrityError: UNIQUE constraint failed")
+
+    @pytest.mark.parametrize(
+        "statement", ["COMMIT", "ROLLBACK", "DELETE FROM claims", "UPDATE clock SET high = 0", "END"]
+    )
+    def test_what_a_handler_may_not_do(self, store: SqliteStore, statement: str) -> None:
+        """A handler can neither end the transaction nor write the store's own tables."""
+
+        def handler(event: Event, connection: sqlite3.Connection) -> None:
+            write(event, connection)
+            connection.execute(statement)
+
+        outcome = Gate(store).transaction({"id": "a"}, handler)
+        assert (outcome.status, outcome.error) == ("failed", "DatabaseError: not authorized")
+        assert effects(store) == []
+        assert Gate(store).transaction({"id": "a"}, write).status == "processed"
+
+    def test_a_rollback_that_was_overlooked(self, store: SqliteStore) -> None:
+        """When SQLite rolls back by itself and the handler goes on, nothing is completed."""
+
+        def handler(event: Event, connection: sqlite3.Connection) -> None:
+            write(event, connection)
+            with suppress(sqlite3.IntegrityError):
+                connection.execute("INSERT OR ROLLBACK INTO effects VALUES (?)", (event.id,))
+
+        assert Gate(store).transaction({"id": "a"}, handler).status == "failed"
+        assert effects(store) == []
+        assert Gate(store).transaction({"id": "a"}, write).status == "processed"
+
+    def test_interrupted(self, store: SqliteStore) -> None:
+        """Ctrl-C rolls back, releases with the reason and goes on upwards."""
+
+        def handler(event: Event, connection: sqlite3.Connection) -> None:
+            write(event, connection)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Gate(store).transaction({"id": "a"}, handler)
+        assert effects(store) == []
+        (entry,) = store.browse()
+        assert (entry.record.state, entry.record.error) == ("R", "KeyboardInterrupt")
+
+    def test_no_effect_starts_after_the_lease(self, store: SqliteStore) -> None:
+        """A grant that came too late is given back unrun."""
+        boot = ManualClock(0)
+        gate = Gate(store, boot=lambda: boot.advance("30s") or boot.now)  # type: ignore[func-returns-value]
+        assert gate.transaction({"id": "a"}, write).status == "in_flight"
+        assert effects(store) == []
+
+    def test_where_it_cannot_be(self, store: SqliteStore) -> None:
+        """Stores without transactions, and the mode that completes first, are refused before anything is claimed."""
+        with pytest.raises(SettingError, match="needs a store with transactions"):
+            Gate("memory://").transaction({"id": "a"}, write)
+        with pytest.raises(SettingError, match="mark_first"):
+            Gate(store, mode="mark_first").transaction({"id": "a"}, write)
+        assert store.browse() == []
+
+    def test_unreadable(self, store: SqliteStore) -> None:
+        """What cannot be read is refused as everywhere."""
+        assert Gate(store).transaction("{", write).status == "invalid"
+
+
+class TestStaleOwners:
+    def attempt(self, store: SqliteStore, held: Held) -> tuple[bool, list[str]]:
+        """Try a transaction with a proof: the answer, and whether the effect was run."""
+        ran: list[str] = []
+
+        def effect(connection: Any) -> Complete:
+            ran.append("ran")
+            return Complete(held.namespace, held.key, held.owner, held.fence, RETENTION)
+
+        return store.transact(held, effect), ran
+
+    def test_taken_over(self, store: SqliteStore, clock: ManualClock) -> None:
+        """An owner whose claim was taken over does not even start, and its successor's claim stands."""
+        record = granted(store)
+        clock.advance(LEASE)
+        successor = granted(store, "bob")
+        assert self.attempt(store, Held(NAMESPACE, KEY, record.owner, record.fence)) == (False, [])
+        assert stored(store) == successor
+
+    def test_completed_before(self, store: SqliteStore) -> None:
+        """A transaction that is tried again after it was committed does not write its effect again."""
+        record = granted(store)
+        held = Held(NAMESPACE, KEY, record.owner, record.fence)
+        assert self.attempt(store, held) == (True, ["ran"])
+        assert self.attempt(store, held) == (False, [])
+
+    def test_expired_meanwhile(self, store: SqliteStore, clock: ManualClock) -> None:
+        """A record that expires while the handler runs takes its effect with it."""
+        record = granted(store, retention=LEASE)
+
+        def slow(connection: Any) -> Complete:
+            connection.execute("INSERT INTO effects VALUES ('late')")
+            clock.advance(LEASE)
+            return Complete(NAMESPACE, KEY, record.owner, record.fence, RETENTION)
+
+        assert store.transact(Held(NAMESPACE, KEY, record.owner, record.fence), slow) is False
+        assert effects(store) == []
+
+
+def test_killed_workers(tmp_path: Path) -> None:
+    """Workers on one file, killed between effect and commit, attempt events again and leave each exactly one effect."""
+    url, log, done = f"sqlite:///{tmp_path}/store.db", tmp_path / "attempted", tmp_path / "done"
+    with SqliteConnection(tmp_path) as db:
+        db.execute("CREATE TABLE effects (event TEXT)")
+    code = f"""
+        import os, pathlib, random, signal
+        from oncegate import Gate
+        gate = Gate({url!r}, lease="100ms", max_attempts=None)
+        def handler(event, connection):
+            connection.execute("INSERT INTO effects VALUES (?)", (event.id,))
+            with open({str(log)!r}, "a") as file:
+                file.write(event.id + " ")
+            if random.random() < 0.2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            outcomes = [gate.transaction({{"id": str(number)}}, handler) for number in random.sample(range(80), 80)]
+            if all(outcome.status == "duplicate" for outcome in outcomes):
+                pathlib.Path({str(done)!r}).touch()
+                break
+        """  # noqa: S608  # the program is ours
+    command = [sys.executable, "-c", dedent(code)]
+    workers = [subprocess.Popen(command) for _ in range(3)]
+    kills, deadline = 0, time.monotonic() + 100
+    while not done.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+        for number, worker in enumerate(workers):
+            if worker.poll() == -signal.SIGKILL:
+                kills += 1
+                workers[number] = subprocess.Popen(command)
+    for worker in workers:
+        worker.kill()
+        worker.wait()
+    with SqliteConnection(tmp_path) as db:
+        rows = [name for (name,) in db.execute("SELECT event FROM effects")]
+    assert sorted(rows, key=int) == [str(number) for number in range(80)]
+    assert kills >= 5
+    assert len(log.read_text().split()) > 80
+
+
+class SqliteConnection:
+    """A plain connection to the store's file, made ours first so that it may hold other tables too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "store.db"
+
+    def __enter__(self) -> sqlite3.Connection:
+        SqliteStore(str(self._path)).close()
+        self._db = sqlite3.connect(self._path, isolation_level=None)
+        return self._db
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
