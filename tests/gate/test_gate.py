@@ -138,6 +138,12 @@ class TestRefused:
         (entry,) = gate.store.dead_letters()
         assert (entry.record.payload, entry.key.hex()) == (b'{"id":1.5}', str(kept.kept))
 
+    def test_equal_ones_are_kept_once(self, gate: Gate) -> None:
+        """Copies of one refused event in one request share a dead letter, and none of them is told to come again."""
+        kept = gate.keep(gate.run_batch(["[5, 5, 6]"], Handler()))
+        assert statuses(kept) == ["invalid"] * 3
+        assert len(gate.store.dead_letters()) == 2
+
 
 class TestConflict:
     def test_a_copy_is_kept_and_then_acked(self, gate: Gate) -> None:

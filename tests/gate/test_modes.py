@@ -56,7 +56,10 @@ class TestMarkFirst:
         """A person may still have it run."""
         Gate(store, mode="mark_first").run({"id": 1}, fail)
         store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
-        assert [outcome.status for outcome in Gate(store).run_waiting(succeed)] == ["processed"]
+        gate = Gate(store, mode="mark_first")
+        assert [outcome.status for outcome in gate.run_waiting(succeed)] == ["processed"]
+        assert {entry.record.state for entry in store.browse()} == {COMPLETED}
+        assert gate.run_waiting(succeed) == []
 
     def test_what_never_started_is_kept(self, store: MemoryStore) -> None:
         """Ctrl-C in a batch: what was marked and never ran is kept, not lost."""

@@ -74,15 +74,13 @@ class Claimer:
         return job
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
-        """Make dead letters of refused events, each under a key made of its bytes."""
-        copies = [Job(outcome.event, _kept_key(outcome.event), digest(outcome.event.raw)) for outcome in refused]
-        problems = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused])
-        return [
-            replace(outcome, kept=copy.key)
-            if problem is None
-            else Outcome("failed", outcome.event, error=f"{outcome.error}, and no copy could be kept: {problem}")
-            for outcome, copy, problem in zip(refused, copies, problems, strict=True)
-        ]
+        """Make dead letters of refused events, each under a key made of its bytes; equal ones share theirs."""
+        known = [_kept_key(outcome.event) for outcome in refused]
+        firsts = dict(zip(reversed(known), reversed(refused), strict=True))
+        copies = [Job(outcome.event, key, digest(outcome.event.raw)) for key, outcome in firsts.items()]
+        errors = [outcome.error or outcome.status for outcome in firsts.values()]
+        problems = dict(zip(firsts, self._bury_copies(copies, errors), strict=True))
+        return [_kept(outcome, key, problems[key]) for outcome, key in zip(refused, known, strict=True)]
 
     def _requests(self, jobs: Sequence[Job], *, marks: bool = False) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
@@ -186,6 +184,12 @@ def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
             return Outcome("buried", job.event, job.key, kind, None, record.error, record, at)
         case _:
             assert_never(verdict)
+
+
+def _kept(refused: Outcome, key: Key, problem: str | None) -> Outcome:
+    if problem is None:
+        return replace(refused, kept=key)
+    return Outcome("failed", refused.event, error=f"{refused.error}, and no copy could be kept: {problem}")
 
 
 def _kept_key(event: Event) -> Key:

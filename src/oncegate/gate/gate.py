@@ -122,7 +122,7 @@ class Gate:
             if job.key.digest in outcomes:
                 self._runner.give_back([job])
                 break
-            self._runner.run([job], handler)
+            self._runner.run_alone(job, handler)
             outcomes[job.key.digest] = _answered(job.outcome)
         return list(outcomes.values())
 

@@ -47,7 +47,7 @@ class Runner:
             self._run_marked(granted, handler)
             return
         if len(granted) == 1:
-            self._run_together(granted, handler)
+            self.run_alone(granted[0], handler)
             return
         again = [job for job in granted if job.event.attempt > 1]
         self.give_back(again)
@@ -55,7 +55,11 @@ class Runner:
         for job in sorted(again, key=_attempt):
             self._claimer.claim([job])
             if job.lease is not None:
-                self._run_together([job], handler)
+                self.run_alone(job, handler)
+
+    def run_alone(self, job: Job, handler: Handler) -> None:
+        """Run one claim in progress, whatever the mode: what was taken from the store is never marked first."""
+        self._run_together([job], handler)
 
     def transact(self, job: Job, handler: TransactionHandler) -> None:
         """Run one grant in a transaction of the store that completes it too. The claim is committed before, so its
@@ -88,7 +92,8 @@ class Runner:
                 settlements.flush()
                 raise failure.cause from None
         except StoreError as error:
-            self._fail(job, f"it was rolled back ({error})", settlements)
+            outcome = Outcome("failed", job.event, job.key, error=f"its transaction was rolled back ({error})")
+            settlements.add(Release(*_proof(job), outcome.error), _ending(job, outcome))
         else:
             _ending(job, outcomes[0] if outcomes else Outcome("processed", job.event, job.key))(accepted)
 
