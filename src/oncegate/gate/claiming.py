@@ -122,8 +122,7 @@ class Claimer:
             if problem is None:
                 job.outcome = Outcome("buried", job.event, job.key, error=error, kept=copy.key)
             else:
-                reason = f"{error}, and no copy could be kept: {problem}"
-                job.outcome = Outcome("failed", job.event, job.key, error=reason)
+                job.outcome = _unkept(job.event, job.key, error, problem)
 
     def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]]) -> None:
         """A conflict is acknowledged only once a copy of it is a dead letter, under the key H(key, content)."""
@@ -136,8 +135,7 @@ class Claimer:
                     "conflict", job.event, job.key, original=verdict.record, at=verdict.at, kept=copy.key
                 )
             else:
-                reason = f"{error}, and no copy could be kept: {problem}"
-                job.outcome = Outcome("failed", job.event, job.key, error=reason)
+                job.outcome = _unkept(job.event, job.key, error, problem)
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
         if not copies:
@@ -189,7 +187,11 @@ def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
 def _kept(refused: Outcome, key: Key, problem: str | None) -> Outcome:
     if problem is None:
         return replace(refused, kept=key)
-    return Outcome("failed", refused.event, error=f"{refused.error}, and no copy could be kept: {problem}")
+    return _unkept(refused.event, None, refused.error, problem)
+
+
+def _unkept(event: Event, key: Key | None, error: str | None, problem: str) -> Outcome:
+    return Outcome("failed", event, key, error=f"{error}, and no copy could be kept: {problem}")
 
 
 def _kept_key(event: Event) -> Key:

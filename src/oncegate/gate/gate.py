@@ -109,7 +109,7 @@ class Gate:
         when the store does not answer."""
         item = self._identified(_only_event(payload))
         if isinstance(item, Refused):
-            raise Unreadable(item.reason)
+            raise Unreadable(_answered(item.outcome).reason)
         return not self._claimer.mark(item)
 
     def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:

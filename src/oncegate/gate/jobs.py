@@ -48,7 +48,6 @@ class Refused:
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome: Outcome | None = outcome
-        self.reason = outcome.reason
 
 
 Item = Job | Copy | Refused

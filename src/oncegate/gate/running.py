@@ -1,6 +1,7 @@
 """Running: grants to handlers, and what becomes of them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,9 +21,9 @@ from oncegate.stores.base import EffectFailed, Store, Transactional
 
 Handler = Callable[[Event], Any]
 TransactionHandler = Callable[[Event, Any], Any]
+_Handle = Callable[[Job, Settlements], None]
 
 _TOO_LATE = "its lease ran out before the handler could start"
-
 _LONGEST_ERROR = 2_000
 _ASYNC_OR_GENERATOR = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
@@ -64,36 +65,25 @@ class Runner:
     def transact(self, job: Job, handler: TransactionHandler) -> None:
         """Run one grant in a transaction of the store that completes it too. The claim is committed before, so its
         attempt counts even if the transaction is rolled back; there is no heartbeat, since nobody else can write."""
-        settlements = Settlements(self._store, self._flusher)
-        if (hopeless := self._hopeless(job)) is not None:
-            self._bury(job, hopeless, settlements)
-        elif self._boot() >= lease_of(job).valid_until:
-            job.outcome = Outcome("in_flight", job.event, job.key, error=_TOO_LATE)
-            self.give_back([job])
-        else:
-            self._handle_in_transaction(job, handler, settlements)
-        settlements.flush()
+        self._attempt_each([job], partial(self._handle_in_transaction, handler))
 
-    def _handle_in_transaction(self, job: Job, handler: TransactionHandler, settlements: Settlements) -> None:
+    def _handle_in_transaction(self, handler: TransactionHandler, job: Job, settlements: Settlements) -> None:
         assert isinstance(self._store, Transactional)  # noqa: S101  # the gate has asked
         outcomes: list[Outcome] = []
 
         def effect(connection: Any) -> Complete:
-            result = _plain(handler(job.event, connection))
-            complete, outcome = self._completion(job, result)
+            complete, outcome = self._completion(job, _plain(handler(job.event, connection)))
             outcomes.append(outcome)
             return complete
 
         try:
-            accepted: bool | StoreError = self._store.transact(lease_of(job).proof, effect)
+            accepted = self._store.transact(lease_of(job).proof, effect)
         except EffectFailed as failure:
             self._fail(job, _text(failure.cause), settlements)
             if not isinstance(failure.cause, Exception):
-                settlements.flush()
                 raise failure.cause from None
         except StoreError as error:
-            outcome = Outcome("failed", job.event, job.key, error=f"its transaction was rolled back ({error})")
-            settlements.add(Release(*_proof(job), outcome.error), _ending(job, outcome))
+            self._release(job, f"its transaction was rolled back ({error})", settlements)
         else:
             _ending(job, outcomes[0] if outcomes else Outcome("processed", job.event, job.key))(accepted)
 
@@ -122,17 +112,20 @@ class Runner:
             job.outcome = Outcome("processed", job.event, job.key, result=result)
 
     def _run_together(self, jobs: Sequence[Job], handler: Handler) -> None:
-        settlements = Settlements(self._store, self._flusher)
         with self._heartbeat.holding([lease_of(job) for job in jobs]):
-            try:
-                for job in jobs:
-                    settlements.hurry()
-                    self._attempt(job, handler, settlements)
-            finally:
-                settlements.flush()
-                self.give_back([job for job in jobs if not job.started])
+            self._attempt_each(jobs, partial(self._handle, handler))
 
-    def _attempt(self, job: Job, handler: Handler, settlements: Settlements) -> None:
+    def _attempt_each(self, jobs: Sequence[Job], handle: _Handle) -> None:
+        settlements = Settlements(self._store, self._flusher)
+        try:
+            for job in jobs:
+                settlements.hurry()
+                self._attempt(job, handle, settlements)
+        finally:
+            settlements.flush()
+            self.give_back([job for job in jobs if not job.started])
+
+    def _attempt(self, job: Job, handle: _Handle, settlements: Settlements) -> None:
         """Run one grant, and say how it shall be settled."""
         lease = lease_of(job)
         if (hopeless := self._hopeless(job)) is not None:
@@ -142,7 +135,7 @@ class Runner:
             job.outcome = Outcome("in_flight", job.event, job.key, error=_TOO_LATE)
         else:
             job.started = True
-            self._handle(job, handler, settlements)
+            handle(job, settlements)
 
     def _hopeless(self, job: Job) -> str | None:
         most = self._terms.max_attempts
@@ -150,7 +143,7 @@ class Runner:
             return f"its worker did not come back from {times(most, 'attempt')}"
         return job.event.problem
 
-    def _handle(self, job: Job, handler: Handler, settlements: Settlements) -> None:
+    def _handle(self, handler: Handler, job: Job, settlements: Settlements) -> None:
         try:
             result = _plain(handler(job.event))
         except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
@@ -159,13 +152,10 @@ class Runner:
             self._fail(job, _text(error), settlements)
             raise
         else:
-            self._complete(job, result, settlements)
+            complete, outcome = self._completion(job, result)
+            settlements.add(complete, _ending(job, outcome))
 
     # ── how it ends ───────────────────────────────────────────────────────────────────────────────────────
-
-    def _complete(self, job: Job, result: Any, settlements: Settlements) -> None:
-        settlement, outcome = self._completion(job, result)
-        settlements.add(settlement, _ending(job, outcome))
 
     def _completion(self, job: Job, result: Any) -> tuple[Complete, Outcome]:
         """How to complete a job, and its outcome if that is accepted."""
@@ -177,7 +167,10 @@ class Runner:
         most = self._terms.max_attempts
         if most is not None and job.event.attempt >= most:
             self._bury(job, error, settlements)
-            return
+        else:
+            self._release(job, error, settlements)
+
+    def _release(self, job: Job, error: str, settlements: Settlements) -> None:
         outcome = Outcome("failed", job.event, job.key, error=error)
         settlements.add(Release(*_proof(job), error), _ending(job, outcome))
 

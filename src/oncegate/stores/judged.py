@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from oncegate.claims import Claim, Operation, Redrive, Renew, Reset, Settlement, Verdict
+from oncegate.claims import Address, Claim, Operation, Record, Redrive, Renew, Reset, Settlement, Verdict
 
 
 class JudgedStore(ABC):
@@ -28,3 +28,9 @@ class JudgedStore(ABC):
 
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
         return self._apply(requests)
+
+
+def shown(where: tuple[str, bytes], record: Record, after: Address | None, now: int) -> bool:
+    """Whether a page that starts past `after` has this record: an expired one is absent, swept or not."""
+    present = record.expires_at is None or now < record.expires_at
+    return present and (after is None or where > (after.namespace, after.key))

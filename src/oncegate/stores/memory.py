@@ -19,7 +19,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, Want
-from oncegate.stores.judged import JudgedStore
+from oncegate.stores.judged import JudgedStore, shown
 
 _TICK = 1_000_000
 _SWEEP = 64
@@ -144,9 +144,7 @@ class MemoryStore(JudgedStore):
                 continue
             for found in list(records) if key is None else [key]:
                 record = _thaw(records.get(found))
-                if record is None or (record.expires_at is not None and now >= record.expires_at):
-                    continue
-                if after is None or (name, found) > (after.namespace, after.key):
+                if record is not None and shown((name, found), record, after, now):
                     yield Entry(name, found, record)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
-from oncegate.stores.judged import JudgedStore
+from oncegate.stores.judged import JudgedStore, shown
 from oncegate.stores.sqlite.file import explained, opened
 from oncegate.stores.sqlite.rows import SQL, Where, find, read_document, record_of, save, swap_document
 
@@ -170,8 +170,7 @@ class SqliteStore(JudgedStore):
         with self._reading() as (db, now):
             names = [name for (name,) in db.execute(SQL["namespaces"]) if namespace in (None, name)]
             found = find(db, [(name, key) for name in names])
-        entries = [Entry(name, key, found[name, key]) for name in names if (name, key) in found]
-        return [entry for entry in entries if _present(entry.record, now) and _past(entry, after)][:limit]
+        return [Entry(*w, record) for w, record in sorted(found.items()) if shown(w, record, after, now)][:limit]
 
     def _page(self, statement: str, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
         start = (after.namespace, after.key) if after else (namespace or "", b"")
@@ -285,11 +284,3 @@ def _guarded(db: sqlite3.Connection, effect: Callable[[sqlite3.Connection], Comp
 def _authorize(action: int, name: str | None, _two: str | None, _three: str | None, _four: str | None) -> int:
     ours = action in _WRITES and name in _TABLES
     return sqlite3.SQLITE_DENY if ours or action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
-
-
-def _present(record: Record, now: int) -> bool:
-    return record.expires_at is None or now < record.expires_at
-
-
-def _past(entry: Entry, after: Address | None) -> bool:
-    return after is None or (entry.namespace, entry.key) > (after.namespace, after.key)
