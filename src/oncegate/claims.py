@@ -13,7 +13,8 @@ operation. Rows are tried from the top; the first that matches decides.
     R, owner is mine: a late copy of the request   claim      unchanged                       InFlight
     P with its lease over, or R without a payload  claim      P (marking: C), fence + 1,      Granted
                                                               attempts + 1
-    C                                              claim      unchanged                       Duplicate
+    C                                              claim      unchanged; sliding: expiry      Duplicate
+                                                              later, up to its limit
     D                                              claim      unchanged                       Buried
 
     R or P with its lease over, with a payload     take       P, fence + 1, attempts + 1      Granted
@@ -99,7 +100,9 @@ class Address(Struct, frozen=True, gc=False):
 class Claim(Address, frozen=True, gc=False):
     """A delivery asks for the right to run. The owner is drawn once per request and kept by its retries.
 
-    A marking claim goes straight to completed, in the one write: for effects that are better lost than doubled."""
+    A marking claim goes straight to completed, in the one write: for effects that are better lost than doubled.
+    A sliding one has a completed record remembered for its retention from now, though never for longer than `slides`
+    from when it was first seen."""
 
     owner: bytes
     payload_hash: bytes
@@ -108,6 +111,7 @@ class Claim(Address, frozen=True, gc=False):
     about: About
     binds: bool = True
     marks: bool = False
+    slides: int = 0
 
 
 class Take(Address, frozen=True, gc=False):
@@ -244,6 +248,7 @@ def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdi
         record = _marked(replace(again, expires_at=expires_at, payload_hash=claim.payload_hash), claim, now)
         return record, Granted(record, now)
     if state == COMPLETED:
+        record = _slid(record, claim, now)
         return record, Duplicate(record, now)
     return record, Buried(record, now)
 
@@ -358,6 +363,14 @@ def _marked(record: Record, claim: Claim, now: int) -> Record:
     if not claim.marks:
         return record
     return replace(record, state=COMPLETED, completed_at=now, expires_at=now + claim.retention, payload=None)
+
+
+def _slid(record: Record, claim: Claim, now: int) -> Record:
+    """A completed record as its duplicate leaves it: only a sliding claim moves the expiry, and only to later."""
+    expires_at = min(now + claim.retention, record.first_seen + claim.slides)
+    if record.expires_at is None or expires_at <= record.expires_at:
+        return record
+    return replace(record, expires_at=expires_at)
 
 
 def _granted_again(record: Record, by: Claim | Take, now: int) -> Record:

@@ -21,12 +21,24 @@ class Key(Struct, frozen=True):
         return self.digest.hex()
 
 
+class Evidence(Struct, frozen=True):
+    """What the transport says of one arrival. It tells duplicates apart; it is never part of a key."""
+
+    message_id: str | None = None
+    receive_count: int | None = None
+    sent_at: datetime | None = None
+    request_id: str | None = None
+    replay: str | None = None
+    failure: str | None = None
+
+
 class Delivery(Struct, frozen=True):
     """One arrival, unwrapped: a JSON value, and the bytes it came as or would have come as."""
 
     body: Any
     raw: bytes
     problem: str | None = None
+    evidence: Evidence = Evidence()
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -45,6 +57,7 @@ class Event(Struct, frozen=True, kw_only=True):
     state: str | None = None
     occurred_at: datetime | None = None
     problem: str | None = None
+    evidence: Evidence = Evidence()
     key: Key | None = None
     attempt: int = 0
     fence: int = 0

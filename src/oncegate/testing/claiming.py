@@ -214,6 +214,21 @@ class ExpiryContract:
         clock.advance(2)
         assert isinstance(claim(store, "bob"), Granted)
 
+    def test_sliding_duplicates_prolong(self, store: Store, clock: ManualClock) -> None:
+        """A sliding duplicate starts the retention of a completed record anew, up to the limit and never backwards."""
+        complete(store, granted(store))
+        limit = RETENTION + LEASE
+        clock.advance(LEASE - 1)
+        claim(store, "bob", slides=limit)
+        assert stored(store).expires_at == clock.now + RETENTION  # type: ignore[union-attr]
+        clock.advance(RETENTION - LEASE)
+        verdict = claim(store, "bob", slides=limit)
+        assert isinstance(verdict, Duplicate)
+        assert verdict.record == stored(store)
+        assert verdict.record.expires_at == verdict.record.first_seen + limit
+        claim(store, "bob", slides=limit, retention=LEASE)
+        assert stored(store) == verdict.record
+
     def test_completing_starts_retention_anew(self, store: Store, clock: ManualClock) -> None:
         """Retention counts from the completion, not from the claim."""
         record = granted(store)

@@ -48,6 +48,7 @@ _CLAIMS = st.builds(
     st.builds(About, st.just("plain"), st.none() | st.just("call.ended"), st.none(), st.none() | st.just(7)),
     st.booleans(),
     st.sampled_from([False, False, True]),
+    st.sampled_from([0, 0, 40]),
 )
 
 
