@@ -13,7 +13,7 @@ ROOT = Path(oncegate.__file__).parent
 
 # From the first step of an event to the last. A module may import from its own layer and from those before it.
 LAYERS = [
-    ["errors", "durations", "clocks", "canonical", "forks"],
+    ["errors", "wording", "durations", "clocks", "canonical", "forks"],
     ["events"],
     ["carriers"],
     ["sources"],
@@ -22,6 +22,7 @@ LAYERS = [
     ["stores"],
     ["gate"],
     ["__init__"],
+    ["settings"],
     ["testing", "service", "cli"],
     ["__main__"],
 ]

@@ -7,7 +7,18 @@ from oncegate import errors
 def test_public_names() -> None:
     """These names are the interface; one more or less is a decision."""
     methods = sorted(name for name in vars(oncegate.Gate) if not name.startswith("_"))
-    assert methods == ["close", "keep", "run", "run_batch", "run_waiting", "seen", "transaction"]
+    assert methods == [
+        "arun",
+        "close",
+        "counts",
+        "keep",
+        "once",
+        "run",
+        "run_batch",
+        "run_waiting",
+        "seen",
+        "transaction",
+    ]
     assert sorted(oncegate.__all__) == ["Event", "Gate", "OncegateError", "Outcome", "keys", "open_store", "read"]
     assert all(hasattr(oncegate, name) for name in oncegate.__all__)
 

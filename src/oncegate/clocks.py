@@ -7,6 +7,7 @@ Clock = Callable[[], int]
 
 # Boot time goes on while the machine sleeps or a Lambda is frozen; `monotonic` need not.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_read = time.clock_gettime_ns
 
 
 def wall() -> int:
@@ -16,7 +17,7 @@ def wall() -> int:
 
 def since_boot() -> int:
     """Time that never steps, for measuring how long ago something was."""
-    return time.clock_gettime_ns(_BOOT) // 1_000
+    return _read(_BOOT) // 1_000
 
 
 class Steady:

@@ -5,13 +5,22 @@
     ├── MissingExtra          an optional dependency is not installed; the text has the pip line
     ├── SeveralEvents         `run` was given a payload that holds more or fewer events than one
     ├── MissingKey            an event lacks what its key is made of
-    ├── Unreadable            `seen` was given what is no event, or has no key
+    ├── Unreadable            `seen` or `once` was given what is no event, or has no key
+    ├── CallError             `once` has no result to give; its `outcome` says why
+    │   ├── InFlight          another is at it, and was for all the time that was waited
+    │   ├── Conflict          its key is known with other arguments
+    │   ├── Buried            it failed too often, and is a dead letter
+    │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
+    │   └── Unconfirmed       it ran, but whether that is recorded is not known
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
 
-What an event can come to (a duplicate, a failure of the handler, a conflict) is an `Outcome`, not an error.
+What an event can come to (a duplicate, a failure of the handler, a conflict) is an `Outcome`, not an error; only
+`once`, which has no other way to answer, raises.
 """
+
+from typing import Any
 
 
 class OncegateError(Exception):
@@ -47,7 +56,35 @@ class MissingKey(OncegateError, LookupError):
 
 
 class Unreadable(OncegateError, ValueError):
-    """`seen` can only answer yes or no, so what it cannot identify is an error."""
+    """`seen` can only answer yes or no, and `once` only with a result, so what they cannot identify is an error."""
+
+
+class CallError(OncegateError):
+    """A guarded call that has no result to give. `outcome` is what became of it."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+        super().__init__(outcome.reason)
+
+
+class InFlight(CallError):
+    """Another is at it."""
+
+
+class Conflict(CallError):
+    """Its key is known with other arguments."""
+
+
+class Buried(CallError):
+    """It failed too often and is a dead letter; once that is dropped, the next call runs."""
+
+
+class NoResult(CallError):
+    """It was done before, but what it returned is not there."""
+
+
+class Unconfirmed(CallError):
+    """It ran, but the store did not confirm that it is recorded as done."""
 
 
 class StoreError(OncegateError):

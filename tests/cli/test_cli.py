@@ -41,7 +41,7 @@ def oncegate(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
     """A gate on the store that commands use by default in that folder."""
-    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=1)
+    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=1, remember=None)
     yield gate
     gate.close()
 

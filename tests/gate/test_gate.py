@@ -65,7 +65,7 @@ class TestOnce:
 
     def test_retention(self, store: MemoryStore, clock: ManualClock) -> None:
         """A key is forgotten after its retention, and its event is then new."""
-        gate, handler = Gate(store, retention="1h"), Handler()
+        gate, handler = Gate(store, retention="1h", remember=None), Handler()
         gate.run({"id": "a"}, handler)
         clock.advance("59m")
         assert gate.run({"id": "a"}, handler).status == "duplicate"
@@ -229,7 +229,7 @@ class TestSettings:
         [
             ({"retention": "10s"}, "retention='10s' is shorter than lease='30s'"),
             ({"lease": 30}, "lease=30 is not a duration"),
-            ({"max_attempts": 0}, "max_attempts=0 must be 1 or more"),
+            ({"max_attempts": 0}, "max_attempts=0 must be a whole number, 1 or more"),
             ({"max_attempts": True}, "max_attempts=True must be"),
             ({"namespace": ""}, "namespace='' must be"),
             ({"namespace": "a\nb"}, "namespace="),

@@ -89,7 +89,7 @@ class TestMarkFirst:
 
     def test_retention_may_be_short(self, store: MemoryStore, clock: ManualClock) -> None:
         """Nothing is held, so a key may be forgotten sooner than a lease would last."""
-        gate = Gate(store, mode="mark_first", retention="500ms")
+        gate = Gate(store, mode="mark_first", retention="500ms", remember=None)
         assert gate.run({"id": 1}, succeed).status == "processed"
         clock.advance("499ms")
         assert gate.run({"id": 1}, succeed).status == "duplicate"

@@ -16,7 +16,7 @@ def fail(event: Event) -> None:
 
 def test_reasons(store: MemoryStore, clock: ManualClock) -> None:
     """Each reason is one sentence on one line that names the original and its age where there is one."""
-    gate = Gate(store, max_attempts=2)
+    gate = Gate(store, max_attempts=2, remember=None)
     said = [gate.run({"id": "a"}, succeed).reason]
     clock.advance("3s")
     said.append(gate.run({"id": "a"}, succeed).reason)

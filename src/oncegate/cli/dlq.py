@@ -23,7 +23,7 @@ from oncegate.cli.output import moment, say, say_error, show_facts, show_json, s
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import times
 from oncegate.gate import Gate
-from oncegate.gate.running import Handler
+from oncegate.gate.handlers import Handler
 from oncegate.stores.base import Entry, Store
 
 _PAGE = 100

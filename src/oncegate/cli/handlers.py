@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from oncegate.errors import SettingError
-from oncegate.gate.running import Handler, check_handler
+from oncegate.gate.handlers import Handler, check_handler
 
 
 def load_handler(name: str) -> Handler:

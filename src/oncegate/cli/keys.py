@@ -49,4 +49,4 @@ def reset(key: bytes, store: str, namespace: str | None, yes: bool) -> None:
     if not done:
         say_error(f"{key.hex()} was gone before it could be reset")
         raise click.exceptions.Exit(exits.NOT_FOUND)
-    say(f"{key.hex()} is forgotten.")
+    say(f"{key.hex()} is forgotten. A process that has just seen it completed remembers that for up to a minute.")

@@ -19,15 +19,19 @@ from oncegate.claims import (
     Granted,
     InFlight,
     Record,
-    Renew,
+    Verdict,
 )
 from oncegate.clocks import Clock
+from oncegate.durations import times
 from oncegate.errors import StoreError
 from oncegate.events import Event, Key
+from oncegate.gate.endings import Failed
 from oncegate.gate.jobs import Job, about, kind_of
 from oncegate.gate.leases import Lease
+from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.settling import Settled, settle
+from oncegate.gate.remembering import Memory
+from oncegate.gate.settling import settle
 from oncegate.gate.terms import Terms
 from oncegate.sources import understood
 from oncegate.stores.base import Store, Want
@@ -36,31 +40,57 @@ _OWNER_SIZE = 16
 
 
 class Claimer:
-    def __init__(self, store: Store, terms: Terms, boot: Clock) -> None:
+    def __init__(self, store: Store, terms: Terms, boot: Clock, memory: Memory, observers: Observers) -> None:
         self._store = store
         self._terms = terms
         self._boot = boot
+        self._memory = memory
+        self._observers = observers
 
     def claim(self, jobs: Sequence[Job]) -> None:
-        """Claim all with one write. Each job gets a lease or an outcome."""
-        if not jobs:
+        """Claim all with one write. Each job gets a lease, a reason to run without one, or an outcome."""
+        unknown = jobs if self._memory.knows_none(jobs) else [job for job in jobs if not self.recall(job)]
+        if not unknown:
             return
         sent_at = self._boot()
         try:
-            verdicts = self._store.claim(self._requests(jobs, marks=self._terms.marks_first))
+            verdicts = self._store.claim(self._requests(unknown, marks=self._terms.marks_first))
         except StoreError as error:
-            for job in jobs:
-                job.outcome = Outcome("failed", job.event, job.key, error=str(error))
-            return
-        conflicts = []
+            self._unanswered(unknown, str(error))
+        else:
+            self._judge(unknown, verdicts, sent_at)
+
+    def recall(self, job: Job) -> bool:
+        """Answer from the memory of completions, if it can."""
+        outcome = self._memory.answer(job)
+        if outcome is None:
+            return False
+        job.outcome = outcome
+        self._observers.tell("memory.hit", job.event, job.key)
+        return True
+
+    def _unanswered(self, jobs: Sequence[Job], error: str) -> None:
+        for job in jobs:
+            if self._terms.unguarded(job.event):
+                job.unguarded = error
+                self._observers.tell("policy.store_error", job.event, job.key, detail="unguarded")
+            else:
+                job.outcome = Outcome("failed", job.event, job.key, error=error)
+
+    def _judge(self, jobs: Sequence[Job], verdicts: Sequence[Verdict], sent_at: int) -> None:
+        conflicts, granted = [], []
         for job, verdict in zip(jobs, verdicts, strict=True):
             if isinstance(verdict, Granted):
-                self._hold(job, verdict.record, sent_at, verdict.lease_left)
+                self._hold(job, verdict.record, verdict.at, sent_at)
+                granted.append(job.event)
             elif isinstance(verdict, Conflict):
                 conflicts.append((job, verdict))
             else:
                 job.outcome = _outcome(job, verdict)
-        self._answer_conflicts(conflicts)
+                self._memory.found(self._lease(job, verdict.record, verdict.at, sent_at))
+        self._observers.granted(granted)
+        if conflicts:
+            self._answer_conflicts(conflicts)
 
     def take(self) -> Job | None:
         """Claim one event that the store holds with its payload, if there is one."""
@@ -69,8 +99,9 @@ class Claimer:
         if entry is None:
             return None
         event = understood(delivery(entry.record.payload))
-        job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash)
-        self._hold(job, entry.record, sent_at, self._terms.lease)
+        job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash, event.problem)
+        self._hold(job, entry.record, entry.record.lease_until - self._terms.lease, sent_at)
+        self._observers.granted([job.event])
         return job
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
@@ -80,12 +111,17 @@ class Claimer:
         copies = [Job(outcome.event, key, digest(outcome.event.raw)) for key, outcome in firsts.items()]
         errors = [outcome.error or outcome.status for outcome in firsts.values()]
         problems = dict(zip(firsts, self._bury_copies(copies, errors), strict=True))
-        return [_kept(outcome, key, problems[key]) for outcome, key in zip(refused, known, strict=True)]
+        kept = [_kept(outcome, key, problems[key]) for outcome, key in zip(refused, known, strict=True)]
+        for outcome in kept:
+            if outcome.kept is not None:
+                self._observers.tell("event.kept", outcome.event, outcome.kept, outcome)
+        return kept
 
     def _requests(self, jobs: Sequence[Job], *, marks: bool = False) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
         terms = self._terms
         entropy = os.urandom(_OWNER_SIZE * len(jobs))
+        slides = terms.sliding_limit if terms.sliding else 0
         return [
             Claim(
                 terms.namespace,
@@ -97,35 +133,63 @@ class Claimer:
                 about(job.event),
                 job.key.binds,
                 marks,
+                slides,
             )
             for index, job in enumerate(jobs)
         ]
 
-    def _hold(self, job: Job, record: Record, sent_at: int, left: int) -> None:
-        proof = Renew(self._terms.namespace, job.key.digest, record.owner, record.fence, self._terms.lease)
-        job.lease = Lease(proof, sent_at, left)
-        job.event = replace(job.event, key=job.key, attempt=record.attempts, fence=record.fence)
+    def _hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
+        terms, key = self._terms, job.key
+        job.lease = self._lease(job, record, at, sent_at)
+        job.held = True
+        job.event = replace(job.event, key=key, attempt=record.attempts, fence=record.fence)
+        if terms.max_attempts is not None and record.attempts > terms.max_attempts:
+            job.hopeless = f"its worker did not come back from {times(terms.max_attempts, 'attempt')}"
+        if record.completed_at is not None:
+            self._memory.found(job.lease)
+
+    def _lease(self, job: Job, record: Record, at: int, sent_at: int) -> Lease:
+        valid_until = sent_at + record.lease_until - at
+        return Lease(self._terms.namespace, job.key.digest, record, at, sent_at, valid_until)
 
     def mark(self, job: Job) -> bool:
         """Mark one event as done, without running anything; False if it was known. Raises StoreError."""
+        if self.recall(job):
+            return False
         (verdict,) = self._store.claim(self._requests([job], marks=True))
-        if isinstance(verdict, Conflict):
+        if isinstance(verdict, Conflict) and self._terms.on_conflict != "duplicate":
             other = Job(job.event, _copy_key(job), job.payload_hash)
             (verdict,) = self._store.claim(self._requests([other], marks=True))
         return isinstance(verdict, Granted)
 
-    def bury_failed(self, jobs: Sequence[Job], errors: Sequence[str]) -> None:
+    def bury_failed(self, failed: Sequence[Failed]) -> None:
         """Keep what was marked as done and was not: as dead letters of their own, since done is never undone."""
+        jobs = [each.job for each in failed]
         copies = [Job(job.event, _failed_key(job), job.payload_hash) for job in jobs]
-        problems = self._bury_copies(copies, errors)
-        for job, copy, error, problem in zip(jobs, copies, errors, problems, strict=True):
+        problems = self._bury_copies(copies, [each.error for each in failed])
+        for each, job, copy, problem in zip(failed, jobs, copies, problems, strict=True):
             if problem is None:
-                job.outcome = Outcome("buried", job.event, job.key, error=error, kept=copy.key)
+                job.outcome = Outcome("buried", job.event, job.key, error=each.error, kept=copy.key, raised=each.raised)
             else:
-                job.outcome = _unkept(job.event, job.key, error, problem)
+                job.outcome = _unkept(job.event, job.key, each.error, problem)
 
     def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]]) -> None:
-        """A conflict is acknowledged only once a copy of it is a dead letter, under the key H(key, content)."""
+        """A conflict is judged again under the key H(key, content), by the policy."""
+        policy = self._terms.on_conflict
+        for job, _ in conflicts:
+            self._observers.tell("policy.conflict", job.event, job.key, detail=policy)
+        if policy == "bury":
+            self._bury_conflicts(conflicts)
+        elif policy == "run":
+            for job, _ in conflicts:
+                job.key = _copy_key(job)
+            self.claim([job for job, _ in conflicts])
+        else:
+            for job, verdict in conflicts:
+                job.outcome = _outcome(job, Duplicate(verdict.record, verdict.at))
+
+    def _bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]]) -> None:
+        """A conflict is acknowledged only once a copy of it is a dead letter."""
         copies = [Job(job.event, _copy_key(job), job.payload_hash) for job, _ in conflicts]
         errors = [f"its key {job.key} is known with other content" for job, _ in conflicts]
         problems = self._bury_copies(copies, errors)
@@ -145,15 +209,16 @@ class Claimer:
         except StoreError as error:
             return [str(error)] * len(copies)
         problems: list[str | None] = [None] * len(copies)
-        waiting = []
+        burials: dict[int, Bury] = {}
         for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
             if isinstance(verdict, Granted):
-                bury = self._burial(request, verdict, copies[index].event, errors[index])
-                waiting.append((bury, _noting(problems, index)))
+                burials[index] = self._burial(request, verdict, copies[index].event, errors[index])
             elif isinstance(verdict, InFlight):
                 problems[index] = "another worker is keeping the same copy just now"
-        if waiting:
-            settle(self._store, waiting)
+        answers = settle(self._store, list(burials.values())) if burials else ()
+        for index, answer in zip(burials, answers, strict=True):
+            if answer is not True:
+                problems[index] = str(answer) if answer else "the claim on the copy was lost"
         return problems
 
     def _burial(self, request: Claim, granted: Granted, event: Event, error: str) -> Bury:
@@ -204,11 +269,3 @@ def _failed_key(job: Job) -> Key:
 
 def _copy_key(job: Job) -> Key:
     return keys.make("conflict", job.event, [str(job.key), job.payload_hash.hex()])
-
-
-def _noting(problems: list[str | None], index: int) -> Settled:
-    def note(answer: bool | StoreError) -> None:
-        if answer is not True:
-            problems[index] = str(answer) if answer else "the claim on the copy was lost"
-
-    return note

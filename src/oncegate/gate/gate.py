@@ -4,33 +4,62 @@ read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settl
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from oncegate import keys
-from oncegate.clocks import Clock, since_boot
-from oncegate.durations import Duration
-from oncegate.errors import MissingKey, SettingError, SeveralEvents, Unreadable
+from oncegate.clocks import Clock, since_boot, wall
+from oncegate.durations import Duration, microseconds
+from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
-from oncegate.gate.claiming import Claimer
-from oncegate.gate.jobs import Job, Refused, coalesce, jobs_of
+from oncegate.gate.engine import Engine, answered
+from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler
+from oncegate.gate.identifying import Identifier
+from oncegate.gate.jobs import Bare, Job, Refused
+from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.running import Handler, Runner, TransactionHandler, check_handler
-from oncegate.gate.terms import Mode, agree
+from oncegate.gate.terms import Wishes, agree
 from oncegate.sources import read
 from oncegate.stores import open_store
 from oncegate.stores.base import Store, Transactional
+
+if TYPE_CHECKING:
+    from oncegate.gate.calls import Calls
+
+_CLOSE_WITHIN = 2.0
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Gate:
     """Runs a handler once for each event, whatever is delivered how often.
 
-    `retention` is how long a completed key is remembered, `lease` how long a claim lasts unrenewed and
-    `max_hold` how long one is renewed at most. `max_attempts=None` leaves the counting to the platform that
-    delivers again, such as a queue with a redrive policy; no failing event is buried then. A result of more
-    than `max_result` bytes is not kept for the duplicates.
+    `store` is a URL or a store, `key` the strategy by which events are told apart, and `observers` are called with a
+    `Notice` of what the gate does. All else has a default:
+
+    How long. `retention` is how long a completed key is remembered (with `sliding=True` from its latest copy on, for at
+    most `sliding_limit`), `lease` how long a claim lasts unrenewed and `max_hold` how long one is renewed at most.
+    `dead_letter_retention` is how long a dead letter is kept. For `remember`, at most 60 s, this process answers copies
+    of what it saw completed by itself; None has it ask the store every time.
+
+    How often. `max_attempts=None` leaves the counting to the platform that delivers again, such as a queue with a
+    redrive policy; no failing event is buried then.
 
     `mode="mark_first"` marks an event as done in the one write that claims it, and then runs it: at most once, for
     effects that are better lost than doubled. What fails is kept as a dead letter; results are not kept.
+
+    What if. `on_missing_key="unguarded"` runs events without a key instead of refusing them;
+    `on_store_error="unguarded"` runs those of the `unguarded_types` when the store cannot be asked for a claim.
+    `on_conflict` says what becomes of other content under a known key: "bury" keeps it as a dead letter, "run" runs it
+    as an event of its own, "duplicate" drops it. `on_replay="run"` runs a replayed event once more for each replay's
+    name. Events that happened more than `max_age` ago are counted, and with `on_too_old="bury"` buried.
+
+    How much. A result of more than `max_result` bytes is not kept for the duplicates. `arun` takes `max_in_hand` events
+    at a time and runs plain handlers in as many `threads`; other callers wait.
+
+    `namespace` keeps events of several users of one store apart.
     """
 
     def __init__(
@@ -38,79 +67,127 @@ class Gate:
         store: str | Store,
         *,
         key: Callable[[Event], Any] = keys.auto,
-        namespace: str = "default",
-        retention: Duration = "7d",
-        lease: Duration = "30s",
-        max_hold: Duration = "15m",
-        dead_letter_retention: Duration = "30d",
-        max_attempts: int | None = 5,
-        max_result: int = 256 * 1024,
-        mode: Mode = "lease",
+        observers: Sequence[Observer] = (),
         boot: Clock = since_boot,
+        wall: Clock = wall,
+        **wishes: Unpack[Wishes],
     ) -> None:
-        self._terms = terms = agree(
-            namespace=namespace,
-            retention=retention,
-            lease=lease,
-            max_hold=max_hold,
-            dead_letter_retention=dead_letter_retention,
-            max_attempts=max_attempts,
-            max_result=max_result,
-            mode=mode,
-        )
+        self._terms = terms = agree(wishes)
+        self._observers = Observers(observers, terms.namespace, wall)
+        self._wall = wall
+        self._identify = Identifier(key, terms, wall, self._observers)
         self.store = open_store(store) if isinstance(store, str) else store
-        self._key = keys.strategy(key)
-        self._claimer = Claimer(self.store, terms, boot)
-        self._runner = Runner(self.store, terms, boot, self._claimer)
+        self._engine = Engine(self.store, terms, boot, self._observers)
 
     def run(self, payload: Any, handler: Handler) -> Outcome:
-        """Take one event through the gate. The payload is bytes, text or parsed JSON that holds one event."""
+        """Take one event through the gate. The payload is an Event, or bytes, text or parsed JSON that holds one."""
         return self._through([_only_event(payload)], handler)[0]
 
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
         """Take all the events of these payloads through the gate: one outcome each, in order.
 
         They are claimed with one write and settled with few, so the lease must cover the whole batch."""
-        if isinstance(payloads, bytes | str | dict):
+        if isinstance(payloads, bytes | str | dict | Event):
             raise SettingError("run_batch() takes several payloads in a list; for one, use run() or [payload]")
-        return self._through([event for payload in payloads for event in read(payload)], handler)
+        return self._through([event for payload in payloads for event in _events(payload)], handler)
 
-    def _through(self, events: Sequence[Event], handler: Handler) -> list[Outcome]:
+    def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
         check_handler(handler)
-        items = coalesce(self._identified(event) for event in events)
-        jobs = jobs_of(items)
-        self._claimer.claim(jobs)
-        self._runner.run(jobs, handler)
-        return [_answered(item.outcome) for item in items]
+        return self._told(self._engine.through([self._identify(event) for event in events], handler))
+
+    async def arun(self, payload: Any, handler: AsyncHandler | Handler) -> Outcome:
+        """Take one event through the gate, from a coroutine; the handler may be async or plain.
+
+        Callers that ask at the same time share their writes. A plain handler runs in a thread. An async one
+        is cancelled when the claim is lost, and when the caller is cancelled: then the event is released. A plain one
+        cannot be stopped; it runs on, and is settled when it is done."""
+        check_handler(handler, may_await=True)
+        return self._told([await self._engine.athrough(self._identify(_only_event(payload)), handler)])[0]
+
+    @overload
+    def once(self, function: Callable[_P, _R]) -> Callable[_P, _R]: ...
+
+    @overload
+    def once(
+        self, *, name: str | None = None, key: Callable[[Event], Any] | None = None, wait: Duration = "10s"
+    ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+
+    def once(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        key: Callable[[Event], Any] | None = None,
+        wait: Duration = "10s",
+    ) -> Callable[..., Any]:
+        """Make a function, plain or async, or a method take effect once for each set of arguments.
+
+        A further call returns the first one's result, as JSON gives it back. While another is at it, a call waits for
+        up to `wait` and then raises InFlight; it raises Conflict and Buried where an outcome would say so.
+
+        `name` is what the calls are known by: by default the function's module and own name, so that renaming it makes
+        all its calls new; a name that is given stays. `key` is a strategy, or any function of an Event whose body is
+        the arguments by name: by default all arguments count, but for the object of a method."""
+        longest = microseconds(wait, "wait")
+        if self._terms.marks_first:
+            raise SettingError("once() gives back results, and mode='mark_first' keeps none")
+
+        def guard(function: Callable[..., Any]) -> Callable[..., Any]:
+            return self._calls.guard(function, name, key, longest)
+
+        return guard if function is None else guard(function)
+
+    @cached_property
+    def _calls(self) -> "Calls":
+        """Made when first used: what it imports would cost every cold start that does without it."""
+
+        def identifier(key: Callable[[Event], Any]) -> Identifier:
+            return Identifier(key, self._terms, self._wall, self._observers)
+
+        calls: Calls = import_module("oncegate.gate.calls").Calls(self._engine, self._observers, identifier)
+        return calls
 
     def transaction(self, payload: Any, handler: TransactionHandler) -> Outcome:
         """Take one event through the gate, its effect and its completion in one transaction: exactly once.
 
         The handler gets the event and a connection to the store's database; what it writes with that is committed
         together with the completion or not at all. It must neither commit nor keep the connection, and should be
-        quick: nobody else can write meanwhile. For stores with transactions (SQLite)."""
+        quick: nobody else can write meanwhile. For stores with transactions (SQLite). Nothing runs unguarded here,
+        whatever the policies say."""
         check_handler(handler)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
         if self._terms.marks_first:
             raise SettingError("transaction() completes with the effect; mode='mark_first' would complete before it")
-        item = self._identified(_only_event(payload))
-        if isinstance(item, Job):
-            self._claimer.claim([item])
-            if item.lease is not None:
-                self._runner.transact(item, handler)
-        return _answered(item.outcome)
+        item = self._identify(_only_event(payload))
+        if isinstance(item, Bare):
+            item.outcome = item.refusal
+        elif isinstance(item, Job):
+            self._engine.claimer.claim([item])
+            if item.held:
+                self._engine.runner.transact(item, handler)
+            elif item.unguarded is not None:
+                item.outcome = Outcome("failed", item.event, item.key, error=item.unguarded)
+        return self._told([answered(item.outcome)])[0]
 
     def seen(self, payload: Any) -> bool:
         """Whether this event was seen before; from now on it was. The `is_duplicate` of many tutorials.
 
         At most once: if what follows a False fails, or the process dies, the event counts as seen all the same and
         is lost. Use `run` unless that is what you want. Raises for a payload that is no event or has no key, and
-        when the store does not answer."""
-        item = self._identified(_only_event(payload))
+        when the store does not answer, unless a policy lets such events run unguarded."""
+        item = self._identify(_only_event(payload))
         if isinstance(item, Refused):
-            raise Unreadable(_answered(item.outcome).reason)
-        return not self._claimer.mark(item)
+            raise Unreadable(answered(item.outcome).reason)
+        if isinstance(item, Bare):
+            return False
+        try:
+            return not self._engine.claimer.mark(item)
+        except StoreError:
+            if not self._terms.unguarded(item.event):
+                raise
+            self._observers.tell("policy.store_error", item.event, item.key, detail="unguarded")
+            return False
 
     def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:
         """Run events that the store holds with their payload, such as redriven dead letters.
@@ -118,40 +195,39 @@ class Gate:
         They run here and now, one after the other, in the order in which they were let go, each once."""
         check_handler(handler)
         outcomes: dict[bytes, Outcome] = {}
-        while len(outcomes) < limit and (job := self._claimer.take()) is not None:
+        while len(outcomes) < limit and (job := self._engine.claimer.take()) is not None:
             if job.key.digest in outcomes:
-                self._runner.give_back([job])
+                self._engine.runner.give_back([job])
                 break
-            self._runner.run_alone(job, handler)
-            outcomes[job.key.digest] = _answered(job.outcome)
-        return list(outcomes.values())
+            self._engine.runner.run_alone(job, handler)
+            outcomes[job.key.digest] = answered(job.outcome)
+        return self._told(list(outcomes.values()))
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
         """Keep dead letters of events that were refused as invalid, before their senders are told so."""
-        return self._claimer.keep(refused)
+        return self._engine.claimer.keep(refused)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often the gate did what, since it was made: by the names of notices."""
+        return self._observers.counts
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Tell the observers what is left to tell, and let go of the store."""
+        self._observers.flush(_CLOSE_WITHIN)
         self.store.close()
 
-    def _identified(self, event: Event) -> Job | Refused:
-        if event.problem is not None:
-            return Refused(Outcome("invalid", event, error=event.problem))
-        try:
-            return Job(event, self._key(event), keys.content_hash(event))
-        except MissingKey as error:
-            return Refused(Outcome("invalid", event, error=str(error)))
-        except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
-            return Refused(Outcome("invalid", event, error=f"its key function raised {type(error).__name__}: {error}"))
+    def _told(self, outcomes: list[Outcome]) -> list[Outcome]:
+        self._observers.outcomes(outcomes)
+        return outcomes
+
+
+def _events(payload: Any) -> list[Event]:
+    return [payload] if isinstance(payload, Event) else read(payload)
 
 
 def _only_event(payload: Any) -> Event:
-    events = read(payload)
+    events = _events(payload)
     if len(events) != 1:
         raise SeveralEvents(len(events))
     return events[0]
-
-
-def _answered(outcome: Outcome | None) -> Outcome:
-    assert outcome is not None  # noqa: S101  # claiming or running has set it
-    return outcome

@@ -1,6 +1,7 @@
 """Jobs: the events of one call on their way through the gate."""
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -11,16 +12,36 @@ from oncegate.gate.outcome import Kind, Outcome
 
 
 class Job:
-    """One event to claim: what it is, then what is held for it, then what became of it."""
+    """One event to claim: what it is, then what is held for it, then what became of it.
 
-    __slots__ = ("event", "key", "lease", "outcome", "payload_hash", "started")
+    `lease` is there while it is `held`. `hopeless` is why it is buried instead of run, `unguarded` why it runs without
+    a claim.
+    """
 
-    def __init__(self, event: Event, key: Key, payload_hash: bytes) -> None:
+    __slots__ = ("event", "held", "hopeless", "key", "lease", "outcome", "payload_hash", "started", "unguarded")
+
+    lease: Lease
+
+    def __init__(self, event: Event, key: Key, payload_hash: bytes, hopeless: str | None = None) -> None:
         self.event = event
         self.key = key
         self.payload_hash = payload_hash
-        self.lease: Lease | None = None
+        self.hopeless = hopeless
+        self.held = False
         self.started = False
+        self.unguarded: str | None = None
+        self.outcome: Outcome | None = None
+
+
+class Bare:
+    """An event without a key that is to run all the same, and why."""
+
+    key = None
+
+    def __init__(self, event: Event, unguarded: str, refusal: Outcome) -> None:
+        self.event = event
+        self.unguarded: str | None = unguarded
+        self.refusal = refusal
         self.outcome: Outcome | None = None
 
 
@@ -40,7 +61,7 @@ class Copy:
         event = replace(self._event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
         if first.status != "processed":
             return replace(first, event=event)
-        return Outcome("duplicate", event, first.key, "redelivery", first.result)
+        return Outcome("duplicate", event, first.key, kind_of_copy(event), first.result)
 
 
 class Refused:
@@ -50,10 +71,13 @@ class Refused:
         self.outcome: Outcome | None = outcome
 
 
-Item = Job | Copy | Refused
+Identified = Job | Bare | Refused
+Item = Identified | Copy
+
+_Kind = TypeVar("_Kind")
 
 
-def coalesce(items: Iterable[Job | Refused]) -> list[Item]:
+def coalesce(items: Iterable[Identified]) -> list[Item]:
     """Let the first job of each key and content stand for its copies."""
     firsts: dict[tuple[bytes, bytes], Job] = {}
     coalesced: list[Item] = []
@@ -66,8 +90,8 @@ def coalesce(items: Iterable[Job | Refused]) -> list[Item]:
     return coalesced
 
 
-def jobs_of(items: Sequence[Item]) -> list[Job]:
-    return [item for item in items if isinstance(item, Job)]
+def only(kind: type[_Kind], items: Sequence[Item]) -> list[_Kind]:
+    return [item for item in items if isinstance(item, kind)]
 
 
 def about(event: Event) -> About:
@@ -76,5 +100,11 @@ def about(event: Event) -> About:
 
 
 def kind_of(event: Event, original: Record) -> Kind:
-    """A copy under the original's id, or one that was emitted anew."""
+    """A replay, a copy under the original's id, or one that was emitted anew."""
+    if event.evidence.replay is not None:
+        return "replay"
     return "redelivery" if event.id == original.about.delivery_id else "re-emission"
+
+
+def kind_of_copy(event: Event) -> Kind:
+    return "replay" if event.evidence.replay is not None else "redelivery"

@@ -1,43 +1,60 @@
 """Leases: how long a claim may be trusted here, and the thread that renews them."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from msgspec import Struct
+
 from oncegate import forks
-from oncegate.claims import Renew
+from oncegate.claims import Record, Renew
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
 from oncegate.stores.base import Store
 
 
-class Lease:
-    """A claim that this process holds.
+class Lease(Struct, eq=False):
+    """A claim that this process holds: at which address, and the record as the store granted it at its time
+    `granted_at`.
 
     Its validity is counted on the boot clock from before the request was sent, so that however slow the network is
     the store thinks it ours for as long as we do. (Unless the store's clock is set ahead: see docs/decisions.md.)
     """
 
-    __slots__ = ("held_since", "lost", "proof", "valid_until")
+    namespace: str
+    key: bytes
+    record: Record
+    granted_at: int
+    held_since: int
+    valid_until: int
+    lost: bool = False
+    on_lost: Callable[[], object] | None = None
 
-    def __init__(self, proof: Renew, sent_at: int, left: int) -> None:
-        self.proof = proof
-        self.held_since = sent_at
-        self.valid_until = sent_at + left
-        self.lost = False
+    def renewal(self, length: int) -> Renew:
+        return Renew(self.namespace, self.key, self.record.owner, self.record.fence, length)
+
+    def lose(self) -> None:
+        """It is another's, or may be: whoever runs under it is told."""
+        self.lost = True
+        if self.on_lost is not None:
+            self.on_lost()
 
 
 class Heartbeat:
     """Renews every held lease each third of its length, for at most `max_hold`, from a thread of its own.
 
-    The thread starts with the first lease and ends when it has found none to renew.
+    The thread starts with the first lease and ends when it has found none to renew. `told` hears of those that are
+    lost while they are held.
     """
 
-    def __init__(self, store: Store, lease: int, max_hold: int, boot: Clock) -> None:
+    def __init__(
+        self, store: Store, lease: int, max_hold: int, boot: Clock, told: Callable[[Lease], object] | None = None
+    ) -> None:
         self._store = store
-        self._interval = lease / 3
+        self._length = lease
         self._max_hold = max_hold
         self._boot = boot
+        self._told = told
         self._lock = threading.Lock()
         self._held: dict[Lease, None] = {}
         self._thread: threading.Thread | None = None
@@ -54,16 +71,19 @@ class Heartbeat:
     @contextmanager
     def holding(self, leases: Iterable[Lease]) -> Iterator[None]:
         """Keep these leases alive until the block ends."""
-        kept = dict.fromkeys(leases)
-        with self._lock:
-            self._held.update(kept)
-            if kept and (self._thread is None or not self._thread.is_alive()):
-                self._thread = threading.Thread(target=self._beat, name="oncegate-heartbeat", daemon=True)
-                self._thread.start()
+        kept = list(leases)
+        self.hold(kept)
         try:
             yield
         finally:
             self.drop(kept)
+
+    def hold(self, leases: Iterable[Lease]) -> None:
+        with self._lock:
+            self._held.update(dict.fromkeys(leases))
+            if self._held and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._beat, name="oncegate-heartbeat", daemon=True)
+                self._thread.start()
 
     def drop(self, leases: Iterable[Lease]) -> None:
         with self._lock:
@@ -73,26 +93,32 @@ class Heartbeat:
     def _beat(self) -> None:
         pause = threading.Event()
         while True:
-            pause.wait(self._interval / 1e6)
+            pause.wait(self._length / 3e6)
             with self._lock:
-                self._held = {lease: None for lease in self._held if self._may_renew(lease)}
                 held = list(self._held)
                 if not held:
                     self._thread = None
                     return
-            self._renew(held)
-
-    def _may_renew(self, lease: Lease) -> bool:
-        return not lease.lost and self._boot() - lease.held_since < self._max_hold
+            self._renew([lease for lease in held if self._boot() - lease.held_since < self._max_hold])
+            self._part_with([lease for lease in held if lease.lost or self._boot() >= lease.valid_until])
 
     def _renew(self, held: list[Lease]) -> None:
         sent_at = self._boot()
         try:
-            answers = self._store.renew([lease.proof for lease in held])
+            answers = self._store.renew([lease.renewal(self._length) for lease in held])
         except StoreError:
             return  # the leases still have two thirds of their length: the next beat tries again
         for lease, renewed in zip(held, answers, strict=True):
             if renewed:
-                lease.valid_until = sent_at + lease.proof.lease
+                lease.valid_until = sent_at + self._length
             else:
                 lease.lost = True
+
+    def _part_with(self, gone: list[Lease]) -> None:
+        """Those still held are told; what was settled a moment ago is lost to nobody."""
+        with self._lock:
+            lost = [lease for lease in gone if self._held.pop(lease, gone) is None]
+        for lease in lost:
+            lease.lose()
+            if self._told is not None:
+                self._told(lease)

@@ -3,6 +3,7 @@
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncegate.claims import DEAD, RELEASED, Record
 from oncegate.durations import spoken, times
@@ -20,7 +21,8 @@ class Outcome(Struct, frozen=True):
     """What became of one event.
 
     `original` is the record that decided, and `at` the store's time then; both are None when the store was not
-    asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept.
+    asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` the name of the
+    exception that a handler or a key function raised.
     """
 
     status: Status
@@ -32,6 +34,7 @@ class Outcome(Struct, frozen=True):
     original: Record | None = None
     at: int | None = None
     kept: Key | None = None
+    raised: str | None = None
 
     @property
     def acked(self) -> bool:
@@ -42,6 +45,12 @@ class Outcome(Struct, frozen=True):
     def reason(self) -> str:
         """One sentence for a person, on one line."""
         return " ".join(_SENTENCES[self.status](self).split())
+
+    @property
+    def discreet(self) -> str:
+        """The same sentence for a log: without what an exception said, which may be of the payload."""
+        said = self.raised or (self.error and "see its record" if self.original is not None else self.error)
+        return replace(self, error=said).reason
 
 
 def _processed(outcome: Outcome) -> str:

@@ -2,35 +2,43 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 
-from oncegate import forks
+from msgspec import Struct
+
 from oncegate.claims import Settlement
 from oncegate.errors import StoreError
+from oncegate.gate.background import Background
+from oncegate.gate.jobs import Job
+from oncegate.gate.outcome import Outcome
 from oncegate.stores.base import Store
 
 FLUSH_WITHIN = 0.05
 _RETRY_AFTER = (0.05, 0.25)
-_IDLE_FOR = 10.0
 
-# Called once for each settlement: True accepted, False lease lost, an error if the store did not answer.
-Settled = Callable[[bool | StoreError], None]
+# What a store says to a settlement: True accepted, False lease lost, an error if it did not answer.
+Answer = bool | StoreError
+
+
+class Ending(Struct, frozen=True, gc=False):
+    """How a job shall end, and its outcome if the store agrees."""
+
+    job: Job
+    settlement: Settlement
+    outcome: Outcome
 
 
 class Settlements:
-    """The settlements of one batch that are not written yet."""
+    """The endings of one batch that are not written yet."""
 
-    def __init__(self, store: Store, flusher: "Flusher") -> None:
-        self._store = store
+    def __init__(self, write: Callable[[Sequence[Ending]], None], flusher: "Flusher") -> None:
+        self._write = write
         self._flusher = flusher
         self._lock = threading.Lock()
-        self._waiting: list[tuple[Settlement, Settled]] = []
+        self._waiting: deque[Ending] = deque()
         self._hurried = False
-
-    def add(self, settlement: Settlement, settled: Settled) -> None:
-        with self._lock:
-            self._waiting.append((settlement, settled))
+        self.add = self._waiting.append
 
     def hurry(self) -> None:
         """Have what waits written within 50 ms, as the caller's thread may be busy until much later."""
@@ -42,61 +50,34 @@ class Settlements:
         """Write all that waits; on return every one of them has been told."""
         with self._lock:
             self._hurried = False
-            waiting, self._waiting = self._waiting, []
-            if waiting:
-                settle(self._store, waiting)
+            endings = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if endings:
+                self._write(endings)
 
 
-def settle(store: Store, waiting: Sequence[tuple[Settlement, Settled]]) -> None:
+def settle(store: Store, settlements: Sequence[Settlement]) -> Sequence[Answer]:
     """Settle in one write. The effects are done, so a store that stumbles is asked again before giving up."""
-    answers: Sequence[bool | StoreError]
     for pause in (*_RETRY_AFTER, None):
         try:
-            answers = store.settle([settlement for settlement, _ in waiting])
-            break
+            return store.settle(settlements)
         except StoreError as error:
             if pause is None:
-                answers = [error] * len(waiting)
-                break
+                return [error] * len(settlements)
             time.sleep(pause)
-    for (_, settled), answer in zip(waiting, answers, strict=True):
-        settled(answer)
+    raise AssertionError("the last try returns")
 
 
 class Flusher:
-    """A thread that flushes what a batch has left waiting for 50 ms. It ends when it has been idle for long."""
+    """Flushes what a batch has left waiting for 50 ms, from a thread of its own."""
 
     def __init__(self) -> None:
-        self._reminders: SimpleQueue[tuple[float, Settlements]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        forks.watch(self)
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:
-        if in_child:
-            self._reminders, self._thread = SimpleQueue(), None
-        self._lock.release()
+        self._background: Background[tuple[float, Settlements]] = Background("oncegate-flusher", self._flush)
 
     def remind(self, settlements: Settlements) -> None:
-        with self._lock:
-            self._reminders.put((time.monotonic() + FLUSH_WITHIN / 2, settlements))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="oncegate-flusher", daemon=True)
-                self._thread.start()
+        self._background.put((time.monotonic() + FLUSH_WITHIN / 2, settlements))
 
-    def _work(self) -> None:
-        while True:
-            try:
-                due, settlements = self._reminders.get(timeout=_IDLE_FOR)
-            except Empty:
-                with self._lock:
-                    if self._reminders.empty():
-                        self._thread = None
-                        return
-                continue
+    def _flush(self, reminders: list[tuple[float, Settlements]]) -> None:
+        for due, settlements in reminders:
             # Every reminder has the same delay, so the first in the queue is the first that is due.
             time.sleep(max(0.0, due - time.monotonic()))
             settlements.flush()

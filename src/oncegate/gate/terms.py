@@ -1,66 +1,177 @@
 """Terms: how a gate was told to behave, checked and in microseconds."""
 
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from msgspec import Struct
 
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError
-
-_LONGEST_NAMESPACE = 128
-
+from oncegate.events import Event
+from oncegate.wording import not_a_choice, unknown
 
 Mode: TypeAlias = Literal["lease", "mark_first"]
+OnMissingKey: TypeAlias = Literal["refuse", "unguarded"]
+OnStoreError: TypeAlias = Literal["refuse", "unguarded"]
+OnConflict: TypeAlias = Literal["bury", "run", "duplicate"]
+OnReplay: TypeAlias = Literal["duplicate", "run"]
+OnTooOld: TypeAlias = Literal["run", "bury"]
+
+_LONGEST_NAMESPACE: Final = 128
+_LONGEST_MEMORY: Final = 60_000_000
 
 
-class Terms(Struct, frozen=True):
+class Wishes(TypedDict, total=False):
+    """What a gate can be told, as people write it. `Gate` says what each means."""
+
     namespace: str
+    mode: Mode
+    retention: Duration
+    lease: Duration
+    max_hold: Duration
+    dead_letter_retention: Duration
+    sliding: bool
+    sliding_limit: Duration
+    remember: Duration | None
+    max_attempts: int | None
+    max_result: int
+    max_in_hand: int
+    threads: int
+    max_age: Duration | None
+    on_too_old: OnTooOld
+    on_missing_key: OnMissingKey
+    on_store_error: OnStoreError
+    unguarded_types: Sequence[str]
+    on_conflict: OnConflict
+    on_replay: OnReplay
+
+
+DEFAULTS: Final[Wishes] = {
+    "namespace": "default",
+    "mode": "lease",
+    "retention": "7d",
+    "lease": "30s",
+    "max_hold": "15m",
+    "dead_letter_retention": "30d",
+    "sliding": False,
+    "sliding_limit": "90d",
+    "remember": "10s",
+    "max_attempts": 5,
+    "max_result": 256 * 1024,
+    "max_in_hand": 1_000,
+    "threads": 32,
+    "max_age": None,
+    "on_too_old": "run",
+    "on_missing_key": "refuse",
+    "on_store_error": "refuse",
+    "unguarded_types": (),
+    "on_conflict": "bury",
+    "on_replay": "duplicate",
+}
+
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "mode": get_args(Mode),
+    "on_too_old": get_args(OnTooOld),
+    "on_missing_key": get_args(OnMissingKey),
+    "on_store_error": get_args(OnStoreError),
+    "on_conflict": get_args(OnConflict),
+    "on_replay": get_args(OnReplay),
+}
+DURATIONS: Final = ("retention", "lease", "max_hold", "dead_letter_retention", "sliding_limit", "remember", "max_age")
+COUNTS: Final = ("max_attempts", "max_result", "max_in_hand", "threads")
+OPTIONAL: Final = frozenset({"remember", "max_age", "max_attempts"})
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    namespace: str
+    mode: Mode
     retention: int
     lease: int
     max_hold: int
     dead_letter_retention: int
+    sliding: bool
+    sliding_limit: int
+    remember: int | None
     max_attempts: int | None
     max_result: int
-    mode: Mode
+    max_in_hand: int
+    threads: int
+    max_age: int | None
+    on_too_old: OnTooOld
+    on_missing_key: OnMissingKey
+    on_store_error: OnStoreError
+    unguarded_types: frozenset[str]
+    on_conflict: OnConflict
+    on_replay: OnReplay
 
     @property
     def marks_first(self) -> bool:
         return self.mode == "mark_first"
 
+    def unguarded(self, event: Event) -> bool:
+        """Whether this event runs without a claim when the store cannot be asked for one."""
+        return self.on_store_error == "unguarded" and event.type in self.unguarded_types
 
-def agree(
-    *,
-    namespace: str,
-    retention: Duration,
-    lease: Duration,
-    max_hold: Duration,
-    dead_letter_retention: Duration,
-    max_attempts: int | None,
-    max_result: int,
-    mode: Mode,
-) -> Terms:
+
+def agree(wishes: Mapping[str, Any]) -> Terms:
     """Terms that can be kept, or SettingError."""
-    terms = Terms(
-        _named(namespace),
-        microseconds(retention, "retention"),
-        microseconds(lease, "lease"),
-        microseconds(max_hold, "max_hold"),
-        microseconds(dead_letter_retention, "dead_letter_retention"),
-        max_attempts,
-        max_result,
-        mode,
-    )
-    if mode not in get_args(Mode):
-        raise SettingError(f"mode={mode!r} is not a choice; it is one of {', '.join(get_args(Mode))}")
+    for name in wishes:
+        if name not in DEFAULTS:
+            raise SettingError(unknown(name, DEFAULTS, "setting"))
+    asked = {**DEFAULTS, **wishes}
+    for name, choices in CHOICES.items():
+        if asked[name] not in choices:
+            raise SettingError(not_a_choice(name, asked[name], choices))
+    for name in COUNTS:
+        _check_count(name, asked[name])
+    read = {name: _duration(name, asked[name]) for name in DURATIONS}
+    types = _types(asked["unguarded_types"])
+    terms = Terms(**{**asked, **read, "namespace": _named(asked["namespace"]), "unguarded_types": types})
+    _check_times(terms, asked)
+    _check_types(terms)
+    return terms
+
+
+def _duration(name: str, value: Duration | None) -> int | None:
+    return None if value is None and name in OPTIONAL else microseconds(value, name)  # type: ignore[arg-type]
+
+
+def _check_count(name: str, value: Any) -> None:
+    if value is None and name in OPTIONAL:
+        return
+    least = 0 if name == "max_result" else 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        nothing = ", or None to leave it to the platform" if name in OPTIONAL else ""
+        raise SettingError(f"{name}={value!r} must be a whole number, {least} or more{nothing}")
+
+
+def _check_times(terms: Terms, asked: Mapping[str, Any]) -> None:
     if terms.retention < terms.lease and not terms.marks_first:
         raise SettingError(
-            f"retention={retention!r} is shorter than lease={lease!r}: a key would be forgotten while it is held"
+            f"retention={asked['retention']!r} is shorter than lease={asked['lease']!r}:"
+            " a key would be forgotten while it is held"
         )
-    if max_attempts is not None and (isinstance(max_attempts, bool) or max_attempts < 1):
-        raise SettingError(f"max_attempts={max_attempts!r} must be 1 or more, or None to leave it to the platform")
-    if max_result < 0:
-        raise SettingError(f"max_result={max_result!r} must be a number of bytes, 0 or more")
-    return terms
+    if terms.sliding and terms.sliding_limit < terms.retention:
+        raise SettingError(
+            f"sliding_limit={asked['sliding_limit']!r} is shorter than retention={asked['retention']!r}:"
+            " there would be nothing to slide"
+        )
+    if terms.remember is not None and terms.remember > _LONGEST_MEMORY:
+        raise SettingError(f"remember={asked['remember']!r} is too long: what others did meanwhile counts after 60s")
+
+
+def _check_types(terms: Terms) -> None:
+    """Running without a claim is for types that were thought about one by one."""
+    if terms.on_store_error == "unguarded" and not terms.unguarded_types:
+        raise SettingError("on_store_error='unguarded' needs unguarded_types=[…]: the event types that may run twice")
+    if terms.on_store_error == "refuse" and terms.unguarded_types:
+        raise SettingError("unguarded_types=[…] means nothing without on_store_error='unguarded'")
+
+
+def _types(types: Sequence[str]) -> frozenset[str]:
+    if isinstance(types, str) or not all(isinstance(name, str) and name for name in types):
+        raise SettingError(f"unguarded_types={types!r} must be a list of event types")
+    return frozenset(types)
 
 
 def _named(namespace: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate import Gate, Outcome
-from oncegate.gate.running import Handler
+from oncegate.gate.handlers import Handler
 from oncegate.service.answers import Answer, answer_of, problem
 
 Scope = dict[str, Any]

@@ -7,7 +7,7 @@ import sys
 import uvicorn
 
 from oncegate.gate import Gate
-from oncegate.gate.running import Handler
+from oncegate.gate.handlers import Handler
 from oncegate.service.app import App
 from oncegate.service.log import json_line, pretty_line
 

@@ -1,0 +1,222 @@
+"""Calls: a function that takes effect once for each set of arguments.
+
+A call is an event like any other: its body is the arguments by name, its key is made of them and of the function's
+name, and every further call with that key gets the first one's result.
+"""
+
+import time
+from collections.abc import Callable
+from functools import wraps
+from inspect import isclass, iscoroutinefunction, signature
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from oncegate import keys
+from oncegate.canonical import decode, written
+from oncegate.claims import RELEASED
+from oncegate.errors import (
+    Buried,
+    Conflict,
+    InFlight,
+    NoResult,
+    SettingError,
+    StoreUnavailable,
+    Unconfirmed,
+    Unreadable,
+)
+from oncegate.events import Event, Key
+from oncegate.gate.engine import Engine
+from oncegate.gate.handlers import check_handler
+from oncegate.gate.identifying import Identifier
+from oncegate.gate.jobs import Identified
+from oncegate.gate.observing import Observers
+from oncegate.gate.outcome import Outcome
+
+SOURCE: Final = "call"
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.25
+
+
+class Calls:
+    """The functions of one gate that are guarded."""
+
+    def __init__(self, engine: Engine, observers: Observers, identifier: Callable[..., Identifier]) -> None:
+        self._engine = engine
+        self._observers = observers
+        self._identifier = identifier
+        self._names: dict[str, Callable[..., Any]] = {}
+
+    def guard(
+        self, function: Callable[..., Any], name: str | None, key: Callable[[Event], Any] | None, wait: int
+    ) -> Callable[..., Any]:
+        """The function, once for each key."""
+        check_handler(function, may_await=True)
+        if isclass(function):
+            raise SettingError(f"{function.__name__} is a class; once() guards functions and methods")
+        call = _Call(function, self._named(function, name), key, self._identifier)
+        return self._awaited(call, wait) if iscoroutinefunction(function) else self._plain(call, wait)
+
+    def _named(self, function: Callable[..., Any], name: str | None) -> str:
+        """The name under which a function's calls are known. Two functions of one gate never share one."""
+        name = name or _own_name(function)
+        first = self._names.setdefault(name, function)
+        if first is not function:
+            raise SettingError(f"two functions are named {name!r}, so their calls would be one; name one once(name=…)")
+        return name
+
+    def _plain(self, call: "_Call", wait: int) -> Callable[..., Any]:
+        @wraps(call.function)
+        def once(*args: Any, **kwargs: Any) -> Any:
+            run, deadline, pause = _Run(call.function, args, kwargs), _deadline(wait), _FIRST_PAUSE
+            while True:
+                (outcome,) = self._engine.through([call.identify(args, kwargs)], run)
+                if outcome.status != "in_flight" or time.monotonic() + pause > deadline:
+                    return self._answer(outcome, run)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+        return once
+
+    def _awaited(self, call: "_Call", wait: int) -> Callable[..., Any]:
+        @wraps(call.function)
+        async def once(*args: Any, **kwargs: Any) -> Any:
+            run, deadline, pause = _Run(call.function, args, kwargs), _deadline(wait), _FIRST_PAUSE
+            while True:
+                outcome = await self._engine.athrough(call.identify(args, kwargs), run.awaited)
+                if outcome.status != "in_flight" or time.monotonic() + pause > deadline:
+                    return self._answer(outcome, run)
+                await self._engine.concurrent.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+        return once
+
+    def _answer(self, outcome: Outcome, run: "_Run") -> Any:
+        """What a call returns or raises: the first one what its function did, the others what is known of that."""
+        self._observers.outcomes([outcome])
+        if run.error is not None:
+            raise run.error
+        if outcome.status in ("processed", "unguarded"):
+            return run.result
+        waits = outcome.original is not None and outcome.original.state == RELEASED
+        if outcome.status == "duplicate" and outcome.error is None and not waits:
+            return outcome.result
+        raise _problem(outcome, ran=run.started)
+
+
+def _problem(outcome: Outcome, *, ran: bool) -> Exception:
+    match outcome.status:
+        case "in_flight":
+            return InFlight(outcome)
+        case "conflict":
+            return Conflict(outcome)
+        case "buried":
+            return Buried(outcome)
+        case "duplicate":
+            return NoResult(outcome)
+        case "invalid":
+            return Unreadable(outcome.reason)
+        case _:
+            return Unconfirmed(outcome) if ran else StoreUnavailable(outcome.error or outcome.status)
+
+
+class _Call:
+    """A guarded function: how its arguments become an event and a job."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        key: Callable[[Event], Any] | None,
+        identifier: Callable[..., Identifier],
+    ) -> None:
+        self.function = function
+        self._name = name
+        self._all_arguments = key is None
+        self._signature = signature(function)
+        self._inner = keys.strategy(key or keys.content)
+        self._identify = identifier(self._key)
+
+    def identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Identified:
+        raw = self._written(self._arguments(args, kwargs))
+        return self._identify(Event(source=SOURCE, type=self._name, body=decode(raw), raw=raw))
+
+    def _key(self, event: Event) -> Key:
+        inner = self._inner(event)
+        return replace(keys.make("once", event, [self._name, str(inner)], binds=inner.binds), parts=inner.parts)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments by name, defaults included, but for the object of a method."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        first = next(iter(self._signature.parameters), None)
+        return {name: value for name, value in bound.arguments.items() if name != first or name not in ("self", "cls")}
+
+    def _written(self, arguments: dict[str, Any]) -> bytes:
+        """The arguments as JSON. With a key of the user's own, those that are no JSON (a session, a client) are left
+        out; without one, leaving something out could make two calls one."""
+        try:
+            return written(arguments)
+        except ValueError as error:
+            kept = {name: value for name, value in arguments.items() if _writable(value)}
+            if self._all_arguments:
+                other = next(name for name in arguments if name not in kept)
+                raise SettingError(
+                    f"{self._name}: the argument {other} is no JSON value, so calls cannot be told apart by it;"
+                    " say what to tell them apart by, such as once(key=keys.fields('order_id'))"
+                ) from error
+            return written(kept)
+
+
+class _Run:
+    """One call as a handler: remembers what the function returned or raised, as Python has it."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+        self.started = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, _event: Event) -> Any:
+        self.started = True
+        try:
+            self.result = self._function(*self._args, **self._kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
+
+    async def awaited(self, _event: Event) -> Any:
+        self.started = True
+        try:
+            self.result = await self._function(*self._args, **self._kwargs)
+        except Exception as error:
+            self.error = error
+            raise
+        return self.result
+
+
+def _own_name(function: Callable[..., Any]) -> str:
+    """Module and name, if they tell it from every other function. A script is known by its file's name, as it would
+    be if it were imported."""
+    name, module = function.__qualname__, function.__module__
+    if "<" in name:
+        raise SettingError(f"{name} has no name that lasts; give it one: once(name=…)")
+    if module == "__main__":
+        file = str(function.__code__.co_filename)
+        module = file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+    return f"{module}.{name}"
+
+
+def _writable(value: Any) -> bool:
+    try:
+        written(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _deadline(wait: int) -> float:
+    return time.monotonic() + wait / 1e6

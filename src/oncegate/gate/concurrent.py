@@ -1,0 +1,261 @@
+"""Concurrent running: many coroutines through one gate, with shared writes.
+
+The rules are those of `running`; what differs is who waits. Claims and endings of concurrent callers are gathered into
+common batches, async handlers run in their caller's loop and plain ones in a pool of threads.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from inspect import iscoroutinefunction
+from types import TracebackType
+from typing import Any, Final, TypeGuard
+from weakref import WeakKeyDictionary
+
+from oncegate import forks
+from oncegate.clocks import Clock
+from oncegate.events import Event
+from oncegate.gate.claiming import Claimer
+from oncegate.gate.endings import (
+    Endings,
+    Failed,
+    failed_marked,
+    failed_unguarded,
+    never_started,
+    ran_marked,
+    ran_unguarded,
+)
+from oncegate.gate.gathering import Gatherer, Waiter
+from oncegate.gate.handlers import AsyncHandler, Handler, plain
+from oncegate.gate.jobs import Bare, Job
+from oncegate.gate.leases import Heartbeat, Lease
+from oncegate.gate.room import Room
+from oncegate.gate.running import Runner
+from oncegate.gate.settling import Ending
+from oncegate.gate.terms import Terms
+
+MOST_AT_A_TIME: Final = 256
+_LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
+_CANCELLED: Final = "its caller was cancelled while the handler ran"
+
+# What is gathered: a job to claim, an ending to write, what failed after it was marked as done, or nothing to write.
+_Asked = Job | Ending | Failed | None
+
+
+class Concurrent:
+    def __init__(
+        self,
+        terms: Terms,
+        boot: Clock,
+        claimer: Claimer,
+        endings: Endings,
+        runner: Runner,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._terms = terms
+        self._boot = boot
+        self._claimer = claimer
+        self._endings = endings
+        self._runner = runner
+        self._heartbeat = heartbeat
+        self._gatherer: Gatherer[_Asked] = Gatherer("oncegate-writer", self._write, self._orphaned, MOST_AT_A_TIME)
+        self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
+        self._threads: ThreadPoolExecutor | None = None
+        forks.watch(self)
+
+    def before_fork(self) -> None:
+        """Nothing to do: what runs in the threads is not the child's."""
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._threads = None
+
+    async def run(self, item: Job | Bare, handler: AsyncHandler | Handler) -> None:
+        """Take one through the gate; it has its outcome afterwards."""
+        room = self._room()
+        async with room.inside:
+            if isinstance(item, Job) and not self._claimer.recall(item):
+                await self._gatherer.done(item)
+                if item.held:
+                    await self._run_granted(item, handler, room)
+            if item.unguarded is not None:
+                await self._call(
+                    item.event, handler, _Way(partial(ran_unguarded, item), partial(failed_unguarded, item))
+                )
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _room(self) -> Room:
+        loop = asyncio.get_running_loop()
+        room = self._rooms.get(loop)
+        if room is None:
+            room = self._rooms[loop] = Room(self._terms.max_in_hand)
+        return room
+
+    # ── one grant ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run_granted(self, job: Job, handler: AsyncHandler | Handler, room: Room) -> None:
+        """The last attempt has the room for itself: an event that kills its process then takes no neighbour with it."""
+        marked = self._terms.marks_first
+        if not marked:
+            self._heartbeat.hold([job.lease])
+        try:
+            async with room.work(alone=not marked and job.event.attempt == self._terms.max_attempts):
+                await (self._attempt_marked(job, handler) if marked else self._attempt(job, handler))
+        except BaseException:
+            if not job.started:
+                self._gatherer.post(never_started(job) if marked else self._endings.unstarted(job))
+            raise
+
+    async def _attempt(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        if job.hopeless is not None:
+            job.started = True
+            await self._gatherer.done(self._endings.buried(job, job.hopeless))
+        elif job.lease.lost or self._boot() >= job.lease.valid_until:
+            await self._gatherer.done(self._endings.unstarted(job))
+        else:
+            way = _Way(partial(self._endings.processed, job), partial(self._failed, job), job)
+            await self._call(job.event, handler, way)
+
+    async def _attempt_marked(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        if self._boot() >= job.lease.valid_until:
+            await self._gatherer.done(never_started(job))
+        else:
+            await self._call(job.event, handler, _Way(partial(ran_marked, job), partial(failed_marked, job), job))
+
+    def _failed(self, job: Job, error: BaseException) -> Ending:
+        """The caller's going away is no fault of the event: it is released, and never buried for that."""
+        if isinstance(error, _Lost):
+            return self._endings.released(job, _LOST)
+        if isinstance(error, asyncio.CancelledError):
+            return self._endings.released(job, _CANCELLED, "CancelledError")
+        return self._endings.failed(job, error)
+
+    # ── calling the handler ───────────────────────────────────────────────────────────────────────────────
+
+    async def _call(self, event: Event, handler: AsyncHandler | Handler, way: "_Way") -> None:
+        if _is_async(handler):
+            await self._call_here(event, handler, way)
+        else:
+            await self._call_in_thread(event, handler, way)
+
+    async def _call_here(self, event: Event, handler: AsyncHandler, way: "_Way") -> None:
+        way.start()
+        try:
+            with _CancelledOnLoss(way.lease):
+                asked = way.ran(plain(await handler(event)))
+        except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
+            asked = way.failed(error)
+        except BaseException as error:
+            self._gatherer.post(way.failed(error))
+            raise
+        if asked is not None:
+            await self._gatherer.done(asked)
+
+    async def _call_in_thread(self, event: Event, handler: Handler, way: "_Way") -> None:
+        """The thread hands in what comes of it, and goes on to the end also when nobody waits any more."""
+        waiter = asyncio.get_running_loop().create_future()
+        submitted = self._pool().submit(self._work, event, handler, way, waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            submitted.cancel()
+            raise
+
+    def _work(self, event: Event, handler: Handler, way: "_Way", waiter: Waiter) -> None:
+        way.start()
+        try:
+            asked = way.ran(plain(handler(event)))
+        except BaseException as error:  # noqa: BLE001  # a thread has nobody above it to raise to
+            asked = way.failed(error)
+        self._gatherer.post(asked, waiter)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._terms.threads, thread_name_prefix="oncegate-handler")
+        return self._threads
+
+    # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
+
+    def _write(self, asked: Sequence[_Asked]) -> None:
+        """Endings first: their effects are done, and copies among the claims then find them completed."""
+        if endings := [each for each in asked if isinstance(each, Ending)]:
+            self._runner.write(endings)
+        if failed := [each for each in asked if isinstance(each, Failed)]:
+            self._claimer.bury_failed(failed)
+        if jobs := [each for each in asked if isinstance(each, Job)]:
+            self._claimer.claim(jobs)
+
+    def _orphaned(self, asked: _Asked) -> None:
+        """A claim for a caller that is gone is given back."""
+        if isinstance(asked, Job) and asked.held:
+            marked = self._terms.marks_first
+            self._gatherer.post(never_started(asked) if marked else self._endings.unstarted(asked))
+
+
+class _Way:
+    """How a handler is called for an item: what is to be written when it ran or failed, and under which claim."""
+
+    __slots__ = ("_job", "failed", "ran")
+
+    def __init__(
+        self, ran: Callable[[Any], _Asked], failed: Callable[[BaseException], _Asked], job: Job | None = None
+    ) -> None:
+        self.ran = ran
+        self.failed = failed
+        self._job = job
+
+    @property
+    def lease(self) -> Lease | None:
+        return None if self._job is None else self._job.lease
+
+    def start(self) -> None:
+        if self._job is not None:
+            self._job.started = True
+
+
+class _Lost(Exception):
+    """The handler was cancelled because its claim was lost."""
+
+
+class _CancelledOnLoss:
+    """Cancels the task that runs in it when the lease is lost, as `asyncio.timeout` does when the time is over."""
+
+    def __init__(self, lease: Lease | None) -> None:
+        self._lease = lease
+        self._fired = False
+
+    def __enter__(self) -> None:
+        if self._lease is None:
+            return
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # a coroutine that awaits runs in a task
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._lease.on_lost = self._call_soon
+        if self._lease.lost:
+            self._cancel()
+
+    def _call_soon(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and the task gone with it
+            self._task.get_loop().call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._lease is not None and self._lease.on_lost is not None:
+            self._fired = self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lease is None:
+            return
+        self._lease.on_lost = None
+        if self._fired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise _Lost from None
+
+
+def _is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:
+    return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004

@@ -1,0 +1,97 @@
+"""Endings: what a handler's answer or failure means for its claim and its outcome."""
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from oncegate.claims import Bury, Complete, Release
+from oncegate.gate.handlers import said
+from oncegate.gate.jobs import Bare, Job
+from oncegate.gate.outcome import Outcome
+from oncegate.gate.settling import Ending
+from oncegate.gate.terms import Terms
+
+TOO_LATE: Final = "its lease ran out before the handler could start"
+
+
+class Endings:
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+
+    def processed(self, job: Job, result: Any) -> Ending:
+        stored, problem = (b"null", None) if result is None else self._stored(result)
+        terms, lease = self._terms, job.lease
+        record = lease.record
+        complete = Complete(terms.namespace, lease.key, record.owner, record.fence, terms.retention, stored, problem)
+        return Ending(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
+
+    def failed(self, job: Job, error: BaseException) -> Ending:
+        """A failed attempt: the last one buries."""
+        most = self._terms.max_attempts
+        raised = type(error).__name__
+        if most is not None and job.event.attempt >= most:
+            return self.buried(job, said(error), raised)
+        return self.released(job, said(error), raised)
+
+    def released(self, job: Job, error: str, raised: str | None = None) -> Ending:
+        outcome = Outcome("failed", job.event, job.key, error=error, raised=raised)
+        return Ending(job, Release(*self._proof(job), error), outcome)
+
+    def buried(self, job: Job, error: str, raised: str | None = None) -> Ending:
+        bury = Bury(*self._proof(job), self._terms.dead_letter_retention, job.event.raw, error)
+        return Ending(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
+
+    def unstarted(self, job: Job) -> Ending:
+        """Its handler never started, so the attempt does not count."""
+        outcome = Outcome("in_flight", job.event, job.key, error=TOO_LATE)
+        return Ending(job, Release(*self._proof(job), unstarted=True), outcome)
+
+    def _proof(self, job: Job) -> tuple[str, bytes, bytes, int]:
+        lease = job.lease
+        return self._terms.namespace, lease.key, lease.record.owner, lease.record.fence
+
+    def _stored(self, result: Any) -> tuple[bytes | None, str | None]:
+        """The result as JSON. The effect is done, so a result that cannot be kept is no failure of the event."""
+        try:
+            stored = msgspec.json.encode(result)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return None, f"its result was not kept, because it is no JSON value ({error})"
+        if len(stored) > self._terms.max_result:
+            return None, (
+                f"its result was not kept, because {len(stored)} bytes are more than"
+                f" max_result={self._terms.max_result}; return less, or keep it elsewhere and return where"
+            )
+        return stored, None
+
+
+# ── without a claim to settle ─────────────────────────────────────────────────────────────────────────────
+
+
+class Failed(Struct, frozen=True):
+    """A job that was marked as done and was not, with the error and the name of what was raised."""
+
+    job: Job
+    error: str
+    raised: str | None = None
+
+
+def never_started(job: Job) -> Failed:
+    return Failed(job, "it was marked as done but never started")
+
+
+def failed_marked(job: Job, error: BaseException) -> Failed:
+    return Failed(job, said(error), type(error).__name__)
+
+
+def ran_marked(job: Job, result: Any) -> None:
+    job.outcome = Outcome("processed", job.event, job.key, result=result)
+
+
+def failed_unguarded(item: Job | Bare, error: BaseException) -> None:
+    """There is nothing to settle: the failure is only told."""
+    item.outcome = Outcome("failed", item.event, item.key, error=said(error), raised=type(error).__name__)
+
+
+def ran_unguarded(item: Job | Bare, result: Any) -> None:
+    item.outcome = Outcome("unguarded", item.event, item.key, None, result, item.unguarded)

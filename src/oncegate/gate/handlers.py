@@ -1,0 +1,47 @@
+"""Handlers: what may be one, what it may answer, and how its errors are told."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from oncegate.errors import SettingError
+from oncegate.events import Event
+
+Handler = Callable[[Event], Any]
+AsyncHandler = Callable[[Event], Awaitable[Any]]
+TransactionHandler = Callable[[Event, Any], Any]
+
+_LONGEST_ERROR: Final = 2_000
+_GENERATOR: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
+_COROUTINE: Final = 0x80  # CO_COROUTINE
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, dict, list, tuple})
+
+
+def check_handler(handler: Callable[..., Any], *, may_await: bool = False) -> None:
+    """Refuse at once what could never do its work when it is called."""
+    if not callable(handler):
+        raise SettingError(f"handler={handler!r} cannot be called")
+    flags = getattr(getattr(handler, "__code__", None), "co_flags", 0)
+    if flags & _GENERATOR:
+        raise SettingError(f"{handler.__name__} is a generator; the handler must be a function that does its work")
+    if flags & _COROUTINE and not may_await:
+        raise SettingError(f"{handler.__name__} is async; the handler must be a plain function, or use arun()")
+
+
+def plain(result: Any) -> Any:
+    """The result, unless it is work that was only described: a coroutine or a generator has done nothing yet."""
+    kind = type(result)
+    if kind not in _PLAIN and any(hasattr(kind, method) for method in ("__await__", "send", "asend")):
+        if hasattr(result, "close"):
+            result.close()
+        raise TypeError("the handler returned a coroutine or a generator, which nobody runs; give a plain function")
+    return result
+
+
+def said(error: BaseException) -> str:
+    """An exception in one line of bounded length."""
+    try:
+        text = str(error)
+    except Exception as failure:  # noqa: BLE001  # an exception that cannot say what it is must not stop us
+        text = f"(its text could not be read: {type(failure).__name__})"
+    name = type(error).__name__
+    return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:_LONGEST_ERROR]

@@ -1,0 +1,64 @@
+"""Identifying: from an event to a job with its key, by the policies that need no store."""
+
+from collections.abc import Callable
+from typing import Any
+
+from oncegate import keys
+from oncegate.clocks import Clock
+from oncegate.durations import spoken
+from oncegate.errors import MissingKey
+from oncegate.events import Event, Key
+from oncegate.gate.jobs import Bare, Identified, Job, Refused
+from oncegate.gate.observing import Observers
+from oncegate.gate.outcome import Outcome
+from oncegate.gate.terms import Terms
+
+
+class Identifier:
+    def __init__(self, key: Callable[[Event], Any], terms: Terms, wall: Clock, observers: Observers) -> None:
+        self._key = keys.strategy(key)
+        self._terms = terms
+        self._wall = wall
+        self._observers = observers
+
+    def __call__(self, event: Event) -> Identified:
+        if event.problem is not None:
+            return Refused(Outcome("invalid", event, error=event.problem))
+        try:
+            key = self._key(event)
+        except MissingKey as error:
+            return self._without_key(event, str(error), None)
+        except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
+            name = type(error).__name__
+            return self._without_key(event, f"its key function raised {name}: {error}", f"its key function: {name}")
+        return Job(event, self._replayed(event, key), keys.content_hash(event), self._too_old(event))
+
+    def _without_key(self, event: Event, error: str, raised: str | None) -> Bare | Refused:
+        refusal = Outcome("invalid", event, error=error, raised=raised)
+        if self._terms.on_missing_key == "refuse":
+            return Refused(refusal)
+        self._observers.tell("policy.missing_key", event, detail="unguarded")
+        return Bare(event, error, refusal)
+
+    def _replayed(self, event: Event, key: Key) -> Key:
+        """A replay that shall run is an event of its own, once for each name under which it was replayed."""
+        replay = event.evidence.replay
+        if replay is None:
+            return key
+        self._observers.tell("policy.replay", event, key, detail=self._terms.on_replay)
+        if self._terms.on_replay == "duplicate":
+            return key
+        return keys.make("replay", event, [str(key), replay], binds=key.binds)
+
+    def _too_old(self, event: Event) -> str | None:
+        """Why not to run an event that is older than what is remembered; None to run it."""
+        longest = self._terms.max_age
+        if longest is None or event.occurred_at is None:
+            return None
+        age = self._wall() - int(event.occurred_at.timestamp() * 1_000_000)
+        if age <= longest:
+            return None
+        self._observers.tell("policy.too_old", event, detail=self._terms.on_too_old)
+        if self._terms.on_too_old == "run":
+            return None
+        return f"it happened {spoken(age)} ago, and max_age is {spoken(longest)}: it may have been processed before"

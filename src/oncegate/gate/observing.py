@@ -1,0 +1,149 @@
+"""Observing: what a gate tells those who watch it, and how often it did what.
+
+Every notice has a dotted name:
+
+    claim.granted      an event may run; `event` has its key, attempt and fence
+    event.STATUS       an event has come to its outcome, once for each: event.processed, event.duplicate, …
+    event.kept         a refused event was kept as a dead letter
+    lease.lost         a claim was lost, or can no longer be trusted, while its handler ran
+    memory.hit         a duplicate was answered by this process, without asking the store
+    policy.NAME        a policy decided: missing_key, store_error, conflict, replay, too_old; `detail` says how
+    observer.failed    an observer raised; only counted
+    observer.dropped   observers were too slow, and a notice was thrown away; only counted
+
+All of them are counted, whether anybody watches or not.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from oncegate.clocks import Clock
+from oncegate.errors import SettingError
+from oncegate.events import Event, Key
+from oncegate.gate.background import Background
+from oncegate.gate.outcome import Outcome
+
+_MOST_WAITING: Final = 10_000
+_AT_A_TIME: Final = 100
+
+
+class Notice(Struct, frozen=True):
+    """Something that a gate did, when (microseconds since 1970), and with what."""
+
+    name: str
+    at: int
+    namespace: str
+    event: Event | None = None
+    key: Key | None = None
+    outcome: Outcome | None = None
+    detail: str | None = None
+
+
+Observer = Callable[[Notice], object]
+
+
+class Observers:
+    """Counts what happens and tells it on, from a thread of its own: whoever watches can neither break nor slow the
+    gate. Notices that pile up beyond a bound are dropped, and counted."""
+
+    def __init__(self, observers: Sequence[Observer], namespace: str, wall: Clock) -> None:
+        if callable(observers) or not all(callable(observer) for observer in observers):
+            raise SettingError("observers=[…] must be a list of things that can be called with one notice")
+        self._observers = tuple(observers)
+        self._namespace = namespace
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._background: Background[Notice | threading.Event] = Background(
+            "oncegate-observers", self._deliver, most=_AT_A_TIME
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def tell(
+        self,
+        name: str,
+        event: Event | None = None,
+        key: Key | None = None,
+        outcome: Outcome | None = None,
+        detail: str | None = None,
+    ) -> None:
+        with self._lock:
+            self._counts[name] += 1
+        self._send(name, event, key, outcome, detail)
+
+    def granted(self, events: Sequence[Event]) -> None:
+        with self._lock:
+            self._counts["claim.granted"] += len(events)
+        if self._observers:
+            for event in events:
+                self._send("claim.granted", event, event.key)
+
+    def outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        names = [_NAMES[outcome.status] for outcome in outcomes]
+        with self._lock:
+            self._counts.update(names)
+        if self._observers:
+            for name, outcome in zip(names, outcomes, strict=True):
+                self._send(name, outcome.event, outcome.key, outcome)
+
+    def flush(self, within: float) -> bool:
+        """Wait until all that was told so far has been delivered; False if that takes too long."""
+        if not self._observers:
+            return True
+        done = threading.Event()
+        self._background.put(done)
+        return done.wait(within)
+
+    def _send(
+        self,
+        name: str,
+        event: Event | None = None,
+        key: Key | None = None,
+        outcome: Outcome | None = None,
+        detail: str | None = None,
+    ) -> None:
+        if not self._observers:
+            return
+        if len(self._background) >= _MOST_WAITING:
+            self._count("observer.dropped")
+        else:
+            self._background.put(Notice(name, self._wall(), self._namespace, event, key, outcome, detail))
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+    def _deliver(self, notices: list[Notice | threading.Event]) -> None:
+        for notice in notices:
+            if isinstance(notice, threading.Event):
+                notice.set()
+                continue
+            for observer in self._observers:
+                try:
+                    observer(notice)
+                except BaseException:  # noqa: BLE001  # whatever an observer does is its own affair
+                    self._count("observer.failed")
+
+
+_NAMES: Final = {
+    status: f"event.{status}"
+    for status in (
+        "processed",
+        "duplicate",
+        "in_flight",
+        "failed",
+        "conflict",
+        "buried",
+        "invalid",
+        "unguarded",
+        "skipped",
+    )
+}

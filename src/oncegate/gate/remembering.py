@@ -1,0 +1,88 @@
+"""Remembering: completions this process has seen confirmed, so that a storm of copies does not reach the store.
+
+Only what the store has confirmed is remembered, for a short while and never past its expiry; other content under the
+same key goes to the store, and so does work that a person has sent back.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from oncegate.claims import COMPLETED, Complete
+from oncegate.clocks import Clock
+from oncegate.gate.jobs import Job, kind_of
+from oncegate.gate.leases import Lease
+from oncegate.gate.outcome import Outcome
+
+_MOST: Final = 10_000
+_LARGEST_RESULT: Final = 4_096
+
+
+# Until when it may be trusted on the boot clock, the claim, how it was completed, and when that was sent.
+_Completion = tuple[int, Lease, Complete, int]
+
+
+class Memory:
+    """Two dicts by turns: when the new one is full, the old one is thrown away as a whole."""
+
+    def __init__(self, within: int | None, retention: int, boot: Clock) -> None:
+        self._within = within
+        self._longest = min(within or 0, retention)
+        self._boot = boot
+        self._lock = threading.Lock()
+        self._new: dict[bytes, _Completion] = {}
+        self._old: dict[bytes, _Completion] = {}
+
+    def knows_none(self, jobs: Sequence[Job]) -> bool:
+        """Whether not one of these need be asked for: the usual case, and a quick one."""
+        digests = [job.key.digest for job in jobs]
+        return self._new.keys().isdisjoint(digests) and self._old.keys().isdisjoint(digests)
+
+    def answer(self, job: Job) -> Outcome | None:
+        """A duplicate, if it is known to be one."""
+        known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
+        if known is None:
+            return None
+        until, lease, complete, sent_at = known
+        now = self._boot()
+        if now >= until or (job.key.binds and lease.record.payload_hash != job.payload_hash):
+            return None
+        ahead = lease.granted_at - lease.held_since
+        original = replace(
+            lease.record,
+            state=COMPLETED,
+            completed_at=lease.record.completed_at or sent_at + ahead,
+            result=complete.result,
+            error=complete.error,
+        )
+        result = None if complete.result is None else msgspec.json.decode(complete.result)
+        kind = kind_of(job.event, original)
+        return Outcome("duplicate", job.event, job.key, kind, result, complete.error, original, now + ahead)
+
+    def completed(self, ended: Sequence[tuple[Lease, Complete]], sent_at: int) -> None:
+        """Completions that the store has accepted since `sent_at`."""
+        if self._within is not None:
+            until = sent_at + self._longest
+            small = ((lease, complete) for lease, complete in ended if len(complete.result or b"") <= _LARGEST_RESULT)
+            self._keep({lease.key: (until, lease, complete, sent_at) for lease, complete in small})
+
+    def found(self, lease: Lease) -> None:
+        """A completed record that the store has shown."""
+        record = lease.record
+        if len(record.result or b"") > _LARGEST_RESULT:
+            return
+        if self._within is not None and record.completed_at is not None and record.expires_at is not None:
+            retention = record.expires_at - lease.granted_at
+            proof = (lease.namespace, lease.key, record.owner, record.fence)
+            complete = Complete(*proof, retention, record.result, record.error)
+            until = lease.held_since + min(self._within, retention)
+            self._keep({lease.key: (until, lease, complete, lease.held_since)})
+
+    def _keep(self, completions: dict[bytes, _Completion]) -> None:
+        with self._lock:
+            if len(self._new) >= _MOST // 2:
+                self._old, self._new = self._new, {}
+            self._new.update(completions)
