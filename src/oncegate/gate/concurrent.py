@@ -162,7 +162,8 @@ class Concurrent:
         try:
             await waiter
         except asyncio.CancelledError:
-            submitted.cancel()
+            if not submitted.cancel():
+                way.start()  # it has begun, or is about to: it is no longer to be given back
             raise
 
     def _work(self, event: Event, handler: Handler, way: "_Way", waiter: Waiter) -> None:

@@ -1,0 +1,388 @@
+"""Guarded calls: a function takes effect once for each set of arguments."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, keys
+from oncegate.claims import Redrive
+from oncegate.errors import (
+    Buried,
+    CallError,
+    Conflict,
+    InFlight,
+    NoResult,
+    SettingError,
+    StoreUnavailable,
+    Unconfirmed,
+    Unreadable,
+)
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import Stumbling
+
+calls: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    calls.clear()
+
+
+def charge(order_id: int, amount: float = 1.0) -> dict[str, Any]:
+    calls.append((order_id, amount))
+    return {"charged": order_id}
+
+
+async def charge_later(order_id: int) -> dict[str, Any]:
+    calls.append(order_id)
+    await asyncio.sleep(0.01)
+    return {"charged": order_id}
+
+
+def explode(order_id: int) -> None:
+    calls.append(order_id)
+    raise ValueError(f"boom {order_id}")
+
+
+def generate(order_id: int) -> Iterator[int]:
+    yield order_id
+
+
+async def generate_later(order_id: int) -> Any:
+    yield order_id
+
+
+class Shop:
+    gate = Gate("memory://")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @gate.once(name="shop.sell")
+    def sell(self, item: str) -> str:
+        calls.append(item)
+        return f"{self.name} sold {item}"
+
+    @classmethod
+    @gate.once(name="shop.open")
+    def open(cls, day: str) -> str:
+        calls.append(day)
+        return f"{cls.__name__} open on {day}"
+
+    @staticmethod
+    @gate.once(name="shop.count")
+    def count(things: int) -> int:
+        calls.append(things)
+        return things
+
+    @gate.once(name="shop.deliver")
+    async def deliver(self, item: str) -> str:
+        calls.append(item)
+        return f"{self.name} delivered {item}"
+
+
+class TestResults:
+    def test_once_for_each_arguments(self, gate: Gate) -> None:
+        """The same arguments, however they are passed, run once and give the same result; others run."""
+        once = gate.once(charge)
+        assert [once(1), once(1, 1.0), once(order_id=1, amount=1)] == [{"charged": 1}] * 3
+        assert once(2) == {"charged": 2}
+        assert calls == [(1, 1.0), (2, 1.0)]
+
+    def test_async(self, gate: Gate) -> None:
+        """Of concurrent calls one runs, and the others wait for its result."""
+        once = gate.once(charge_later)
+
+        async def main() -> Any:
+            return await asyncio.gather(*(once(number % 2) for number in range(10)))
+
+        assert asyncio.run(main()) == [{"charged": 0}, {"charged": 1}] * 5
+        assert sorted(calls) == [0, 1]
+
+    def test_methods(self) -> None:
+        """Methods of every sort are guarded; the object itself is no part of the key."""
+        shop = Shop("A")
+        assert [shop.sell("tea"), shop.sell("tea"), Shop("B").sell("tea")] == ["A sold tea"] * 3
+        assert [Shop.open("monday"), shop.open("monday")] == ["Shop open on monday"] * 2
+        assert [Shop.count(2), shop.count(2)] == [2, 2]
+        assert [asyncio.run(shop.deliver("tea")) for _ in range(2)] == ["A delivered tea"] * 2
+        assert calls == ["tea", "monday", 2, "tea"]
+
+    def test_the_first_gets_its_own_object(self, gate: Gate) -> None:
+        """What the function returns is returned as it is; a further call gets it as JSON keeps it."""
+
+        @gate.once(name="pair")
+        def pair(number: int) -> Any:
+            return (number, number)
+
+        assert pair(1) == (1, 1)
+        assert pair(1) == [1, 1]
+
+    def test_it_looks_like_the_function(self, gate: Gate) -> None:
+        """Name, documentation and signature are kept."""
+        once = gate.once(charge)
+        assert once.__name__ == "charge"
+        assert once.__wrapped__ is charge  # type: ignore[attr-defined]
+
+    def test_wrong_arguments(self, gate: Gate) -> None:
+        """A call that the function would not take is refused as the function would."""
+        with pytest.raises(TypeError, match="missing a required argument: 'order_id'"):
+            gate.once(charge)()  # type: ignore[call-arg]
+        assert gate.store.browse() == []
+
+
+class TestKeys:
+    def test_a_strategy(self, gate: Gate) -> None:
+        """With a key of one's own, only what it names tells calls apart, and other content is a conflict."""
+        once = gate.once(name="pay", key=keys.fields("order_id"))(charge)
+        once(1, 5.0)
+        with pytest.raises(Conflict, match="but its content is another"):
+            once(1, 6.0)
+        assert calls == [(1, 5.0)]
+
+    def test_a_callable(self, gate: Gate) -> None:
+        """Any function of the event will do; its body is the arguments by name."""
+        once = gate.once(name="pay", key=lambda event: [event.body["order_id"] % 10])(charge)
+        once(1, 5.0)
+        with pytest.raises(Conflict):
+            once(11, 5.0)
+
+    def test_what_is_no_json_is_left_out(self, gate: Gate) -> None:
+        """A session or a client is no part of a key that does not name it."""
+
+        @gate.once(name="pay", key=keys.fields("order_id"))
+        def pay(session: object, order_id: int) -> int:
+            calls.append(order_id)
+            return order_id
+
+        assert [pay(object(), 1), pay(object(), 1)] == [1, 1]
+        assert calls == [1]
+
+    def test_but_not_without_a_key(self, gate: Gate) -> None:
+        """If all arguments count, one that cannot be compared is refused by name."""
+
+        @gate.once(name="pay")
+        def pay(order_id: int, session: object) -> None: ...
+
+        with pytest.raises(SettingError, match="pay: the argument session is no JSON value"):
+            pay(1, object())
+
+    def test_a_missing_part(self, gate: Gate) -> None:
+        """A key that cannot be made is an error that names what is missing."""
+        with pytest.raises(Unreadable, match="the fields key needs other"):
+            gate.once(name="pay", key=keys.fields("other"))(charge)(1)
+
+
+class TestNames:
+    def test_functions_do_not_share_keys(self, gate: Gate) -> None:
+        """Two functions with equal arguments are two events."""
+        assert gate.once(charge)(1) == {"charged": 1}
+        with pytest.raises(ValueError, match="boom 1"):
+            gate.once(explode)(1)
+
+    def test_nor_with_events(self, gate: Gate) -> None:
+        """A call and an event with the same content are two things."""
+        gate.run({"order_id": 1, "amount": 1.0}, lambda event: "event")
+        assert gate.once(charge)(1) == {"charged": 1}
+
+    def test_a_name_stays(self, store: MemoryStore) -> None:
+        """Under a given name a function may be renamed and moved; without one, its own name counts."""
+
+        def renamed(order_id: int, amount: float = 1.0) -> None:
+            raise AssertionError
+
+        Gate(store).once(name="pay")(charge)(1)
+        assert Gate(store).once(name="pay")(renamed)(1) == {"charged": 1}
+
+    def test_two_functions_of_one_name(self, gate: Gate) -> None:
+        """One gate refuses two functions under one name; the same function twice is fine."""
+        gate.once(name="pay")(charge)
+        gate.once(name="pay")(charge)
+        with pytest.raises(SettingError, match="two functions are named 'pay'"):
+            gate.once(name="pay")(explode)
+
+    def test_functions_without_a_lasting_name(self, gate: Gate) -> None:
+        """A lambda or a local function must be given a name."""
+
+        def local(order_id: int) -> None: ...
+
+        for function in (local, lambda order_id: order_id):
+            with pytest.raises(SettingError, match="has no name that lasts"):
+                gate.once(function)
+
+    def test_a_script_is_known_by_its_file(self, tmp_path: Path) -> None:
+        """A function has the same name whether its file is run or imported."""
+        (tmp_path / "billing.py").write_text(
+            dedent("""
+            from oncegate import Gate
+            gate = Gate("sqlite:///a.db")
+            @gate.once
+            def charge(order): print("charged"); return order
+            charge(1); gate.close()
+            """)
+        )
+        for arguments in (["billing.py"], ["-c", "import billing"], ["billing.py"]):
+            done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == ("charged\n" if arguments == ["billing.py"] and not calls else "")
+            calls.append(1)
+
+    @pytest.mark.parametrize("function", [generate, generate_later])
+    def test_generators(self, gate: Gate, function: Any) -> None:
+        """A generator has done nothing when it returns, so it is refused."""
+        with pytest.raises(SettingError, match="is a generator"):
+            gate.once(function)
+
+    @pytest.mark.parametrize("thing", [Shop, 7])
+    def test_what_is_no_function(self, gate: Gate, thing: Any) -> None:
+        """A class or a number cannot be guarded."""
+        with pytest.raises(SettingError):
+            gate.once(thing)
+
+    def test_not_in_mark_first_mode(self) -> None:
+        """A mode that keeps no results has none to give."""
+        with pytest.raises(SettingError, match="keeps none"):
+            Gate("memory://", mode="mark_first").once(charge)
+
+
+class TestFailures:
+    def test_its_own_exception(self, gate: Gate) -> None:
+        """What the function raises is raised, and the next call tries again."""
+        once = gate.once(explode)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="boom 1"):
+                once(1)
+        assert calls == [1, 1]
+
+    def test_buried(self, store: MemoryStore) -> None:
+        """After the last attempt calls raise Buried, also when it was redriven: nobody but a caller can run it."""
+        once = Gate(store, max_attempts=1).once(explode)
+        with pytest.raises(ValueError, match="boom 1"):
+            once(1)
+        with pytest.raises(Buried, match="dead letter") as raised:
+            once(1)
+        assert raised.value.outcome.status == "buried"
+        store.redrive([Redrive("default", raised.value.outcome.key.digest)])
+        with pytest.raises(NoResult, match="waits to be run"):
+            once(1)
+
+    def test_a_result_that_was_not_kept(self, gate: Gate) -> None:
+        """A further call does not pass off nothing as the result."""
+
+        @gate.once(name="object")
+        def make(number: int) -> object:
+            return object()
+
+        make(1)
+        with pytest.raises(NoResult, match="no JSON value"):
+            make(1)
+
+    def test_a_store_that_does_not_answer(self, stumbling: Stumbling) -> None:
+        """Without a claim the function does not run; without a confirmation the caller is told that it may have."""
+        once = Gate(stumbling).once(charge)
+        stumbling.failures = {"claim": 1}
+        with pytest.raises(StoreUnavailable, match="the store is away"):
+            once(1)
+        assert calls == []
+        stumbling.failures = {"settle": 9}
+        with pytest.raises(Unconfirmed, match="did not confirm"):
+            once(1)
+        assert calls == [(1, 1.0)]
+
+    def test_one_name_catches_all(self) -> None:
+        """Every way in which a call can have no result is a CallError."""
+        assert all(issubclass(error, CallError) for error in (InFlight, Conflict, Buried, NoResult, Unconfirmed))
+
+
+class TestWaiting:
+    def test_for_the_result(self, store: MemoryStore) -> None:
+        """A call that comes while another is at it waits, and gets that one's result."""
+        gate = Gate(store)
+        go_on = threading.Event()
+
+        @gate.once(name="slow", wait="5s")
+        def slow(number: int) -> str:
+            calls.append(number)
+            go_on.wait(10)
+            return "done"
+
+        results: list[str] = []
+        threads = [threading.Thread(target=lambda: results.append(slow(1))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        assert results == []
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        assert (results, calls) == (["done"] * 3, [1])
+
+    def test_not_for_ever(self, gate: Gate) -> None:
+        """After `wait` it raises InFlight."""
+
+        @gate.once(name="nested", wait="50ms")
+        def nested(number: int) -> None:
+            start = time.monotonic()
+            with pytest.raises(InFlight, match="Another worker is at it"):
+                nested(number)
+            assert 0.02 < time.monotonic() - start < 1
+
+        nested(1)
+
+    def test_async_not_for_ever(self, gate: Gate) -> None:
+        """Nor does an async call."""
+
+        @gate.once(name="nested", wait="50ms")
+        async def nested(number: int) -> None:
+            with pytest.raises(InFlight):
+                await nested(number)
+
+        asyncio.run(nested(1))
+
+    def test_a_dead_one_is_taken_over(self, store: MemoryStore, clock: ManualClock) -> None:
+        """When the lease of the one at work ends, the one that waits runs."""
+        gate = Gate(store)
+
+        @gate.once(name="dying", wait="5s")
+        def dying(number: int) -> str:
+            calls.append(number)
+            if len(calls) == 1:
+                clock.advance("30s")
+                return dying(number)
+            return "second"
+
+        with pytest.raises(Unconfirmed, match="lost to another worker"):
+            dying(1)
+        assert dying(1) == "second"
+
+    def test_wait_must_be_a_duration(self, gate: Gate) -> None:
+        """A number without a unit is refused when the function is guarded, not when it is called."""
+        with pytest.raises(SettingError, match="wait=10"):
+            gate.once(wait=10)  # type: ignore[call-overload]
+
+
+def test_calls_are_counted(gate: Gate) -> None:
+    """A call has one outcome, however often it looked while it waited."""
+    once = gate.once(charge)
+    once(1)
+    once(1)
+    assert gate.counts["event.processed"] == 1
+    assert gate.counts["event.duplicate"] == 1
+
+
+def test_handlers_of_events_know_nothing_of_it(gate: Gate) -> None:
+    """Guarding a handler for `run` as well would be once for each Event; it is the arguments that count."""
+    event = Event(source="plain", id="1", body={"id": 1}, raw=b"{}")
+    once = gate.once(name="handle", key=lambda call: call.body["event"]["id"])(lambda event: calls.append(event.id))
+    once(event)
+    once(event)
+    assert calls == ["1"]

@@ -1,0 +1,592 @@
+"""Many coroutines through one gate: shared writes, cancellation, back-pressure."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, keys
+from oncegate.claims import COMPLETED, IN_PROGRESS, RELEASED
+from oncegate.errors import SettingError
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import Stumbling
+
+Test = Callable[[], Coroutine[Any, Any, Any]]
+
+
+async def succeed(event: Event) -> str | None:
+    return event.id
+
+
+async def fail(event: Event) -> None:
+    raise ValueError("boom")
+
+
+def state(gate: Gate) -> tuple[str, int, str | None]:
+    """The one record of the store: its state, attempts and error."""
+    (entry,) = gate.store.browse()
+    return entry.record.state, entry.record.attempts, entry.record.error
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
+
+
+class TestOutcomes:
+    def test_async_and_plain_handlers(self, gate: Gate) -> None:
+        """An async handler runs in the loop, a plain one in a thread; the outcomes are those of `run`."""
+
+        async def main() -> None:
+            threads: list[threading.Thread] = []
+
+            async def here(event: Event) -> str:
+                threads.append(threading.current_thread())
+                return "here"
+
+            def there(event: Event) -> str:
+                threads.append(threading.current_thread())
+                return "there"
+
+            outcomes = [await gate.arun({"id": 1}, here), await gate.arun({"id": 2}, there)]
+            assert [(outcome.status, outcome.result) for outcome in outcomes] == [
+                ("processed", "here"),
+                ("processed", "there"),
+            ]
+            assert threads[0] is threading.current_thread()
+            assert threads[1] is not threading.current_thread()
+            assert (await gate.arun({"id": 1}, fail)).status == "duplicate"
+            assert (await gate.arun("{", fail)).status == "invalid"
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("plain", [False, True])
+    def test_failures_are_counted_and_buried(self, store: MemoryStore, plain: bool) -> None:
+        """A handler that raises fails the attempt; the last one buries."""
+        gate = Gate(store, max_attempts=2)
+
+        def fail_plainly(event: Event) -> None:
+            raise ValueError("boom")
+
+        async def main() -> list[Any]:
+            return [await gate.arun({"id": 1}, fail_plainly if plain else fail) for _ in range(3)]
+
+        outcomes = asyncio.run(main())
+        assert [outcome.status for outcome in outcomes] == ["failed", "buried", "buried"]
+        assert {outcome.error for outcome in outcomes} == {"ValueError: boom"}
+
+    def test_concurrent_copies(self, gate: Gate) -> None:
+        """Of copies that come at the same time one runs, and the others are told that it does."""
+
+        async def main() -> list[Any]:
+            async def slow(event: Event) -> None:
+                await asyncio.sleep(0.02)
+
+            return await asyncio.gather(*(gate.arun({"id": 1}, slow) for _ in range(10)))
+
+        statuses = sorted(outcome.status for outcome in asyncio.run(main()))
+        assert statuses == ["in_flight"] * 9 + ["processed"]
+
+    def test_what_is_no_work(self, gate: Gate) -> None:
+        """A generator is refused at once; a plain function that returns a coroutine nobody awaits fails its event."""
+
+        async def generate(event: Event) -> Any:
+            yield 1
+
+        async def main() -> None:
+            with pytest.raises(SettingError, match="is a generator"):
+                await gate.arun({"id": 1}, generate)
+            outcome = await gate.arun({"id": 2}, lambda event: asyncio.sleep(0))
+            assert outcome.status == "failed"
+            assert "a coroutine or a generator" in outcome.reason
+
+        asyncio.run(main())
+
+    def test_an_object_with_an_async_call(self, gate: Gate) -> None:
+        """What makes a handler async is how it is called."""
+
+        class Called:
+            async def __call__(self, event: Event) -> str:
+                return "called"
+
+        async def main() -> None:
+            assert (await gate.arun({"id": 1}, Called())).result == "called"
+
+        asyncio.run(main())
+
+    def test_mark_first(self, store: MemoryStore) -> None:
+        """In mark_first mode what fails is kept as a dead letter, for async and plain handlers."""
+        gate = Gate(store, mode="mark_first")
+
+        async def main() -> list[Any]:
+            def fail_plainly(event: Event) -> None:
+                raise ValueError("boom")
+
+            first = [await gate.arun({"id": 1}, fail), await gate.arun({"id": 2}, fail_plainly)]
+            return [*first, await gate.arun({"id": 1}, succeed), await gate.arun({"id": 3}, succeed)]
+
+        outcomes = asyncio.run(main())
+        assert [outcome.status for outcome in outcomes] == ["buried", "buried", "duplicate", "processed"]
+        assert len(store.dead_letters()) == 2
+
+    def test_unguarded(self, stumbling: Stumbling) -> None:
+        """The policies hold here too."""
+        gate = Gate(
+            stumbling,
+            key=keys.event_id,
+            on_missing_key="unguarded",
+            on_store_error="unguarded",
+            unguarded_types=["alarm"],
+        )
+
+        async def main() -> None:
+            assert (await gate.arun({"type": "x"}, succeed)).status == "unguarded"
+            stumbling.failures = {"claim": 2}
+            assert (await gate.arun({"id": 1, "type": "alarm"}, succeed)).status == "unguarded"
+            assert (await gate.arun({"id": 2, "type": "other"}, succeed)).status == "failed"
+
+        asyncio.run(main())
+
+    def test_several_loops(self, gate: Gate) -> None:
+        """One gate serves loops in several threads, and one after the other."""
+
+        async def main(first: int) -> list[str]:
+            events = [gate.arun({"id": number}, succeed) for number in range(first, first + 50)]
+            return [outcome.status for outcome in await asyncio.gather(*events)]
+
+        statuses: list[list[str]] = []
+        threads = [threading.Thread(target=lambda n=n: statuses.append(asyncio.run(main(n)))) for n in (0, 100, 200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert statuses == [["processed"] * 50] * 3
+        assert asyncio.run(main(300)) == ["processed"] * 50
+
+
+class TestGathering:
+    def test_callers_share_writes(self, stumbling: Stumbling) -> None:
+        """What is asked at the same time is claimed with one write and settled with one."""
+        gate = Gate(stumbling)
+
+        async def main() -> None:
+            await asyncio.gather(*(gate.arun({"id": number}, succeed) for number in range(64)))
+
+        asyncio.run(main())
+        assert stumbling.calls == [("claim", 64), ("settle", 64)]
+
+    def test_batches_are_bounded(self, stumbling: Stumbling) -> None:
+        """However many ask, a batch has at most 256."""
+        gate = Gate(stumbling)
+
+        async def main() -> None:
+            await asyncio.gather(*(gate.arun({"id": number}, succeed) for number in range(700)))
+
+        asyncio.run(main())
+        sizes = [size for verb, size in stumbling.calls if verb == "claim"]
+        assert (sum(sizes), max(sizes)) == (700, 256)
+
+    def test_a_single_caller_does_not_wait(self, stumbling: Stumbling) -> None:
+        """A batch waits for nobody: one caller alone is served at once."""
+        gate = Gate(stumbling)
+
+        async def main() -> float:
+            await gate.arun({"id": "warm"}, succeed)
+            start = time.perf_counter()
+            for number in range(20):
+                await gate.arun({"id": number}, succeed)
+            return (time.perf_counter() - start) / 20
+
+        assert asyncio.run(main()) < 0.02
+
+    def test_a_store_that_breaks(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An error that no store should raise reaches every caller of the batch, and the gate goes on."""
+        gate = Gate(stumbling)
+
+        def broken(requests: object) -> None:
+            raise ZeroDivisionError
+
+        async def main() -> None:
+            with monkeypatch.context() as patched:
+                patched.setattr(stumbling, "claim", broken)
+                asked = [gate.arun({"id": number}, succeed) for number in range(3)]
+                answers = await asyncio.gather(*asked, return_exceptions=True)
+                assert [type(answer) for answer in answers] == [ZeroDivisionError] * 3
+            assert (await gate.arun({"id": 1}, succeed)).status == "processed"
+
+        asyncio.run(main())
+
+
+class TestBackPressure:
+    def test_max_in_hand(self, store: MemoryStore) -> None:
+        """No more than max_in_hand are claimed or run at a time; the others wait, and all are served."""
+        gate = Gate(store, max_in_hand=5)
+        running, most = 0, 0
+
+        async def count(event: Event) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            held = sum(entry.record.state == IN_PROGRESS for entry in store.browse())
+            assert held <= 5
+            await asyncio.sleep(0.002)
+            running -= 1
+
+        async def main() -> list[Any]:
+            return await asyncio.gather(*(gate.arun({"id": number}, count) for number in range(40)))
+
+        assert {outcome.status for outcome in asyncio.run(main())} == {"processed"}
+        assert most == 5
+
+    def test_threads(self, store: MemoryStore) -> None:
+        """No more than `threads` plain handlers run at a time."""
+        gate = Gate(store, threads=3)
+        lock, running, most = threading.Lock(), 0, 0
+
+        def count(event: Event) -> None:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.01)
+            with lock:
+                running -= 1
+
+        async def main() -> None:
+            await asyncio.gather(*(gate.arun({"id": number}, count) for number in range(12)))
+
+        asyncio.run(main())
+        assert most == 3
+
+    def test_a_cancelled_caller_frees_its_place(self, store: MemoryStore) -> None:
+        """Who gives up while waiting for a place takes none, and who held one gives it back."""
+        gate = Gate(store, max_in_hand=1)
+
+        async def main() -> None:
+            started = asyncio.Event()
+
+            async def hang(event: Event) -> None:
+                started.set()
+                await asyncio.sleep(30)
+
+            first = asyncio.create_task(gate.arun({"id": 1}, hang))
+            await started.wait()
+            second = asyncio.create_task(gate.arun({"id": 2}, succeed))
+            await asyncio.sleep(0.01)
+            second.cancel()
+            first.cancel()
+            await asyncio.gather(first, second, return_exceptions=True)
+            assert (await gate.arun({"id": 3}, succeed)).status == "processed"
+
+        asyncio.run(main())
+
+
+class TestCancellation:
+    def test_while_an_async_handler_runs(self, gate: Gate) -> None:
+        """The handler is cancelled with its caller, and the event released with its attempt counted."""
+        seen: list[str] = []
+
+        async def hang(event: Event) -> None:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+        async def main() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await gate.arun({"id": 1}, hang)
+
+        asyncio.run(main())
+        assert seen == ["cancelled"]
+        assert eventually(lambda: state(gate) == (RELEASED, 1, "its caller was cancelled while the handler ran"))
+        outcome = gate.run({"id": 1}, lambda event: "done")
+        assert (outcome.status, outcome.event.attempt) == ("processed", 2)
+
+    def test_it_never_buries(self, store: MemoryStore) -> None:
+        """A caller that goes away at the last attempt is no fault of the event."""
+        gate = Gate(store, max_attempts=1)
+
+        async def main() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(gate.arun({"id": 1}, lambda_sleep), 0.05)
+
+        async def lambda_sleep(event: Event) -> None:
+            await asyncio.sleep(30)
+
+        asyncio.run(main())
+        assert eventually(lambda: state(gate)[0] == RELEASED)
+
+    def test_while_a_plain_handler_runs(self, store: MemoryStore) -> None:
+        """A thread cannot be stopped: it runs on under its claim, and its effect is recorded."""
+        gate = Gate(store, lease="60ms")
+        finish, done = threading.Event(), threading.Event()
+
+        def slow(event: Event) -> str:
+            finish.wait(10)
+            done.set()
+            return "done"
+
+        async def main() -> None:
+            task = asyncio.create_task(gate.arun({"id": 1}, slow))
+            assert await asyncio.to_thread(eventually, lambda: len(store.browse()) == 1)
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(0.2)
+            assert (await gate.arun({"id": 1}, succeed)).status == "in_flight"
+            finish.set()
+            assert await asyncio.to_thread(eventually, lambda: state(gate)[0] == COMPLETED)
+
+        asyncio.run(main())
+        assert done.is_set()
+        assert gate.run({"id": 1}, lambda event: "again").result == "done"
+
+    def test_while_the_claim_is_being_written(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A claim that is granted to a caller who has left is given back, and its attempt with it."""
+        gate = Gate(stumbling)
+        asked, go_on = threading.Event(), threading.Event()
+        claim = stumbling.claim
+
+        def slow_claim(requests: Any) -> Any:
+            verdicts = claim(requests)
+            asked.set()
+            go_on.wait(10)
+            return verdicts
+
+        async def main() -> None:
+            monkeypatch.setattr(stumbling, "claim", slow_claim)
+            task = asyncio.create_task(gate.arun({"id": 1}, fail))
+            await asyncio.to_thread(asked.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            go_on.set()
+            assert await asyncio.to_thread(eventually, lambda: state(gate) == (RELEASED, 0, None))
+
+        asyncio.run(main())
+
+    def test_when_the_loop_is_gone(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also if the whole loop has ended before the answer comes."""
+        gate = Gate(stumbling)
+        asked, go_on = threading.Event(), threading.Event()
+        claim = stumbling.claim
+
+        def slow_claim(requests: Any) -> Any:
+            verdicts = claim(requests)
+            asked.set()
+            go_on.wait(10)
+            return verdicts
+
+        async def main() -> None:
+            task = asyncio.create_task(gate.arun({"id": 1}, fail))
+            while not asked.is_set():
+                await asyncio.sleep(0.005)
+            task.cancel()
+
+        monkeypatch.setattr(stumbling, "claim", slow_claim)
+        asyncio.run(main())
+        go_on.set()
+        assert eventually(lambda: state(gate) == (RELEASED, 0, None))
+
+    def test_before_a_thread_is_free(self, store: MemoryStore) -> None:
+        """A plain handler that has not begun is given back unstarted."""
+        gate = Gate(store, threads=1)
+        finish, ran = threading.Event(), []
+
+        async def main() -> None:
+            first = asyncio.create_task(gate.arun({"id": 1}, lambda event: finish.wait(10)))
+            second = asyncio.create_task(gate.arun({"id": 2}, lambda event: ran.append(event.id)))
+            assert await asyncio.to_thread(eventually, lambda: len(store.browse()) == 2)
+            await asyncio.sleep(0.02)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            finish.set()
+            await first
+            await gate.arun({"id": 3}, lambda event: ran.append(event.id))
+
+        asyncio.run(main())
+        assert ran == ["3"]
+        assert eventually(
+            lambda: (
+                sorted((entry.record.state, entry.record.attempts) for entry in store.browse())
+                == [(COMPLETED, 1), (COMPLETED, 1), (RELEASED, 0)]
+            )
+        )
+
+    def test_in_mark_first_mode(self, store: MemoryStore) -> None:
+        """What was marked as done and then cancelled is kept as a dead letter."""
+        gate = Gate(store, mode="mark_first")
+
+        async def hang(event: Event) -> None:
+            await asyncio.sleep(30)
+
+        async def main() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(gate.arun({"id": 1}, hang), 0.05)
+
+        asyncio.run(main())
+        assert eventually(lambda: len(store.dead_letters()) == 1)
+
+
+class TestLostLeases:
+    def test_an_async_handler_is_cancelled(self, store: MemoryStore) -> None:
+        """When the claim is another's, the handler is cancelled and its caller told; the caller itself lives on."""
+        gate = Gate(store, lease="60ms")
+        seen: list[str] = []
+
+        async def hang(event: Event) -> None:
+            store._records["default"].clear()
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+        async def main() -> None:
+            outcome = await gate.arun({"id": 1}, hang)
+            assert (outcome.status, outcome.acked) == ("failed", False)
+            await asyncio.sleep(0.01)
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+
+        asyncio.run(main())
+        assert seen == ["cancelled"]
+        assert gate.counts["lease.lost"] == 1
+
+    def test_a_plain_handlers_settle_is_discarded(self, store: MemoryStore) -> None:
+        """A thread cannot be cancelled, but what it tries to record is refused."""
+        gate = Gate(store, lease="60ms")
+
+        def overtaken(event: Event) -> None:
+            store._records["default"].clear()
+            time.sleep(0.1)
+
+        async def main() -> None:
+            outcome = await gate.arun({"id": 1}, overtaken)
+            assert outcome.status == "failed"
+            assert "lost to another worker" in outcome.reason
+
+        asyncio.run(main())
+        assert store.browse() == []
+
+    def test_a_store_that_is_away_for_a_lease(self, stumbling: Stumbling) -> None:
+        """A claim that could not be renewed for its whole length may be another's: its handler is cancelled."""
+        gate = Gate(stumbling, lease="90ms")
+        stumbling.failures = {"renew": 100}
+
+        async def hang(event: Event) -> None:
+            await asyncio.sleep(30)
+
+        async def main() -> None:
+            outcome = await gate.arun({"id": 1}, hang)
+            assert outcome.status == "failed"
+            assert "its claim was lost while the handler ran" in outcome.reason
+
+        asyncio.run(main())
+
+    def test_a_handler_that_will_not_be_cancelled(self, store: MemoryStore) -> None:
+        """If it goes on to the end all the same, the store judges what it did."""
+        gate = Gate(store, lease="60ms")
+
+        async def stubborn(event: Event) -> str:
+            store._records["default"].clear()
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                return "done all the same"
+            return "never"
+
+        async def main() -> None:
+            outcome = await gate.arun({"id": 1}, stubborn)
+            assert "lost to another worker" in outcome.reason
+
+        asyncio.run(main())
+
+    def test_no_effect_starts_after_the_lease(self, store: MemoryStore) -> None:
+        """A grant whose reply took as long as the lease is given back unrun."""
+        boot = ManualClock(0)
+        gate = Gate(store, boot=lambda: boot.advance("30s") or boot.now)  # type: ignore[func-returns-value]
+
+        async def main() -> None:
+            assert (await gate.arun({"id": 1}, fail)).status == "in_flight"
+
+        asyncio.run(main())
+        assert state(gate) == (RELEASED, 0, None)
+
+
+class TestAlone:
+    def test_the_last_attempt_runs_alone(self, store: MemoryStore) -> None:
+        """While an event is at its last attempt no other runs, and those before it are settled."""
+        gate = Gate(store, max_attempts=2)
+        running: set[str | None] = set()
+        beside: list[set[str | None]] = []
+
+        async def handler(event: Event) -> None:
+            running.add(event.id)
+            await asyncio.sleep(0.005)
+            if event.id == "poison":
+                beside.append(set(running))
+                done = sum(entry.record.state == IN_PROGRESS for entry in store.browse())
+                beside.append({str(done)})
+            running.discard(event.id)
+            if event.id == "poison" and event.attempt == 1:
+                raise ValueError("boom")
+
+        async def main() -> list[Any]:
+            await gate.arun({"id": "poison"}, handler)
+            beside.clear()
+            names = [*range(10), "poison", *range(10, 20)]
+            return await asyncio.gather(*(gate.arun({"id": name}, handler) for name in names))
+
+        assert {outcome.status for outcome in asyncio.run(main())} == {"processed"}
+        assert beside[0] == {"poison"}
+
+    def test_giving_up_the_wait_for_it(self, store: MemoryStore) -> None:
+        """A caller that is cancelled while it waits to be alone holds up nobody."""
+        gate = Gate(store, max_attempts=2)
+
+        async def main() -> None:
+            go_on = asyncio.Event()
+
+            async def wait(event: Event) -> None:
+                await go_on.wait()
+
+            await gate.arun({"id": 2}, fail)
+            first = asyncio.create_task(gate.arun({"id": 1}, wait))
+            await asyncio.sleep(0.02)
+            second = asyncio.create_task(gate.arun({"id": 2}, succeed))
+            third = asyncio.create_task(gate.arun({"id": 3}, succeed))
+            await asyncio.sleep(0.02)
+            assert not third.done()
+            second.cancel()
+            assert (await asyncio.wait_for(third, 5)).status == "processed"
+            go_on.set()
+            assert (await first).status == "processed"
+            assert (await gate.arun({"id": 2}, succeed)).event.attempt == 2
+
+        asyncio.run(main())
+
+
+def test_on_a_file(tmp_path: Path) -> None:
+    """Many callers on an SQLite file: each event once, in few writes."""
+    gate = Gate(f"sqlite:///{tmp_path}/a.db")
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(gate.arun({"id": number % 100}, succeed) for number in range(300)))
+
+    statuses = [outcome.status for outcome in asyncio.run(main())]
+    gate.close()
+    assert statuses.count("processed") == 100
+    assert set(statuses) <= {"processed", "in_flight", "duplicate"}

@@ -1,0 +1,280 @@
+"""Policies: what becomes of events that are out of the ordinary. Each is counted."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, keys
+from oncegate.errors import SettingError, StoreUnavailable, Unreadable
+from oncegate.events import Evidence
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import Stumbling
+
+NOON = datetime(2025, 12, 12, 12, tzinfo=UTC)
+MICROSECONDS_AT_NOON = int(NOON.timestamp()) * 1_000_000
+
+
+class Handler:
+    """Counts its runs; fails if it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.runs: list[Event] = []
+        self.error = error
+
+    def __call__(self, event: Event) -> str:
+        self.runs.append(event)
+        if self.error is not None:
+            raise self.error
+        return "done"
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+class TestMissingKey:
+    def test_refused_by_default(self, store: MemoryStore, handler: Handler) -> None:
+        """An event without its key is refused, and names what is missing."""
+        gate = Gate(store, key=keys.event_id)
+        outcome = gate.run({"type": "x"}, handler)
+        assert (outcome.status, outcome.acked, len(handler.runs)) == ("invalid", False, 0)
+        assert "the event_id key needs id" in outcome.reason
+        assert "policy.missing_key" not in gate.counts
+
+    def test_unguarded(self, store: MemoryStore, handler: Handler) -> None:
+        """On request it runs without protection, every time, and is counted; its neighbours are guarded as ever."""
+        gate = Gate(store, key=keys.event_id, on_missing_key="unguarded")
+        outcomes = gate.run_batch([{"type": "x"}, {"id": 1}, {"type": "x"}, {"id": 1}], handler)
+        assert [outcome.status for outcome in outcomes] == ["unguarded", "processed", "unguarded", "duplicate"]
+        assert len(handler.runs) == 3
+        assert "without protection" in outcomes[0].reason
+        assert (outcomes[0].result, outcomes[0].acked) == ("done", True)
+        assert gate.counts["policy.missing_key"] == 2
+        assert gate.counts["event.unguarded"] == 2
+        assert len(store.browse()) == 1
+
+    def test_a_key_function_that_raises(self, store: MemoryStore, handler: Handler) -> None:
+        """A function of the user's own that finds nothing to make a key of has none either."""
+        refusing = Gate(store, key=lambda event: event.body["call"])
+        assert "its key function raised KeyError: 'call'" in refusing.run({"id": 1}, handler).reason
+        passing = Gate(store, key=lambda event: event.body["call"], on_missing_key="unguarded")
+        assert passing.run({"id": 1}, handler).status == "unguarded"
+
+    def test_a_failure_is_told(self, store: MemoryStore) -> None:
+        """What runs unguarded and fails is not acknowledged; there is nothing to settle."""
+        gate = Gate(store, key=keys.event_id, on_missing_key="unguarded")
+        outcome = gate.run({"type": "x"}, Handler(ValueError("boom")))
+        assert (outcome.status, outcome.error, outcome.acked) == ("failed", "ValueError: boom", False)
+
+    def test_never_in_a_transaction(self, tmp_path: Path) -> None:
+        """Exactly once cannot be had without a key, so there it is refused whatever the policy."""
+        gate = Gate(f"sqlite:///{tmp_path}/a.db", key=keys.event_id, on_missing_key="unguarded")
+        assert gate.transaction({"type": "x"}, lambda event, connection: None).status == "invalid"
+        gate.close()
+
+    def test_seen(self, store: MemoryStore) -> None:
+        """`seen` cannot have seen what it cannot tell apart: an error by default, a False on request."""
+        with pytest.raises(Unreadable, match="the event_id key needs id"):
+            Gate(store, key=keys.event_id).seen({"type": "x"})
+        assert Gate(store, key=keys.event_id, on_missing_key="unguarded").seen({"type": "x"}) is False
+
+
+class TestStoreError:
+    def unguarded(self, stumbling: Stumbling, **wishes: Any) -> Gate:
+        return Gate(stumbling, on_store_error="unguarded", unguarded_types=["alarm"], **wishes)
+
+    def test_refused_by_default(self, stumbling: Stumbling, handler: Handler) -> None:
+        """Without a store nothing runs and nothing is acknowledged."""
+        stumbling.failures = {"claim": 1}
+        outcome = Gate(stumbling).run({"id": 1, "type": "alarm"}, handler)
+        assert (outcome.status, outcome.acked, len(handler.runs)) == ("failed", False, 0)
+
+    def test_named_types_run(self, stumbling: Stumbling, handler: Handler) -> None:
+        """Only events of the named types run when the claim cannot be asked for; it is counted."""
+        gate = self.unguarded(stumbling)
+        stumbling.failures = {"claim": 1}
+        outcomes = gate.run_batch([{"id": 1, "type": "alarm"}, {"id": 2, "type": "other"}], handler)
+        assert [outcome.status for outcome in outcomes] == ["unguarded", "failed"]
+        assert [event.id for event in handler.runs] == ["1"]
+        assert "the store is away" in outcomes[0].reason
+        assert gate.counts["policy.store_error"] == 1
+
+    def test_with_the_store_back_they_are_guarded(self, stumbling: Stumbling, handler: Handler) -> None:
+        """The policy is for the outage alone."""
+        gate = self.unguarded(stumbling)
+        assert gate.run({"id": 1, "type": "alarm"}, handler).status == "processed"
+        assert gate.run({"id": 1, "type": "alarm"}, handler).status == "duplicate"
+
+    def test_it_governs_the_claim_only(self, stumbling: Stumbling, handler: Handler) -> None:
+        """An effect whose completion is not confirmed is not passed off as unguarded."""
+        gate = self.unguarded(stumbling)
+        stumbling.failures = {"settle": 9}
+        outcome = gate.run({"id": 1, "type": "alarm"}, handler)
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert "did not confirm" in outcome.reason
+
+    def test_seen(self, stumbling: Stumbling) -> None:
+        """`seen` raises without a store, but for the named types."""
+        gate = self.unguarded(stumbling)
+        stumbling.failures = {"claim": 2}
+        assert gate.seen({"id": 1, "type": "alarm"}) is False
+        with pytest.raises(StoreUnavailable):
+            gate.seen({"id": 2, "type": "other"})
+
+    @pytest.mark.parametrize(
+        "wishes",
+        [
+            {"on_store_error": "unguarded"},
+            {"unguarded_types": ["alarm"]},
+            {"on_store_error": "unguarded", "unguarded_types": "alarm"},
+        ],
+    )
+    def test_the_types_must_be_named(self, wishes: Any) -> None:
+        """Half a policy is refused: no types, or types without the policy, or one string of them."""
+        with pytest.raises(SettingError, match="unguarded_types"):
+            Gate("memory://", **wishes)
+
+
+class TestConflict:
+    ONE, OTHER = {"id": 1, "n": 1}, {"id": 1, "n": 2}
+
+    def test_bury(self, store: MemoryStore, handler: Handler) -> None:
+        """By default other content under a known key is kept as a dead letter."""
+        gate = Gate(store)
+        gate.run(self.ONE, handler)
+        outcome = gate.run(self.OTHER, handler)
+        assert (outcome.status, len(handler.runs)) == ("conflict", 1)
+        assert [entry.key for entry in store.dead_letters()] == [outcome.kept and outcome.kept.digest]
+        assert gate.counts["policy.conflict"] == 1
+
+    def test_run(self, store: MemoryStore, handler: Handler) -> None:
+        """On request it runs as an event of its own, once."""
+        gate = Gate(store, on_conflict="run")
+        first = gate.run(self.ONE, handler)
+        outcomes = [gate.run(self.OTHER, handler) for _ in range(2)]
+        assert [outcome.status for outcome in outcomes] == ["processed", "duplicate"]
+        assert [event.body["n"] for event in handler.runs] == [1, 2]
+        assert outcomes[0].key != first.key
+        assert handler.runs[1].key == outcomes[0].key
+        assert gate.run(self.ONE, handler).status == "duplicate"
+        assert gate.counts["policy.conflict"] == 2
+
+    def test_run_after_a_failure(self, store: MemoryStore) -> None:
+        """Its attempts are its own too."""
+        gate = Gate(store, on_conflict="run", max_attempts=2)
+        gate.run(self.ONE, Handler())
+        failing = Handler(ValueError("boom"))
+        assert [gate.run(self.OTHER, failing).status for _ in range(3)] == ["failed", "buried", "buried"]
+        assert gate.run(self.ONE, failing).status == "duplicate"
+
+    def test_run_in_a_batch(self, store: MemoryStore, handler: Handler) -> None:
+        """In one batch both run, each once."""
+        gate = Gate(store, on_conflict="run")
+        outcomes = gate.run_batch([self.ONE, self.OTHER, self.ONE, self.OTHER], handler)
+        assert [outcome.status for outcome in outcomes] == ["processed", "processed", "duplicate", "duplicate"]
+        assert len(handler.runs) == 2
+
+    def test_duplicate(self, store: MemoryStore, handler: Handler) -> None:
+        """On request it is dropped as a copy; nothing is kept of it."""
+        gate = Gate(store, on_conflict="duplicate")
+        gate.run(self.ONE, handler)
+        outcome = gate.run(self.OTHER, handler)
+        assert (outcome.status, outcome.result, len(handler.runs)) == ("duplicate", "done", 1)
+        assert store.dead_letters() == []
+        assert gate.counts["policy.conflict"] == 1
+        assert gate.seen(self.OTHER) is True
+
+
+class TestReplay:
+    def event(self, replay: str | None = None) -> Event:
+        return Event(source="plain", id="1", body={"id": 1}, raw=b'{"id":1}', evidence=Evidence(replay=replay))
+
+    def test_a_duplicate_by_default(self, store: MemoryStore, handler: Handler) -> None:
+        """A replay of what is known is a duplicate, and said to be a replay; of what is not, it runs."""
+        gate = Gate(store)
+        assert gate.run(self.event("archive-1"), handler).status == "processed"
+        outcome = gate.run(self.event("archive-1"), handler)
+        assert (outcome.status, outcome.kind) == ("duplicate", "replay")
+        assert gate.counts["policy.replay"] == 2
+
+    def test_run(self, store: MemoryStore, handler: Handler) -> None:
+        """On request it runs once for each name under which it is replayed."""
+        gate = Gate(store, on_replay="run")
+        replays = [None, None, "first", "first", "second", None]
+        statuses = [gate.run(self.event(replay), handler).status for replay in replays]
+        assert statuses == ["processed", "duplicate", "processed", "duplicate", "processed", "duplicate"]
+
+
+class TestAge:
+    @pytest.fixture
+    def wall(self) -> ManualClock:
+        return ManualClock(MICROSECONDS_AT_NOON)
+
+    def event(self, name: str = "1") -> Event:
+        return Event(source="plain", id=name, body={"id": name}, raw=b"{}", occurred_at=NOON)
+
+    def test_too_old_is_counted(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
+        """An event that happened longer ago than max_age runs by default, and is counted."""
+        gate = Gate(store, max_age="1h", wall=wall)
+        wall.advance("1h")
+        assert gate.run(self.event("in time"), handler).status == "processed"
+        assert "policy.too_old" not in gate.counts
+        wall.advance(1)
+        assert gate.run(self.event("late"), handler).status == "processed"
+        assert gate.counts["policy.too_old"] == 1
+
+    def test_buried_on_request(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
+        """With on_too_old="bury" it is a dead letter that says why; what is still remembered is a duplicate."""
+        gate = Gate(store, max_age="1h", on_too_old="bury", wall=wall)
+        gate.run(self.event("known"), handler)
+        wall.advance("3h")
+        outcome = gate.run(self.event("late"), handler)
+        assert (outcome.status, len(handler.runs)) == ("buried", 1)
+        assert "it happened 3 h ago, and max_age is 1 h" in outcome.reason
+        assert gate.run(self.event("known"), handler).status == "duplicate"
+
+    def test_an_event_without_a_time_has_no_age(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
+        """What does not say when it happened is not too old."""
+        assert Gate(store, max_age="1h", on_too_old="bury", wall=wall).run({"id": 1}, handler).status == "processed"
+
+
+class TestSliding:
+    def test_copies_prolong(self, store: MemoryStore, clock: ManualClock, handler: Handler) -> None:
+        """With sliding, a key is remembered for its retention from the latest copy on, up to the limit."""
+        gate = Gate(store, retention="1h", sliding=True, sliding_limit="3h")
+        statuses = []
+        for _ in range(5):
+            statuses.append(gate.run({"id": 1}, handler).status)
+            clock.advance("50m")
+        assert statuses == ["processed", "duplicate", "duplicate", "duplicate", "processed"]
+
+    def test_without_it_they_do_not(self, store: MemoryStore, clock: ManualClock, handler: Handler) -> None:
+        """By default copies change nothing."""
+        gate = Gate(store, retention="1h", remember=None)
+        statuses = []
+        for _ in range(3):
+            statuses.append(gate.run({"id": 1}, handler).status)
+            clock.advance("50m")
+        assert statuses == ["processed", "duplicate", "processed"]
+
+    def test_a_limit_shorter_than_the_retention(self) -> None:
+        """Such a limit would leave nothing to slide."""
+        with pytest.raises(SettingError, match="nothing to slide"):
+            Gate("memory://", sliding=True, retention="7d", sliding_limit="1d")
+
+
+def test_a_misspelt_setting() -> None:
+    """A setting that there is not is refused with the nearest that there is."""
+    with pytest.raises(SettingError, match="there is no setting on_conflit; did you mean on_conflict"):
+        Gate("memory://", on_conflit="run")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["mode", "on_too_old", "on_missing_key", "on_store_error", "on_conflict", "on_replay"])
+def test_a_choice_that_is_none(name: str) -> None:
+    """A value that is none of the choices is refused with those that are."""
+    with pytest.raises(SettingError, match=f"{name}='often' is not a choice; it is one of "):
+        Gate("memory://", **{name: "often"})  # type: ignore[arg-type]

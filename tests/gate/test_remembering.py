@@ -1,0 +1,145 @@
+"""The memory of completions: storms are answered here, and never wrongly."""
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.claims import Redrive, Reset
+from oncegate.errors import SettingError
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import Stumbling
+
+
+def succeed(event: Event) -> dict[str, int]:
+    return {"n": 1}
+
+
+def fail(event: Event) -> None:
+    raise ValueError("boom")
+
+
+def claims(stumbling: Stumbling) -> int:
+    return sum(verb == "claim" for verb, _ in stumbling.calls)
+
+
+def test_a_storm_does_not_reach_the_store(stumbling: Stumbling) -> None:
+    """Copies of what was just completed are answered without the store, with result and original, and counted."""
+    gate = Gate(stumbling)
+    gate.run({"id": "a"}, succeed)
+    outcomes = [gate.run({"id": "a"}, fail) for _ in range(50)]
+    assert {outcome.status for outcome in outcomes} == {"duplicate"}
+    assert (outcomes[0].kind, outcomes[0].result) == ("redelivery", {"n": 1})
+    assert outcomes[0].reason == "Duplicate of a, processed 0 ms ago; the handler was not run again."
+    assert claims(stumbling) == 1
+    assert gate.counts["memory.hit"] == 50
+
+
+def test_results_are_not_shared(stumbling: Stumbling) -> None:
+    """Each copy gets a result of its own: changing one changes no other."""
+    gate = Gate(stumbling)
+    gate.run({"id": "a"}, succeed)
+    gate.run({"id": "a"}, fail).result["n"] = 2
+    assert gate.run({"id": "a"}, fail).result == {"n": 1}
+
+
+def test_what_another_process_completed(stumbling: Stumbling) -> None:
+    """A duplicate that the store has answered is remembered as well."""
+    Gate(stumbling).run({"id": "a"}, succeed)
+    other = Gate(stumbling)
+    assert [other.run({"id": "a"}, fail).result for _ in range(3)] == [{"n": 1}] * 3
+    assert claims(stumbling) == 2
+
+
+def test_not_for_long(stumbling: Stumbling) -> None:
+    """After `remember` the store is asked again."""
+    boot = ManualClock(0)
+    gate = Gate(stumbling, remember="10s", boot=boot)
+    gate.run({"id": "a"}, succeed)
+    boot.advance(9_999_999)
+    gate.run({"id": "a"}, succeed)
+    assert claims(stumbling) == 1
+    boot.advance(1)
+    gate.run({"id": "a"}, succeed)
+    assert claims(stumbling) == 2
+
+
+@pytest.mark.parametrize("one", [0, 1])
+def test_never_past_its_expiry(store: MemoryStore, clock: ManualClock, one: int) -> None:
+    """A retention shorter than `remember` is kept to the microsecond, also for what the store has shown."""
+    boot = ManualClock(0)
+
+    def pass_time(by: int) -> None:
+        clock.advance(by)
+        boot.advance(by)
+
+    gates = [Gate(store, retention="2s", lease="1s", remember="60s", boot=boot) for _ in range(2)]
+    gates[0].run({"id": "a"}, succeed)
+    pass_time(1_000_000)
+    assert [gate.run({"id": "a"}, fail).status for gate in gates] == ["duplicate"] * 2
+    pass_time(999_999)
+    assert [gate.run({"id": "a"}, fail).status for gate in gates] == ["duplicate"] * 2
+    pass_time(1)
+    assert gates[one].run({"id": "a"}, succeed).status == "processed"
+
+
+def test_other_content_goes_to_the_store(stumbling: Stumbling) -> None:
+    """The memory holds key and content: a conflict is still a conflict."""
+    gate = Gate(stumbling)
+    gate.run({"id": "a"}, succeed)
+    assert gate.run({"id": "a", "n": 2}, succeed).status == "conflict"
+
+
+def test_failures_are_not_remembered(stumbling: Stumbling) -> None:
+    """What failed, or whose completion was not confirmed, is asked for again."""
+    gate = Gate(stumbling)
+    assert gate.run({"id": "a"}, fail).status == "failed"
+    assert gate.run({"id": "a"}, succeed).status == "processed"
+    stumbling.failures = {"settle": 3}
+    assert gate.run({"id": "b"}, succeed).status == "failed"
+    assert gate.run({"id": "b"}, succeed).status == "in_flight"
+
+
+def test_redriven_work_passes_it_by(store: MemoryStore) -> None:
+    """A dead letter that a person sends back runs, whatever is remembered of other keys."""
+    gate = Gate(store, max_attempts=1)
+    outcome = gate.run({"id": "a"}, fail)
+    assert outcome.key is not None
+    store.redrive([Redrive("default", outcome.key.digest)])
+    assert [outcome.status for outcome in gate.run_waiting(succeed)] == ["processed"]
+    assert gate.run({"id": "a"}, fail).status == "duplicate"
+
+
+def test_off(stumbling: Stumbling) -> None:
+    """With remember=None, a key that a person has reset is new at once."""
+    gate = Gate(stumbling, remember=None)
+    outcome = gate.run({"id": "a"}, succeed)
+    assert outcome.key is not None
+    stumbling.reset([Reset("default", outcome.key.digest)])
+    assert gate.run({"id": "a"}, succeed).status == "processed"
+
+
+def test_large_results_stay_in_the_store(stumbling: Stumbling) -> None:
+    """The memory is small: a large result is fetched, not kept."""
+    gate = Gate(stumbling)
+    gate.run({"id": "a"}, lambda event: "x" * 10_000)
+    assert len(gate.run({"id": "a"}, fail).result) == 10_000
+    assert claims(stumbling) == 2
+
+
+def test_bounded(stumbling: Stumbling) -> None:
+    """However many are completed, few thousand are remembered."""
+    gate = Gate(stumbling)
+    for start in range(0, 30_000, 500):
+        gate.run_batch([{"id": number} for number in range(start, start + 500)], succeed)
+    memory = gate._engine.claimer._memory
+    assert len(memory._new) + len(memory._old) <= 11_000
+    before = claims(stumbling)
+    gate.run({"id": 29_999}, succeed)
+    gate.run({"id": 0}, succeed)
+    assert claims(stumbling) == before + 1
+
+
+def test_too_long() -> None:
+    """More than a minute is refused: what other processes do would go unnoticed."""
+    with pytest.raises(SettingError, match="remember='61s' is too long"):
+        Gate("memory://", remember="61s")
