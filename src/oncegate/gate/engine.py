@@ -9,7 +9,7 @@ from oncegate.clocks import Clock
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import Endings
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.jobs import Bare, Identified, Job, Refused, coalesce, only
+from oncegate.gate.jobs import Batch, Identified, Refused
 from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -34,17 +34,18 @@ class Engine:
         self.runner = Runner(store, terms, boot, self.claimer, self._endings, self._heartbeat, memory)
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
-        items = coalesce(identified)
-        jobs = only(Job, items)
-        self.claimer.claim(jobs)
-        self.runner.run(jobs, handler)
-        self.runner.run_unguarded([*jobs, *only(Bare, items)], handler)
-        return [answered(item.outcome) for item in items]
+        """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
+        batch = Batch(identified)
+        self.claimer.claim(batch.jobs)
+        self.runner.run(batch.jobs, handler)
+        self.runner.run_unguarded([*batch.jobs, *batch.bare], handler)
+        return batch.outcomes
 
     async def athrough(self, item: Identified, handler: AsyncHandler | Handler) -> Outcome:
+        """The same for one, beside others that come at the same time."""
         if not isinstance(item, Refused):
             await self.concurrent.run(item, handler)
-        return answered(item.outcome)
+        return item.outcome
 
     @cached_property
     def concurrent(self) -> "Concurrent":
@@ -56,8 +57,3 @@ class Engine:
 
     def _lost(self, lease: Lease) -> None:
         self._observers.tell("lease.lost", detail=lease.key.hex())
-
-
-def answered(outcome: Outcome | None) -> Outcome:
-    assert outcome is not None  # noqa: S101  # claiming or running has set it
-    return outcome

@@ -13,7 +13,7 @@ from oncegate.clocks import Clock, since_boot, wall
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
-from oncegate.gate.engine import Engine, answered
+from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler
 from oncegate.gate.identifying import Identifier
 from oncegate.gate.jobs import Bare, Job, Refused
@@ -168,7 +168,7 @@ class Gate:
                 self._engine.runner.transact(item, handler)
             elif item.unguarded is not None:
                 item.outcome = Outcome("failed", item.event, item.key, error=item.unguarded)
-        return self._told([answered(item.outcome)])[0]
+        return self._told([item.outcome])[0]
 
     def seen(self, payload: Any) -> bool:
         """Whether this event was seen before; from now on it was. The `is_duplicate` of many tutorials.
@@ -178,7 +178,7 @@ class Gate:
         when the store does not answer, unless a policy lets such events run unguarded."""
         item = self._identify(_only_event(payload))
         if isinstance(item, Refused):
-            raise Unreadable(answered(item.outcome).reason)
+            raise Unreadable(item.outcome.reason)
         if isinstance(item, Bare):
             return False
         try:
@@ -200,7 +200,7 @@ class Gate:
                 self._engine.runner.give_back([job])
                 break
             self._engine.runner.run_alone(job, handler)
-            outcomes[job.key.digest] = answered(job.outcome)
+            outcomes[job.key.digest] = job.outcome
         return self._told(list(outcomes.values()))
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:

@@ -1,7 +1,6 @@
 """Jobs: the events of one call on their way through the gate."""
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -14,13 +13,14 @@ from oncegate.gate.outcome import Kind, Outcome
 class Job:
     """One event to claim: what it is, then what is held for it, then what became of it.
 
-    `lease` is there while it is `held`. `hopeless` is why it is buried instead of run, `unguarded` why it runs without
-    a claim.
+    `lease` is there while it is `held`, `outcome` when it has come to one. `hopeless` is why it is buried instead of
+    run, `unguarded` why it runs without a claim.
     """
 
     __slots__ = ("event", "held", "hopeless", "key", "lease", "outcome", "payload_hash", "started", "unguarded")
 
     lease: Lease
+    outcome: Outcome
 
     def __init__(self, event: Event, key: Key, payload_hash: bytes, hopeless: str | None = None) -> None:
         self.event = event
@@ -30,19 +30,18 @@ class Job:
         self.held = False
         self.started = False
         self.unguarded: str | None = None
-        self.outcome: Outcome | None = None
 
 
 class Bare:
     """An event without a key that is to run all the same, and why."""
 
     key = None
+    outcome: Outcome
 
     def __init__(self, event: Event, unguarded: str, refusal: Outcome) -> None:
         self.event = event
-        self.unguarded: str | None = unguarded
+        self.unguarded = unguarded
         self.refusal = refusal
-        self.outcome: Outcome | None = None
 
 
 class Copy:
@@ -53,11 +52,9 @@ class Copy:
         self._first = first
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> Outcome:
         """A duplicate if the first was processed, else what the first has come to."""
         first, claimed = self._first.outcome, self._first.event
-        if first is None:
-            return None
         event = replace(self._event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
         if first.status != "processed":
             return replace(first, event=event)
@@ -68,30 +65,43 @@ class Refused:
     """An event that is answered without asking the store."""
 
     def __init__(self, outcome: Outcome) -> None:
-        self.outcome: Outcome | None = outcome
+        self.outcome = outcome
 
 
 Identified = Job | Bare | Refused
 Item = Identified | Copy
 
-_Kind = TypeVar("_Kind")
 
+class Batch:
+    """The events of one call, in order. The first job of each key and content stands for its copies."""
 
-def coalesce(items: Iterable[Identified]) -> list[Item]:
-    """Let the first job of each key and content stand for its copies."""
-    firsts: dict[tuple[bytes, bytes], Job] = {}
-    coalesced: list[Item] = []
-    for item in items:
-        if isinstance(item, Job):
-            first = firsts.setdefault((item.key.digest, item.payload_hash if item.key.binds else b""), item)
-            coalesced.append(item if first is item else Copy(item.event, first))
+    def __init__(self, identified: Iterable[Identified]) -> None:
+        self.items: list[Item] = []
+        self.jobs: list[Job] = []
+        self.bare: list[Bare] = []
+        self._firsts: dict[bytes, Job] = {}
+        self._others: dict[tuple[bytes, bytes], Job] = {}
+        for item in identified:
+            if isinstance(item, Job):
+                self._add(item)
+            else:
+                self.items.append(item)
+                if isinstance(item, Bare):
+                    self.bare.append(item)
+
+    def _add(self, job: Job) -> None:
+        first = self._firsts.setdefault(job.key.digest, job)
+        if first is not job and job.key.binds and job.payload_hash != first.payload_hash:
+            first = self._others.setdefault((job.key.digest, job.payload_hash), job)
+        if first is job:
+            self.items.append(job)
+            self.jobs.append(job)
         else:
-            coalesced.append(item)
-    return coalesced
+            self.items.append(Copy(job.event, first))
 
-
-def only(kind: type[_Kind], items: Sequence[Item]) -> list[_Kind]:
-    return [item for item in items if isinstance(item, kind)]
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [item.outcome for item in self.items]
 
 
 def about(event: Event) -> About:
