@@ -1,0 +1,109 @@
+"""Kills: workers killed at a named point, at any statement, by a poisonous event, and at random."""
+
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial, reduce
+from itertools import count
+from operator import add
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tests.kills.crew import Crew, Stuck, begun, crew, killed, wait_until
+from tests.kills.judge import Finding, judge
+from tests.kills.points import Strike
+from tests.kills.worker import Plan, Way
+
+FEW: Final = 6
+_MANY: Final = 150
+_KILLS_OF_A_WORLD: Final = 20
+_MOST_DEATHS: Final = 12
+_KILLED: Final = -signal.SIGKILL
+_PAUSE: Final = 0.004
+_BETWEEN: Final = (0.002, 0.04)
+
+
+class Run(Struct, frozen=True):
+    """How many workers were killed, and what was found when the last had drained the world."""
+
+    kills: int
+    finding: Finding
+
+
+@contextmanager
+def new_world(way: Way, events: int = FEW, **changes: Any) -> Iterator[Plan]:
+    """A plan for a world in a folder of its own, which is removed in the end."""
+    with tempfile.TemporaryDirectory(prefix="oncegate-kills-") as folder:
+        yield Plan(folder, events, way, **changes)
+
+
+def strike(way: Way, blow: Strike, **changes: Any) -> Run:
+    """Have one worker struck, and the next drain the world."""
+    with new_world(way, **changes) as plan, crew() as hands:
+        code = hands.run(replace(plan, strike=blow, name="struck"))
+        _drain(hands, plan)
+        return Run(int(code == _KILLED), judge(plan))
+
+
+def sweep(way: Way, **changes: Any) -> Iterator[Run]:
+    """Strike at the first SQL statement, at the second and so on, until a worker ends before it can be struck."""
+    for passage in count(1):
+        run = strike(way, Strike("statement", passage), **changes)
+        yield run
+        if not run.kills:
+            return
+
+
+def poison(way: Way, events: tuple[str, ...], **changes: Any) -> Run:
+    """Start workers until one survives the poisonous events."""
+    with new_world(way, poison=events, **changes) as plan, crew() as hands:
+        for deaths in range(_MOST_DEATHS):
+            if hands.run(replace(plan, name=f"worker-{deaths}")) != _KILLED:
+                return Run(deaths, judge(plan))
+        raise Stuck(f"{', '.join(events)} killed {_MOST_DEATHS} workers and was never buried")
+
+
+def at_random(way: Way, kills: int, seed: int) -> Run:
+    """Kill workers at random moments, in as many worlds as it takes; all findings together."""
+    chance = random.Random(seed)  # noqa: S311  # to be repeated
+    runs: list[Run] = []
+    while (left := kills - sum(run.kills for run in runs)) > 0:
+        runs.append(_harried(way, min(left, _KILLS_OF_A_WORLD), chance))
+    return Run(kills, reduce(add, [run.finding for run in runs]))
+
+
+def _harried(way: Way, kills: int, chance: random.Random) -> Run:
+    with new_world(way, _MANY, pause=_PAUSE) as plan, crew() as hands:
+        struck = _harry(hands, plan, kills, chance)
+        _drain(hands, plan)
+        return Run(struck, judge(plan))
+
+
+def _harry(hands: Crew, plan: Plan, kills: int, chance: random.Random) -> int:
+    """Keep two workers going and kill one of them now and then, until enough were or there is no work left."""
+    plans = [_next(plan, number, chance) for number in range(2)]
+    workers = [hands.start(each) for each in plans]
+    for struck in range(kills):
+        victim = chance.randrange(2)
+        wait_until(partial(begun, plans[victim], workers[victim]), "a worker at work")
+        time.sleep(chance.uniform(*_BETWEEN))
+        if not killed(workers[victim]):
+            return struck
+        plans[victim] = _next(plan, struck + 2, chance)
+        workers[victim] = hands.start(plans[victim])
+    return kills
+
+
+def _next(plan: Plan, number: int, chance: random.Random) -> Plan:
+    return replace(plan, name=f"worker-{number}", seed=chance.getrandbits(32))
+
+
+def _drain(hands: Crew, plan: Plan) -> None:
+    """Let those who live and one more, whom nothing befalls, bring everything to its end."""
+    hands.start(replace(plan, name="last", pause=0.0))
+    hands.finish()
