@@ -51,7 +51,7 @@ class TestNamedPoints:
 
 class TestPoison:
     @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize("attempts", [2, 3])
+    @pytest.mark.parametrize("attempts", [1, 2, 3])
     def test_no_neighbour_goes_with_it(self, way: Way, attempts: int) -> None:
         """An event that kills every worker is a dead letter after its last attempt; all others are completed."""
         run = poison(way, ("event-1",), max_attempts=attempts)

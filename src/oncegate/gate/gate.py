@@ -70,7 +70,8 @@ class Gate:
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
         """Take all the events of these payloads through the gate: one outcome each, in order.
 
-        They are claimed with one write and settled with few, so the lease must cover the whole batch."""
+        They are claimed with one write and settled with few, so the lease must cover the whole batch. With
+        `max_attempts=1` each is claimed and settled alone."""
         if isinstance(payloads, bytes | str | dict):
             raise SettingError("run_batch() takes several payloads in a list; for one, use run() or [payload]")
         return self._through([event for payload in payloads for event in read(payload)], handler)
@@ -79,8 +80,9 @@ class Gate:
         check_handler(handler)
         items = coalesce(self._identified(event) for event in events)
         jobs = jobs_of(items)
-        self._claimer.claim(jobs)
-        self._runner.run(jobs, handler)
+        for together in [[job] for job in jobs] if self._terms.one_by_one else [jobs]:
+            self._claimer.claim(together)
+            self._runner.run(together, handler)
         return [_answered(item.outcome) for item in items]
 
     def transaction(self, payload: Any, handler: TransactionHandler) -> Outcome:

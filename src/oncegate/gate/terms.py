@@ -27,6 +27,11 @@ class Terms(Struct, frozen=True):
     def marks_first(self) -> bool:
         return self.mode == "mark_first"
 
+    @property
+    def one_by_one(self) -> bool:
+        """With one attempt each, an event that kills the process would spend those of its whole batch."""
+        return self.max_attempts == 1 and not self.marks_first
+
 
 def agree(
     *,
