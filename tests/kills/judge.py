@@ -12,7 +12,9 @@ from tests.kills.world import World
 
 
 class Finding(Struct, frozen=True):
-    """`attempted` counts the effects that were begun, `applied` those that stand; the rest names events."""
+    """`attempted` counts the effects that were begun, `applied` those that stand; the rest names events.
+
+    `wronged` are those of the buried that have harmed nobody."""
 
     events: int
     attempted: int
@@ -21,6 +23,7 @@ class Finding(Struct, frozen=True):
     doubled: tuple[str, ...] = ()
     unsettled: tuple[str, ...] = ()
     buried: tuple[str, ...] = ()
+    wronged: tuple[str, ...] = ()
 
     def __add__(self, other: "Finding") -> "Finding":
         return Finding(*(getattr(self, field) + getattr(other, field) for field in self.__struct_fields__))
@@ -32,7 +35,12 @@ class Finding(Struct, frozen=True):
     @property
     def complaints(self) -> list[str]:
         """What must not be."""
-        wrong = {"lost": self.lost, "doubled": self.doubled, "neither completed nor buried": self.unsettled}
+        wrong = {
+            "lost": self.lost,
+            "doubled": self.doubled,
+            "neither completed nor buried": self.unsettled,
+            "buried for nothing": self.wronged,
+        }
         return [f"{what}: {', '.join(events)}" for what, events in wrong.items() if events]
 
 
@@ -51,6 +59,7 @@ def judge(plan: Plan) -> Finding:
         doubled=tuple(event for event in world.events if max(effects[event]) > 1),
         unsettled=tuple(event for event in world.events if gated and states.get(event) not in (COMPLETED, DEAD)),
         buried=tuple(event for event in world.events if event in buried),
+        wronged=tuple(event for event in world.events if event in buried and event not in plan.poison),
     )
 
 

@@ -25,6 +25,7 @@ _KILLS_OF_A_WORLD: Final = 20
 _MOST_DEATHS: Final = 12
 _KILLED: Final = -signal.SIGKILL
 _PAUSE: Final = 0.004
+_LONGER_THAN_A_BEAT: Final = 0.4
 _BETWEEN: Final = (0.002, 0.04)
 
 
@@ -33,6 +34,13 @@ class Run(Struct, frozen=True):
 
     kills: int
     finding: Finding
+
+    def __add__(self, other: "Run") -> "Run":
+        return Run(self.kills + other.kills, self.finding + other.finding)
+
+    @property
+    def complaints(self) -> list[str]:
+        return self.finding.complaints
 
 
 @contextmanager
@@ -48,6 +56,12 @@ def strike(way: Way, blow: Strike, **changes: Any) -> Run:
         code = hands.run(replace(plan, strike=blow, name="struck"))
         _drain(hands, plan)
         return Run(int(code == _KILLED), judge(plan))
+
+
+def strike_at(way: Way, point: str) -> Run:
+    """Have a worker struck at a named point of its second event; at a renewal, in an effect that takes longer."""
+    beating = point.startswith("renew")
+    return strike(way, Strike(point, 1 if beating else 2), pause=_LONGER_THAN_A_BEAT if beating else 0.0)
 
 
 def sweep(way: Way, **changes: Any) -> Iterator[Run]:
@@ -74,7 +88,7 @@ def at_random(way: Way, kills: int, seed: int) -> Run:
     runs: list[Run] = []
     while (left := kills - sum(run.kills for run in runs)) > 0:
         runs.append(_harried(way, min(left, _KILLS_OF_A_WORLD), chance))
-    return Run(kills, reduce(add, [run.finding for run in runs]))
+    return reduce(add, runs)
 
 
 def _harried(way: Way, kills: int, chance: random.Random) -> Run:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.kills.crew import Stuck, crew, stopped, wait_until
+from tests.kills.cases import CASES, Case
+from tests.kills.crew import crew, stopped, wait_until
 from tests.kills.judge import Finding
-from tests.kills.kills import FEW, at_random, new_world, poison, strike, sweep
+from tests.kills.kills import FEW, at_random, new_world, poison, strike_at, sweep
 from tests.kills.points import Strike, points_of
 from tests.kills.worker import BATCH, WAYS, Way
 
@@ -28,10 +29,9 @@ class TestNamedPoints:
     @pytest.mark.parametrize(("way", "point"), _NAMED)
     def test_once_each(self, way: Way, point: str) -> None:
         """Killed at this point, a worker leaves nothing that the next cannot bring to one effect for each event."""
-        beating = point.startswith("renew")
-        run = strike(way, Strike(point, 1 if beating else 2), pause=0.4 if beating else 0.0)
+        run = strike_at(way, point)
         assert run.kills == 1
-        assert run.finding.complaints == []
+        assert run.complaints == []
         assert run.finding.applied == FEW
         self.check_redos(run.finding, way, begun=point in _BEGUN)
 
@@ -45,7 +45,7 @@ class TestNamedPoints:
         """Killed before any one of its SQL statements, those that make the file included, a worker harms nothing."""
         runs = list(sweep(way, events=2 if way == "batch" else 1))
         assert len(runs) > 30
-        assert [run.finding.complaints for run in runs if run.finding.complaints] == []
+        assert [run.complaints for run in runs if run.complaints] == []
         assert sum(run.finding.redos for run in runs) > 0
 
 
@@ -56,14 +56,14 @@ class TestPoison:
         """An event that kills every worker is a dead letter after its last attempt; all others are completed."""
         run = poison(way, ("event-1",), max_attempts=attempts)
         assert run.kills == attempts
-        assert run.finding.complaints == []
+        assert run.complaints == []
         assert run.finding.buried == ("event-1",)
         assert run.finding.applied == FEW - 1
 
     def test_two_in_one_batch(self) -> None:
         """Two poisonous events of one batch are both buried, and take none of the others with them."""
         run = poison("batch", ("event-1", "event-2"), max_attempts=3)
-        assert run.finding.complaints == []
+        assert run.complaints == []
         assert run.finding.buried == ("event-1", "event-2")
         assert run.finding.applied == FEW - 2
 
@@ -74,7 +74,7 @@ class TestAtRandom:
         """Workers that share a list of events and are killed at any moment leave one effect for each event."""
         run = at_random(way, 34, seed)
         assert run.kills == 34
-        assert run.finding.complaints == []
+        assert run.complaints == []
         assert run.finding.applied == run.finding.events
         assert run.finding.redos > 0, "no kill fell between an effect and its completion: nothing was tested"
 
@@ -85,36 +85,11 @@ class TestAtRandom:
         assert run.finding.applied > run.finding.events
 
 
-class TestTheJudge:
-    def test_without_the_gate(self) -> None:
-        """A handler called directly and killed before its acknowledgement has its effect twice."""
-        assert strike("bare", Strike("before the ack")).finding.doubled == ("event-0",)
-
-    @pytest.mark.parametrize("way", ["run", "batch"])
-    def test_mark_first(self, way: Way) -> None:
-        """Marking before the effect loses the event whose worker is killed in between."""
-        finding = strike(way, Strike("before the effect"), mode="mark_first").finding
-        assert "event-0" in finding.lost
-
-    def test_a_sink_keyed_on_the_fence(self) -> None:
-        """A sink that takes the fence for the key of an effect takes the redo for another effect."""
-        finding = strike("run", Strike("settle called"), sink_key="fence").finding
-        assert finding.doubled == ("event-0",)
-
-    def test_an_effect_committed_apart(self) -> None:
-        """An effect that is committed before its completion, and not with it, is doubled by a kill in between."""
-        finding = strike("transaction", Strike("settle called"), ablation="committed apart").finding
-        assert finding.doubled == ("event-0",)
-
-    def test_poison_in_company(self) -> None:
-        """Were events that were tried before run with their batch, poison would bury its neighbours."""
-        finding = poison("batch", ("event-1",), max_attempts=3, ablation="in company").finding
-        assert set(finding.buried) > {"event-1"}
-
-    def test_poison_uncounted(self) -> None:
-        """Were attempts not counted, poison would kill workers for ever."""
-        with pytest.raises(Stuck, match="was never buried"):
-            poison("run", ("event-1",), max_attempts=None, lease="50ms")
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_an_ablation_is_caught(case: Case) -> None:
+    """With this one rule taken out, the judge complains of what the rule is there for."""
+    complaints = case.complaints()
+    assert any(case.sign in complaint for complaint in complaints), complaints
 
 
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,13 @@ class Rising(Struct, frozen=True):
     finding: Finding
     stale: tuple[str, ...]
 
+    def __add__(self, other: "Rising") -> "Rising":
+        return Rising(*(getattr(self, field) + getattr(other, field) for field in self.__struct_fields__))
+
+    @property
+    def complaints(self) -> list[str]:
+        return [*self.stale, *self.finding.complaints]
+
 
 def rise(way: Way, point: str, zombies: int, **changes: Any) -> Rising:
     """Stop so many workers at a point, have one successor do all their work, and let them go on."""
