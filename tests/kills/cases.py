@@ -29,7 +29,7 @@ def _killed(way: Any, point: str, **changes: Any) -> Callable[[], Run]:
     return partial(strike, way, Strike(point), **changes)
 
 
-CASES: Final = (
+KILLED: Final = (
     Case(
         "no gate",
         "the handler is called directly, its worker killed before the acknowledgement",
@@ -72,6 +72,8 @@ CASES: Final = (
         "event-1 killed 12 workers and was never buried",
         partial(poison, "run", ("event-1",), lease="50ms"),
     ),
+)
+STOPPED: Final = (
     Case(
         "unfenced completion",
         "neither owner nor fence is looked at",
@@ -97,3 +99,4 @@ CASES: Final = (
         partial(rise, "run", "claim written", 2, ablation="started late"),
     ),
 )
+CASES: Final = KILLED + STOPPED

@@ -82,33 +82,32 @@ def poison(way: Way, events: tuple[str, ...], **changes: Any) -> Run:
         raise Stuck(f"{', '.join(events)} killed {_MOST_DEATHS} workers and was never buried")
 
 
-def at_random(way: Way, kills: int, seed: int) -> Run:
-    """Kill workers at random moments, in as many worlds as it takes; all findings together."""
+def at_random(way: Way, kills: int, seed: int, workers: int = 2) -> Run:
+    """Keep so many workers going and kill them at random moments, in as many worlds as it takes; all together."""
     chance = random.Random(seed)  # noqa: S311  # to be repeated
     runs: list[Run] = []
     while (left := kills - sum(run.kills for run in runs)) > 0:
-        runs.append(_harried(way, min(left, _KILLS_OF_A_WORLD), chance))
+        runs.append(_harried(way, min(left, _KILLS_OF_A_WORLD), workers, chance))
     return reduce(add, runs)
 
 
-def _harried(way: Way, kills: int, chance: random.Random) -> Run:
+def _harried(way: Way, kills: int, workers: int, chance: random.Random) -> Run:
     with new_world(way, _MANY, pause=_PAUSE) as plan, crew() as hands:
-        struck = _harry(hands, plan, kills, chance)
+        struck = _harry(hands, [_next(plan, number, chance) for number in range(workers)], kills, chance)
         _drain(hands, plan)
         return Run(struck, judge(plan))
 
 
-def _harry(hands: Crew, plan: Plan, kills: int, chance: random.Random) -> int:
-    """Keep two workers going and kill one of them now and then, until enough were or there is no work left."""
-    plans = [_next(plan, number, chance) for number in range(2)]
-    workers = [hands.start(each) for each in plans]
+def _harry(hands: Crew, plans: list[Plan], kills: int, chance: random.Random) -> int:
+    """Kill one of the workers now and then and start another, until enough were or there is no work left."""
+    workers = [hands.start(plan) for plan in plans]
     for struck in range(kills):
-        victim = chance.randrange(2)
+        victim = chance.randrange(len(workers))
         wait_until(partial(begun, plans[victim], workers[victim]), "a worker at work")
         time.sleep(chance.uniform(*_BETWEEN))
         if not killed(workers[victim]):
             return struck
-        plans[victim] = _next(plan, struck + 2, chance)
+        plans[victim] = _next(plans[victim], len(workers) + struck, chance)
         workers[victim] = hands.start(plans[victim])
     return kills
 
@@ -118,6 +117,6 @@ def _next(plan: Plan, number: int, chance: random.Random) -> Plan:
 
 
 def _drain(hands: Crew, plan: Plan) -> None:
-    """Let those who live and one more, whom nothing befalls, bring everything to its end."""
-    hands.start(replace(plan, name="last", pause=0.0))
+    """Let those who live bring everything to its end, and one more, whom nothing befalls, see to it."""
     hands.finish()
+    hands.run(replace(plan, name="last", pause=0.0))

@@ -48,11 +48,12 @@ class Strike(Struct, frozen=True):
 
 
 class Trap:
-    """Called at every point; strikes its own process at the one it was set for."""
+    """Called at every point; strikes its own process at the one it was set for, and tells whether it has."""
 
     def __init__(self, strike: Strike | None) -> None:
         self._strike = strike
         self._passed = 0
+        self.sprung = False
 
     def __call__(self, point: str) -> None:
         strike = self._strike
@@ -60,6 +61,7 @@ class Trap:
             return
         self._passed += 1
         if self._passed == strike.passage:
+            self.sprung = True
             # To this very thread: a signal to the process would let it run on for a while if another one takes it.
             signal.pthread_kill(threading.get_ident(), strike.signal)
 

@@ -29,7 +29,7 @@ def test_taken_over(way: Way, point: str) -> None:
 
 def test_in_a_transaction() -> None:
     """A worker stopped in its transaction keeps all others out past its lease, and then has the one effect."""
-    with new_world("transaction", 1, once=True, lease="50ms") as plan, crew() as hands:
+    with new_world("transaction", 1, lease="50ms") as plan, crew() as hands:
         with closing(SqliteStore(plan.world.store, busy_timeout=100_000)) as store:
             zombie = hands.start(replace(plan, strike=Strike("half-way", 1, signal.SIGSTOP)))
             wait_until(partial(stopped, zombie), "a worker stopped in its transaction")

@@ -28,9 +28,9 @@ _LONGEST_LIFE: Final = 100  # seconds; nobody outlives a driver that was killed 
 class Plan(Struct, frozen=True):
     """How a worker shall work, and what shall befall it.
 
-    An effect takes `pause` seconds. Without a seed the events are taken in their order; `only` says which, if
-    not all. One that is named in `poison` kills its worker each time it is begun. `once`: take each one time and say
-    what came of it, rather than until all are acknowledged. The last three fields are there to be set wrongly."""
+    An effect takes `pause` seconds. Without a seed the events are taken in their order; `only` says which, if not
+    all. One that is named in `poison` kills its worker each time it is begun. The last three fields are there to be
+    set wrongly."""
 
     folder: str
     events: int
@@ -42,7 +42,6 @@ class Plan(Struct, frozen=True):
     pause: float = 0.0
     poison: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-    once: bool = False
     strike: Strike | None = None
     busy_timeout: int = 20_000_000
     mode: Literal["lease", "mark_first"] = "lease"
@@ -67,13 +66,14 @@ class Worker:
         self._gate = Gate(store, lease=plan.lease, max_attempts=plan.max_attempts, mode=plan.mode)
 
     def drain(self) -> None:
-        """Take what is not acknowledged, again and again until nothing is left."""
+        """Take what is not acknowledged, again and again until nothing is left; what has survived its strike says
+        what became of the events it was at, and ends."""
         take = self._ways()[self._plan.way]
         size = BATCH if self._plan.way == "batch" else 1
         while waiting := self._waiting():
             for start in range(0, len(waiting), size):
                 self._answer(take(waiting[start : start + size]))
-            if self._plan.once:
+            if self._trap.sprung:
                 return
             time.sleep(_PAUSE)
 
@@ -85,7 +85,7 @@ class Worker:
 
     def _answer(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            if self._plan.once:
+            if self._trap.sprung:
                 self._world.say(self._plan.name, f"{outcome.event.id} {outcome.status}")
             if outcome.acked and outcome.event.id is not None:
                 self._trap("before the ack")
