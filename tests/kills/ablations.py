@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncegate import claims
-from oncegate.claims import Complete, Held, Record, Renew
+from oncegate.claims import Complete, Held, Record, Release, Renew
 from oncegate.gate.jobs import Job
 from oncegate.gate.running import Handler, Runner
 from oncegate.stores.sqlite import SqliteStore
@@ -29,8 +29,13 @@ def _unfenced() -> None:
         mine = replace(record, owner=complete.owner, fence=complete.fence)
         return claims._completed(mine, complete, now), True
 
+    def release(record: Record | None, release: Release, now: int) -> tuple[Record, bool]:
+        assert record is not None
+        return claims._released(record, release, now), True
+
     claims._RULES[Renew] = renew
     claims._RULES[Complete] = complete
+    claims._RULES[Release] = release
 
 
 def _committed_apart() -> None:

@@ -81,6 +81,12 @@ STOPPED: Final = (
         partial(rise, "run", "half-way", 2, ablation="unfenced"),
     ),
     Case(
+        "unfenced release",
+        "the same for a zombie that fails",
+        "the record of event-0 was changed",
+        partial(rise, "run", "half-way", 2, ablation="unfenced", fails=True),
+    ),
+    Case(
         "unfenced batch",
         "the same for a batch",
         "zombie-0 has event-0 processed",

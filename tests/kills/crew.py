@@ -16,7 +16,7 @@ _PATIENCE: Final = 60.0
 _LOOK: Final = 0.002
 
 # Forked from a server that has imported all but opened nothing: starting Python anew would take most of the time.
-# The server starts the module that was started here too, so it is made ready for `python -m tests.proof` as well.
+# Each fork imports the main module of this process once more, so `tests.proof` is made ready as well.
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.kills.worker", "tests.proof"])
 

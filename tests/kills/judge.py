@@ -45,19 +45,19 @@ class Finding(Struct, frozen=True):
 
 
 def judge(plan: Plan) -> Finding:
-    """Look at the sinks and the records of a world that was drained."""
+    """Look at the sinks and the records of a world that was drained. A dead letter without its payload is none."""
     world = plan.world
-    effects, attempts, records = _effects(world, plan.way), Counter(world.attempts()), records_of(world)
-    states = {event: record.state for event, record in records.items()}
-    gated = plan.way != "bare"
-    buried = {event for event, state in states.items() if state == DEAD}
+    effects, records = _effects(world, plan.way), records_of(world)
+    completed = {event for event, record in records.items() if record.state == COMPLETED}
+    buried = {event for event, record in records.items() if record.state == DEAD and record.payload is not None}
+    settled = completed | buried if plan.way != "bare" else set(world.events)
     return Finding(
         events=len(world.events),
-        attempted=attempts.total(),
+        attempted=len(world.attempts()),
         applied=sum(min(counts) for counts in effects.values()),
         lost=tuple(event for event in world.events if min(effects[event]) < 1 and event not in buried),
         doubled=tuple(event for event in world.events if max(effects[event]) > 1),
-        unsettled=tuple(event for event in world.events if gated and states.get(event) not in (COMPLETED, DEAD)),
+        unsettled=tuple(event for event in world.events if event not in settled),
         buried=tuple(event for event in world.events if event in buried),
         wronged=tuple(event for event in world.events if event in buried and event not in plan.poison),
     )

@@ -25,7 +25,7 @@ _KILLS_OF_A_WORLD: Final = 20
 _MOST_DEATHS: Final = 12
 _KILLED: Final = -signal.SIGKILL
 _PAUSE: Final = 0.004
-_LONGER_THAN_A_BEAT: Final = 0.4
+_LONGER_THAN_A_BEAT: Final = 0.2
 _BETWEEN: Final = (0.002, 0.04)
 
 

@@ -27,6 +27,11 @@ def test_taken_over(way: Way, point: str) -> None:
     assert rising.finding.applied == rising.finding.events
 
 
+def test_a_stale_failure() -> None:
+    """A zombie whose handler fails when it goes on does not release what its successor has completed."""
+    assert rise("run", "half-way", 3, fails=True).complaints == []
+
+
 def test_in_a_transaction() -> None:
     """A worker stopped in its transaction keeps all others out past its lease, and then has the one effect."""
     with new_world("transaction", 1, lease="50ms") as plan, crew() as hands:

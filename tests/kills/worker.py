@@ -22,6 +22,7 @@ WAYS: Final[tuple[Way, ...]] = ("run", "batch", "transaction")
 
 BATCH: Final = 4
 _PAUSE: Final = 0.005
+_BUSY_TIMEOUT: Final = 20_000_000
 _LONGEST_LIFE: Final = 100  # seconds; nobody outlives a driver that was killed itself for longer than that
 
 
@@ -29,21 +30,21 @@ class Plan(Struct, frozen=True):
     """How a worker shall work, and what shall befall it.
 
     An effect takes `pause` seconds. Without a seed the events are taken in their order; `only` says which, if not
-    all. One that is named in `poison` kills its worker each time it is begun. The last three fields are there to be
-    set wrongly."""
+    all. One that is named in `poison` kills its worker each time it is begun. With `fails`, the effect raises in which
+    the worker was stopped. The last three fields are there to be set wrongly."""
 
     folder: str
     events: int
     way: Way
     name: str = "worker"
     seed: int | None = None
-    lease: str = "250ms"
+    lease: str = "150ms"
     max_attempts: int | None = None
     pause: float = 0.0
     poison: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     strike: Strike | None = None
-    busy_timeout: int = 20_000_000
+    fails: bool = False
     mode: Literal["lease", "mark_first"] = "lease"
     sink_key: Literal["key", "fence"] = "key"
     ablation: str | None = None
@@ -61,7 +62,7 @@ class Worker:
         self._random = random.Random(plan.seed)  # noqa: S311  # a test's choice, to be repeated
         if plan.strike is not None and plan.strike.point == "statement":
             watch_statements(self._trap)
-        store = SqliteStore(self._world.store, busy_timeout=plan.busy_timeout)
+        store = SqliteStore(self._world.store, busy_timeout=_BUSY_TIMEOUT)
         watch(store, self._trap)
         self._gate = Gate(store, lease=plan.lease, max_attempts=plan.max_attempts, mode=plan.mode)
 
@@ -138,6 +139,8 @@ class Worker:
     def _pause(self) -> None:
         time.sleep(self._plan.pause)
         self._trap("half-way")
+        if self._trap.sprung and self._plan.fails:
+            raise ValueError("the world has changed meanwhile")
 
 
 def _payload(event: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ STOPS: Final[dict[Way, tuple[str, ...]]] = {
     "transaction": ("claim written", "transact called"),
 }
 _NOT_BEGUN: Final = frozenset({"claim written", "transact called"})
-_LEASE: Final = "600ms"  # none must be stopped in a renewal, unless it is meant: that would keep its successor out
+_LEASE: Final = "500ms"  # none must be stopped in a renewal, unless it is meant: that would keep its successor out
 _LONGER_THAN_A_BEAT: Final = 0.3
 _SUCCESSOR: Final = "successor"
 _REFUSED: Final = frozenset({"failed", "in_flight"})
