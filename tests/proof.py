@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from tests.kills import report
 from tests.model.ablations import ABLATIONS, Ablation, attempt
 from tests.model.explore import Report
 from tests.model.parts import INVARIANTS
@@ -135,9 +136,19 @@ def _ablation_row(ablation: Ablation, broken: Counterexample) -> str:
     return f"| {ablation.name} | {ablation.instead} | {ablation.where} | {broken.invariant} | {len(broken.steps)} |"
 
 
+def kills() -> str:
+    """Workers killed at named points, at every statement and at random."""
+    return report.kills(_say)
+
+
+def zombies() -> str:
+    """Workers stopped past their lease and let go on."""
+    return report.zombies(_say)
+
+
 # ── the page ──────────────────────────────────────────────────────────────────────────────────────────────
 
-LAYERS: Final[tuple[Layer, ...]] = (model,)
+LAYERS: Final[tuple[Layer, ...]] = (model, kills, zombies)
 
 
 def main() -> None:

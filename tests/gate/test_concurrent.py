@@ -1,10 +1,13 @@
 """Many coroutines through one gate: shared writes, cancellation, back-pressure."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -567,6 +570,7 @@ class TestAlone:
             first = asyncio.create_task(gate.arun({"id": 1}, wait))
             await asyncio.sleep(0.02)
             second = asyncio.create_task(gate.arun({"id": 2}, succeed))
+            await asyncio.sleep(0.02)
             third = asyncio.create_task(gate.arun({"id": 3}, succeed))
             await asyncio.sleep(0.02)
             assert not third.done()
@@ -577,6 +581,38 @@ class TestAlone:
             assert (await gate.arun({"id": 2}, succeed)).event.attempt == 2
 
         asyncio.run(main())
+
+    @pytest.mark.parametrize("max_attempts", [1, 2, 3])
+    def test_a_poison_event_takes_no_neighbour_with_it(self, tmp_path: Path, max_attempts: int) -> None:
+        """An event that kills its process is buried in the end, and all that ran beside it are processed."""
+        code = """
+            import asyncio, os, sys
+            from oncegate import Gate
+
+            async def handler(event):
+                await asyncio.sleep(0.01)
+                if event.id == "poison":
+                    os._exit(9)
+
+            async def main():
+                gate = Gate("sqlite:///a.db", max_attempts=int(sys.argv[1]), lease="50ms", max_hold="1s")
+                names = [*range(6), "poison", *range(6, 12)]
+                outcomes = await asyncio.gather(*(gate.arun({"id": name}, handler) for name in names))
+                print(*(outcome.status for outcome in outcomes))
+
+            asyncio.run(main())
+            """
+        command = [sys.executable, "-c", dedent(code), str(max_attempts)]
+        for _ in range(20):
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            assert done.returncode in (0, 9), done.stderr
+            if done.returncode == 0 and set(done.stdout.split()) == {"duplicate", "buried"}:
+                break
+            time.sleep(0.06)
+        gate = Gate(f"sqlite:///{tmp_path}/a.db")
+        assert [entry.record.about.delivery_id for entry in gate.store.dead_letters()] == ["poison"]
+        assert len([entry for entry in gate.store.browse() if entry.record.state == COMPLETED]) == 12
+        gate.close()
 
 
 def test_on_a_file(tmp_path: Path) -> None:

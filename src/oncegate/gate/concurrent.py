@@ -77,9 +77,7 @@ class Concurrent:
         room = self._room()
         async with room.inside:
             if isinstance(item, Job) and not self._claimer.recall(item):
-                await self._gatherer.done(item)
-                if item.held:
-                    await self._run_granted(item, handler, room)
+                await self._run_claimed(item, handler, room)
             if item.unguarded is not None:
                 await self._call(
                     item.event, handler, _Way(partial(ran_unguarded, item), partial(failed_unguarded, item))
@@ -95,16 +93,32 @@ class Concurrent:
             room = self._rooms[loop] = Room(self._terms.max_in_hand)
         return room
 
-    # ── one grant ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── one claim ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _run_granted(self, job: Job, handler: AsyncHandler | Handler, room: Room) -> None:
-        """The last attempt has the room for itself: an event that kills its process then takes no neighbour with it."""
+    async def _run_claimed(self, job: Job, handler: AsyncHandler | Handler, room: Room) -> None:
+        """A last attempt is claimed, run and settled alone: an event that kills its process then takes no neighbour
+        with it, and is not taken along itself. One that was claimed with others is given back first."""
+        if not self._terms.one_by_one:
+            async with room.work(alone=False):
+                await self._gatherer.done(job)
+                if not job.held:
+                    return
+                if self._terms.marks_first or job.event.attempt != self._terms.max_attempts:
+                    await self._run_granted(job, handler)
+                    return
+                await self._gatherer.done(self._endings.unstarted(job))
+                job.held = False
+        async with room.work(alone=True):
+            await self._gatherer.done(job)
+            if job.held:
+                await self._run_granted(job, handler)
+
+    async def _run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
         marked = self._terms.marks_first
         if not marked:
             self._heartbeat.hold([job.lease])
         try:
-            async with room.work(alone=not marked and job.event.attempt == self._terms.max_attempts):
-                await (self._attempt_marked(job, handler) if marked else self._attempt(job, handler))
+            await (self._attempt_marked(job, handler) if marked else self._attempt(job, handler))
         except BaseException:
             if not job.started:
                 self._gatherer.post(never_started(job) if marked else self._endings.unstarted(job))

@@ -36,8 +36,9 @@ class Engine:
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
         batch = Batch(identified)
-        self.claimer.claim(batch.jobs)
-        self.runner.run(batch.jobs, handler)
+        for together in [[job] for job in batch.jobs] if self._terms.one_by_one else [batch.jobs]:
+            self.claimer.claim(together)
+            self.runner.run(together, handler)
         self.runner.run_unguarded([*batch.jobs, *batch.bare], handler)
         return batch.outcomes
 

@@ -86,7 +86,8 @@ class Gate:
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
         """Take all the events of these payloads through the gate: one outcome each, in order.
 
-        They are claimed with one write and settled with few, so the lease must cover the whole batch."""
+        They are claimed with one write and settled with few, so the lease must cover the whole batch. With
+        `max_attempts=1` each is claimed and settled alone."""
         if isinstance(payloads, bytes | str | dict | Event):
             raise SettingError("run_batch() takes several payloads in a list; for one, use run() or [payload]")
         return self._through([event for payload in payloads for event in _events(payload)], handler)

@@ -108,6 +108,11 @@ class Terms(Struct, frozen=True, kw_only=True):
     def marks_first(self) -> bool:
         return self.mode == "mark_first"
 
+    @property
+    def one_by_one(self) -> bool:
+        """With one attempt each, an event that kills the process would spend those of its whole batch."""
+        return self.max_attempts == 1 and not self.marks_first
+
     def unguarded(self, event: Event) -> bool:
         """Whether this event runs without a claim when the store cannot be asked for one."""
         return self.on_store_error == "unguarded" and event.type in self.unguarded_types

@@ -1,0 +1,106 @@
+"""The crew: the workers of one run, each a process of its own, none of which outlives the run."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Final
+
+from tests.kills.worker import Plan, work
+
+_PATIENCE: Final = 60.0
+_LOOK: Final = 0.002
+
+# Forked from a server that has imported all but opened nothing: starting Python anew would take most of the time.
+# Each fork runs the main module of this process once more, so what `tests.proof` imports is there already too.
+_FORKS: Final = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.kills.report", "tests.model.run", "tests.model.ablations"])
+
+
+class Stuck(Exception):
+    """A worker did not do what was waited for."""
+
+
+class Crew:
+    def __init__(self) -> None:
+        self._started: list[ForkServerProcess] = []
+
+    def start(self, plan: Plan) -> ForkServerProcess:
+        worker = _FORKS.Process(target=work, args=(plan,), name=plan.name)
+        worker.start()
+        self._started.append(worker)
+        return worker
+
+    def run(self, plan: Plan) -> int:
+        """Start a worker and wait for its end; its exit code, negative for a signal."""
+        return ended(self.start(plan))
+
+    def finish(self) -> None:
+        """Wait until all have ended."""
+        for worker in self._started:
+            ended(worker)
+
+    def dismiss(self) -> None:
+        for worker in self._started:
+            worker.kill()  # a stopped process too
+            worker.join()
+            worker.close()
+
+
+@contextmanager
+def crew() -> Iterator[Crew]:
+    """A crew that is gone in the end, however it ends."""
+    hands = Crew()
+    try:
+        yield hands
+    finally:
+        hands.dismiss()
+
+
+def ended(worker: ForkServerProcess) -> int:
+    worker.join(_PATIENCE)
+    if worker.exitcode is None:
+        raise Stuck(f"{worker.name} has not ended within {_PATIENCE:.0f} s")
+    if worker.exitcode not in (0, -signal.SIGKILL):
+        raise Stuck(f"{worker.name} has failed with {worker.exitcode}")
+    return worker.exitcode
+
+
+def killed(worker: ForkServerProcess) -> bool:
+    """Kill a worker; whether it was alive until then."""
+    worker.kill()
+    return ended(worker) == -signal.SIGKILL
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not true():
+        if time.monotonic() > deadline:
+            raise Stuck(f"{what}: not within {_PATIENCE:.0f} s")
+        time.sleep(_LOOK)
+
+
+def begun(plan: Plan, worker: ForkServerProcess) -> bool:
+    """Whether a worker is at work, or was."""
+    return "begun" in plan.world.said(plan.name) or worker.exitcode is not None
+
+
+def stopped(worker: ForkServerProcess) -> bool:
+    """Whether the kernel has the process stopped, all its threads."""
+    if worker.exitcode is not None:
+        raise Stuck(f"{worker.name} ended with {worker.exitcode} before it could be stopped")
+    tasks = Path(f"/proc/{worker.pid}/task")
+    return all(_state(task / "stat") == "T" for task in tasks.iterdir())
+
+
+def _state(stat: Path) -> str:
+    return stat.read_text().rpartition(")")[2].split()[0]
+
+
+def resume(worker: ForkServerProcess) -> None:
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGCONT)

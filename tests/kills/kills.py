@@ -1,0 +1,122 @@
+"""Kills: workers killed at a named point, at any statement, by a poisonous event, and at random."""
+
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial, reduce
+from itertools import count
+from operator import add
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tests.kills.crew import Crew, Stuck, begun, crew, killed, wait_until
+from tests.kills.judge import Finding, judge
+from tests.kills.points import Strike
+from tests.kills.worker import Plan, Way
+
+FEW: Final = 6
+_MANY: Final = 150
+_KILLS_OF_A_WORLD: Final = 20
+_MOST_DEATHS: Final = 12
+_KILLED: Final = -signal.SIGKILL
+_PAUSE: Final = 0.004
+_LONGER_THAN_A_BEAT: Final = 0.2
+_BETWEEN: Final = (0.002, 0.04)
+
+
+class Run(Struct, frozen=True):
+    """How many workers were killed, and what was found when the last had drained the world."""
+
+    kills: int
+    finding: Finding
+
+    def __add__(self, other: "Run") -> "Run":
+        return Run(self.kills + other.kills, self.finding + other.finding)
+
+    @property
+    def complaints(self) -> list[str]:
+        return self.finding.complaints
+
+
+@contextmanager
+def new_world(way: Way, events: int = FEW, **changes: Any) -> Iterator[Plan]:
+    """A plan for a world in a folder of its own, which is removed in the end."""
+    with tempfile.TemporaryDirectory(prefix="oncegate-kills-") as folder:
+        yield Plan(folder, events, way, **changes)
+
+
+def strike(way: Way, blow: Strike, **changes: Any) -> Run:
+    """Have one worker struck, and the next drain the world."""
+    with new_world(way, **changes) as plan, crew() as hands:
+        code = hands.run(replace(plan, strike=blow, name="struck"))
+        _drain(hands, plan)
+        return Run(int(code == _KILLED), judge(plan))
+
+
+def strike_at(way: Way, point: str) -> Run:
+    """Have a worker struck at a named point of its second event; at a renewal, in an effect that takes longer."""
+    beating = point.startswith("renew")
+    return strike(way, Strike(point, 1 if beating else 2), pause=_LONGER_THAN_A_BEAT if beating else 0.0)
+
+
+def sweep(way: Way, **changes: Any) -> Iterator[Run]:
+    """Strike at the first SQL statement, at the second and so on, until a worker ends before it can be struck."""
+    for passage in count(1):
+        run = strike(way, Strike("statement", passage), **changes)
+        yield run
+        if not run.kills:
+            return
+
+
+def poison(way: Way, events: tuple[str, ...], **changes: Any) -> Run:
+    """Start workers until one survives the poisonous events."""
+    with new_world(way, poison=events, **changes) as plan, crew() as hands:
+        for deaths in range(_MOST_DEATHS):
+            if hands.run(replace(plan, name=f"worker-{deaths}")) != _KILLED:
+                return Run(deaths, judge(plan))
+        raise Stuck(f"{', '.join(events)} killed {_MOST_DEATHS} workers and was never buried")
+
+
+def at_random(way: Way, kills: int, seed: int, workers: int = 2) -> Run:
+    """Keep so many workers going and kill them at random moments, in as many worlds as it takes; all together."""
+    chance = random.Random(seed)  # noqa: S311  # to be repeated
+    runs: list[Run] = []
+    while (left := kills - sum(run.kills for run in runs)) > 0:
+        runs.append(_harried(way, min(left, _KILLS_OF_A_WORLD), workers, chance))
+    return reduce(add, runs)
+
+
+def _harried(way: Way, kills: int, workers: int, chance: random.Random) -> Run:
+    with new_world(way, _MANY, pause=_PAUSE) as plan, crew() as hands:
+        struck = _harry(hands, [_next(plan, number, chance) for number in range(workers)], kills, chance)
+        _drain(hands, plan)
+        return Run(struck, judge(plan))
+
+
+def _harry(hands: Crew, plans: list[Plan], kills: int, chance: random.Random) -> int:
+    """Kill one of the workers now and then and start another, until enough were or there is no work left."""
+    workers = [hands.start(plan) for plan in plans]
+    for struck in range(kills):
+        victim = chance.randrange(len(workers))
+        wait_until(partial(begun, plans[victim], workers[victim]), "a worker at work")
+        time.sleep(chance.uniform(*_BETWEEN))
+        if not killed(workers[victim]):
+            return struck
+        plans[victim] = _next(plans[victim], len(workers) + struck, chance)
+        workers[victim] = hands.start(plans[victim])
+    return kills
+
+
+def _next(plan: Plan, number: int, chance: random.Random) -> Plan:
+    return replace(plan, name=f"worker-{number}", seed=chance.getrandbits(32))
+
+
+def _drain(hands: Crew, plan: Plan) -> None:
+    """Let those who live bring everything to its end, and one more, whom nothing befalls, see to it."""
+    hands.finish()
+    hands.run(replace(plan, name="last", pause=0.0))

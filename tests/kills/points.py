@@ -1,0 +1,106 @@
+"""Points: the named places at which a worker can be struck. A store is watched from outside; it knows of none."""
+
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncegate.claims import Complete, Held
+from oncegate.stores.base import Store
+
+# In the order in which an event passes them. A verb is "called" before its first statement and "written" when its
+# commit is done, but nobody has used the answer yet.
+LEASED: Final = (
+    "claim called",
+    "claim written",
+    "before the effect",
+    "half-way",
+    "after the effect",
+    "renew called",
+    "renew written",
+    "settle called",
+    "settle written",
+    "before the ack",
+)
+TRANSACTED: Final = (
+    "claim called",
+    "claim written",
+    "transact called",
+    "before the effect",
+    "half-way",
+    "after the effect",
+    "before the commit",
+    "transact written",
+    "before the ack",
+)
+
+
+class Strike(Struct, frozen=True):
+    """What befalls a worker when it passes a point for the n-th time."""
+
+    point: str
+    passage: int = 1
+    signal: int = signal.SIGKILL
+
+
+class Trap:
+    """Called at every point; strikes its own process at the one it was set for, and tells whether it has."""
+
+    def __init__(self, strike: Strike | None) -> None:
+        self._strike = strike
+        self._passed = 0
+        self.sprung = False
+
+    def __call__(self, point: str) -> None:
+        strike = self._strike
+        if strike is None or strike.point != point:
+            return
+        self._passed += 1
+        if self._passed == strike.passage:
+            self.sprung = True
+            # To this very thread: a signal to the process would let it run on for a while if another one takes it.
+            signal.pthread_kill(threading.get_ident(), strike.signal)
+
+
+def watch(store: Store, trap: Trap) -> None:
+    """Let the verbs of any store pass their points."""
+    for verb in ("claim", "settle", "renew"):
+        setattr(store, verb, partial(_passing, trap, verb, getattr(store, verb)))
+    if hasattr(store, "transact"):
+        transact = partial(_transact, trap, store.transact)
+        setattr(store, "transact", partial(_passing, trap, "transact", transact))  # noqa: B010  # it has no such slot
+
+
+def _passing(trap: Trap, name: str, verb: Callable[..., Any], *arguments: Any) -> Any:
+    trap(f"{name} called")
+    answer = verb(*arguments)
+    trap(f"{name} written")
+    return answer
+
+
+def _transact(trap: Trap, transact: Callable[..., bool], held: Held, effect: Callable[[Any], Complete]) -> bool:
+    def watched(connection: Any) -> Complete:
+        complete = effect(connection)
+        trap("before the commit")
+        return complete
+
+    return transact(held, watched)
+
+
+def watch_statements(trap: Trap) -> None:
+    """Let every SQL statement of this process pass the point "statement", before it is run."""
+
+    class Traced(sqlite3.Connection):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self.set_trace_callback(lambda _: trap("statement"))
+
+    sqlite3.connect = partial(sqlite3.connect, factory=Traced)  # type: ignore[assignment]  # it is called in one way
+
+
+def points_of(way: str) -> Sequence[str]:
+    return TRANSACTED if way == "transaction" else LEASED

@@ -1,0 +1,156 @@
+"""The worker: a process that takes the events of its world through a gate until all are acknowledged."""
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncegate import Event, Gate, Outcome, keys, read
+from oncegate.stores.sqlite import SqliteStore
+from tests.kills.ablations import ablate
+from tests.kills.points import Strike, Trap, watch, watch_statements
+from tests.kills.world import World, write_half
+
+Way: TypeAlias = Literal["run", "batch", "transaction", "bare"]
+WAYS: Final[tuple[Way, ...]] = ("run", "batch", "transaction")
+
+BATCH: Final = 4
+_PAUSE: Final = 0.005
+_BUSY_TIMEOUT: Final = 20_000_000
+_LONGEST_LIFE: Final = 100  # seconds; nobody outlives a driver that was killed itself for longer than that
+
+
+class Plan(Struct, frozen=True):
+    """How a worker shall work, and what shall befall it.
+
+    An effect takes `pause` seconds. Without a seed the events are taken in their order; `only` says which, if not
+    all. One that is named in `poison` kills its worker each time it is begun. With `fails`, the effect raises in which
+    the worker was stopped. The last three fields are there to be set wrongly."""
+
+    folder: str
+    events: int
+    way: Way
+    name: str = "worker"
+    seed: int | None = None
+    lease: str = "150ms"
+    max_attempts: int | None = None
+    pause: float = 0.0
+    poison: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    strike: Strike | None = None
+    fails: bool = False
+    mode: Literal["lease", "mark_first"] = "lease"
+    sink_key: Literal["key", "fence"] = "key"
+    ablation: str | None = None
+
+    @property
+    def world(self) -> World:
+        return World(self.folder, self.events)
+
+
+class Worker:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._world = plan.world
+        self._trap = Trap(plan.strike)
+        self._random = random.Random(plan.seed)  # noqa: S311  # a test's choice, to be repeated
+        if plan.strike is not None and plan.strike.point == "statement":
+            watch_statements(self._trap)
+        store = SqliteStore(self._world.store, busy_timeout=_BUSY_TIMEOUT)
+        watch(store, self._trap)
+        self._gate = Gate(store, lease=plan.lease, max_attempts=plan.max_attempts, mode=plan.mode)
+
+    def drain(self) -> None:
+        """Take what is not acknowledged, again and again until nothing is left; what has survived its strike says
+        what became of the events it was at, and ends."""
+        take = self._ways()[self._plan.way]
+        size = BATCH if self._plan.way == "batch" else 1
+        while waiting := self._waiting():
+            for start in range(0, len(waiting), size):
+                self._answer(take(waiting[start : start + size]))
+            if self._trap.sprung:
+                return
+            time.sleep(_PAUSE)
+
+    def _waiting(self) -> list[str]:
+        waiting = [event for event in self._world.waiting() if not self._plan.only or event in self._plan.only]
+        if self._plan.seed is not None:
+            self._random.shuffle(waiting)
+        return waiting
+
+    def _answer(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if self._trap.sprung:
+                self._world.say(self._plan.name, f"{outcome.event.id} {outcome.status}")
+            if outcome.acked and outcome.event.id is not None:
+                self._trap("before the ack")
+                self._world.acknowledge(outcome.event.id)
+
+    # ── the ways ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _ways(self) -> dict[Way, Callable[[Sequence[str]], list[Outcome]]]:
+        return {
+            "run": lambda events: [self._gate.run(_payload(event), self._effect) for event in events],
+            "batch": lambda events: self._gate.run_batch([_payload(event) for event in events], self._effect),
+            "transaction": lambda events: [self._gate.transaction(_payload(event), self._rows) for event in events],
+            "bare": lambda events: [self._bare(event) for event in events],
+        }
+
+    def _bare(self, name: str) -> Outcome:
+        """The control: the same effect without a gate, acknowledged when it is done."""
+        (event,) = read(_payload(name))
+        event = replace(event, key=keys.auto(event))
+        self._effect(event)
+        return Outcome("processed", event)
+
+    # ── the effects ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _effect(self, event: Event) -> str:
+        """An attempt that is seen outside, some time, and a write that is idempotent on the key."""
+        name = self._begin(event)
+        self._pause()
+        self._world.keep_once(str(getattr(event, self._plan.sink_key)), name, self._plan.name)
+        self._trap("after the effect")
+        return self._plan.name
+
+    def _rows(self, event: Event, connection: sqlite3.Connection) -> str:
+        """Two rows in the store's own transaction; the attempt is seen outside, whatever becomes of them."""
+        name = self._begin(event)
+        write_half(connection, name, 1, self._plan.name)
+        self._pause()
+        write_half(connection, name, 2, self._plan.name)
+        self._trap("after the effect")
+        return self._plan.name
+
+    def _begin(self, event: Event) -> str:
+        assert event.id is not None
+        self._trap("before the effect")
+        self._world.attempt(event.id)
+        if event.id in self._plan.poison:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return event.id
+
+    def _pause(self) -> None:
+        time.sleep(self._plan.pause)
+        self._trap("half-way")
+        if self._trap.sprung and self._plan.fails:
+            raise ValueError("the world has changed meanwhile")
+
+
+def _payload(event: str) -> dict[str, str]:
+    return {"id": event}
+
+
+def work(plan: Plan) -> None:
+    """What a worker's process does."""
+    signal.alarm(_LONGEST_LIFE)
+    if plan.ablation is not None:
+        ablate(plan.ablation)
+    plan.world.say(plan.name, "begun")
+    Worker(plan).drain()
