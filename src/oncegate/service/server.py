@@ -2,14 +2,12 @@
 
 import logging
 import socket
-import sys
 
 import uvicorn
 
 from oncegate.gate import Gate
 from oncegate.gate.handlers import Handler
 from oncegate.service.app import App
-from oncegate.service.log import json_line, pretty_line
 
 _DRAIN_WITHIN = 25
 
@@ -17,8 +15,7 @@ _DRAIN_WITHIN = 25
 def run(gate: Gate, handler: Handler, listener: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what is in hand."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    watch = pretty_line if sys.stdout.isatty() else json_line
-    app = App(gate, handler, watch)
+    app = App(gate, handler)
     config = uvicorn.Config(
         app,
         http="httptools",
