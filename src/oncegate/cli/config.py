@@ -29,8 +29,8 @@ def check() -> None:
     refuse(problems or _unusable(settings))
     chosen = [shown for shown in settings.shown() if shown.origin != DEFAULT]
     places = ", ".join(dict.fromkeys(shown.origin for shown in chosen))
-    said = f"{times(len(chosen), 'setting')} from {places}" if chosen else "no setting"
-    say(f"The settings are in order: {said}, the rest by default.")
+    said = f"{times(len(chosen), 'setting')} from {places}, the rest by default" if chosen else "all by default"
+    say(f"The settings are in order: {said}.")
 
 
 def _unusable(settings: Settings) -> list[str]:

@@ -17,7 +17,15 @@ from oncegate.settings.values import shown
 from oncegate.stores.base import Entry, Store
 
 _LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
-_METAVARS = {"duration": "DURATION", "count": "NUMBER", "port": "NUMBER", "names": "NAME,…", "url": "URL"}
+_METAVARS = {
+    "duration": "DURATION",
+    "count": "NUMBER",
+    "port": "NUMBER",
+    "names": "NAME,…",
+    "url": "URL",
+    "function": "MODULE:FUNCTION",
+    "strategy": "STRATEGY",
+}
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

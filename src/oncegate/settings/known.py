@@ -101,7 +101,7 @@ LOG: Final = Setting(
     kind="choice",
     default="off",
     choices=("off", "json"),
-    meaning="`json` writes a line of JSON for each event to stdout. `serve` logs unless it is told `off`.",
+    meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` logs.",
 )
 GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
 

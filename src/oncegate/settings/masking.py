@@ -13,7 +13,7 @@ def masked(url: str) -> str:
     A password that was not escaped may hold any character, so all up to the last @ may be part of it: rather too
     much is hidden than too little.
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     before, question, after = rest.partition("?")
     if "@" in before:
         before = _without_password(before)

@@ -41,11 +41,10 @@ def _strategy(node: ast.expr) -> _Strategy:
     if isinstance(node, ast.Call):
         return _made(node)
     name = _name(node)
+    offered = _offered(name)
     if name not in _READY:
-        raise SettingError(
-            f"key={name} needs its arguments, such as {name}(…); by themselves stand {', '.join(_READY)}"
-        )
-    return _offered(name)
+        raise SettingError(f"key={name} needs its arguments: {name}(…); by themselves stand {', '.join(_READY)}")
+    return offered
 
 
 def _made(call: ast.Call) -> _Strategy:
@@ -77,7 +76,7 @@ def _name(node: ast.expr) -> str:
 
 def _offered(name: str) -> _Strategy:
     if name not in _OFFERED:
-        raise SettingError(unknown(name, _OFFERED, "key strategy"))
+        raise SettingError(f"{unknown(name, _OFFERED, 'key strategy')} (text is written in quotes)")
     found: _Strategy = _OFFERED[name]
     return found
 
