@@ -269,6 +269,8 @@ class TestStrategies:
             ("fields('a'", "cannot be read"),
             ("a\0b", "cannot be read"),
             ("-" * 200_000 + "1", "cannot be read"),
+            ("-" * 900 + "1", "cannot be read"),
+            ("fields(event_id)", "key=fields(event_id): fields() takes at least one path"),
             ("5", "key=5 is no strategy"),
             ("lambda event: 1", "is no strategy"),
             ("os.environ", "key=os.environ is no strategy"),

@@ -12,6 +12,7 @@ from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.settings import Settings
 from oncegate.settings.settings import DEFAULT
+from oncegate.settings.values import as_text
 
 
 @click.group()
@@ -60,11 +61,5 @@ def show(settings: Settings, output: str) -> None:
     if output == "json":
         show_json({each.setting: {"value": each.value, "from": each.origin} for each in found})
         return
-    rows = [(each.setting, _text(each.value), each.origin) for each in found]
+    rows = [(each.setting, as_text(each.value), each.origin) for each in found]
     show_table(("setting", "value", "from"), rows, essential=("setting", "value", "from"))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(value) if isinstance(value, list) else str(value)

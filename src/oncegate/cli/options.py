@@ -13,7 +13,7 @@ from oncegate.cli import exits
 from oncegate.cli.output import say, say_error
 from oncegate.settings import Settings, examine
 from oncegate.settings.known import SETTINGS, STORE, Setting
-from oncegate.settings.values import shown
+from oncegate.settings.values import as_text, shown
 from oncegate.stores.base import Entry, Store
 
 _LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
@@ -65,14 +65,13 @@ def refuse(problems: list[str]) -> None:
 
 def _option(setting: Setting) -> Callable[[_Command], _Command]:
     """The flag of a setting. Its value is checked with all the others, so that every error is said the same way."""
-    default = str(shown(setting, setting.default)) if setting.default != () else "none"
-    more: dict[str, Any] = {"default": None, "help": setting.meaning.replace("`", "")}
+    help_ = setting.meaning.replace("`", "")
     if setting is not _LOOKED_IN:
-        more["help"] += f"  [default: {default.lower() if setting.kind == 'truth' else default}]"
+        help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"
     if setting.kind == "truth":
-        return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, **more)
+        return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=help_)
     metavar = "|".join(setting.choices) or _METAVARS.get(setting.kind, "NAME")
-    return click.option(setting.flag, setting.name, metavar=metavar, **more)
+    return click.option(setting.flag, setting.name, metavar=metavar, help=help_)
 
 
 looking = with_settings(STORE, _LOOKED_IN)

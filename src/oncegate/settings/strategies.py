@@ -28,10 +28,11 @@ def strategy_of(written: str, where: str) -> _Strategy:
 def parsed(written: str) -> _Strategy:
     """A strategy that `keys` offers, or SettingError."""
     try:
-        tree = ast.parse(written.strip(), mode="eval").body
+        return _strategy(ast.parse(written.strip(), mode="eval").body)
+    except SettingError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SettingError(f"key={written!r} cannot be read; write it like auto or {_EXAMPLE}") from error
-    return _strategy(tree)
 
 
 _EXAMPLE: Final = 'fields("data.case.id"), or module:function'

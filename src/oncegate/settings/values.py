@@ -53,6 +53,13 @@ def shown(setting: Setting, value: Any) -> Any:
     return list(value) if setting.kind == "names" else value
 
 
+def as_text(value: Any) -> str:
+    """What `shown` gives, as a variable would have it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
 def _text(setting: Setting, value: Any) -> Any:
     if setting.path in DEFAULTS:
         return _as_gates_do(setting, value)
