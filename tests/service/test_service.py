@@ -256,6 +256,17 @@ class TestLife:
         assert [service.post({"id": number}).status_code for number in range(3)] == [200] * 3
         assert service.stop() in (0, -signal.SIGTERM)
 
+    def test_a_log_that_is_read_slowly(self, tmp_path: Path) -> None:
+        """A full pipe holds up no event, and what is still to be logged at SIGTERM is logged before the end."""
+        service = Service(tmp_path, log=subprocess.PIPE)
+        assert service.process.stdout is not None
+        assert {service.post([{"id": f"{start}-{n}"} for n in range(100)]).status_code for start in range(6)} == {200}
+        service.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert len(service.process.stdout.readlines()) == 600
+        service.process.stdout.close()
+        assert service.close() == 0
+
     def test_sigterm_finishes_what_is_in_hand(self, service: Service) -> None:
         """On SIGTERM a request that is being handled is finished and answered."""
         answers: list[httpx.Response] = []

@@ -1,6 +1,7 @@
 """The server: uvicorn with httptools and uvloop around the application."""
 
 import logging
+import signal
 import socket
 
 import uvicorn
@@ -13,8 +14,10 @@ _DRAIN_WITHIN = 25
 
 
 def run(gate: Gate, handler: Handler, listener: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish what is in hand."""
+    """Serve until SIGTERM or Ctrl-C, then finish what is in hand; either ends in KeyboardInterrupt."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # uvicorn raises a signal anew when it has stopped: SIGTERM must not end the process before the gate is closed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app = App(gate, handler)
     config = uvicorn.Config(
         app,
