@@ -7,21 +7,27 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
 from oncegate.cli import exits
 from oncegate.cli.main import cli
 from oncegate.cli.serve import _WELCOME
+from oncegate.settings import load
+from oncegate.settings.known import SETTINGS, Setting
+from oncegate.settings.values import shown
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text()
+SETTINGS_PAGE = (ROOT / "docs" / "settings.md").read_text()
 
 
 def commands() -> list[str]:
-    """Every `oncegate …` line of the README that is shown to be typed."""
-    typed = re.findall(r"^ {4}(?:\.venv/bin/)?(oncegate .+)$", README, re.MULTILINE)
-    return typed + re.findall(r"`(oncegate (?:serve|dlq|keys) [^`]+)`", README)
+    """Every `oncegate …` line of the README and the page on settings that is shown to be typed."""
+    text = README + SETTINGS_PAGE
+    typed = re.findall(r"^ {4}(?:\.venv/bin/)?(oncegate .+)$", text, re.MULTILINE)
+    return typed + re.findall(r"`(oncegate (?:serve|dlq|keys|config) [^`]+)`", text)
 
 
 def test_the_readme_runs(tmp_path: Path) -> None:
@@ -58,6 +64,27 @@ def test_exit_codes_are_listed() -> None:
     assert listed
     codes = {value for name, value in vars(exits).items() if name.isupper()}
     assert {int(code) for code in re.findall(r"\d+", listed[1])} == codes
+
+
+def row(setting: Setting) -> str:
+    """A setting as its line in the table of settings."""
+    default = msgspec.json.encode(shown(setting, setting.default)).decode()
+    flags = [setting.flag, f"--no-{setting.flag[2:]}"] if setting.kind == "truth" else [setting.flag]
+    named = ", ".join(f"`{flag}`" for flag in flags)
+    return f"| `{setting.path}` | `{default}` | {setting.meaning} | `{setting.variable}` | {named} |"
+
+
+def test_every_setting_is_listed() -> None:
+    """The page on settings lists exactly those there are, each with its default, meaning and names."""
+    listed = re.findall(r"^\| `.+ \|$", SETTINGS_PAGE, re.MULTILINE)
+    assert listed == [row(setting) for setting in SETTINGS.values()]
+
+
+def test_the_settings_shown_will_do(tmp_path: Path) -> None:
+    """The example of a settings file can be used as it stands."""
+    (example,) = re.findall(r"```toml\n(.+?)```", SETTINGS_PAGE, re.DOTALL)
+    (tmp_path / "example.toml").write_text(example)
+    assert load(tmp_path / "example.toml", environ={})["serve.port"] == 8080
 
 
 def test_make_targets_are_real() -> None:

@@ -1,6 +1,8 @@
 """The service over real HTTP: each answer of the table, and a start and stop as a person would do it."""
 
 import json
+import os
+import pty
 import re
 import signal
 import socket
@@ -247,12 +249,23 @@ class TestLife:
             assert [entry.record.state for entry in store.browse()] == ["C"]
 
     def test_a_log_that_cannot_be_written(self, tmp_path: Path) -> None:
-        """Events are taken although nobody reads the log any more."""
+        """Events are taken although nobody reads the log any more, and the service still stops as it should."""
         service = Service(tmp_path, log=subprocess.PIPE)
         assert service.process.stdout is not None
         service.process.stdout.close()
         assert [service.post({"id": number}).status_code for number in range(3)] == [200] * 3
-        service.stop()
+        assert service.stop() in (0, -signal.SIGTERM)
+
+    def test_a_log_that_is_read_slowly(self, tmp_path: Path) -> None:
+        """A full pipe holds up no event, and what is still to be logged at SIGTERM is logged before the end."""
+        service = Service(tmp_path, log=subprocess.PIPE)
+        assert service.process.stdout is not None
+        assert {service.post([{"id": f"{start}-{n}"} for n in range(100)]).status_code for start in range(6)} == {200}
+        service.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert len(service.process.stdout.readlines()) == 600
+        service.process.stdout.close()
+        assert service.close() == 0
 
     def test_sigterm_finishes_what_is_in_hand(self, service: Service) -> None:
         """On SIGTERM a request that is being handled is finished and answered."""
@@ -268,13 +281,46 @@ class TestLife:
         assert service.close() in (0, -signal.SIGTERM)
 
     def test_log(self, service: Service) -> None:
-        """In a pipe each delivery is one line of JSON, without the payload."""
-        service.post({"id": "evt-1", "secret": "hunter2"})
+        """In a pipe each event is one line of JSON, refused and redriven ones too, without payloads and errors."""
+        service.post([{"id": "evt-1", "secret": "hunter2"}, {"id": "evt-1", "secret": "hunter2"}, 5])
+        for _ in range(2):
+            service.post({"id": "evt-2", "do": "mend"})
+        (service.folder / "mended").touch()
+        _redrive_all(service)
+        _until(lambda: len(service.effects()) == 4)
         service.stop()
-        (line,) = (service.folder / "log").read_text().splitlines()
-        logged = json.loads(line)
-        assert (logged["status"], logged["event_id"]) == ("processed", "evt-1")
-        assert "hunter2" not in line
+        text = (service.folder / "log").read_text()
+        logged = [(line["status"], line["event_id"]) for line in map(json.loads, text.splitlines())]
+        assert logged[:3] == [("processed", "evt-1"), ("duplicate", "evt-1"), ("invalid", None)]
+        assert logged[3:5] == [("failed", "evt-2"), ("buried", "evt-2")]
+        assert ("processed", "evt-2") in logged[5:]
+        assert "hunter2" not in text
+        assert "not mended yet" not in text
+
+    def test_log_on_a_terminal(self, tmp_path: Path) -> None:
+        """A person at a terminal gets a readable line with the whole reason."""
+        main, worker = pty.openpty()
+        service = Service(tmp_path, log=worker)
+        os.close(worker)
+        service.post({"id": "evt-1", "do": "fail"})
+        shown = b""
+        while b"\n" not in shown:
+            shown += os.read(main, 65536)
+        service.stop()
+        os.close(main)
+        line = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+        assert re.match(
+            r"\d\d:\d\d:\d\d  failed     evt-1  Failed at attempt 1: ValueError: boom; deliver it again", line
+        )
+
+    @pytest.mark.parametrize(("chosen", "lines"), [("off", 0), ("json", 1)])
+    def test_the_log_that_was_chosen(self, tmp_path: Path, chosen: str, lines: int) -> None:
+        """A log that was chosen in the settings is the one there is."""
+        (tmp_path / "oncegate.toml").write_text(f'log = "{chosen}"')
+        service = Service(tmp_path)
+        service.post({"id": "evt-1"})
+        service.stop()
+        assert len((tmp_path / "log").read_text().splitlines()) == lines
 
     def test_killed_and_started_again(self, service: Service, tmp_path: Path) -> None:
         """What was processed before a SIGKILL is a duplicate after it."""

@@ -13,17 +13,18 @@ from oncegate.cli.options import (
     address_of,
     confirm,
     existing_store,
+    looking,
     lookup,
-    namespace_option,
+    namespace_of,
     output_option,
-    store_option,
     the_one,
 )
 from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_table
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import times
-from oncegate.gate import Gate
 from oncegate.gate.handlers import Handler
+from oncegate.gate.terms import DEFAULTS
+from oncegate.settings import Settings
 from oncegate.stores.base import Entry, Store
 
 _PAGE = 100
@@ -35,14 +36,13 @@ def dlq() -> None:
 
 
 @dlq.command(name="list")
-@store_option
-@namespace_option
+@looking
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
 @output_option
-def list_(store: str, namespace: str | None, limit: int, output: str) -> None:
+def list_(settings: Settings, limit: int, output: str) -> None:
     """List dead letters, the payloads left out."""
-    with closing(existing_store(store)) as opened:
-        entries = opened.dead_letters(namespace, limit=limit + 1)
+    with closing(existing_store(settings)) as opened:
+        entries = opened.dead_letters(namespace_of(settings), limit=limit + 1)
     if output == "json":
         show_json([fields(entry) for entry in entries[:limit]])
         return
@@ -65,10 +65,10 @@ def _row(entry: Entry) -> tuple[Any, ...]:
 
 @dlq.command()
 @lookup
-def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
+def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the dead letter KEY with its payload."""
-    with closing(existing_store(store)) as opened:
-        entry = _dead(opened, namespace, key)
+    with closing(existing_store(settings)) as opened:
+        entry = _dead(opened, settings, key)
     if output == "json":
         show_json(fields(entry) | {"payload": payload_text(entry.record)})
         return
@@ -80,30 +80,33 @@ def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
 @click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
 @click.option("--all", "all_", is_flag=True, help="Every dead letter there is.")
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Run them here and now with this handler.")
-@store_option
-@namespace_option
-def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, store: str, namespace: str | None) -> None:
+@looking
+def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings: Settings) -> None:
     """Send dead letters back to work, with all their attempts.
 
     A running `oncegate serve` on the same store takes them up within a second. With --handler they run here, at most
-    five times, together with whatever else waits in their namespaces.
+    max_attempts times, together with whatever else waits in their namespaces.
     """
-    call = None if handler is None else load_handler(handler)
-    with closing(existing_store(store)) as opened:
-        entries = list(_wanted(opened, namespace, wanted, all_, or_waiting=True))
+    call = None if handler is None else load_handler(handler, "--handler")
+    with closing(existing_store(settings)) as opened:
+        entries = list(_wanted(opened, settings, wanted, all_, or_waiting=True))
         dead = [entry for entry in entries if entry.record.state == DEAD]
         redriven = sum(opened.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
         say(f"{redriven} redriven.")
-        undone = 0 if call is None else sum(_run(opened, name, call) for name in {e.namespace for e in entries})
+        names = {entry.namespace for entry in entries}
+        undone = 0 if call is None else sum(_run(settings, opened, name, call) for name in names)
     _all_done(len(dead), redriven, "redriven")
     if undone:
         say_error(f"{times(undone, 'event')} could not be processed")
         raise click.exceptions.Exit(exits.FAILED)
 
 
-def _run(store: Store, namespace: str, handler: Handler) -> int:
-    """Run what waits until each is processed or a dead letter again; how many are the latter."""
-    gate, buried = Gate(store, namespace=namespace), 0
+def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> int:
+    """Run what waits until each is processed or a dead letter again; how many are the latter.
+
+    Nobody else counts the attempts here, so if the settings do not either, the default does."""
+    attempts = settings["max_attempts"] or DEFAULTS["max_attempts"]
+    gate, buried = settings.gate(store, observers=(), namespace=namespace, max_attempts=attempts), 0
     while outcomes := gate.run_waiting(handler):
         for outcome in outcomes:
             say(f"{outcome.key}  {outcome.reason}")
@@ -115,12 +118,11 @@ def _run(store: Store, namespace: str, handler: Handler) -> int:
 @click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
 @click.option("--all", "all_", is_flag=True, help="Every dead letter there is.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@store_option
-@namespace_option
-def drop(wanted: tuple[bytes, ...], all_: bool, yes: bool, store: str, namespace: str | None) -> None:
+@looking
+def drop(wanted: tuple[bytes, ...], all_: bool, yes: bool, settings: Settings) -> None:
     """Throw dead letters away: their payload is lost, and their events count as never seen."""
-    with closing(existing_store(store)) as opened:
-        entries = list(_wanted(opened, namespace, wanted, all_))
+    with closing(existing_store(settings)) as opened:
+        entries = list(_wanted(opened, settings, wanted, all_))
         if entries and not yes:
             confirm(f"Throw away {times(len(entries), 'dead letter')} with the payload?")
         answers = opened.reset([Reset(entry.namespace, entry.key, only_dead=True) for entry in entries])
@@ -129,22 +131,22 @@ def drop(wanted: tuple[bytes, ...], all_: bool, yes: bool, store: str, namespace
 
 
 def _wanted(
-    store: Store, namespace: str | None, keys: tuple[bytes, ...], all_: bool, *, or_waiting: bool = False
+    store: Store, settings: Settings, keys: tuple[bytes, ...], all_: bool, *, or_waiting: bool = False
 ) -> Iterator[Entry]:
     if bool(keys) is all_:
         raise click.UsageError("name the keys of dead letters, or --all for every one")
     if keys:
-        yield from [_dead(store, namespace, key, or_waiting=or_waiting) for key in keys]
+        yield from [_dead(store, settings, key, or_waiting=or_waiting) for key in keys]
         return
     after = None
-    while page := store.dead_letters(namespace, after=after, limit=_PAGE):
+    while page := store.dead_letters(namespace_of(settings), after=after, limit=_PAGE):
         yield from page
         after = address_of(page[-1])
 
 
-def _dead(store: Store, namespace: str | None, key: bytes, *, or_waiting: bool = False) -> Entry:
+def _dead(store: Store, settings: Settings, key: bytes, *, or_waiting: bool = False) -> Entry:
     """The dead letter of a key, or what was one and waits to be run."""
-    entry = the_one(store, namespace, key)
+    entry = the_one(store, settings, key)
     if entry.record.state != DEAD and not (or_waiting and entry.record.payload is not None):
         say_error(f"{key.hex()} is no dead letter. {sentence(entry.record)}")
         raise click.exceptions.Exit(exits.NOT_FOUND)

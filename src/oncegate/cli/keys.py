@@ -7,9 +7,10 @@ import msgspec
 
 from oncegate.claims import Reset
 from oncegate.cli import exits, options
-from oncegate.cli.options import confirm, existing_store, lookup, namespace_option, store_option, the_one
+from oncegate.cli.options import confirm, existing_store, looking, lookup, the_one
 from oncegate.cli.output import say, say_error, show_facts, show_json
 from oncegate.cli.records import fields, sentence
+from oncegate.settings import Settings
 
 
 @click.group()
@@ -19,10 +20,10 @@ def keys() -> None:
 
 @keys.command()
 @lookup
-def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
+def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the record of KEY and what it means for the next delivery."""
-    with closing(existing_store(store)) as opened:
-        entry = the_one(opened, namespace, key)
+    with closing(existing_store(settings)) as opened:
+        entry = the_one(opened, settings, key)
     if output == "json":
         show_json(fields(entry) | {"meaning": sentence(entry.record)})
         return
@@ -35,13 +36,12 @@ def show(key: bytes, store: str, namespace: str | None, output: str) -> None:
 
 @keys.command()
 @click.argument("key", type=options.key)
-@store_option
-@namespace_option
+@looking
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def reset(key: bytes, store: str, namespace: str | None, yes: bool) -> None:
+def reset(key: bytes, settings: Settings, yes: bool) -> None:
     """Forget KEY: the next delivery of its event is run as if it were the first."""
-    with closing(existing_store(store)) as opened:
-        entry = the_one(opened, namespace, key)
+    with closing(existing_store(settings)) as opened:
+        entry = the_one(opened, settings, key)
         say(sentence(entry.record))
         if not yes:
             confirm("Forget it, so that the next delivery runs again?")

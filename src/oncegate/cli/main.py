@@ -4,6 +4,7 @@ import click
 
 from oncegate import __version__
 from oncegate.cli import exits
+from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
@@ -13,13 +14,15 @@ from oncegate.errors import OncegateError, SettingError, StoreError
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="oncegate")
-def cli() -> None:
+@click.option("--config", metavar="FILE", help="The settings file.  [default: oncegate.toml, if there is one]")
+def cli(**_config: str | None) -> None:
     """Make every event take effect once, however often it is delivered."""
 
 
 cli.add_command(serve)
 cli.add_command(keys)
 cli.add_command(dlq)
+cli.add_command(config)
 
 
 def run(arguments: list[str] | None = None) -> int:

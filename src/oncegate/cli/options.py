@@ -1,30 +1,80 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
+from msgspec.structs import replace
 
 from oncegate.canonical import HASH_SIZE
 from oncegate.claims import Address
 from oncegate.cli import exits
 from oncegate.cli.output import say, say_error
-from oncegate.stores import open_store
+from oncegate.settings import Settings, examine
+from oncegate.settings.known import SETTINGS, STORE, Setting
+from oncegate.settings.values import as_text, shown
 from oncegate.stores.base import Entry, Store
 
-DEFAULT_STORE = "sqlite:///oncegate.db"
+_LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
+_METAVARS = {
+    "duration": "DURATION",
+    "count": "NUMBER",
+    "port": "NUMBER",
+    "names": "NAME,…",
+    "url": "URL",
+    "function": "MODULE:FUNCTION",
+    "strategy": "STRATEGY",
+}
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def store_option(command: _Command) -> _Command:
-    return click.option(
-        "--store", metavar="URL", default=DEFAULT_STORE, show_default=True, help="Where the claims are kept."
-    )(command)
+def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have a command called with the `settings`, these of which it takes as flags."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(**given: Any) -> Any:
+            flags = {setting.path: given.pop(setting.name) for setting in settings}
+            found, problems = examined(flags)
+            refuse(problems)
+            return command(settings=found, **given)
+
+        taking = call
+        for setting in reversed(settings):
+            taking = _option(setting)(taking)
+        return taking
+
+    return decorate
 
 
-def namespace_option(command: _Command) -> _Command:
-    return click.option("--namespace", metavar="NAME", help="Look in this namespace only.")(command)
+def examined(flags: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """The settings for this command, and all that is wrong with them."""
+    config = click.get_current_context().find_root().params["config"]
+    return examine(flags={"config": config, **flags})
+
+
+def refuse(problems: list[str]) -> None:
+    """Go on only if there are none."""
+    for problem in problems:
+        say_error(problem)
+    if problems:
+        raise click.exceptions.Exit(exits.USAGE)
+
+
+def _option(setting: Setting) -> Callable[[_Command], _Command]:
+    """The flag of a setting. Its value is checked with all the others, so that every error is said the same way."""
+    help_ = setting.meaning.replace("`", "")
+    if setting is not _LOOKED_IN:
+        help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"
+    if setting.kind == "truth":
+        return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=help_)
+    metavar = "|".join(setting.choices) or _METAVARS.get(setting.kind, "NAME")
+    return click.option(setting.flag, setting.name, metavar=metavar, help=help_)
+
+
+looking = with_settings(STORE, _LOOKED_IN)
 
 
 def output_option(command: _Command) -> _Command:
@@ -44,9 +94,9 @@ def key(written: str) -> bytes:
     return found
 
 
-def lookup(command: _Command) -> _Command:
+def lookup(command: Callable[..., Any]) -> Callable[..., Any]:
     """What a command that shows one record takes."""
-    for option in (output_option, namespace_option, store_option, click.argument("key", type=key)):
+    for option in (output_option, looking, click.argument("key", type=key)):
         command = option(command)
     return command
 
@@ -58,12 +108,19 @@ def confirm(question: str) -> None:
         raise click.exceptions.Exit(exits.FAILED)
 
 
-def existing_store(url: str) -> Store:
-    return open_store(url, create=False)
+def existing_store(settings: Settings) -> Store:
+    return settings.open_store(create=False)
 
 
-def the_one(store: Store, namespace: str | None, key: bytes) -> Entry:
+def namespace_of(settings: Settings) -> str | None:
+    """The namespace to look in: the one that was chosen, else all."""
+    chosen: str | None = settings.chosen("namespace")
+    return chosen
+
+
+def the_one(store: Store, settings: Settings, key: bytes) -> Entry:
     """The record of a key, or an exit that says what to do."""
+    namespace = namespace_of(settings)
     entries = store.browse(namespace, key=key)
     if not entries:
         where = f" in namespace {namespace}" if namespace else ""

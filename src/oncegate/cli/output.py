@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from oncegate.gate.log import escaped
+
 _WIDE = 150
 _NARROW = 24
 _STATES = {"P": "in progress", "R": "waiting", "C": "completed", "D": "dead letter"}
@@ -43,7 +45,7 @@ def say_error(text: str) -> None:
 
 def show_json(value: Any) -> None:
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    print("".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text))
+    print("".join(c if c.isprintable() or c == "\n" else escaped(c) for c in text))
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Collection[str]) -> None:

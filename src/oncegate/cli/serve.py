@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+import sys
 from contextlib import closing, suppress
 from importlib import import_module
 from typing import Any
@@ -10,45 +11,36 @@ import click
 
 from oncegate import __version__
 from oncegate.cli.handlers import load_handler
-from oncegate.cli.options import store_option
+from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.events import Event
-from oncegate.gate import Gate
+from oncegate.gate import JsonLog
+from oncegate.gate.handlers import Handler
+from oncegate.gate.observing import Observer
+from oncegate.service.log import pretty_line
+from oncegate.settings import Settings
+from oncegate.settings.known import TABLES
+from oncegate.settings.masking import masked
 
 
 @click.command()
-@store_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free one.")
-@click.option("--handler", metavar="MODULE:FUNCTION", help="Called with each new event; without it, it is only logged.")
-@click.option("--namespace", default="default", show_default=True, help="What keeps these events apart from others.")
-@click.option("--retention", default="7d", show_default=True, help="How long a processed event is remembered.")
-@click.option("--lease", default="30s", show_default=True, help="How long a claim lasts if its worker dies.")
-@click.option("--max-attempts", type=click.IntRange(1), default=5, show_default=True, help="Then it is buried.")
-def serve(
-    store: str,
-    host: str,
-    port: int,
-    handler: str | None,
-    namespace: str,
-    retention: str,
-    lease: str,
-    max_attempts: int,
-) -> None:
+@with_settings(*TABLES["serve"], *TABLES[""])
+def serve(settings: Settings) -> None:
     """Receive events by POST /events and take each through the gate.
 
     No signature is checked yet, so only addresses of this machine itself can be listened on.
     """
-    _refuse_open_doors(host)
+    refuse_open_doors(settings)
     service = _service()
-    call = _log_only if handler is None else load_handler(handler)
-    gate = Gate(store, namespace=namespace, retention=retention, lease=lease, max_attempts=max_attempts)
-    listener = _listen(host, port)
+    handler = handler_of(settings)
+    gate = settings.gate(observers=_observers(settings))
+    host = settings["serve.host"]
+    listener = _listen(host, settings["serve.port"])
     url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
-    click.echo(_WELCOME.format(version=__version__, url=url, store=store), err=True)
+    click.echo(_WELCOME.format(version=__version__, url=url, store=masked(settings["store"])), err=True)
     with closing(gate), suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
-        service.run(gate, call, listener)
+        service.run(gate, handler, listener)
 
 
 _WELCOME = """\
@@ -61,8 +53,22 @@ The first is processed, the second is a duplicate. Stop with Ctrl-C.
 """
 
 
+def handler_of(settings: Settings) -> Handler:
+    """The handler that is called with each new event."""
+    name = settings["serve.handler"]
+    return _log_only if name is None else load_handler(name, settings.where("serve.handler"))
+
+
 def _log_only(event: Event) -> None:
     """With no handler, being told of an event in the log is all its effect."""
+
+
+def _observers(settings: Settings) -> list[Observer]:
+    """The log: as it was chosen, else lines for people on a terminal and for programs in a pipe."""
+    chosen = settings.chosen("log")
+    if chosen == "off":
+        return []
+    return [pretty_line] if chosen is None and sys.stdout.isatty() else [JsonLog()]
 
 
 def _service() -> Any:
@@ -72,15 +78,16 @@ def _service() -> Any:
         raise MissingExtra(f"oncegate serve (no {error.name} here)", "serve") from error
 
 
-def _refuse_open_doors(host: str) -> None:
+def refuse_open_doors(settings: Settings) -> None:
+    host = settings["serve.host"]
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
     if not loopback:
         raise SettingError(
-            f"--host {host}: no signature is checked yet, so anyone who can reach that address could send events;"
-            " listen on 127.0.0.1 and put a proxy that authenticates in front"
+            f"{settings.where('serve.host')} {host}: no signature is checked yet, so anyone who can reach that address"
+            " could send events; listen on 127.0.0.1 and put a proxy that authenticates in front"
         )
 
 

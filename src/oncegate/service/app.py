@@ -16,7 +16,6 @@ from oncegate.service.answers import Answer, answer_of, problem
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Watch = Callable[[Outcome], None]
 
 _log = logging.getLogger("oncegate.service")
 
@@ -38,10 +37,9 @@ class Gone(Exception):
 class App:
     """Takes POST /events through the gate, and runs what waits in the store with its payload."""
 
-    def __init__(self, gate: Gate, handler: Handler, watch: Watch) -> None:
+    def __init__(self, gate: Gate, handler: Handler) -> None:
         self._gate = gate
         self._handler = handler
-        self._watch = watch
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="oncegate-worker")
         self._in_hand = 0
 
@@ -98,7 +96,6 @@ class App:
         except BaseException:  # noqa: BLE001  # a handler may even call sys.exit
             _log.exception("a request failed")
             return problem(503, "the event could not be taken; send it again")
-        self._tell(outcomes)
         return answer_of(outcomes)
 
     def _kept(self, outcomes: list[Outcome]) -> list[Outcome]:
@@ -114,12 +111,6 @@ class App:
         except Exception:
             _log.warning("the handler failed at event %r", event.id, exc_info=True)
             raise
-
-    def _tell(self, outcomes: list[Outcome]) -> None:
-        """A log that cannot be written is no reason to refuse an event that was taken."""
-        for outcome in outcomes:
-            with suppress(OSError, ValueError):
-                self._watch(outcome)
 
     # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
 
@@ -146,7 +137,7 @@ class App:
 
     def _run_waiting(self) -> None:
         try:
-            self._tell(self._gate.run_waiting(self._handle))
+            self._gate.run_waiting(self._handle)
         except StoreError as error:
             _log.warning("waiting events could not be taken: %s", error)
         except BaseException:  # noqa: BLE001  # whatever one event does, the others must not wait for ever

@@ -1,33 +1,23 @@
-"""One line for each delivery: for people on a terminal, as JSON elsewhere. Payloads are not part of it."""
+"""One line for each event, for people on a terminal."""
 
-import sys
 from datetime import UTC, datetime
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from oncegate.cli.output import clean
-from oncegate.gate.outcome import Outcome
+from oncegate.gate import Notice
+from oncegate.gate.log import outcome_of
 
 _COLOURS = {"processed": "green", "duplicate": "cyan", "in_flight": "yellow"}
 
 
-def json_line(outcome: Outcome) -> None:
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "status": outcome.status,
-        "kind": outcome.kind,
-        "event_id": outcome.event.id,
-        "key": None if outcome.key is None else str(outcome.key),
-        "reason": outcome.reason,
-    }
-    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-    sys.stdout.flush()
-
-
-def pretty_line(outcome: Outcome) -> None:
-    time = datetime.now(UTC).strftime("%H:%M:%S")
+def pretty_line(notice: Notice) -> None:
+    """An observer. What an exception said is part of the line: whoever started the service is looking at it."""
+    outcome = outcome_of(notice)
+    if outcome is None:
+        return
+    time = datetime.fromtimestamp(notice.at / 1_000_000, UTC).strftime("%H:%M:%S")
     status = (outcome.status.ljust(9), _COLOURS.get(outcome.status, "red"))
     line = Text.assemble((time, "dim"), "  ", status, "  ", clean(outcome.event.id or "-"), "  ", clean(outcome.reason))
     Console(highlight=False, soft_wrap=True).print(line)

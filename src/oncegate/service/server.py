@@ -1,24 +1,24 @@
 """The server: uvicorn with httptools and uvloop around the application."""
 
 import logging
+import signal
 import socket
-import sys
 
 import uvicorn
 
 from oncegate.gate import Gate
 from oncegate.gate.handlers import Handler
 from oncegate.service.app import App
-from oncegate.service.log import json_line, pretty_line
 
 _DRAIN_WITHIN = 25
 
 
 def run(gate: Gate, handler: Handler, listener: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish what is in hand."""
+    """Serve until SIGTERM or Ctrl-C, then finish what is in hand; either ends in KeyboardInterrupt."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    watch = pretty_line if sys.stdout.isatty() else json_line
-    app = App(gate, handler, watch)
+    # uvicorn raises a signal anew when it has stopped: SIGTERM must not end the process before the gate is closed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    app = App(gate, handler)
     config = uvicorn.Config(
         app,
         http="httptools",

@@ -1,0 +1,63 @@
+"""The log: one line of JSON for each event's outcome, without what its payload or an exception said."""
+
+import sys
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from msgspec import json
+
+from oncegate.gate.observing import Notice
+from oncegate.gate.outcome import Outcome
+
+
+class JsonLog:
+    """An observer that writes to a stream; without one, to what stdout is at the time."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    def __call__(self, notice: Notice) -> None:
+        outcome = outcome_of(notice)
+        if outcome is None:
+            return
+        line = ascii_only(json.encode(_fields(notice, outcome)).decode())
+        stream = sys.stdout if self._stream is None else self._stream
+        stream.write(f"{line}\n")
+        stream.flush()
+
+
+def outcome_of(notice: Notice) -> Outcome | None:
+    """The outcome that a notice tells of, None if it tells of something else; every event has one such notice."""
+    outcome = notice.outcome
+    return outcome if outcome is not None and notice.name == f"event.{outcome.status}" else None
+
+
+def ascii_only(text: str) -> str:
+    """The same JSON in printable ASCII: no character of it can steer a terminal, and every stream can take it."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c.isascii() and c.isprintable() else escaped(c) for c in text)
+
+
+def escaped(character: str) -> str:
+    """A character as JSON writes it in ASCII."""
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def _fields(notice: Notice, outcome: Outcome) -> dict[str, Any]:
+    event = outcome.event
+    when = datetime.fromtimestamp(notice.at / 1_000_000, UTC)
+    return {
+        "time": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "status": outcome.status,
+        "kind": outcome.kind,
+        "event_id": event.id,
+        "key": None if outcome.key is None else str(outcome.key),
+        "namespace": notice.namespace,
+        "source": event.source,
+        "type": event.type,
+        "entity": event.entity,
+        "attempt": event.attempt or None,
+        "reason": outcome.discreet,
+    }

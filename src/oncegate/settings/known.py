@@ -1,0 +1,125 @@
+"""The settings there are: those of a gate, and a table for each command that has its own."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from oncegate.gate.terms import CHOICES, COUNTS, DEFAULTS, DURATIONS, OPTIONAL
+
+Kind: TypeAlias = Literal[
+    "text", "choice", "duration", "count", "truth", "names", "url", "strategy", "function", "port"
+]
+
+PREFIX: Final = "ONCEGATE_"
+CONFIG_VARIABLE: Final = "ONCEGATE_CONFIG"
+CONFIG_FLAG: Final = "--config"
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """One setting: what it is called in each place, what it may be, and what it means."""
+
+    name: str
+    kind: Kind
+    default: Any
+    meaning: str
+    table: str = ""
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def path(self) -> str:
+        """Its name in the file, with that of its table."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.path.replace(".", "_").upper()
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line, where the command tells which table is meant."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+_MEANINGS: Final = {
+    "namespace": "What keeps these events apart from others in the same store.",
+    "mode": "`mark_first` marks an event as done in the one write that claims it: at most once.",
+    "retention": "How long a processed event is remembered.",
+    "lease": "How long a claim lasts if its worker dies; it is renewed while the handler runs.",
+    "max_hold": "For how long a claim is renewed at most.",
+    "dead_letter_retention": "How long a dead letter is kept.",
+    "sliding": "Whether retention counts from the latest copy on instead of from the completion.",
+    "sliding_limit": "With `sliding`, how long an event is remembered at most.",
+    "remember": "For how long a process answers copies of what it saw completed by itself; at most 60s.",
+    "max_attempts": "A failure at this attempt buries; `off` leaves the counting to the platform.",
+    "max_result": "A handler's result of more bytes than this is not kept for the duplicates.",
+    "max_in_hand": "How many events `arun` takes at a time.",
+    "threads": "How many plain handlers `arun` runs at a time.",
+    "max_age": "Events that happened longer ago than this are counted as too old.",
+    "on_too_old": "What becomes of events older than `max_age`.",
+    "on_missing_key": "What becomes of events that lack a part of their key.",
+    "on_store_error": "What becomes of events when the store cannot be asked; `unguarded` needs `unguarded_types`.",
+    "unguarded_types": "The event types that may run, and so run twice, while the store is away.",
+    "on_conflict": "What becomes of other content under a known key.",
+    "on_replay": "Whether a replayed event is a duplicate or runs once more for each replay.",
+}
+
+
+def _kind(name: str, default: object) -> Kind:
+    if name in CHOICES:
+        return "choice"
+    if name in DURATIONS:
+        return "duration"
+    if name in COUNTS:
+        return "count"
+    return "truth" if isinstance(default, bool) else "names" if isinstance(default, tuple) else "text"
+
+
+def _of_gate(name: str, default: object) -> Setting:
+    return Setting(
+        name=name,
+        kind=_kind(name, default),
+        default=default,
+        meaning=_MEANINGS.get(name, ""),
+        choices=CHOICES.get(name, ()),
+        optional=name in OPTIONAL,
+    )
+
+
+STORE: Final = Setting(
+    name="store", kind="url", default="sqlite:///oncegate.db", meaning="Where the claims are kept: the URL of a store."
+)
+KEY: Final = Setting(
+    name="key",
+    kind="strategy",
+    default="auto",
+    meaning="What makes two deliveries one event: a strategy as Python has it, or `module:function`.",
+)
+LOG: Final = Setting(
+    name="log",
+    kind="choice",
+    default="off",
+    choices=("off", "json"),
+    meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` logs.",
+)
+GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
+
+SERVE: Final = (
+    Setting(table="serve", name="host", kind="text", default="127.0.0.1", meaning="The address to listen on."),
+    Setting(
+        table="serve", name="port", kind="port", default=8080, meaning="The port to listen on; 0 for any free one."
+    ),
+    Setting(
+        table="serve",
+        name="handler",
+        kind="function",
+        default=None,
+        optional=True,
+        meaning="Called with each new event, `module:function`; without it an event is only logged.",
+    ),
+)
+
+# The tables of the file; the first is what stands above them all.
+TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {"": (STORE, KEY, LOG, *GATE), "serve": SERVE}
+SETTINGS: Final[Mapping[str, Setting]] = {setting.path: setting for table in TABLES.values() for setting in table}

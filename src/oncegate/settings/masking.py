@@ -1,0 +1,28 @@
+"""Masking: a URL without the secrets in it."""
+
+import re
+from typing import Final
+
+_MASK: Final = "***"
+_PARAMETER: Final = re.compile(r"([?&;][^=&;]*(?:pass|pwd|secret|token|key|credential)[^=&;]*=)[^&;#]+", re.IGNORECASE)
+
+
+def masked(url: str) -> str:
+    """The URL with its password and every parameter that looks like a secret starred out.
+
+    A password that was not escaped may hold any character, so all up to the last @ may be part of it: rather too
+    much is hidden than too little.
+    """
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    before, question, after = rest.partition("?")
+    if "@" in before:
+        before = _without_password(before)
+    elif "@" in after:
+        before, question, after = _without_password(rest), "", ""
+    return _PARAMETER.sub(rf"\1{_MASK}", f"{scheme}{separator}{before}{question}{after}")
+
+
+def _without_password(place: str) -> str:
+    user, _, host = place.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return f"{name}:{_MASK}@{host}" if colon else place

@@ -1,0 +1,163 @@
+"""Reading settings from the three places that have them, and noting all that is wrong with any."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncegate.errors import SettingError
+from oncegate.gate.terms import DEFAULTS, agree
+from oncegate.settings.known import CONFIG_FLAG, CONFIG_VARIABLE, PREFIX, SETTINGS, TABLES, Setting
+from oncegate.settings.settings import DEFAULT, Settings
+from oncegate.settings.values import checked, from_text
+from oncegate.wording import unknown
+
+FILE: Final = "oncegate.toml"
+_NO_FLAGS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Any] = _NO_FLAGS,
+) -> Settings:
+    """The settings, or SettingError with a line for each thing that is wrong.
+
+    Without a `path`, the file is the one that the flag `config` or the variable ONCEGATE_CONFIG names, else
+    `oncegate.toml` if the current folder has one. `flags` are by the paths of settings; None is not given.
+    """
+    settings, problems = examine(path, environ, flags)
+    if problems:
+        raise SettingError("\n".join(problems))
+    return settings
+
+
+def examine(
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Any] = _NO_FLAGS,
+) -> tuple[Settings, list[str]]:
+    """The settings and all that is wrong with them; what was refused has its default."""
+    found = _Found()
+    named = _named_file(path, environ, flags)
+    if named is not None:
+        _read_file(named, found)
+    _read_environment(environ, found)
+    _read_flags(flags, found)
+    if not found.problems:
+        _check_together(found)
+    return Settings(found.values, found.origins), found.problems
+
+
+class _Found:
+    """What was found so far; the later wins."""
+
+    def __init__(self) -> None:
+        self.values = {path: setting.default for path, setting in SETTINGS.items()}
+        self.origins = dict.fromkeys(SETTINGS, DEFAULT)
+        self.problems: list[str] = []
+
+    def take(self, setting: Setting, value: Any, origin: str) -> None:
+        try:
+            self.values[setting.path] = checked(setting, value)
+        except SettingError as error:
+            self.problems.append(f"{origin}: {error}")
+        else:
+            self.origins[setting.path] = origin
+
+
+class _File(Struct, frozen=True):
+    """A settings file, and who named it, for errors."""
+
+    path: Path
+    named_by: str = ""
+
+
+# ── the file ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _named_file(
+    path: str | os.PathLike[str] | None, environ: Mapping[str, str], flags: Mapping[str, Any]
+) -> _File | None:
+    if path is not None:
+        return _File(Path(path))
+    if flags.get("config") is not None:
+        return _File(Path(flags["config"]), f"{CONFIG_FLAG}: ")
+    if environ.get(CONFIG_VARIABLE, "").strip():
+        return _File(Path(environ[CONFIG_VARIABLE]), f"{CONFIG_VARIABLE}: ")
+    return _File(Path(FILE)) if os.path.lexists(FILE) else None
+
+
+def _read_file(file: _File, found: _Found) -> None:
+    name = str(file.path)
+    try:
+        document = tomllib.loads(file.path.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError:
+        found.problems.append(f"{file.named_by}there is no settings file {name}")
+    except OSError as error:
+        found.problems.append(f"{file.named_by}the settings file {name} cannot be read: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        found.problems.append(f"{name} is not TOML: {error}")
+    else:
+        _read_table("", document, name, found)
+
+
+def _read_table(table: str, document: Mapping[str, Any], file: str, found: _Found) -> None:
+    settings = {setting.name: setting for setting in TABLES[table]}
+    for name, value in document.items():
+        if name in settings:
+            found.take(settings[name], value, file)
+        elif table or name not in TABLES:
+            found.problems.append(f"{file}: {_no_such(name, table)}")
+        elif isinstance(value, dict):
+            _read_table(name, value, file, found)
+        else:
+            found.problems.append(f"{file}: {name}={value!r} must be a table: write [{name}] and its settings below it")
+
+
+def _no_such(name: str, table: str) -> str:
+    if not table:
+        return unknown(name, [*SETTINGS, *filter(None, TABLES)], "setting")
+    if name in SETTINGS:
+        return f"there is no setting {table}.{name}; write {name} above all tables such as [{table}]"
+    return unknown(f"{table}.{name}", [setting.path for setting in TABLES[table]], "setting")
+
+
+# ── variables and flags ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_environment(environ: Mapping[str, str], found: _Found) -> None:
+    """An empty variable counts as unset, since that is how many a tool unsets one."""
+    settings = {setting.variable: setting for setting in SETTINGS.values()}
+    names = [*(variable.removeprefix(PREFIX) for variable in settings), CONFIG_VARIABLE.removeprefix(PREFIX)]
+    for variable in sorted(name for name in environ if name.startswith(PREFIX) and environ[name].strip()):
+        if variable in settings:
+            found.take(settings[variable], from_text(settings[variable], environ[variable]), variable)
+        elif variable != CONFIG_VARIABLE:
+            found.problems.append(f"{variable}: {unknown(variable.removeprefix(PREFIX), names, 'setting')}")
+
+
+def _read_flags(flags: Mapping[str, Any], found: _Found) -> None:
+    for path, value in flags.items():
+        if path == "config" or value is None:
+            continue
+        if path not in SETTINGS:
+            found.problems.append(unknown(path, SETTINGS, "setting"))
+            continue
+        setting = SETTINGS[path]
+        found.take(setting, from_text(setting, value) if isinstance(value, str) else value, setting.flag)
+
+
+def _check_together(found: _Found) -> None:
+    """What a gate says to all its settings at once; the error names those that do not go together."""
+    try:
+        agree({name: found.values[name] for name in DEFAULTS})
+    except SettingError as error:
+        named = re.findall(r"\b(\w+)=", str(error))
+        origins = dict.fromkeys(found.origins[name] for name in named if name in DEFAULTS)
+        found.problems.append(f"{', '.join(origin for origin in origins if origin != DEFAULT)}: {error}")

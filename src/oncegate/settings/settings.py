@@ -1,0 +1,71 @@
+"""Settings as they were found: each value, where it comes from, and the gate that they describe."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Unpack, cast
+
+from msgspec import Struct
+
+from oncegate.errors import SettingError
+from oncegate.gate import Gate, JsonLog
+from oncegate.gate.observing import Observer
+from oncegate.gate.terms import DEFAULTS, Wishes
+from oncegate.settings.known import SETTINGS
+from oncegate.settings.strategies import strategy_of
+from oncegate.settings.values import shown
+from oncegate.stores import open_store
+from oncegate.stores.base import Store
+
+DEFAULT: Final = "default"
+
+
+class Shown(Struct, frozen=True):
+    """A setting for a person to look at, secrets masked."""
+
+    setting: str
+    value: Any
+    origin: str
+
+
+class Settings(Struct, frozen=True):
+    """Every setting by its path (`retention`, `serve.port`), and the origin of each: `default`, the file, the variable
+    or the flag."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+    def __getitem__(self, path: str) -> Any:
+        return self.values[path]
+
+    def chosen(self, path: str) -> Any:
+        """The value if somebody chose it, else None."""
+        return None if self.origins[path] == DEFAULT else self.values[path]
+
+    def where(self, path: str) -> str:
+        """Where to look when the value is wrong, for a sentence."""
+        origin, setting = self.origins[path], SETTINGS[path]
+        return origin if origin in (setting.variable, setting.flag) else f"{origin}, {path}"
+
+    def shown(self) -> list[Shown]:
+        return [
+            Shown(path, shown(setting, self.values[path]), self.origins[path]) for path, setting in SETTINGS.items()
+        ]
+
+    def strategy(self) -> Callable[..., Any]:
+        """The key's strategy; a function of the user's own is imported now."""
+        return strategy_of(self.values["key"], self.where("key"))
+
+    def open_store(self, *, create: bool = True) -> Store:
+        try:
+            return open_store(self.values["store"], create=create)
+        except SettingError as error:
+            raise SettingError(f"{self.where('store')}: {error}") from error
+
+    def gate(
+        self, store: Store | None = None, *, observers: Sequence[Observer] | None = None, **wishes: Unpack[Wishes]
+    ) -> Gate:
+        """The gate of these settings; what is given here comes first. `observers` stand in for what `log` says."""
+        if observers is None:
+            observers = [JsonLog()] if self.values["log"] == "json" else []
+        terms = cast(Wishes, {name: self.values[name] for name in DEFAULTS} | {**wishes})
+        key = self.strategy()
+        return Gate(self.open_store() if store is None else store, key=key, observers=observers, **terms)

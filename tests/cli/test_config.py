@@ -1,0 +1,161 @@
+"""Settings on the command line: where commands take them from, and `oncegate config`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oncegate import Gate
+from oncegate.cli import exits
+from oncegate.settings.known import SETTINGS
+from tests.cli.conftest import Run
+
+
+def fail(event: object) -> None:
+    raise ValueError("no")
+
+
+class TestCommands:
+    def test_the_store_of_the_file(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """Commands look where the settings say; a flag wins over them."""
+        gate.run({"id": "evt-1"}, fail)
+        gate.close()
+        (tmp_path / "oncegate.db").rename(tmp_path / "other.db")
+        (tmp_path / "oncegate.toml").write_text('store = "sqlite:///other.db"')
+        assert "evt-1" in oncegate("dlq", "list")[1]
+        code, _, err = oncegate("dlq", "list", "--store", "sqlite:///oncegate.db")
+        assert (code, "there is no store at oncegate.db" in err) == (exits.STORE, True)
+
+    def test_the_namespace_of_the_environment(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A namespace that was chosen is the one that is looked in; if none was, all are."""
+        gate.run({"id": "evt-1"}, fail)
+        assert "evt-1" in oncegate("dlq", "list")[1]
+        monkeypatch.setenv("ONCEGATE_NAMESPACE", "crm")
+        assert oncegate("dlq", "list")[1] == "There are no dead letters.\n"
+        assert "evt-1" in oncegate("dlq", "list", "--namespace", "default")[1]
+
+    def test_the_named_file(self, oncegate: Run, tmp_path: Path) -> None:
+        """`--config` names another file for every command."""
+        (tmp_path / "crm.toml").write_text('store = "memory://"')
+        code, _, err = oncegate("--config", "crm.toml", "dlq", "list")
+        assert (code, "crm.toml, store: memory:// lives within one process" in err) == (exits.USAGE, True)
+
+    def test_redriven_with_the_same_terms(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """What is redriven here has as many attempts as the settings say, and an end where they leave it open."""
+        (tmp_path / "broken.py").write_text("def handler(event):\n    assert False\n")
+        for written, attempts in (("3", 3), ('"off"', 5)):
+            gate.run({"id": written}, fail)
+            (tmp_path / "oncegate.toml").write_text(f'max_attempts = {written}\nlog = "json"')
+            code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "broken:handler")
+            assert (code, f"after {attempts} attempts" in out, '"status"' in out) == (exits.FAILED, True, False)
+
+    def test_every_setting_is_a_flag_of_serve(self, oncegate: Run) -> None:
+        """The help of `serve` lists each setting by its flag."""
+        _, out, _ = oncegate("serve", "--help")
+        assert all(f"  {setting.flag} " in out for setting in SETTINGS.values())
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("serve", "--lease", "30"), "--lease: lease='30' is not a duration"),
+            (("serve", "--port", "x"), "--port: serve.port='x' must be a whole number from 0 to 65535"),
+            (("serve", "--max-attempts", "0"), "--max-attempts: max_attempts=0 must be"),
+            (("serve", "--retention", "1s"), "--retention: retention='1s' is shorter than lease='30s'"),
+            (("serve", "--key", "feilds('a')"), "--key: there is no key strategy feilds; did you mean fields?"),
+            (("serve", "--store", "mysql://x"), "--store: no store speaks 'mysql'"),
+            (("serve", "--host", "::"), "--host ::: no signature is checked yet"),
+            (("serve", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),
+            (("dlq", "redrive", "--all", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing"),
+            (("dlq", "list", "--namespace", ""), "--namespace: namespace='' must be printable text"),
+            (("--config", "no.toml", "keys", "show", "0" * 32), "--config: there is no settings file no.toml"),
+        ],
+    )
+    def test_an_error_names_the_flag(self, oncegate: Run, arguments: tuple[str, ...], said: str) -> None:
+        """What is wrong with a flag is told with its name, and exits with 2."""
+        code, _, err = oncegate(*arguments)
+        assert (code, err.startswith(f"Error: {said}")) == (exits.USAGE, True), err
+
+
+class TestCheck:
+    def test_in_order(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Good settings are one sentence that says where they come from; nothing is opened or made."""
+        assert oncegate("config", "check") == (0, "The settings are in order: all by default.\n", "")
+        (tmp_path / "oncegate.toml").write_text('lease = "1s"\nstore = "sqlite:///not/there.db"')
+        monkeypatch.setenv("ONCEGATE_THREADS", "4")
+        said = "The settings are in order: 3 settings from oncegate.toml, ONCEGATE_THREADS, the rest by default.\n"
+        assert oncegate("config", "check") == (exits.OK, said, "")
+        assert [path.name for path in tmp_path.iterdir()] == ["oncegate.toml"]
+
+    def test_every_problem(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each problem is a line with its place."""
+        (tmp_path / "oncegate.toml").write_text('retentoin = "7d"\nthreads = 0\n')
+        monkeypatch.setenv("ONCEGATE_SERVE_PROT", "1")
+        code, out, err = oncegate("config", "check")
+        assert (code, out) == (exits.USAGE, "")
+        assert err.splitlines() == [
+            "Error: oncegate.toml: there is no setting retentoin; did you mean retention?",
+            "Error: oncegate.toml: threads=0 must be a whole number, 1 or more",
+            "Error: ONCEGATE_SERVE_PROT: there is no setting SERVE_PROT; did you mean SERVE_PORT?",
+        ]
+
+    def test_what_is_named_is_looked_for(self, oncegate: Run, tmp_path: Path) -> None:
+        """Functions that are not there, and a host that may not be listened on, are problems too."""
+        (tmp_path / "oncegate.toml").write_text(
+            'key = "json:nothing"\n[serve]\nhandler = "asyncio:sleep"\nhost = "0.0.0.0"\n'
+        )
+        code, _, err = oncegate("config", "check")
+        lines = err.splitlines()
+        assert code == exits.USAGE
+        assert lines[0] == "Error: oncegate.toml, key json:nothing: there is no nothing in json"
+        assert lines[1].startswith("Error: oncegate.toml, serve.handler asyncio:sleep: sleep is async")
+        assert lines[2].startswith("Error: oncegate.toml, serve.host 0.0.0.0: no signature is checked yet")
+
+    def test_a_broken_file(self, tmp_path: Path) -> None:
+        """As a program of its own, too, a broken file is one sentence with line and column."""
+        (tmp_path / "oncegate.toml").write_text('lease = "1s"\nretention = 7d\n')
+        command = [sys.executable, "-m", "oncegate", "config", "check"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (exits.USAGE, "")
+        assert done.stderr.startswith("Error: oncegate.toml is not TOML: ")
+        assert "at line 2, column 14" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+class TestShow:
+    def test_lines(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In a pipe each setting is a line with its value and where it comes from."""
+        (tmp_path / "oncegate.toml").write_text('max_attempts = "off"\nsliding = true\n')
+        monkeypatch.setenv("ONCEGATE_SERVE_PORT", "9")
+        code, out, _ = oncegate("config", "show")
+        shown = [line.split() for line in out.splitlines()]
+        assert (code, shown[0], len(shown)) == (exits.OK, ["setting", "value", "from"], len(SETTINGS) + 1)
+        assert ["max_attempts", "off", "oncegate.toml"] in shown
+        assert ["sliding", "true", "oncegate.toml"] in shown
+        assert ["serve.port", "9", "ONCEGATE_SERVE_PORT"] in shown
+        assert ["lease", "30s", "default"] in shown
+
+    def test_json(self, oncegate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As JSON a program can read each value and its origin."""
+        monkeypatch.setenv("ONCEGATE_UNGUARDED_TYPES", "a,b")
+        monkeypatch.setenv("ONCEGATE_ON_STORE_ERROR", "unguarded")
+        code, out, _ = oncegate("config", "show", "--output", "json")
+        shown = json.loads(out)
+        assert (code, set(shown)) == (exits.OK, set(SETTINGS))
+        assert shown["unguarded_types"] == {"value": ["a", "b"], "from": "ONCEGATE_UNGUARDED_TYPES"}
+        assert shown["serve.port"] == {"value": 8080, "from": "default"}
+
+    @pytest.mark.parametrize("output", ["text", "json"])
+    def test_secrets(self, oncegate: Run, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+        """No secret of a store's URL is shown."""
+        monkeypatch.setenv("ONCEGATE_STORE", "redis://user:hunter2@host/0?token=hunter3")
+        _, out, _ = oncegate("config", "show", "--output", output)
+        assert "redis://user:***@host/0?token=***" in out
+        assert "hunter" not in out
+
+    def test_wrong_settings(self, oncegate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What cannot be meant is not shown as if it were."""
+        monkeypatch.setenv("ONCEGATE_LEASE", "x")
+        code, out, err = oncegate("config", "show")
+        assert (code, out, "ONCEGATE_LEASE: lease='x'" in err) == (exits.USAGE, "", True)

@@ -1,0 +1,125 @@
+"""The JSON log: one line for each outcome, which tells what happened and nothing that was in the payload."""
+
+import json
+import sys
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.gate import JsonLog, Notice
+from oncegate.stores.memory import MemoryStore
+
+
+def fail(event: Event) -> None:
+    raise ValueError(f"no case for {event.body['name']}")
+
+
+def logged(payloads: list[Any], handler: Any = lambda event: None, **settings: Any) -> list[dict[str, Any]]:
+    """The lines that taking these payloads through a gate leaves in a log."""
+    stream = StringIO()
+    gate = Gate("memory://", observers=[JsonLog(stream)], wall=lambda: 1_700_000_000_123_456, **settings)
+    gate.keep([outcome for outcome in gate.run_batch(payloads, handler) if outcome.status == "invalid"])
+    gate.close()
+    assert stream.getvalue().count("\n") == len(stream.getvalue().splitlines())
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_one_line_for_each_event() -> None:
+    """Each event of a batch has one line, in order, whatever else the gate told of it."""
+    lines = logged([{"id": 1}, {"id": 1}, {"id": 2, "n": 1}, {"id": 2, "n": 2}, "[", {"id": 3}])
+    statuses = ["processed", "duplicate", "processed", "conflict", "invalid", "processed"]
+    assert [line["status"] for line in lines] == statuses
+
+
+def test_what_a_line_says() -> None:
+    """A line has the time, the outcome, and the names by which the event is known."""
+    event = Event(source="genesys", id="evt-1", type="call.ended", entity="conv-7", body={"id": "evt-1"})
+    (line,) = logged([event], namespace="crm")
+    key = line.pop("key")
+    assert (len(key), bytes.fromhex(key) != b"") == (32, True)
+    assert line == {
+        "time": "2023-11-14T22:13:20.123Z",
+        "status": "processed",
+        "kind": None,
+        "event_id": "evt-1",
+        "namespace": "crm",
+        "source": "genesys",
+        "type": "call.ended",
+        "entity": "conv-7",
+        "attempt": 1,
+        "reason": "Processed at the first attempt.",
+    }
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2])
+def test_discreet(max_attempts: int) -> None:
+    """Neither the payload nor what an exception said of it is logged, when it fails and ever after."""
+    payload = {"id": "evt-1", "name": "Ada Lovelace"}
+    lines = logged([payload, payload], fail, max_attempts=max_attempts)
+    assert "ValueError" in lines[0]["reason"]
+    assert "Lovelace" not in json.dumps(lines)
+
+
+@pytest.mark.parametrize(
+    "hostile", ["\x1b[2J", "\x7f", "\x85\x9b31m", "\u2028\u2029", "\u202e", "\r\n", "\U000e0041", "é😀"]
+)
+def test_cannot_steer_a_terminal(hostile: str) -> None:
+    """A line is printable ASCII whatever an event calls itself, and still says exactly that."""
+    stream = StringIO()
+    gate = Gate("memory://", observers=[JsonLog(stream)])
+    gate.run({"id": f"a{hostile}b", "type": hostile}, lambda event: None)
+    gate.close()
+    (line, rest) = stream.getvalue().split("\n", 1)
+    assert (line.isascii(), line.isprintable(), rest) == (True, True, "")
+    assert (json.loads(line)["event_id"], json.loads(line)["type"]) == (f"a{hostile}b", hostile)
+
+
+def test_stdout_is_looked_up_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a stream the log goes to what stdout is when there is something to say."""
+    gate = Gate("memory://", observers=[JsonLog()])
+    stream = StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    gate.run({"id": 1}, lambda event: None)
+    gate.close()
+    assert json.loads(stream.getvalue())["status"] == "processed"
+
+
+def test_one_write_and_a_flush() -> None:
+    """A line is written at once and passed on at once, so that lines of two processes do not mix."""
+
+    class Watched(StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[str] = []
+
+        def write(self, text: str) -> int:
+            self.calls.append("write")
+            return super().write(text)
+
+        def flush(self) -> None:
+            self.calls.append("flush")
+
+    stream = Watched()
+    gate = Gate("memory://", observers=[JsonLog(stream)])
+    gate.run({"id": 1}, lambda event: None)
+    gate.close()
+    assert stream.calls == ["write", "flush"]
+
+
+def test_a_log_that_cannot_be_written() -> None:
+    """Events are taken although their log is gone, and the failures are counted."""
+    stream = StringIO()
+    stream.close()
+    gate = Gate(MemoryStore(), observers=[JsonLog(stream)])
+    assert gate.run({"id": 1}, lambda event: None).status == "processed"
+    gate.close()
+    assert gate.counts["observer.failed"] == 1
+
+
+def test_other_notices_are_not_logged() -> None:
+    """What is not the outcome of an event leaves no line."""
+    stream = StringIO()
+    JsonLog(stream)(Notice("lease.lost", 0, "default", detail="00"))
+    assert stream.getvalue() == ""

@@ -1,0 +1,387 @@
+"""Settings: three places, the later wins, and every mistake is named with its place."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+import oncegate
+from oncegate import Event, Gate
+from oncegate.errors import SettingError
+from oncegate.gate.terms import COUNTS, DEFAULTS, DURATIONS, Wishes
+from oncegate.settings import Settings, examine, load
+from oncegate.settings.known import SETTINGS, TABLES
+from oncegate.settings.masking import masked
+from oncegate.settings.strategies import parsed
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problems(toml: str = "", environ: dict[str, str] | None = None, flags: dict[str, Any] | None = None) -> list[str]:
+    """What is wrong with settings from these places."""
+    Path("oncegate.toml").write_text(toml)
+    return examine(environ=environ or {}, flags=flags or {})[1]
+
+
+@pytest.mark.usefixtures("folder")
+class TestPlaces:
+    def test_defaults(self) -> None:
+        """Without any place a gate's settings are those of a gate that is told nothing."""
+        settings = load(environ={})
+        assert {name: settings[name] for name in DEFAULTS} == DEFAULTS
+        assert (settings["store"], settings["key"], settings["log"]) == ("sqlite:///oncegate.db", "auto", "off")
+        assert (settings["serve.host"], settings["serve.port"], settings["serve.handler"]) == ("127.0.0.1", 8080, None)
+        assert set(settings.origins.values()) == {"default"}
+
+    def test_the_later_wins(self, folder: Path) -> None:
+        """The file comes before the variables and these before the flags, and each value knows where it came from."""
+        (folder / "oncegate.toml").write_text('namespace = "file"\nretention = "1d"\nlease = "1s"\n[serve]\nport = 1')
+        environ = {"ONCEGATE_RETENTION": "2d", "ONCEGATE_LEASE": "2s", "ONCEGATE_SERVE_HOST": "::1", "HOME": "/"}
+        settings = load(environ=environ, flags={"lease": "3s", "serve.port": "3", "max_hold": None})
+        found = {path: (settings[path], origin) for path, origin in settings.origins.items() if origin != "default"}
+        assert found == {
+            "namespace": ("file", "oncegate.toml"),
+            "retention": ("2d", "ONCEGATE_RETENTION"),
+            "lease": ("3s", "--lease"),
+            "serve.host": ("::1", "ONCEGATE_SERVE_HOST"),
+            "serve.port": (3, "--port"),
+        }
+
+    def test_every_setting_can_be_set_anywhere(self) -> None:
+        """What is set to its own default in the file, the environment or by flags is that default again."""
+        written = {
+            path: "off" if setting.default is None else setting.default
+            for path, setting in SETTINGS.items()
+            if setting.default != ()  # an empty variable would count as unset
+        }
+        texts = {path: str(value).lower() if value is False else str(value) for path, value in written.items()}
+        environ = {SETTINGS[path].variable: text for path, text in texts.items()}
+        for settings in (load(environ=environ), load(environ={}, flags=texts), load(environ={}, flags=written)):
+            assert settings.values == load(environ={}).values
+            assert {path for path, origin in settings.origins.items() if origin != "default"} == set(written)
+
+    def test_kinds_of_values(self, folder: Path) -> None:
+        """Lists, numbers, truths and `off` mean the same in the file and in a variable."""
+        (folder / "oncegate.toml").write_text(
+            'unguarded_types = ["a", "b"]\non_store_error = "unguarded"\n'
+            'max_attempts = "off"\nsliding = true\nthreads = 4'
+        )
+        environ = {
+            "ONCEGATE_UNGUARDED_TYPES": " a, b,",
+            "ONCEGATE_ON_STORE_ERROR": "unguarded",
+            "ONCEGATE_MAX_ATTEMPTS": "off",
+            "ONCEGATE_SLIDING": "True",
+            "ONCEGATE_THREADS": "4",
+        }
+        from_file = load(environ={})
+        (folder / "oncegate.toml").unlink()
+        assert from_file.values == load(environ=environ).values
+        assert (from_file["unguarded_types"], from_file["max_attempts"]) == (("a", "b"), None)
+
+    def test_empty_variables_are_unset(self) -> None:
+        """A variable that is empty says nothing, whatever its name."""
+        environ = {"ONCEGATE_LEASE": "", "ONCEGATE_CONFIG": " ", "ONCEGATE_NONSENSE": ""}
+        assert set(load(environ=environ).origins.values()) == {"default"}
+
+    def test_which_file(self, folder: Path) -> None:
+        """A path comes before the flag, the flag before the variable, and that before the file of the folder."""
+        for name in ("oncegate", "variable", "flag", "path"):
+            (folder / f"{name}.toml").write_text(f'namespace = "{name}"')
+        environ, flags = {"ONCEGATE_CONFIG": "variable.toml"}, {"config": "flag.toml"}
+        assert load("path.toml", environ, flags)["namespace"] == "path"
+        assert load(None, environ, flags)["namespace"] == "flag"
+        assert load(None, environ)["namespace"] == "variable"
+        assert load(None, {})["namespace"] == "oncegate"
+        assert load(None, environ).origins["namespace"] == "variable.toml"
+
+    def test_a_byte_order_mark(self, folder: Path) -> None:
+        """A file from an editor that marks UTF-8 is read like any other."""
+        (folder / "oncegate.toml").write_bytes(b'\xef\xbb\xbflease = "1s"\r\n')
+        assert load(environ={})["lease"] == "1s"
+
+
+@pytest.mark.usefixtures("folder")
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("toml", "said"),
+        [
+            ("max_atempts = 5", "oncegate.toml: there is no setting max_atempts; did you mean max_attempts?"),
+            ("[sevre]\nport = 1", "oncegate.toml: there is no setting sevre; did you mean serve?"),
+            ("[serve]\nprot = 1", "oncegate.toml: there is no setting serve.prot; did you mean serve.port?"),
+            ('[serve]\nlease = "1s"', "oncegate.toml: there is no setting serve.lease; write lease above all tables"),
+            ("serve = 8080", "oncegate.toml: serve=8080 must be a table: write [serve]"),
+            ("lease = 30", "oncegate.toml: lease=30 is not a duration; write it like"),
+            ("lease = {s = 1}", "oncegate.toml: lease={'s': 1} is not a duration"),
+            (
+                'max_age = "x"',
+                "oncegate.toml: max_age='x' is not a duration; write it like 500ms, 30s, 5m, 24h or 7d, or",
+            ),
+            ('max_attempts = "5"', "max_attempts='5' must be a whole number, 1 or more, or off to leave it"),
+            ("threads = 0", "oncegate.toml: threads=0 must be a whole number, 1 or more"),
+            ("threads = true", "oncegate.toml: threads=True must be a whole number"),
+            ('mode = "lesae"', "mode='lesae' is not a choice; it is one of lease, mark_first"),
+            ("mode = []", "mode=[] is not a choice"),
+            ('log = "yes"', "log='yes' is not a choice; it is one of off, json"),
+            ('sliding = "true"', "sliding='true' must be true or false"),
+            ('unguarded_types = "a"', "unguarded_types='a' must be a list of names"),
+            ("unguarded_types = [1]", "unguarded_types=[1] must be a list of names"),
+            ('namespace = "a\\u001bb"', "namespace='a\\x1bb' must be printable text"),
+            ("store = 5", "store=5 is not a URL; write one such as sqlite:///oncegate.db"),
+            ('store = "u:hunter2@host"', "store='u:***@host' is not a URL"),
+            ("key = 5", "key=5 must be text, such as auto"),
+            ('[serve]\nhost = ""', "serve.host='' must be text"),
+            ("[serve]\nport = 70000", "serve.port=70000 must be a whole number from 0 to 65535"),
+            (
+                '[serve]\nhandler = "app"',
+                "serve.handler='app' must be written module:function, such as app:on_event, or",
+            ),
+            ("lease =\n", "oncegate.toml is not TOML: Invalid value (at line 1, column 8)"),
+            ('retention = "1s"', "oncegate.toml: retention='1s' is shorter than lease='30s'"),
+            ('remember = "2m"', "oncegate.toml: remember='2m' is too long"),
+            ('on_store_error = "unguarded"', "oncegate.toml: on_store_error='unguarded' needs unguarded_types"),
+        ],
+    )
+    def test_in_the_file(self, toml: str, said: str) -> None:
+        """Each mistake in the file is one sentence with the file, the setting and what would do."""
+        (problem,) = problems(toml)
+        assert said in problem
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "said"),
+        [
+            ("ONCEGATE_RETNTION", "7d", "ONCEGATE_RETNTION: there is no setting RETNTION; did you mean RETENTION?"),
+            ("ONCEGATE_SERV_PORT", "1", "did you mean SERVE_PORT?"),
+            ("ONCEGATE_CONFIGS", "1", "did you mean CONFIG?"),
+            ("ONCEGATE_SERVE_PORT", "http", "ONCEGATE_SERVE_PORT: serve.port='http' must be a whole number"),
+            ("ONCEGATE_THREADS", "9" * 5_000, "must be a whole number"),
+            ("ONCEGATE_SLIDING", "1", "ONCEGATE_SLIDING: sliding='1' must be true or false"),
+            ("ONCEGATE_CONFIG", "no.toml", "ONCEGATE_CONFIG: there is no settings file no.toml"),
+            ("ONCEGATE_CONFIG", ".", "ONCEGATE_CONFIG: the settings file . cannot be read: Is a directory"),
+        ],
+    )
+    def test_in_the_environment(self, variable: str, value: str, said: str) -> None:
+        """Each mistake in the environment is one sentence with the variable."""
+        (problem,) = problems(environ={variable: value})
+        assert said in problem
+
+    def test_in_flags(self) -> None:
+        """A mistake in a flag names the flag, and one that is no setting the nearest."""
+        assert problems(flags={"max_attempts": "0"})[0].startswith("--max-attempts: max_attempts=0 must be a whole")
+        assert problems(flags={"config": "no.toml"}) == ["--config: there is no settings file no.toml"]
+        assert problems(flags={"serve.prot": 1}) == ["there is no setting serve.prot; did you mean serve.port?"]
+
+    def test_all_at_once(self) -> None:
+        """Every mistake in every place is told, and `load` raises with a line for each."""
+        environ, flags = {"ONCEGATE_MODE": "x", "ONCEGATE_X": "x"}, {"max_hold": "1"}
+        found = problems('lease = "1"\nmax_age = "1"\n', environ, flags)
+        assert [problem.split(":")[0] for problem in found] == [
+            "oncegate.toml",
+            "oncegate.toml",
+            "ONCEGATE_MODE",
+            "ONCEGATE_X",
+            "--max-hold",
+        ]
+        with pytest.raises(SettingError) as raised:
+            load(None, environ, flags)
+        assert str(raised.value).splitlines() == found
+
+    def test_what_does_not_go_together(self) -> None:
+        """Two settings that are at odds are told with the places of both."""
+        (problem,) = problems('lease = "10m"', {"ONCEGATE_RETENTION": "1m"})
+        assert problem.startswith("ONCEGATE_RETENTION, oncegate.toml: retention='1m' is shorter than lease='10m'")
+
+    @pytest.mark.parametrize("content", [b"\xff\xfe", b"a = " + b"[" * 100_000])
+    def test_no_text_at_all(self, folder: Path, content: bytes) -> None:
+        """A file that is no text, or is made to break its reader, is refused like any other that is no TOML."""
+        (folder / "oncegate.toml").write_bytes(content)
+        (problem,) = examine(environ={})[1]
+        assert problem.startswith("oncegate.toml is not TOML: ")
+
+    def test_a_link_that_leads_nowhere(self, folder: Path) -> None:
+        """A settings file that is a broken link is missed, not overlooked."""
+        (folder / "oncegate.toml").symlink_to("gone.toml")
+        assert examine(environ={})[1] == ["there is no settings file oncegate.toml"]
+
+
+class TestKnown:
+    def test_derived_from_the_gate(self) -> None:
+        """Each of the gate's settings has a kind that fits its type, and a meaning."""
+        kinds = {setting.name: setting.kind for setting in TABLES[""]}
+        assert set(get_type_hints(Wishes)) == set(DEFAULTS) <= set(kinds)
+        assert {name for name, kind in kinds.items() if kind == "duration"} == set(DURATIONS)
+        assert {name for name, kind in kinds.items() if kind == "count"} == set(COUNTS)
+        assert {name for name, kind in kinds.items() if kind == "text"} == {"namespace"}
+        assert (kinds["sliding"], kinds["unguarded_types"], kinds["on_replay"]) == ("truth", "names", "choice")
+        assert all(setting.meaning.endswith(".") for setting in SETTINGS.values())
+
+    def test_no_two_share_a_name(self) -> None:
+        """No two settings have the same variable, and none that of the settings file."""
+        variables = [setting.variable for setting in SETTINGS.values()]
+        assert len({*variables, "ONCEGATE_CONFIG"}) == len(variables) + 1
+
+
+EVENT = Event(source="plain", id="evt-1", body={"id": "evt-1", "a": {"b": 1}, "time": 5})
+
+
+class TestStrategies:
+    @pytest.mark.parametrize(
+        ("written", "strategy"),
+        [
+            ("auto", oncegate.keys.auto),
+            (" event_id ", oncegate.keys.event_id),
+            ("keys.content", oncegate.keys.content),
+            ('fields("a.b")', oncegate.keys.fields("a.b")),
+            ("keys.fields('a.b', 'time')", oncegate.keys.fields("a.b", "time")),
+        ],
+    )
+    def test_written_as_in_python(self, written: str, strategy: Any) -> None:
+        """A strategy in a setting gives the key that the same words give in Python."""
+        assert parsed(written)(EVENT) == strategy(EVENT)
+
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            ("feilds('a')", "there is no key strategy feilds; did you mean fields?"),
+            ("event_ids", "there is no key strategy event_ids; did you mean event_id?"),
+            ("make", "there is no key strategy make"),
+            ("fields", "key=fields needs its arguments: fields(…)"),
+            ("fields()", "key=fields(): fields() takes at least one path"),
+            ("fields(5)", "key=fields(5): fields() takes at least one path"),
+            ("fields('a', wrong=1)", "got an unexpected keyword argument 'wrong'"),
+            ("fields(a)", "there is no key strategy a; there are"),
+            ("fields('a' + 'b')", "key: 'a' + 'b' is neither a strategy nor a literal value"),
+            ("fields(*['a'])", "is neither a strategy nor a literal value"),
+            ("fields(**{'a': 1})", "arguments are written out, without **"),
+            ("auto()", "auto takes no arguments; write key=auto"),
+            ("event_id('a')", "event_id takes no arguments"),
+            ("content('a')", "what content takes is named, such as content(exclude=[…])"),
+            ("", "key='' cannot be read; write it like auto or fields("),
+            ("auto; auto", "cannot be read"),
+            ("fields('a'", "cannot be read"),
+            ("a\0b", "cannot be read"),
+            ("-" * 200_000 + "1", "cannot be read"),
+            ("-" * 900 + "1", "cannot be read"),
+            ("fields(event_id)", "key=fields(event_id): fields() takes at least one path"),
+            ("5", "key=5 is no strategy"),
+            ("lambda event: 1", "is no strategy"),
+            ("os.environ", "key=os.environ is no strategy"),
+            ("auto.__globals__", "is no strategy"),
+            ("fields('a').__globals__", "is no strategy"),
+            ("keys.fields.__globals__", "is no strategy"),
+            ("__import__('os')", "there is no key strategy __import__"),
+            ("keys.SettingError('x')", "there is no key strategy SettingError"),
+        ],
+    )
+    def test_refused(self, written: str, said: str) -> None:
+        """What is not a strategy of ours with literal arguments is refused in words, and never evaluated."""
+        with pytest.raises(SettingError) as raised:
+            parsed(written)
+        assert said in str(raised.value)
+
+    def test_a_function_of_ones_own(self, folder: Path) -> None:
+        """`module:function` is imported from the current folder when the gate is made, and not before."""
+        (folder / "own_key.py").write_text("def parts(event):\n    return [event.body['call']]\n")
+        settings = load(environ={"ONCEGATE_KEY": "own_key:parts", "ONCEGATE_STORE": "memory://"})
+        assert "own_key" not in sys.modules
+        gate = settings.gate()
+        assert [gate.run({"id": i, "call": 7}, lambda event: None).status for i in (1, 2)] == ["processed", "conflict"]
+
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            ("no_such_module:f", "importing no_such_module failed with ModuleNotFoundError"),
+            ("json:nothing", "ONCEGATE_KEY json:nothing: there is no nothing in json"),
+            ("json:__name__", "ONCEGATE_KEY json:__name__: __name__ cannot be called"),
+        ],
+    )
+    def test_a_function_that_is_not_there(self, folder: Path, written: str, said: str) -> None:
+        """A function that cannot be had is told with the place that named it, before a store is opened."""
+        settings = load(environ={"ONCEGATE_KEY": written})
+        with pytest.raises(SettingError, match=said):
+            settings.gate()
+        assert list(folder.iterdir()) == []
+
+
+class TestGate:
+    def settings(self, **environ: str) -> Settings:
+        return load(environ={"ONCEGATE_STORE": "memory://"} | {f"ONCEGATE_{k.upper()}": v for k, v in environ.items()})
+
+    def test_the_same_terms(self) -> None:
+        """A gate made of settings keeps to the same terms as one that is told the same in Python."""
+        made = self.settings(namespace="crm", retention="1d", max_attempts="off", remember="off", key='fields("a")')
+        told = Gate("memory://", namespace="crm", retention="1d", max_attempts=None, remember=None)
+        gate = made.gate()
+        assert gate._terms == told._terms
+        assert [gate.run({"id": i, "a": 1}, lambda event: None).status for i in (1, 2)] == ["processed", "conflict"]
+        assert made.gate(namespace="other")._terms.namespace == "other"
+
+    def test_log(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """With log="json" the gate writes a line for each outcome; with observers given, only those are told."""
+        for settings, observers in ((self.settings(), None), (self.settings(log="json"), ())):
+            gate = settings.gate(observers=observers)
+            gate.run({"id": 1}, lambda event: None)
+            gate.close()
+            assert capfd.readouterr().out == ""
+        gate = self.settings(log="json").gate()
+        gate.run({"id": 1}, lambda event: None)
+        gate.close()
+        assert capfd.readouterr().out.count('"status":"processed"') == 1
+
+    def test_a_store_that_there_is_not(self) -> None:
+        """A store that cannot be opened for its URL is told with the place that named it."""
+        with pytest.raises(SettingError, match="ONCEGATE_STORE: no store speaks 'mysql'"):
+            self.settings(store="mysql://x").gate()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///a@b.db?synchronous=full", "sqlite:///a@b.db?synchronous=full"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("redis://:hunter2@host:6379/0", "redis://:***@host:6379/0"),
+        ("redis://user@host", "redis://user@host"),
+        ("postgresql://u:hunter2@h/db?sslmode=require", "postgresql://u:***@h/db?sslmode=require"),
+        ("postgresql://u:hun/@:ter2@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:hunter2?#@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://h/db?user=a&password=hunter2&x=1", "postgresql://h/db?user=a&password=***&x=1"),
+        (
+            "x://h?API_KEY=hunter2;authToken=hunter2&client-secret=hunter2",
+            "x://h?API_KEY=***;authToken=***&client-secret=***",
+        ),
+        ("dynamodb://T?region=r&endpoint=http://u:hunter2@h", "dynamodb://T?region=r&endpoint=http:***@h"),
+    ],
+)
+def test_masking(url: str, shown: str) -> None:
+    """A URL is shown with its password and what looks like a secret starred out, and nothing else."""
+    assert masked(url) == shown
+    assert "hunter2" not in str(load(environ={"ONCEGATE_STORE": url}).shown())
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    """Only the settings look at the environment."""
+    root = Path(oncegate.__file__).parent
+    readers = set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = {getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "name", None)}
+            if names & {"environ", "environb", "getenv", "getenvb"}:
+                readers.add(path.relative_to(root))
+    assert readers == {Path("settings/reading.py")}
+
+
+def test_the_library_does_without() -> None:
+    """`import oncegate` loads neither the settings nor what they need."""
+    code = "import sys, oncegate; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    assert not {"oncegate.settings", "tomllib", "logging"} & set(done.stdout.split())
