@@ -1,14 +1,9 @@
 """Transactions: the effect and its completion are one write."""
 
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -170,58 +165,3 @@ class TestStaleOwners:
 
         assert store.transact(Held(NAMESPACE, KEY, record.owner, record.fence), slow) is False
         assert effects(store) == []
-
-
-def test_killed_workers(tmp_path: Path) -> None:
-    """Workers on one file, killed between effect and commit, attempt events again and leave each exactly one effect."""
-    url, log, done = f"sqlite:///{tmp_path}/store.db", tmp_path / "attempted", tmp_path / "done"
-    with SqliteConnection(tmp_path) as db:
-        db.execute("CREATE TABLE effects (event TEXT)")
-    code = f"""
-        import os, pathlib, random, signal
-        from oncegate import Gate
-        gate = Gate({url!r}, lease="100ms", max_attempts=None)
-        def handler(event, connection):
-            connection.execute("INSERT INTO effects VALUES (?)", (event.id,))
-            with open({str(log)!r}, "a") as file:
-                file.write(event.id + " ")
-            if random.random() < 0.2:
-                os.kill(os.getpid(), signal.SIGKILL)
-        while True:
-            outcomes = [gate.transaction({{"id": str(number)}}, handler) for number in random.sample(range(80), 80)]
-            if all(outcome.status == "duplicate" for outcome in outcomes):
-                pathlib.Path({str(done)!r}).touch()
-                break
-        """  # noqa: S608  # the program is ours
-    command = [sys.executable, "-c", dedent(code)]
-    workers = [subprocess.Popen(command) for _ in range(3)]
-    kills, deadline = 0, time.monotonic() + 100
-    while not done.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-        for number, worker in enumerate(workers):
-            if worker.poll() == -signal.SIGKILL:
-                kills += 1
-                workers[number] = subprocess.Popen(command)
-    for worker in workers:
-        worker.kill()
-        worker.wait()
-    with SqliteConnection(tmp_path) as db:
-        rows = [name for (name,) in db.execute("SELECT event FROM effects")]
-    assert sorted(rows, key=int) == [str(number) for number in range(80)]
-    assert kills >= 5
-    assert len(log.read_text().split()) > 80
-
-
-class SqliteConnection:
-    """A plain connection to the store's file, made ours first so that it may hold other tables too."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "store.db"
-
-    def __enter__(self) -> sqlite3.Connection:
-        SqliteStore(str(self._path)).close()
-        self._db = sqlite3.connect(self._path, isolation_level=None)
-        return self._db
-
-    def __exit__(self, *_: object) -> None:
-        self._db.close()

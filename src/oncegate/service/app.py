@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -105,11 +106,13 @@ class App:
         return [next(kept) if outcome.status == "invalid" else outcome for outcome in outcomes]
 
     def _handle(self, event: Event) -> Any:
-        """The handler; the gate keeps the text of its error, and the log says where it came from."""
+        """The handler; the gate keeps the text of its error, which may be of the payload, and the log says where it
+        came from."""
         try:
             return self._handler(event)
-        except Exception:
-            _log.warning("the handler failed at event %r", event.id, exc_info=True)
+        except Exception as error:
+            where = "".join(traceback.format_tb(error.__traceback__))
+            _log.warning("the handler failed at event %r with %s\n%s", event.id, type(error).__name__, where)
             raise
 
     # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
