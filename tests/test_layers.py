@@ -18,6 +18,7 @@ LAYERS = [
     ["carriers"],
     ["sources"],
     ["keys"],
+    ["timelines"],
     ["claims"],
     ["stores"],
     ["gate"],

@@ -6,16 +6,31 @@ from typing import Any
 from msgspec import Struct
 
 
+class StateChange(Struct, frozen=True):
+    """What an emission says: that an entity came into a state at a time (in microseconds).
+
+    `timeline` is where the changes of that entity are kept. States at the same time are in the order of their rank.
+    """
+
+    timeline: bytes
+    state: str
+    at: int
+    rank: int
+    window: int
+
+
 class Key(Struct, frozen=True):
     """The identity of an event. `str(key)` is 32 hexadecimal digits, stable from version to version.
 
-    `binds`: one key, one content. An event whose key is known with other content is then a conflict.
+    `binds`: one key, one content. An event whose key is known with other content is then a conflict. A key with a
+    `change` is that of one emission; which other emissions are the same event, its timeline knows.
     """
 
     digest: bytes
     strategy: str
     parts: tuple[Any, ...]
     binds: bool = True
+    change: StateChange | None = None
 
     def __str__(self) -> str:
         return self.digest.hex()
@@ -42,7 +57,8 @@ class Delivery(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """What happened. `key`, `attempt` and `fence` are set once the event is claimed, for the handler to use.
+    """What happened. `key`, `attempt` and `fence` are set once the event is claimed, for the handler to use, and so is
+    `stale`: that a newer state of its entity is known, where the key keeps a timeline of states.
 
     An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler.
     """
@@ -58,6 +74,7 @@ class Event(Struct, frozen=True, kw_only=True):
     occurred_at: datetime | None = None
     problem: str | None = None
     evidence: Evidence = Evidence()
+    stale: bool = False
     key: Key | None = None
     attempt: int = 0
     fence: int = 0

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import assert_never
 
 import msgspec
@@ -56,7 +57,7 @@ class Claimer:
         try:
             verdicts = self._store.claim(self._requests(unknown, marks=self._terms.marks_first))
         except StoreError as error:
-            self._unanswered(unknown, str(error))
+            self.unanswered(unknown, str(error))
         else:
             self._judge(unknown, verdicts, sent_at)
 
@@ -69,7 +70,9 @@ class Claimer:
         self._observers.tell("memory.hit", job.event, job.key)
         return True
 
-    def _unanswered(self, jobs: Sequence[Job], error: str) -> None:
+    def unanswered(self, jobs: Sequence[Job], error: str) -> None:
+        """The store did not say what it was asked for these: each runs without a claim, if its policy lets it, or has
+        failed."""
         for job in jobs:
             if self._terms.unguarded(job.event):
                 job.unguarded = error
@@ -162,6 +165,22 @@ class Claimer:
             (verdict,) = self._store.claim(self._requests([other], marks=True))
         return isinstance(verdict, Granted)
 
+    def mark_emissions(self, own: Sequence[Job]) -> None:
+        """Record as done the keys that emissions had by themselves, so that late copies are known by them alone. What
+        cannot be recorded now is still known by its timeline."""
+        with suppress(StoreError):
+            self._store.claim(self._requests(own, marks=True))
+
+    def bury_emissions(self, own: Sequence[Job], outcomes: Sequence[Outcome], errors: Sequence[str]) -> list[Outcome]:
+        """Keep emissions as dead letters of their own; their outcomes then."""
+        problems = self._bury_copies(own, errors)
+        return [
+            replace(outcome, error=error, kept=copy.key)
+            if problem is None
+            else _unkept(outcome.event, outcome.key, error, problem)
+            for copy, outcome, error, problem in zip(own, outcomes, errors, problems, strict=True)
+        ]
+
     def bury_failed(self, failed: Sequence[Failed]) -> None:
         """Keep what was marked as done and was not: as dead letters of their own, since done is never undone."""
         jobs = [each.job for each in failed]
@@ -238,12 +257,12 @@ def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
     match verdict:
         case Duplicate():
             result = None if record.result is None else msgspec.json.decode(record.result)
-            kind = kind_of(job.event, record)
+            kind = kind_of(job, record)
             return Outcome("duplicate", job.event, job.key, kind, result, record.error, record, at)
         case InFlight():
             return Outcome("in_flight", job.event, job.key, "concurrent", original=record, at=at)
         case Buried():
-            kind = kind_of(job.event, record)
+            kind = kind_of(job, record)
             return Outcome("buried", job.event, job.key, kind, None, record.error, record, at)
         case _:
             assert_never(verdict)

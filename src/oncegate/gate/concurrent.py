@@ -14,10 +14,13 @@ from types import TracebackType
 from typing import Any, Final, TypeGuard
 from weakref import WeakKeyDictionary
 
+from msgspec import Struct
+
 from oncegate import forks
 from oncegate.clocks import Clock
 from oncegate.events import Event
 from oncegate.gate.claiming import Claimer
+from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import (
     Endings,
     Failed,
@@ -40,8 +43,16 @@ MOST_AT_A_TIME: Final = 256
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
 _CANCELLED: Final = "its caller was cancelled while the handler ran"
 
-# What is gathered: a job to claim, an ending to write, what failed after it was marked as done, or nothing to write.
-_Asked = Job | Ending | Failed | None
+
+class _Echo(Struct, frozen=True):
+    """A joined emission that has come to its outcome."""
+
+    job: Job
+
+
+# What is gathered: a job to claim, an ending to write, what failed after it was marked as done, an emission to confirm,
+# or nothing to write.
+_Asked = Job | Ending | Failed | _Echo | None
 
 
 class Concurrent:
@@ -53,6 +64,7 @@ class Concurrent:
         endings: Endings,
         runner: Runner,
         heartbeat: Heartbeat,
+        echoes: Echoes,
     ) -> None:
         self._terms = terms
         self._boot = boot
@@ -60,6 +72,7 @@ class Concurrent:
         self._endings = endings
         self._runner = runner
         self._heartbeat = heartbeat
+        self._echoes = echoes
         self._gatherer: Gatherer[_Asked] = Gatherer("oncegate-writer", self._write, self._orphaned, MOST_AT_A_TIME)
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
@@ -76,12 +89,14 @@ class Concurrent:
         """Take one through the gate; it has its outcome afterwards."""
         room = self._room()
         async with room.inside:
-            if isinstance(item, Job) and not self._claimer.recall(item):
+            if isinstance(item, Job) and not (item.key.change is None and self._claimer.recall(item)):
                 await self._run_claimed(item, handler, room)
             if item.unguarded is not None:
                 await self._call(
                     item.event, handler, _Way(partial(ran_unguarded, item), partial(failed_unguarded, item))
                 )
+            if isinstance(item, Job) and item.emission is not None:
+                await self._gatherer.done(_Echo(item))
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -201,8 +216,12 @@ class Concurrent:
             self._runner.write(endings)
         if failed := [each for each in asked if isinstance(each, Failed)]:
             self._claimer.bury_failed(failed)
+        if echoes := [each.job for each in asked if isinstance(each, _Echo)]:
+            self._echoes.confirm(echoes)
         if jobs := [each for each in asked if isinstance(each, Job)]:
-            self._claimer.claim(jobs)
+            if echoing := [job for job in jobs if job.key.change is not None and job.emission is None]:
+                self._echoes.resolve(echoing)
+            self._claimer.claim([job for job in jobs if not job.answered])
 
     def _orphaned(self, asked: _Asked) -> None:
         """A claim for a caller that is gone is given back."""

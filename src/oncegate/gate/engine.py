@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from oncegate.clocks import Clock
 from oncegate.gate.claiming import Claimer
+from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import Endings
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.jobs import Batch, Identified, Refused
+from oncegate.gate.jobs import Batch, Identified, Job, Refused
 from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -30,16 +31,21 @@ class Engine:
         self._endings = Endings(terms)
         memory = Memory(None if terms.sliding else terms.remember, terms.retention, boot)
         self.claimer = Claimer(store, terms, boot, memory, observers)
+        self._echoes = Echoes(store, terms, self.claimer, observers)
         self._heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
         self.runner = Runner(store, terms, boot, self.claimer, self._endings, self._heartbeat, memory)
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
+        if echoing := [item for item in identified if isinstance(item, Job) and item.key.change is not None]:
+            self._echoes.resolve(echoing)
         batch = Batch(identified)
         for together in [[job] for job in batch.jobs] if self._terms.one_by_one else [batch.jobs]:
             self.claimer.claim(together)
             self.runner.run(together, handler)
         self.runner.run_unguarded([*batch.jobs, *batch.bare], handler)
+        if echoing:
+            self._echoes.confirm(batch.items)
         return batch.outcomes
 
     async def athrough(self, item: Identified, handler: AsyncHandler | Handler) -> Outcome:
@@ -52,7 +58,7 @@ class Engine:
     def concurrent(self) -> "Concurrent":
         """Made when first used: asyncio would cost every cold start that does without it."""
         concurrent: Concurrent = import_module("oncegate.gate.concurrent").Concurrent(
-            self._terms, self._boot, self.claimer, self._endings, self.runner, self._heartbeat
+            self._terms, self._boot, self.claimer, self._endings, self.runner, self._heartbeat, self._echoes
         )
         return concurrent
 

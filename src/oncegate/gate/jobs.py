@@ -14,10 +14,23 @@ class Job:
     """One event to claim: what it is, then what is held for it, then what became of it.
 
     `lease` is there while it is `held`, `outcome` when it has come to one. `hopeless` is why it is buried instead of
-    run, `unguarded` why it runs without a claim.
+    run, `unguarded` why it runs without a claim. `emission` is the key it had by itself, if its change was known under
+    another. One that is `answered` is not to be claimed any more.
     """
 
-    __slots__ = ("event", "held", "hopeless", "key", "lease", "outcome", "payload_hash", "started", "unguarded")
+    __slots__ = (
+        "answered",
+        "emission",
+        "event",
+        "held",
+        "hopeless",
+        "key",
+        "lease",
+        "outcome",
+        "payload_hash",
+        "started",
+        "unguarded",
+    )
 
     lease: Lease
     outcome: Outcome
@@ -27,6 +40,8 @@ class Job:
         self.key = key
         self.payload_hash = payload_hash
         self.hopeless = hopeless
+        self.emission: Key | None = None
+        self.answered = False
         self.held = False
         self.started = False
         self.unguarded: str | None = None
@@ -47,18 +62,24 @@ class Bare:
 class Copy:
     """An event that a job before it in the batch stands for."""
 
-    def __init__(self, event: Event, first: Job) -> None:
-        self._event = event
+    def __init__(self, job: Job, first: Job) -> None:
+        self.job = job
         self._first = first
+        self.kept: Outcome | None = None
 
     @property
     def outcome(self) -> Outcome:
-        """A duplicate if the first was processed, else what the first has come to."""
+        """A duplicate if the first was processed, else what the first has come to; unless it was kept by itself."""
+        if self.kept is not None:
+            return self.kept
         first, claimed = self._first.outcome, self._first.event
-        event = replace(self._event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
+        event = replace(self.job.event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
         if first.status != "processed":
             return replace(first, event=event)
-        return Outcome("duplicate", event, first.key, kind_of_copy(event), first.result)
+        return Outcome("duplicate", event, first.key, self._kind(), first.result)
+
+    def _kind(self) -> Kind:
+        return _kind(self.job, self._first.payload_hash, self._first.event.id)
 
 
 class Refused:
@@ -78,15 +99,15 @@ class Batch:
     def __init__(self, identified: Iterable[Identified]) -> None:
         self.items: list[Item] = []
         self.jobs: list[Job] = []
-        self.bare: list[Bare] = []
+        self.bare: list[Job | Bare] = []
         self._firsts: dict[bytes, Job] = {}
         self._others: dict[tuple[bytes, bytes], Job] = {}
         for item in identified:
-            if isinstance(item, Job):
+            if isinstance(item, Job) and not item.answered:
                 self._add(item)
             else:
                 self.items.append(item)
-                if isinstance(item, Bare):
+                if not isinstance(item, Refused):
                     self.bare.append(item)
 
     def _add(self, job: Job) -> None:
@@ -97,7 +118,7 @@ class Batch:
             self.items.append(job)
             self.jobs.append(job)
         else:
-            self.items.append(Copy(job.event, first))
+            self.items.append(Copy(job, first))
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -109,12 +130,14 @@ def about(event: Event) -> About:
     return About(event.source, event.type, event.entity, occurred_at, event.id)
 
 
-def kind_of(event: Event, original: Record) -> Kind:
-    """A replay, a copy under the original's id, or one that was emitted anew."""
-    if event.evidence.replay is not None:
+def kind_of(job: Job, original: Record) -> Kind:
+    return _kind(job, original.payload_hash, original.about.delivery_id)
+
+
+def _kind(job: Job, original_hash: bytes, original_id: str | None) -> Kind:
+    """A replay, another emission of the same change, a copy under the original's id, or one that was emitted anew."""
+    if job.event.evidence.replay is not None:
         return "replay"
-    return "redelivery" if event.id == original.about.delivery_id else "re-emission"
-
-
-def kind_of_copy(event: Event) -> Kind:
-    return "replay" if event.evidence.replay is not None else "redelivery"
+    if job.key.change is not None and job.payload_hash != original_hash:
+        return "state-echo"
+    return "redelivery" if job.event.id == original_id else "re-emission"

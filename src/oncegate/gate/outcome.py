@@ -89,6 +89,8 @@ def _conflict(outcome: Outcome) -> str:
 
 def _buried(outcome: Outcome) -> str:
     original = outcome.original
+    if outcome.kept is not None and original is not None:
+        return f"Not run, and buried as dead letter {outcome.kept}: {outcome.error}."
     if outcome.kept is not None:
         return f"Buried as dead letter {outcome.kept}, and marked as done: {outcome.error}."
     if original is None or original.state != DEAD:

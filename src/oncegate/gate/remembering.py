@@ -59,7 +59,7 @@ class Memory:
             error=complete.error,
         )
         result = None if complete.result is None else msgspec.json.decode(complete.result)
-        kind = kind_of(job.event, original)
+        kind = kind_of(job, original)
         return Outcome("duplicate", job.event, job.key, kind, result, complete.error, original, now + ahead)
 
     def completed(self, ended: Sequence[tuple[Lease, Complete]], sent_at: int) -> None:

@@ -16,6 +16,7 @@ OnStoreError: TypeAlias = Literal["refuse", "unguarded"]
 OnConflict: TypeAlias = Literal["bury", "run", "duplicate"]
 OnReplay: TypeAlias = Literal["duplicate", "run"]
 OnTooOld: TypeAlias = Literal["run", "bury"]
+OnStale: TypeAlias = Literal["pass", "skip"]
 
 _LONGEST_NAMESPACE: Final = 128
 _LONGEST_MEMORY: Final = 60_000_000
@@ -44,6 +45,7 @@ class Wishes(TypedDict, total=False):
     unguarded_types: Sequence[str]
     on_conflict: OnConflict
     on_replay: OnReplay
+    on_stale: OnStale
 
 
 DEFAULTS: Final[Wishes] = {
@@ -67,6 +69,7 @@ DEFAULTS: Final[Wishes] = {
     "unguarded_types": (),
     "on_conflict": "bury",
     "on_replay": "duplicate",
+    "on_stale": "pass",
 }
 
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -76,6 +79,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "on_store_error": get_args(OnStoreError),
     "on_conflict": get_args(OnConflict),
     "on_replay": get_args(OnReplay),
+    "on_stale": get_args(OnStale),
 }
 DURATIONS: Final = ("retention", "lease", "max_hold", "dead_letter_retention", "sliding_limit", "remember", "max_age")
 COUNTS: Final = ("max_attempts", "max_result", "max_in_hand", "threads")
@@ -103,6 +107,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     unguarded_types: frozenset[str]
     on_conflict: OnConflict
     on_replay: OnReplay
+    on_stale: OnStale
 
     @property
     def marks_first(self) -> bool:

@@ -63,6 +63,7 @@ _MEANINGS: Final = {
     "unguarded_types": "The event types that may run, and so run twice, while the store is away.",
     "on_conflict": "What becomes of other content under a known key.",
     "on_replay": "Whether a replayed event is a duplicate or runs once more for each replay.",
+    "on_stale": "What becomes of a state change of whose entity a newer one is known; `skip` does not run it.",
 }
 
 

@@ -1,0 +1,142 @@
+"""Timelines: which emissions of a state change are one event, in whatever order they arrive."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncegate.events import StateChange
+from oncegate.timelines import MOST_ANCHORS, Placed, Timeline, place, read, written
+
+WINDOW = 500
+RANKS = {"alerting": 1, "connected": 2, "held": 3, "disconnected": 4}
+
+Emission = tuple[str, int]
+
+STATES = st.sampled_from(sorted(RANKS))
+EMISSIONS = st.lists(st.tuples(STATES, st.integers(0, 3_000)), max_size=25)
+
+
+def change(state: str, at: int, window: int = WINDOW) -> StateChange:
+    return StateChange(b"t" * 16, state, at, RANKS[state], window)
+
+
+def own_key(state: str, at: int) -> bytes:
+    return f"{state}@{at}".encode()
+
+
+def placed_all(emissions: Sequence[Emission], timeline: Timeline | None = None) -> list[Placed]:
+    placed: list[Placed] = []
+    timeline = timeline or Timeline()
+    for state, at in emissions:
+        placed.append(place(timeline, change(state, at), own_key(state, at)))
+        timeline = placed[-1].timeline
+    return placed
+
+
+def keys_of(emissions: Sequence[Emission]) -> list[str]:
+    return [each.key.decode() for each in placed_all(emissions)]
+
+
+class TestRule:
+    def test_within_the_window(self) -> None:
+        """An emission as far away as the window joins, before or after; one a microsecond further does not."""
+        assert keys_of([("held", 1000), ("held", 1500), ("held", 500)]) == ["held@1000"] * 3
+        assert keys_of([("held", 1000), ("held", 1501), ("held", 499)]) == ["held@1000", "held@1501", "held@499"]
+
+    def test_the_nearest(self) -> None:
+        """Of two anchors in reach the nearer is joined; of two equally near, the earlier."""
+        assert keys_of([("held", 0), ("held", 800), ("held", 450)])[2] == "held@800"
+        assert keys_of([("held", 0), ("held", 800), ("held", 350)])[2] == "held@0"
+        assert keys_of([("held", 800), ("held", 0), ("held", 400)])[2] == "held@0"
+
+    def test_another_state_between(self) -> None:
+        """What another state lies strictly between is apart; what has the time of one of them is ordered by rank."""
+        assert keys_of([("held", 0), ("connected", 100), ("held", 200)]) == ["held@0", "connected@100", "held@200"]
+        assert keys_of([("held", 0), ("connected", 0), ("held", 200)])[2] == "held@0"
+        assert keys_of([("held", 0), ("disconnected", 0), ("held", 200)])[2] == "held@200"
+        assert keys_of([("held", 0), ("connected", 200), ("held", 200)])[2] == "held@200"
+        assert keys_of([("held", 0), ("disconnected", 200), ("held", 200)])[2] == "held@0"
+
+    def test_a_blocked_nearest_is_not_passed_over(self) -> None:
+        """If another state lies before the nearest, the emission is an anchor; it does not look for one further on."""
+        assert keys_of([("held", 0), ("held", 600), ("connected", 100), ("held", 250)])[3] == "held@250"
+
+    def test_equal_times(self) -> None:
+        """Different states at the same time stay apart, in whatever order they come."""
+        for order in permutations([("connected", 5), ("held", 5), ("disconnected", 5)]):
+            assert keys_of(order) == [own_key(*emission).decode() for emission in order]
+
+    @pytest.mark.parametrize("order", list(permutations([("held", 0), ("connected", 200), ("held", 400)])))
+    def test_there_and_back(self, order: tuple[Emission, ...]) -> None:
+        """A→B→A in one window stays three, unless both A's come before B: then B splits them, and that is told."""
+        placed = placed_all(order)
+        late = order[2][0] == "connected"
+        assert len({each.key for each in placed}) == (2 if late else 3)
+        assert [each.splits for each in placed] == [False, False, late]
+
+    def test_stale(self) -> None:
+        """An emission is stale if a later state is known, or one of higher rank at the same time."""
+        placed = placed_all([("connected", 100), ("held", 100), ("connected", 100), ("alerting", 0), ("held", 700)])
+        assert [each.stale for each in placed] == [False, False, True, True, False]
+
+
+class TestGuarantees:
+    @given(
+        st.lists(st.integers(0, WINDOW), min_size=1, max_size=8),
+        st.lists(st.tuples(STATES, st.integers(2 * WINDOW + 1, 9_000)), max_size=8),
+        st.randoms(use_true_random=False),
+    )
+    def test_an_isolated_cluster_is_one_event(
+        self, cluster: list[int], elsewhere: list[Emission], chance: object
+    ) -> None:
+        """Whatever arrives when, those of one state within one window and away from all others have one key."""
+        emissions = [("held", at) for at in cluster] + elsewhere
+        chance.shuffle(emissions)  # type: ignore[attr-defined]
+        keys = keys_of(emissions)
+        assert len({key for key, (_, at) in zip(keys, emissions, strict=True) if at <= WINDOW}) == 1
+
+    @given(EMISSIONS)
+    def test_nothing_further_away_is_merged(self, emissions: list[Emission]) -> None:
+        """What shares a key has one state, and lies within the window of the emission whose key it is."""
+        for (state, at), key in zip(emissions, keys_of(emissions), strict=True):
+            joined, _, when = key.partition("@")
+            assert joined == state
+            assert abs(int(when) - at) <= WINDOW
+
+    @given(EMISSIONS)
+    def test_anchors_never_move(self, emissions: list[Emission]) -> None:
+        """Once there, an anchor keeps its time, its state and its key, and they are in order."""
+        before: set[tuple[int, str, bytes]] = set()
+        for placed in placed_all(emissions):
+            anchors = placed.timeline.anchors
+            assert list(anchors) == sorted(anchors, key=lambda anchor: (anchor.at, anchor.rank))
+            now = {(anchor.at, anchor.state, anchor.key) for anchor in anchors}
+            assert before <= now
+            before = now
+
+    @given(EMISSIONS)
+    def test_the_same_again_changes_nothing(self, emissions: list[Emission]) -> None:
+        """A copy of the emission that has just come is found where it is, and nothing is to be written."""
+        timeline = Timeline()
+        for state, at in emissions:
+            first = place(timeline, change(state, at), own_key(state, at))
+            again = place(first.timeline, change(state, at), own_key(state, at))
+            assert (again.key, again.timeline is first.timeline) == (first.key, True)
+            timeline = first.timeline
+
+    @given(EMISSIONS)
+    def test_written_and_read(self, emissions: list[Emission]) -> None:
+        """A timeline comes out of the store as it went in."""
+        for placed in placed_all(emissions):
+            assert read(written(placed.timeline)) == placed.timeline
+
+    def test_bounded(self) -> None:
+        """Only so many anchors are kept, and the oldest go first."""
+        placed = placed_all([("held", 1_000 * number) for number in range(MOST_ANCHORS + 10)])
+        anchors = placed[-1].timeline.anchors
+        assert len(anchors) == MOST_ANCHORS
+        assert anchors[0].at == 10_000
+        assert len(written(placed[-1].timeline)) < 5_000
