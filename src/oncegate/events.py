@@ -30,21 +30,34 @@ class Evidence(Struct, frozen=True):
     request_id: str | None = None
     replay: str | None = None
     failure: str | None = None
+    group: str | None = None
+
+
+NO_EVIDENCE = Evidence()
 
 
 class Delivery(Struct, frozen=True):
-    """One arrival, unwrapped: a JSON value, and the bytes it came as or would have come as."""
+    """One arrival, unwrapped: a JSON value, and the bytes of the document it came as or would have come as.
+
+    `envelope` is the EventBridge envelope that the body was the detail of. A delivery with a `frame` is no event
+    but something that its transport says for itself.
+    """
 
     body: Any
     raw: bytes
     problem: str | None = None
-    evidence: Evidence = Evidence()
+    evidence: Evidence = NO_EVIDENCE
+    envelope: dict[str, Any] | None = None
+    frame: str | None = None
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class Event(Struct, frozen=True, kw_only=True, dict=True):
     """What happened. `key`, `attempt` and `fence` are set once the event is claimed, for the handler to use.
 
-    An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler.
+    `id` is the envelope's, `own_id` what the body itself names this event by; where there is no envelope they agree.
+    `identity` is what the source says makes it this event and no other, together with its content if `by_content`.
+    An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler. One with a
+    `frame` is no event: a heartbeat, a confirmation.
     """
 
     source: str
@@ -56,8 +69,12 @@ class Event(Struct, frozen=True, kw_only=True):
     part: str | None = None
     state: str | None = None
     occurred_at: datetime | None = None
+    own_id: tuple[Any, ...] = ()
+    identity: tuple[Any, ...] = ()
+    by_content: bool = False
     problem: str | None = None
-    evidence: Evidence = Evidence()
+    frame: str | None = None
+    evidence: Evidence = NO_EVIDENCE
     key: Key | None = None
     attempt: int = 0
     fence: int = 0

@@ -1,17 +1,26 @@
 """Keys: what makes two deliveries one event.
 
 A strategy is a callable from Event to Key. Every strategy here raises MissingKey when a part it needs is not
-there: a missing part must never put two events under one key.
+there: a missing part must never put two events under one key. Paths lead into the body of the event, else into the
+whole document that it came in, else to what the source has read: `entity`, `part`, `state`, `type`, `occurred_at`.
 """
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
-from oncegate.canonical import digest, encode, normal
+from oncegate.canonical import decode, digest, encode, normal
+from oncegate.durations import Duration, microseconds
 from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event, Key
+from oncegate.sources.fields import Path, at, folded, path
+from oncegate.times import microseconds_of, moment
 
 Strategy = Callable[[Event], Key]
+
+_READ = ("entity", "part", "state", "type", "occurred_at")
+_HASH = "content_hash"
+_NAMED_AS_TIME = re.compile(r"(?i:time|date|stamp|created|updated|modified|occurred|changed|^ts$|^at$|^when$)|At$|_at$")
 
 
 def make(strategy: str, event: Event, parts: Sequence[Any], *, binds: bool = True) -> Key:
@@ -23,36 +32,90 @@ def make(strategy: str, event: Event, parts: Sequence[Any], *, binds: bool = Tru
     return Key(digest(encode([strategy, event.source, *values])), strategy, values, binds)
 
 
-def event_id(event: Event) -> Key:
-    """The id that the event carries."""
-    if event.id is None:
-        raise MissingKey("event_id", ("id",))
-    return make("event_id", event, [event.id])
-
-
-def content(event: Event) -> Key:
-    """All that the event says: its canonical body."""
-    return make("content", event, [content_hash(event).hex()])
-
-
 def auto(event: Event) -> Key:
-    """The default key of the event's source. Plain events: their id, else their content."""
+    """The default key of the event's source; where it has none of its own, the id, else the content."""
+    if event.by_content:
+        return make("auto.content", event, [*event.identity, content_hash(event).hex()])
+    if event.identity:
+        return make("auto", event, event.identity)
     return content(event) if event.id is None else event_id(event)
 
 
-def fields(*paths: str) -> Strategy:
-    """The values at these paths of the body: `fields("data.case.id", "data.status")`. All must be there."""
-    if not paths or not all(isinstance(path, str) and path.strip(".") for path in paths):
-        raise SettingError('fields() takes at least one path such as "data.case.id"')
+def event_id(event: Event) -> Key:
+    """The id that the body itself has for the event, else that of its envelope; never one of the transport."""
+    if not event.own_id and event.id is None:
+        raise MissingKey("event_id", ("id",))
+    return make("event_id", event, event.own_id or [event.id])
+
+
+@overload
+def content(event: Event, /) -> Key: ...
+@overload
+def content(*, exclude: str | Sequence[str]) -> Strategy: ...
+def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ()) -> Key | Strategy:
+    """All that the event says: its canonical body. `content(exclude=["meta.sentAt"])` leaves members of it out."""
+    if event is not None:
+        return make("content", event, [content_hash(event).hex()])
+    left_out = _checked("content(exclude=…)", [exclude] if isinstance(exclude, str) else exclude)
+
+    def by_the_rest(event: Event) -> Key:
+        rest = event.body
+        for each in left_out:
+            rest = _without(rest, path(each))
+        return make("content", event, [list(left_out), digest(encode(rest)).hex()], binds=False)
+
+    return by_the_rest
+
+
+def fields(*paths: str, round: Duration | None = None) -> Strategy:  # noqa: A002  # as people say it
+    """The values at these paths: `fields("data.case.id", "data.status")`. All must be there.
+
+    With `round="1m"` the times among them count by the minute they fall into, whatever lies on its two sides: two
+    copies a second apart may still fall into different ones. As that merges different content, it is not bound.
+    """
+    wanted = _checked("fields()", paths)
+    width = None if round is None else microseconds(round, "round")
 
     def by_fields(event: Event) -> Key:
-        values = [_at(event.body, path) for path in paths]
-        missing = tuple(path for path, value in zip(paths, values, strict=True) if _absent(value))
-        if missing:
-            raise MissingKey("fields", missing)
-        return make("fields", event, [list(paths), *values])
+        values = _values("fields", event, wanted)
+        if width is None:
+            return make("fields", event, [list(wanted), *values])
+        rounded = [_rounded(each, value, width) for each, value in zip(wanted, values, strict=True)]
+        if rounded == values:
+            raise MissingKey("fields", (f"a time to round in {', '.join(wanted)}",))
+        return make("fields", event, [list(wanted), width, *rounded], binds=False)
 
     return by_fields
+
+
+def once_per(name: str, *paths: str) -> Strategy:
+    """One effect for all events with these values: `once_per("survey", "conversationId")`, whatever else they say."""
+    wanted = _checked("once_per()", paths)
+    if not isinstance(name, str) or not name:
+        raise SettingError("once_per() takes a name for the effect and at least one path")
+
+    def by_effect(event: Event) -> Key:
+        return make("once_per", event, [name, list(wanted), *_values("once_per", event, wanted)], binds=False)
+
+    return by_effect
+
+
+def first(*strategies: Callable[[Event], Any]) -> Strategy:
+    """The first of these strategies whose parts are there."""
+    if not strategies:
+        raise SettingError("first() takes at least one strategy, such as first(keys.event_id, keys.content)")
+    tries = [strategy(each) for each in strategies]
+
+    def by_first(event: Event) -> Key:
+        tried: list[str] = []
+        for each in tries:
+            try:
+                return each(event)
+            except MissingKey as missing:
+                tried += missing.tried
+        raise MissingKey("first", tuple(tried))
+
+    return by_first
 
 
 def strategy(given: Callable[[Event], Any]) -> Strategy:
@@ -73,21 +136,69 @@ def strategy(given: Callable[[Event], Any]) -> Strategy:
 
 
 def content_hash(event: Event) -> bytes:
-    """The hash of the body without its wrapping: what a key that binds content is bound to."""
-    return digest(encode(event.body))
+    """The hash of the body without its wrapping: what a key that binds content is bound to. It is computed once."""
+    known = event.__dict__
+    found: bytes | None = known.get(_HASH)
+    if found is None:
+        found = known[_HASH] = digest(encode(event.body))
+    return found
+
+
+def _checked(what: str, paths: Sequence[str]) -> tuple[str, ...]:
+    if not paths or not all(isinstance(each, str) and each.strip(".") for each in paths):
+        raise SettingError(f'{what} takes at least one path such as "data.case.id"')
+    return tuple(paths)
+
+
+def _values(name: str, event: Event, paths: Sequence[str]) -> list[Any]:
+    values = [_found(event, each) for each in paths]
+    missing = tuple(each for each, value in zip(paths, values, strict=True) if _absent(value))
+    if missing:
+        raise MissingKey(name, missing)
+    return values
+
+
+def _found(event: Event, dotted: str) -> Any:
+    """In the body; else in the document, as a person sees it who looks at what arrived; else as the source read it."""
+    steps = path(dotted)
+    found = at(event.body, steps)
+    if found is None and event.source != "plain" and event.raw:
+        found = at(_document(event), steps)
+    if found is None and dotted in _READ:
+        return _as_read(event, dotted)
+    return found
+
+
+def _document(event: Event) -> Any:
+    known = event.__dict__
+    if "document" not in known:
+        known["document"] = decode(event.raw)
+    return known["document"]
+
+
+def _as_read(event: Event, name: str) -> Any:
+    if name == "occurred_at":
+        return None if event.occurred_at is None else event.occurred_at.isoformat()
+    return folded(event.state) if name == "state" else getattr(event, name)
+
+
+def _rounded(dotted: str, value: Any, width: int) -> Any:
+    """The start of the bucket that a time falls into. Digits are a time only if their name says so, as ids are too."""
+    is_text = isinstance(value, str) and not value.isdecimal()
+    if not is_text and not isinstance(value, dict) and not _NAMED_AS_TIME.search(path(dotted)[-1]):
+        return value
+    when = moment(value)
+    return value if when is None else {"bucket": microseconds_of(when) // width}
+
+
+def _without(body: Any, steps: Path) -> Any:
+    """A copy of the body without the member at a path."""
+    if not isinstance(body, dict) or steps[0] not in body:
+        return body
+    if len(steps) == 1:
+        return {name: value for name, value in body.items() if name != steps[0]}
+    return {**body, steps[0]: _without(body[steps[0]], steps[1:])}
 
 
 def _absent(value: Any) -> bool:
     return value is None or value == ""
-
-
-def _at(body: Any, path: str) -> Any:
-    """The value at a dotted path, None if there is none. A number steps into a list."""
-    for name in path.split("."):
-        if isinstance(body, dict):
-            body = body.get(name)
-        elif isinstance(body, list) and name.isdecimal() and len(name) < 7 and int(name) < len(body):
-            body = body[int(name)]
-        else:
-            return None
-    return body

@@ -1,0 +1,118 @@
+"""NICE CXone: digital events, events polled from the ACD, and messages to a channel of one's own (BYOC)."""
+
+from typing import Any
+
+from oncegate.events import Delivery, Event
+from oncegate.sources.fields import at, first, folded, identifier, name, paths, state, text
+from oncegate.times import moment
+
+SOURCE = "cxone"
+
+_OBJECTS = ("case", "contact", "message", "thread", "brand", "s3Object")
+_ENTITY = paths("case.id", "case.ID", "contact.id", "contact.ID", "case.interactionId", "contact.interactionId")
+_ENTITY += paths("interactionId", "message.interactionId", "thread.id")
+_STATE = paths("case.status", "contact.status")
+_STATUS_TIME = paths(
+    "case.statusUpdatedAtWithMilliseconds",
+    "case.statusUpdatedAt",
+    "contact.statusUpdatedAtWithMilliseconds",
+    "contact.statusUpdatedAt",
+)
+_TENANT = paths("brand.tenantId", "tenantId", "brand.id", "brand.businessUnitId")
+_ACD_IDS = ("contactid", "agentid", "busno", "sessionid", "masterid")
+_ACD_TIME = ("laststatechangetimeutc", "laststatechangetime")
+
+
+def read(delivery: Delivery) -> Event | None:
+    body = delivery.body
+    if "eventType" in body or "eventObject" in body:
+        return _digital(delivery)
+    if "Type" in body:
+        return _acd(delivery)
+    if isinstance(body.get("message"), dict) and isinstance(body.get("thread"), dict):
+        return _byoc(delivery)
+    return None
+
+
+def _digital(delivery: Delivery) -> Event | None:
+    document, data = delivery.body, delivery.body.get("data")
+    if not isinstance(data, dict) or not ("eventObject" in document or any(part in data for part in _OBJECTS)):
+        return None
+    found = identifier(document.get("eventId"), "eventId")
+    kind = text(document.get("eventType")) or text(document.get("eventObject"))
+    entity, said = name(first(data, _ENTITY)), state(first(data, _STATE))
+    tenant = name(first(data, _TENANT)) or name(document.get("tenantId"))
+    changed = name(first(data, _STATUS_TIME))
+    if found is not None:
+        identity: tuple[Any, ...] = ("event", tenant, found)
+    elif None not in (entity, kind, said, changed):
+        identity = ("status", entity, kind, folded(said), changed)
+    else:
+        identity = ()
+    when = moment(document.get("createdAtWithMilliseconds")) or moment(document.get("createdAt"))
+    return Event(
+        source=SOURCE,
+        id=found,
+        type=kind,
+        entity=entity,
+        state=said,
+        occurred_at=when,
+        identity=identity,
+        by_content=not identity,
+        body=data,
+        raw=delivery.raw,
+        evidence=delivery.evidence,
+    )
+
+
+def _acd(delivery: Delivery) -> Event | None:
+    """Members are written in more than one case from method to method."""
+    members = {member.lower(): value for member, value in delivery.body.items()}
+    kind = text(delivery.body["Type"])
+    if kind is None or not any(member in members for member in _ACD_IDS):
+        return None
+    contact, status, final = name(members.get("contactid")), state(members.get("status")), _final(members)
+    when = next((found for member in _ACD_TIME if (found := moment(members.get(member)))), None)
+    identity: tuple[Any, ...] = ()
+    if contact is not None and status is not None and when is not None:
+        identity = ("contact", contact, kind, folded(status), final, when.isoformat())
+    return Event(
+        source=SOURCE,
+        type=kind,
+        entity=contact or name(members.get("agentid")),
+        # A contact is disconnected twice, the second time for good: two states, or the second would look like a copy.
+        state=f"{status} (final)" if status and final else status,
+        occurred_at=when,
+        identity=identity,
+        by_content=not identity,
+        body=delivery.body,
+        raw=delivery.raw,
+        evidence=delivery.evidence,
+    )
+
+
+def _final(members: dict[str, Any]) -> bool | None:
+    value = members.get("finalstate")
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.casefold())
+    return value if isinstance(value, bool) else None
+
+
+def _byoc(delivery: Delivery) -> Event | None:
+    body = delivery.body
+    thread = name(at(body, ("thread", "idOnExternalPlatform")))
+    if thread is None or not ("endUserRecipients" in body or "brand" in body or "messageContent" in body["message"]):
+        return None
+    found = identifier(first(body, paths("message.id", "message.ID")), "message.id")
+    identity = () if found is None else ("byoc", name(at(body, ("brand", "id"))), thread, found)
+    return Event(
+        source=SOURCE,
+        id=found,
+        type="byoc.outbound",
+        entity=thread,
+        identity=identity,
+        by_content=found is None,
+        body=body,
+        raw=delivery.raw,
+        evidence=delivery.evidence,
+    )

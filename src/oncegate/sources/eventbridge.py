@@ -1,0 +1,27 @@
+"""EventBridge events of any other sender."""
+
+from oncegate.events import Delivery, Event
+from oncegate.sources.fields import first, identifier, name, stated, text, when
+from oncegate.sources.tutorials import ENTITY, STATE, TIME
+from oncegate.times import moment
+
+
+def read(delivery: Delivery) -> Event | None:
+    envelope = delivery.envelope
+    if envelope is None:
+        return None
+    body = delivery.body
+    found, source = identifier(envelope.get("id")), text(envelope.get("source"))
+    return Event(
+        source="eventbridge",
+        id=found,
+        type=text(envelope.get("detail-type")),
+        entity=name(first(body, ENTITY)),
+        state=stated(body, STATE),
+        occurred_at=when(body, TIME) or moment(envelope.get("time")),
+        identity=() if found is None else (source, found),
+        by_content=found is None,
+        body=body,
+        raw=delivery.raw,
+        evidence=delivery.evidence,
+    )

@@ -1,0 +1,125 @@
+"""The topics of Genesys Cloud: where the bodies of each have what, and a rule for those that need none of their own."""
+
+import re
+from functools import lru_cache
+
+from msgspec import Struct
+
+from oncegate.sources.fields import Path, paths
+
+# Members that tell when the event happened or the thing was last changed. A time of creation does not: it stays.
+_TIME = paths(
+    "eventTime",
+    "timestamp",
+    "eventDate",
+    "modifiedDate",
+    "dateModified",
+    "lastModifiedDate",
+    "dateLastModified",
+    "changedDate",
+    "updatedDate",
+    "dateUpdated",
+    "routingStatus.startTime",
+    "presence.modifiedDate",
+)
+_STATE = paths(
+    "flowOutcomeValue",
+    "acdOutcome",
+    "disconnectType",
+    "status.status",
+    "status",
+    "state",
+    "routingStatus.status",
+    "presenceDefinition.systemPresence",
+    "presence.presenceDefinition.systemPresence",
+    "member.state",
+    "campaignStatus",
+    "importState",
+)
+
+
+class Topic(Struct, frozen=True):
+    """Where bodies have what; the first path that leads to something counts.
+
+    An entity that no path leads to is the first id in the topic's name. `own` are the paths to what names the event
+    itself, `each` the list whose items each have one; if that `identifies` the event, its key is made of it alone.
+    A `frame` is no event.
+    """
+
+    name: str
+    entity: tuple[Path, ...] = paths("conversationId", "conversation.id")
+    part: tuple[Path, ...] = paths("sessionId", "member.id")
+    state: tuple[Path, ...] = _STATE
+    time: tuple[Path, ...] = _TIME
+    own: tuple[Path, ...] = ()
+    each: Path | None = None
+    identifies: bool = False
+    snapshot: bool = False
+    frame: bool = False
+
+
+_ANY = Topic("any")
+_DETAIL = Topic("detail", time=paths("eventTime"), state=paths("flowOutcomeValue", "acdOutcome", "disconnectType"))
+_AUDIT = Topic("audit", paths("entity.id"), (), paths("action"), own=paths("id"), identifies=True)
+_QUALITY = Topic("quality", paths("id"), (), own=paths("id", "version"), identifies=True)
+_TRANSCRIPTION = Topic(
+    "transcription",
+    part=paths("transcripts.0.utteranceId"),
+    own=paths("utteranceId"),
+    each=("transcripts",),
+    identifies=True,
+)
+_ATTRIBUTES = Topic("attributes", part=paths("participantId"))
+_CHAT_MESSAGE = Topic("message", part=(), own=paths("id"))
+_OUTBOUND = Topic("outbound", state=(("wrapupCode",), *_STATE))
+_QUEUE_MEMBER = Topic("queue member", paths("queueId"), paths("id"), paths("joined"))
+_SNAPSHOT = Topic("snapshot", paths("id"), (), time=paths("eventTime"), snapshot=True)
+_USER = Topic("user", (), ())
+_FRAME = Topic("frame", frame=True)
+
+# The first that matches the template counts.
+_TOPICS = tuple(
+    (re.compile(pattern), topic)
+    for pattern, topic in (
+        (r"v2\.detail\.events\.conversation\.\{id\}\.attributes$", _ATTRIBUTES),
+        (r"v2\.detail\.events\.conversation\.\{id\}\.outbound", _OUTBOUND),
+        (r"v2\.detail\.events\.conversation\.", _DETAIL),
+        (r"channel\.|v2\.system\.", _FRAME),
+        (r"v2\.audits\.", _AUDIT),
+        (r"v2\.quality\.|.*\.quality\.", _QUALITY),
+        (r"v2\.conversations\.\{id\}\.transcription", _TRANSCRIPTION),
+        (r"v2\.conversations\.\w+\.\{id\}\.messages$", _CHAT_MESSAGE),
+        (r"v2\.routing\.queues\.\{id\}\.users$", _QUEUE_MEMBER),
+        (r"v2\.(users|routing\.queues)\.\{id\}\.conversations(\.\w+)?$", _SNAPSHOT),
+        (r"v2\.users\.\{id\}\.(presence|routing[sS]tatus|activity)", _USER),
+        (r".*\boutbound\b", _OUTBOUND),
+    )
+)
+
+_ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}|\d+|(?<=entityid\.)[^.]+"
+_OPEN = r"\{[^.}]*\}|(?<=entitytype\.)[^.]+"
+_IDS = re.compile(rf"(?<=\.)(?:{_ID})(?=\.|$)", re.IGNORECASE)
+_PLACES = re.compile(rf"(?<=\.)(?:{_ID}|{_OPEN})(?=\.|$)", re.IGNORECASE)
+_LONGEST = 200
+
+
+def topic_of(name: str | None) -> tuple[str | None, Topic]:
+    """A topic's template, `v2.users.{id}.presence`, and its rule, from its template or its name with ids in it."""
+    if name is None:
+        return None, _ANY
+    if len(name) > _LONGEST:
+        return _PLACES.sub("{id}", name), _ANY
+    return _topic_of(name) if "-" not in name else _topic_of(_PLACES.sub("{id}", name))
+
+
+def id_in(name: str) -> str | None:
+    """The first id in a topic's name."""
+    found = _IDS.search(name)
+    return found[0] if found else None
+
+
+# Templates are few; names with ids in them are not, and stay out.
+@lru_cache(maxsize=512)
+def _topic_of(name: str) -> tuple[str, Topic]:
+    template = _PLACES.sub("{id}", name)
+    return template, next((topic for pattern, topic in _TOPICS if pattern.match(template)), _ANY)
