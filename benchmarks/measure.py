@@ -23,6 +23,7 @@ class Sizes:
     sqlite_events: int
     memory_events: int
     memory_keys: int
+    read_events: int
     imports: int
     scale_keys: int
 

@@ -29,13 +29,13 @@ def make(strategy: str, event: Event, parts: Sequence[Any], *, binds: bool = Tru
     The strategy and the source are part of it, so that neither two strategies nor two sources share a key.
     """
     values = tuple(parts)
-    return Key(digest(encode([strategy, event.source, *values])), strategy, values, binds)
+    return Key(digest(encode((strategy, event.source, *values))), strategy, values, binds)
 
 
 def auto(event: Event) -> Key:
     """The default key of the event's source; where it has none of its own, the id, else the content."""
     if event.by_content:
-        return make("auto.content", event, [*event.identity, content_hash(event).hex()])
+        return make("auto.content", event, (*event.identity, content_hash(event).hex()))
     if event.identity:
         return make("auto", event, event.identity)
     return content(event) if event.id is None else event_id(event)

@@ -16,6 +16,8 @@ def moment(value: Any) -> datetime | None:
     """The time that a value tells, or None. A number says its unit by its size; text without a zone is UTC."""
     kind = type(value)
     if kind is int:
+        if 100_000_000_000 <= value < _LATEST // 1_000:  # milliseconds, as nearly all are
+            return datetime.fromtimestamp(value / 1_000, UTC)
         return _since_epoch(_scaled(value))
     if kind is str:
         return _read_text(value)

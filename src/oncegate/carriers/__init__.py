@@ -62,9 +62,11 @@ def _unwrap_text(raw: bytes, evidence: Evidence, depth: int, found: list[Deliver
 def _unwrap(value: Any, raw: bytes | None, evidence: Evidence, depth: int, found: list[Delivery]) -> None:
     """Add the deliveries within a value. `raw` are the bytes it came as, if it came as such."""
     if type(value) is dict:
-        pieces = _pieces(value)
+        pieces = None if "detail-type" in value and value.get("source") != "lambda" else _pieces(value)
         if pieces is None:
-            found.append(_innermost(value, encode(value) if raw is None else raw, evidence))
+            raw = encode(value) if raw is None else raw
+            inner = eventbridge.delivery(value, raw, evidence) if "detail" in value else None
+            found.append(inner or Delivery(value, raw, None, evidence))
             return
     elif type(value) is list and depth < DEEPEST:
         pieces = [Piece(item) if type(item) is not list else _nested(item) for item in value]
@@ -97,19 +99,11 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: list[Deliver
 
 
 def _pieces(body: dict[str, Any]) -> list[Piece] | None:
-    if "detail-type" in body:
-        return functions.pieces(body) if body.get("source") == "lambda" else None
     for pieces in _FAMILIES:
         found = pieces(body)
         if found is not None:
             return found
     return None
-
-
-def _innermost(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delivery:
-    if "detail" in document:
-        return eventbridge.delivery(document, raw, evidence)
-    return Delivery(document, raw, None, evidence)
 
 
 def _nested(items: list[Any]) -> Piece:

@@ -7,13 +7,13 @@ from oncegate.carriers.pieces import merged, within
 from oncegate.events import Delivery, Evidence
 
 
-def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delivery:
-    """The detail of an envelope, or the document itself if it is none."""
+def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delivery | None:
+    """The detail of an envelope; None if the document is none, for all that it has a detail."""
     detail = document["detail"]
     if type(detail) is str:
         detail = _parsed(detail)
     if type(detail) is not dict or not ("detail-type" in document or _is_tutorial(document, detail)):
-        return Delivery(document, raw, None, evidence)
+        return None
     replay = document.get("replay-name")
     if type(replay) is str:
         evidence = merged(evidence, Evidence(replay=replay))

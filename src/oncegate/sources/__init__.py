@@ -32,6 +32,13 @@ def read(payload: Any, headers: Mapping[str, Any] | None = None, hints: Hints = 
 
     Never raises: what cannot be read is an event whose `problem` says why and whose `raw` keeps the bytes.
     """
+    if type(payload) is bytes and not headers:
+        try:
+            event = genesys.read_short(payload)
+        except ValueError:  # what is wrong is said the long way
+            event = None
+        if event is not None:
+            return [event]
     return [understood(delivery, hints) for delivery in deliveries(payload, headers)]
 
 

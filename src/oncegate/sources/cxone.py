@@ -3,22 +3,22 @@
 from typing import Any
 
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import at, first, folded, identifier, name, paths, state, text
+from oncegate.sources.fields import at, first, folded, identifier, name, named, places, state, stated, text
 from oncegate.times import moment
 
 SOURCE = "cxone"
 
 _OBJECTS = ("case", "contact", "message", "thread", "brand", "s3Object")
-_ENTITY = paths("case.id", "case.ID", "contact.id", "contact.ID", "case.interactionId", "contact.interactionId")
-_ENTITY += paths("interactionId", "message.interactionId", "thread.id")
-_STATE = paths("case.status", "contact.status")
-_STATUS_TIME = paths(
+_ENTITY = places("case.id", "case.ID", "contact.id", "contact.ID", "case.interactionId", "contact.interactionId")
+_ENTITY += places("interactionId", "message.interactionId", "thread.id")
+_STATE = places("case.status", "contact.status")
+_STATUS_TIME = places(
     "case.statusUpdatedAtWithMilliseconds",
     "case.statusUpdatedAt",
     "contact.statusUpdatedAtWithMilliseconds",
     "contact.statusUpdatedAt",
 )
-_TENANT = paths("brand.tenantId", "tenantId", "brand.id", "brand.businessUnitId")
+_TENANT = places("brand.tenantId", "tenantId", "brand.id", "brand.businessUnitId")
 _ACD_IDS = ("contactid", "agentid", "busno", "sessionid", "masterid")
 _ACD_TIME = ("laststatechangetimeutc", "laststatechangetime")
 
@@ -40,9 +40,9 @@ def _digital(delivery: Delivery) -> Event | None:
         return None
     found = identifier(document.get("eventId"), "eventId")
     kind = text(document.get("eventType")) or text(document.get("eventObject"))
-    entity, said = name(first(data, _ENTITY)), state(first(data, _STATE))
-    tenant = name(first(data, _TENANT)) or name(document.get("tenantId"))
-    changed = name(first(data, _STATUS_TIME))
+    entity, said = named(data, _ENTITY), stated(data, _STATE)
+    tenant = named(data, _TENANT) or name(document.get("tenantId"))
+    changed = named(data, _STATUS_TIME)
     if found is not None:
         identity: tuple[Any, ...] = ("event", tenant, found)
     elif None not in (entity, kind, said, changed):
@@ -103,7 +103,7 @@ def _byoc(delivery: Delivery) -> Event | None:
     thread = name(at(body, ("thread", "idOnExternalPlatform")))
     if thread is None or not ("endUserRecipients" in body or "brand" in body or "messageContent" in body["message"]):
         return None
-    found = identifier(first(body, paths("message.id", "message.ID")), "message.id")
+    found = identifier(first(body, places("message.id", "message.ID")), "message.id")
     identity = () if found is None else ("byoc", name(at(body, ("brand", "id"))), thread, found)
     return Event(
         source=SOURCE,

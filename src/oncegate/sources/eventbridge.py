@@ -1,7 +1,7 @@
 """EventBridge events of any other sender."""
 
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import first, identifier, name, stated, text, when
+from oncegate.sources.fields import identifier, named, stated, text, when
 from oncegate.sources.tutorials import ENTITY, STATE, TIME
 from oncegate.times import moment
 
@@ -16,7 +16,7 @@ def read(delivery: Delivery) -> Event | None:
         source="eventbridge",
         id=found,
         type=text(envelope.get("detail-type")),
-        entity=name(first(body, ENTITY)),
+        entity=named(body, ENTITY),
         state=stated(body, STATE),
         occurred_at=when(body, TIME) or moment(envelope.get("time")),
         identity=() if found is None else (source, found),

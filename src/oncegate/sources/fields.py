@@ -10,14 +10,16 @@ _MOST_DIGITS = 20
 
 # A path into a body, taken apart: ("data", "case", "id").
 Path = tuple[str, ...]
+# The same with its first step apart, as most have no other: ("data", ("case", "id")).
+Place = tuple[str, Path]
 
 
 def path(dotted: str) -> Path:
     return tuple(dotted.split("."))
 
 
-def paths(*dotted: str) -> tuple[Path, ...]:
-    return tuple(map(path, dotted))
+def places(*dotted: str) -> tuple[Place, ...]:
+    return tuple((steps[0], steps[1:]) for steps in map(path, dotted))
 
 
 def at(value: Any, path: Path) -> Any:
@@ -40,23 +42,23 @@ def _item(items: list[Any], name: str) -> Any:
     return items[int(name)] if int(name) < len(items) else None
 
 
-def first(body: dict[str, Any], candidates: tuple[Path, ...]) -> Any:
+def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
     """The first value that is there and says something."""
-    for candidate in candidates:
-        found = body.get(candidate[0])
-        if found is not None and len(candidate) > 1:
-            found = at(found, candidate[1:])
+    for member, rest in candidates:
+        found = body.get(member)
+        if rest and found is not None:
+            found = at(found, rest)
         if found is not None and found != "":
             return found
     return None
 
 
-def when(body: dict[str, Any], candidates: tuple[Path, ...]) -> datetime | None:
+def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
     """The first value that tells a time."""
-    for candidate in candidates:
-        found = body.get(candidate[0])
-        if found is not None and len(candidate) > 1:
-            found = at(found, candidate[1:])
+    for member, rest in candidates:
+        found = body.get(member)
+        if rest and found is not None:
+            found = at(found, rest)
         if found is not None and (told := moment(found)) is not None:
             return told
     return None
@@ -87,6 +89,21 @@ def name(value: Any) -> str | None:
     return str(value) if type(value) is int and abs(value) < 10**_MOST_DIGITS else None
 
 
+def named(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
+    """The first value that names something."""
+    for member, rest in candidates:
+        found = body.get(member)
+        if found is None:
+            continue
+        if rest:
+            found = at(found, rest)
+        if type(found) is str and found:
+            return found
+        if found is not None and (known := name(found)) is not None:
+            return known
+    return None
+
+
 def text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
@@ -98,12 +115,16 @@ def state(value: Any) -> str | None:
     return name(value)
 
 
-def stated(body: dict[str, Any], candidates: tuple[Path, ...]) -> str | None:
+def stated(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
     """The first value that is a state."""
-    for candidate in candidates:
-        found = body.get(candidate[0])
-        if found is not None and len(candidate) > 1:
-            found = at(found, candidate[1:])
+    for member, rest in candidates:
+        found = body.get(member)
+        if found is None:
+            continue
+        if rest:
+            found = at(found, rest)
+        if type(found) is str and found:
+            return found
         if found is not None and (said := state(found)) is not None:
             return said
     return None

@@ -4,16 +4,40 @@ What a topic's body has differs from topic to topic, `id` most of all: it may na
 conversation or the message. `topics.py` has the table.
 """
 
-from datetime import datetime
 from typing import Any
 
-from oncegate.canonical import decode
-from oncegate.events import Delivery, Event
-from oncegate.sources.fields import at, first, identifier, name, state, stated, text, when
+from msgspec import Struct, field
+
+from oncegate.canonical import decode, decoder
+from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
+from oncegate.sources.fields import at, identifier, name, named, state, stated, text, when
 from oncegate.sources.topics import Topic, id_in, topic_of
 from oncegate.times import moment
 
-_NO_ENVELOPE: dict[str, Any] = {}
+
+class _Detail(Struct):
+    topic: str = field(name="topicName")
+    body: dict[str, Any] = field(name="eventBody")
+    timestamp: Any = None
+
+
+class _Sender(Struct):
+    """What the envelope says, if there is one."""
+
+    id: Any = None
+    kind: Any = field(name="detail-type", default=None)
+    time: Any = None
+
+
+class _Envelope(_Sender, kw_only=True):
+    kind: str = field(name="detail-type")
+    source: str
+    detail: _Detail
+    replay: Any = field(name="replay-name", default=None)
+
+
+_decode = decoder(_Envelope)
+_NO_SENDER = _Sender()
 _BARE = ("sessionId", "participantId", "communicationId")
 _COMMUNICATIONS = ("calls", "messages", "chats", "emails", "callbacks", "videos", "screenshares", "cobrowsesessions")
 
@@ -23,12 +47,28 @@ def read(delivery: Delivery, assumed: str | None = None) -> Event | None:
     detail = delivery.body
     if "eventBody" not in detail or "topicName" not in detail:
         return _read_bare(delivery, assumed)
-    named, body = detail["topicName"], detail["eventBody"]
+    topic_name, body = detail["topicName"], detail["eventBody"]
     if type(body) is str:
         body = _parsed(body)
-    if type(named) is not str or type(body) is not dict:
+    if type(topic_name) is not str or type(body) is not dict:
         return None
-    return _read(delivery, named, body, detail.get("timestamp"))
+    sender = _sender(delivery.envelope)
+    return _read(sender, topic_name, body, detail.get("timestamp"), delivery.raw, delivery.evidence)
+
+
+def read_short(raw: bytes) -> Event | None:
+    """What nearly all traffic is, an EventBridge envelope with a topic's event, without the way through the carriers.
+
+    It reads as it would the long way, or not at all: None, or ValueError. Where something is wrapped in text, there
+    is no `"eventBody"` in bare quotes.
+    """
+    if b'"eventBody"' not in raw:
+        return None
+    envelope = _decode(raw)
+    if envelope.source == "lambda" or envelope.replay is not None:
+        return None
+    detail = envelope.detail
+    return _read(envelope, detail.topic, detail.body, detail.timestamp, raw, NO_EVIDENCE)
 
 
 def _read_bare(delivery: Delivery, assumed: str | None) -> Event | None:
@@ -36,45 +76,51 @@ def _read_bare(delivery: Delivery, assumed: str | None) -> Event | None:
     body = delivery.body
     if "conversationId" not in body or "eventTime" not in body or not any(part in body for part in _BARE):
         return None
-    given = text((delivery.envelope or _NO_ENVELOPE).get("detail-type")) or assumed
+    sender = _sender(delivery.envelope)
+    given = text(sender.kind) or assumed
     conversation = body["conversationId"]
     topic = given.replace("{id}", conversation) if given and isinstance(conversation, str) else given
-    return _read(delivery, topic, body, None)
+    return _read(sender, topic, body, None, delivery.raw, delivery.evidence)
 
 
-def _read(delivery: Delivery, named: str | None, body: dict[str, Any], sent: Any) -> Event:
-    envelope = delivery.envelope or _NO_ENVELOPE
-    given = envelope.get("detail-type")
-    kind, topic = topic_of(given if type(given) is str and given[:3] == "v2." else named)
+def _sender(envelope: dict[str, Any] | None) -> "_Sender":
+    if envelope is None:
+        return _NO_SENDER
+    return _Sender(envelope.get("id"), envelope.get("detail-type"), envelope.get("time"))
+
+
+def _read(
+    sender: "_Sender", topic_name: str | None, body: dict[str, Any], sent: Any, raw: bytes, evidence: Evidence
+) -> Event:
+    given = sender.kind
+    kind, topic = topic_of(given if type(given) is str and given[:3] == "v2." else topic_name)
     if topic.frame:
-        return _frame(delivery, kind, body)
+        return _frame(kind, body, raw, evidence)
     told = when(body, topic.time)
     own = _own_id(topic, body) if topic.own else ()
     identity = _identity(topic, body, own) if topic.identifies and own else ()
     return Event(
         source="genesys",
-        id=identifier(envelope.get("id")) or (name(own[0]) if own else None),
+        id=identifier(sender.id) or (name(own[0]) if own else None),
         type=kind,
-        entity=name(first(body, topic.entity)) or (id_in(named) if named else None) or name(body.get("id")),
-        part=name(first(body, topic.part)),
-        state=_snapshot_state(named, body) if topic.snapshot else stated(body, topic.state),
-        occurred_at=told or moment(sent) or moment(envelope.get("time")),
+        entity=named(body, topic.entity) or (id_in(topic_name) if topic_name else None) or name(body.get("id")),
+        part=named(body, topic.part),
+        state=_snapshot_state(topic_name, body) if topic.snapshot else stated(body, topic.state),
+        occurred_at=told or moment(sent) or moment(sender.time),
         own_id=own,
-        identity=identity or _general(named, told, sent, envelope),
+        identity=identity or ((topic_name,) if told is not None else _apart(topic_name, sent, sender.id)),
         by_content=not identity,
         body=body,
-        raw=delivery.raw,
-        evidence=delivery.evidence,
+        raw=raw,
+        evidence=evidence,
     )
 
 
-def _general(named: str | None, told: datetime | None, sent: Any, envelope: dict[str, Any]) -> tuple[Any, ...]:
-    """The topic with its ids, beside the content. A body that tells no time may be that of a later event too, so
-    when it was sent is needed to keep them apart; a WebSocket frame does not even say that."""
-    if told is not None:
-        return (named,)
-    apart = sent if sent is not None else envelope.get("id")
-    return (named,) if apart is None else (named, apart)
+def _apart(topic_name: str | None, sent: Any, sender_id: Any) -> tuple[Any, ...]:
+    """The topic, ids and all, and when it was sent: a body that tells no time may be that of a later event as well.
+    A WebSocket frame does not say when it was sent, and cannot be told from a later one that says the same."""
+    apart = sent if sent is not None else sender_id
+    return (topic_name,) if apart is None else (topic_name, apart)
 
 
 def _own_id(topic: Topic, body: dict[str, Any]) -> tuple[Any, ...]:
@@ -94,12 +140,12 @@ def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple
     return (topic.name, name(body.get("communicationId")), *zip(own, final, strict=True))
 
 
-def _snapshot_state(named: str | None, body: dict[str, Any]) -> str | None:
+def _snapshot_state(topic_name: str | None, body: dict[str, Any]) -> str | None:
     """The state of the last communication of the last participant; of the user's own, if the topic is a user's."""
     participants = body.get("participants")
     if type(participants) is not list:
         return None
-    user = id_in(named) if named else None
+    user = id_in(topic_name) if topic_name else None
     own = [each for each in participants if type(each) is dict and user is not None and each.get("userId") == user]
     for participant in reversed(own or participants):
         for media in _COMMUNICATIONS:
@@ -108,10 +154,10 @@ def _snapshot_state(named: str | None, body: dict[str, Any]) -> str | None:
     return None
 
 
-def _frame(delivery: Delivery, kind: str | None, body: dict[str, Any]) -> Event:
+def _frame(kind: str | None, body: dict[str, Any], raw: bytes, evidence: Evidence) -> Event:
     said = text(body.get("message")) or kind or ""
     frame = f"a message of the notification channel itself ({said[:100]})"
-    return Event(source="genesys", type=kind, body=body, raw=delivery.raw, evidence=delivery.evidence, frame=frame)
+    return Event(source="genesys", type=kind, body=body, raw=raw, evidence=evidence, frame=frame)
 
 
 def _parsed(body: str) -> Any:

@@ -5,19 +5,19 @@ from msgspec import Struct
 from oncegate.errors import SettingError
 from oncegate.events import Delivery, Event
 from oncegate.sources import tutorials
-from oncegate.sources.fields import Path, first, identifier, name, path, stated, text, when
+from oncegate.sources.fields import Place, first, identifier, named, path, places, stated, text, when
 
 
 class Paths(Struct, frozen=True):
     """Where a plain event has what; the first path that leads to something counts."""
 
     source: str = "plain"
-    id: tuple[Path, ...] = (("id",), ("eventId",))
-    type: tuple[Path, ...] = (("type",), ("eventType",))
-    entity: tuple[Path, ...] = tutorials.ENTITY
-    part: tuple[Path, ...] = ()
-    state: tuple[Path, ...] = tutorials.STATE
-    time: tuple[Path, ...] = tutorials.TIME
+    id: tuple[Place, ...] = places("id", "eventId")
+    type: tuple[Place, ...] = places("type", "eventType")
+    entity: tuple[Place, ...] = tutorials.ENTITY
+    part: tuple[Place, ...] = ()
+    state: tuple[Place, ...] = tutorials.STATE
+    time: tuple[Place, ...] = tutorials.TIME
 
 
 PATHS = Paths()
@@ -44,10 +44,10 @@ def paths(
     return Paths(source, **{member: _paths(member, dotted) for member, dotted in given.items() if dotted is not None})
 
 
-def _paths(member: str, dotted: str) -> tuple[Path, ...]:
+def _paths(member: str, dotted: str) -> tuple[Place, ...]:
     if not isinstance(dotted, str) or not dotted.split() or any(not all(path(each)) for each in dotted.split()):
         raise SettingError(f'{member}={dotted!r} is no path; write it like "data.case.id"')
-    return tuple(map(path, dotted.split()))
+    return places(*dotted.split())
 
 
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
@@ -56,8 +56,8 @@ def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
         source=paths.source,
         id=identifier(first(body, paths.id)),
         type=text(first(body, paths.type)),
-        entity=name(first(body, paths.entity)),
-        part=name(first(body, paths.part)),
+        entity=named(body, paths.entity),
+        part=named(body, paths.part),
         state=stated(body, paths.state),
         occurred_at=when(body, paths.time),
         body=body,

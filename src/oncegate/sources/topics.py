@@ -5,10 +5,10 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from oncegate.sources.fields import Path, paths
+from oncegate.sources.fields import Path, Place, places
 
 # Members that tell when the event happened or the thing was last changed. A time of creation does not: it stays.
-_TIME = paths(
+_TIME = places(
     "eventTime",
     "timestamp",
     "eventDate",
@@ -22,7 +22,7 @@ _TIME = paths(
     "routingStatus.startTime",
     "presence.modifiedDate",
 )
-_STATE = paths(
+_STATE = places(
     "flowOutcomeValue",
     "acdOutcome",
     "disconnectType",
@@ -47,10 +47,10 @@ class Topic(Struct, frozen=True):
     """
 
     name: str
-    entity: tuple[Path, ...] = paths("conversationId", "conversation.id")
-    part: tuple[Path, ...] = paths("sessionId", "member.id")
-    state: tuple[Path, ...] = _STATE
-    time: tuple[Path, ...] = _TIME
+    entity: tuple[Place, ...] = places("conversationId", "conversation.id")
+    part: tuple[Place, ...] = places("sessionId", "member.id")
+    state: tuple[Place, ...] = _STATE
+    time: tuple[Place, ...] = _TIME
     own: tuple[Path, ...] = ()
     each: Path | None = None
     identifies: bool = False
@@ -59,21 +59,21 @@ class Topic(Struct, frozen=True):
 
 
 _ANY = Topic("any")
-_DETAIL = Topic("detail", time=paths("eventTime"), state=paths("flowOutcomeValue", "acdOutcome", "disconnectType"))
-_AUDIT = Topic("audit", paths("entity.id"), (), paths("action"), own=paths("id"), identifies=True)
-_QUALITY = Topic("quality", paths("id"), (), own=paths("id", "version"), identifies=True)
+_DETAIL = Topic("detail", time=places("eventTime"), state=places("flowOutcomeValue", "acdOutcome", "disconnectType"))
+_AUDIT = Topic("audit", places("entity.id"), (), places("action"), own=(("id",),), identifies=True)
+_QUALITY = Topic("quality", places("id"), (), own=(("id",), ("version",)), identifies=True)
 _TRANSCRIPTION = Topic(
     "transcription",
-    part=paths("transcripts.0.utteranceId"),
-    own=paths("utteranceId"),
+    part=places("transcripts.0.utteranceId"),
+    own=(("utteranceId",),),
     each=("transcripts",),
     identifies=True,
 )
-_ATTRIBUTES = Topic("attributes", part=paths("participantId"))
-_CHAT_MESSAGE = Topic("message", part=(), own=paths("id"))
-_OUTBOUND = Topic("outbound", state=(("wrapupCode",), *_STATE))
-_QUEUE_MEMBER = Topic("queue member", paths("queueId"), paths("id"), paths("joined"))
-_SNAPSHOT = Topic("snapshot", paths("id"), (), time=paths("eventTime"), snapshot=True)
+_ATTRIBUTES = Topic("attributes", part=places("participantId"))
+_CHAT_MESSAGE = Topic("message", part=(), own=(("id",),))
+_OUTBOUND = Topic("outbound", state=(*places("wrapupCode"), *_STATE))
+_QUEUE_MEMBER = Topic("queue member", places("queueId"), places("id"), places("joined"))
+_SNAPSHOT = Topic("snapshot", places("id"), (), time=places("eventTime"), snapshot=True)
 _USER = Topic("user", (), ())
 _FRAME = Topic("frame", frame=True)
 

@@ -3,16 +3,16 @@
 from typing import Any
 
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import at, first, identifier, name, paths, stated, text, when
+from oncegate.sources.fields import at, first, identifier, name, places, stated, text, when
 from oncegate.times import moment
 
-ENTITY = paths("conversationId", "interactionId", "contactId", "data.conversationId", "data.interactionId")
-STATE = paths("state", "status", "data.state", "data.status")
-TIME = paths("timestamp", "eventTime", "time", "createdTime", "occurredAt", "createdAt", "data.timestamp")
+ENTITY = places("conversationId", "interactionId", "contactId", "data.conversationId", "data.interactionId")
+STATE = places("state", "status", "data.state", "data.status")
+TIME = places("timestamp", "eventTime", "time", "createdTime", "occurredAt", "createdAt", "data.timestamp")
 
-_KIND = paths("eventType", "type")
-_ID = paths("id", "eventId")
-_TIME = (*TIME, *paths("payload.timestamp", "payload.eventTime"))
+_KIND = places("eventType", "type")
+_ID = places("id", "eventId")
+_TIME = (*TIME, *places("payload.timestamp", "payload.eventTime"))
 
 
 def read(delivery: Delivery) -> Event | None:
