@@ -21,7 +21,8 @@ def _number(literal: str) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-_encode = msgspec.json.Encoder(order="sorted").encode
+# The canonical bytes of a value that `decode` gave.
+encode: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
 _Form = TypeVar("_Form")
 
 
@@ -66,15 +67,10 @@ def _depth(raw: bytes) -> int:
 decode: Callable[[bytes], Any] = decoder(Any)
 
 
-def encode(value: Any) -> bytes:
-    """The canonical bytes of a value that `decode` gave."""
-    return _encode(value)
-
-
 def written(value: Any) -> bytes:
     """A Python value as the bytes a sender would have sent; ValueError if it is no JSON value."""
     try:
-        return _encode(value)
+        return encode(value)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise ValueError(f"the value cannot be written as JSON: {error}") from error
 
@@ -82,6 +78,11 @@ def written(value: Any) -> bytes:
 def normal(value: Any) -> Any:
     """A Python value as it would be read back; ValueError if it is no JSON value."""
     return decode(written(value))
+
+
+def digest_of(value: Any) -> bytes:
+    """The hash of what a value says, however it was spelt."""
+    return blake2b(encode(value), digest_size=HASH_SIZE).digest()
 
 
 def digest(canonical: bytes) -> bytes:

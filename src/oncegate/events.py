@@ -51,11 +51,12 @@ class Delivery(Struct, frozen=True):
     frame: str | None = None
 
 
-class Event(Struct, frozen=True, kw_only=True, dict=True):
+class Event(Struct, frozen=True, kw_only=True):
     """What happened. `key`, `attempt` and `fence` are set once the event is claimed, for the handler to use.
 
     `id` is the envelope's, `own_id` what the body itself names this event by; where there is no envelope they agree.
-    `identity` is what the source says makes it this event and no other, together with its content if `by_content`.
+    `identity` is what the source says makes it this event and no other; where that takes its content too, the source
+    gives the `content_hash`.
     An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler. One with a
     `frame` is no event: a heartbeat, a confirmation.
     """
@@ -71,7 +72,7 @@ class Event(Struct, frozen=True, kw_only=True, dict=True):
     occurred_at: datetime | None = None
     own_id: tuple[Any, ...] = ()
     identity: tuple[Any, ...] = ()
-    by_content: bool = False
+    content_hash: bytes | None = None
     problem: str | None = None
     frame: str | None = None
     evidence: Evidence = NO_EVIDENCE

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from oncegate.canonical import decode, digest, encode, normal
+from oncegate.canonical import decode, digest_of, normal
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event, Key
@@ -19,7 +19,6 @@ from oncegate.times import microseconds_of, moment
 Strategy = Callable[[Event], Key]
 
 _READ = ("entity", "part", "state", "type", "occurred_at")
-_HASH = "content_hash"
 _NAMED_AS_TIME = re.compile(r"(?i:time|date|stamp|created|updated|modified|occurred|changed|^ts$|^at$|^when$)|At$|_at$")
 
 
@@ -29,16 +28,16 @@ def make(strategy: str, event: Event, parts: Sequence[Any], *, binds: bool = Tru
     The strategy and the source are part of it, so that neither two strategies nor two sources share a key.
     """
     values = tuple(parts)
-    return Key(digest(encode((strategy, event.source, *values))), strategy, values, binds)
+    return Key(digest_of((strategy, event.source, *values)), strategy, values, binds)
 
 
 def auto(event: Event) -> Key:
     """The default key of the event's source; where it has none of its own, the id, else the content."""
-    if event.by_content:
-        return make("auto.content", event, (*event.identity, content_hash(event).hex()))
-    if event.identity:
+    if not event.identity:
+        return content(event) if event.id is None else event_id(event)
+    if event.content_hash is None:
         return make("auto", event, event.identity)
-    return content(event) if event.id is None else event_id(event)
+    return make("auto.content", event, (*event.identity, event.content_hash.hex()))
 
 
 def event_id(event: Event) -> Key:
@@ -62,7 +61,7 @@ def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ())
         rest = event.body
         for each in left_out:
             rest = _without(rest, path(each))
-        return make("content", event, [list(left_out), digest(encode(rest)).hex()], binds=False)
+        return make("content", event, [list(left_out), digest_of(rest).hex()], binds=False)
 
     return by_the_rest
 
@@ -136,12 +135,8 @@ def strategy(given: Callable[[Event], Any]) -> Strategy:
 
 
 def content_hash(event: Event) -> bytes:
-    """The hash of the body without its wrapping: what a key that binds content is bound to. It is computed once."""
-    known = event.__dict__
-    found: bytes | None = known.get(_HASH)
-    if found is None:
-        found = known[_HASH] = digest(encode(event.body))
-    return found
+    """The hash of the body without its wrapping: what a key that binds content is bound to."""
+    return digest_of(event.body) if event.content_hash is None else event.content_hash
 
 
 def _checked(what: str, paths: Sequence[str]) -> tuple[str, ...]:
@@ -163,17 +158,10 @@ def _found(event: Event, dotted: str) -> Any:
     steps = path(dotted)
     found = at(event.body, steps)
     if found is None and event.source != "plain" and event.raw:
-        found = at(_document(event), steps)
+        found = at(decode(event.raw), steps)
     if found is None and dotted in _READ:
         return _as_read(event, dotted)
     return found
-
-
-def _document(event: Event) -> Any:
-    known = event.__dict__
-    if "document" not in known:
-        known["document"] = decode(event.raw)
-    return known["document"]
 
 
 def _as_read(event: Event, name: str) -> Any:

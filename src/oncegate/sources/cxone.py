@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from oncegate.canonical import digest_of
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import at, first, folded, identifier, name, named, places, state, stated, text
 from oncegate.times import moment
@@ -58,7 +59,7 @@ def _digital(delivery: Delivery) -> Event | None:
         state=said,
         occurred_at=when,
         identity=identity,
-        by_content=not identity,
+        content_hash=None if identity else digest_of(data),
         body=data,
         raw=delivery.raw,
         evidence=delivery.evidence,
@@ -84,7 +85,7 @@ def _acd(delivery: Delivery) -> Event | None:
         state=f"{status} (final)" if status and final else status,
         occurred_at=when,
         identity=identity,
-        by_content=not identity,
+        content_hash=None if identity else digest_of(delivery.body),
         body=delivery.body,
         raw=delivery.raw,
         evidence=delivery.evidence,
@@ -111,7 +112,7 @@ def _byoc(delivery: Delivery) -> Event | None:
         type="byoc.outbound",
         entity=thread,
         identity=identity,
-        by_content=found is None,
+        content_hash=digest_of(body) if found is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,

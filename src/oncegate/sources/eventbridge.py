@@ -1,5 +1,6 @@
 """EventBridge events of any other sender."""
 
+from oncegate.canonical import digest_of
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import identifier, named, stated, text, when
 from oncegate.sources.tutorials import ENTITY, STATE, TIME
@@ -20,7 +21,7 @@ def read(delivery: Delivery) -> Event | None:
         state=stated(body, STATE),
         occurred_at=when(body, TIME) or moment(envelope.get("time")),
         identity=() if found is None else (source, found),
-        by_content=found is None,
+        content_hash=digest_of(body) if found is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,

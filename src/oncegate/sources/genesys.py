@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from oncegate.canonical import decode, decoder
+from oncegate.canonical import decode, decoder, digest_of
 from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
 from oncegate.sources.fields import at, identifier, name, named, state, stated, text, when
 from oncegate.sources.topics import Topic, id_in, topic_of
@@ -59,10 +59,10 @@ def read(delivery: Delivery, assumed: str | None = None) -> Event | None:
 def read_short(raw: bytes) -> Event | None:
     """What nearly all traffic is, an EventBridge envelope with a topic's event, without the way through the carriers.
 
-    It reads as it would the long way, or not at all: None, or ValueError. Where something is wrapped in text, there
-    is no `"eventBody"` in bare quotes.
+    It reads as it would the long way, or not at all: None, or ValueError. Where it is wrapped as text, its quotes
+    are escaped.
     """
-    if b'"eventBody"' not in raw:
+    if b'eventBody":' not in raw:
         return None
     envelope = _decode(raw)
     if envelope.source == "lambda" or envelope.replay is not None:
@@ -109,7 +109,7 @@ def _read(
         occurred_at=told or moment(sent) or moment(sender.time),
         own_id=own,
         identity=identity or ((topic_name,) if told is not None else _apart(topic_name, sent, sender.id)),
-        by_content=not identity,
+        content_hash=None if identity else digest_of(body),
         body=body,
         raw=raw,
         evidence=evidence,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from oncegate.canonical import digest_of
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import at, folded, identifier, name, state, text
 from oncegate.times import moment
@@ -23,7 +24,7 @@ def read(delivery: Delivery) -> Event | None:
         occurred_at=moment(channel.get("time")),
         # A receipt has the id of the message it is about, so the id alone is not enough.
         identity=() if message is None else (_KIND, text(channel.get("id")), message, kind.casefold(), folded(said)),
-        by_content=message is None,
+        content_hash=digest_of(body) if message is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,

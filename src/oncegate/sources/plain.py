@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from oncegate.canonical import digest_of
 from oncegate.errors import SettingError
 from oncegate.events import Delivery, Event
 from oncegate.sources import tutorials
@@ -52,14 +53,16 @@ def _paths(member: str, dotted: str) -> tuple[Place, ...]:
 
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     body = delivery.body
+    found = identifier(first(body, paths.id))
     return Event(
         source=paths.source,
-        id=identifier(first(body, paths.id)),
+        id=found,
         type=text(first(body, paths.type)),
         entity=named(body, paths.entity),
         part=named(body, paths.part),
         state=stated(body, paths.state),
         occurred_at=when(body, paths.time),
+        content_hash=digest_of(body) if found is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,
