@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# What lies outside is a placeholder (year 1, year 9999) or another kind of number. The end of 2199, in microseconds.
-_LATEST = 7_258_118_400_000_000
+# A number outside of the years 2000 to 2199, in microseconds, is a placeholder or counts something else.
+_EARLIEST, _LATEST = 946_684_800_000_000, 7_258_118_400_000_000
 
 _WITH_CLOCK = re.compile(r"\d{4}-?\d\d-?\d\d[T ]\d\d", re.ASCII | re.IGNORECASE)
 _DIGITS = re.compile(r"\d{1,20}(?:\.\d{1,9})?", re.ASCII)
@@ -16,7 +16,7 @@ def moment(value: Any) -> datetime | None:
     """The time that a value tells, or None. A number says its unit by its size; text without a zone is UTC."""
     kind = type(value)
     if kind is int:
-        if 100_000_000_000 <= value < _LATEST // 1_000:  # milliseconds, as nearly all are
+        if 946_684_800_000 <= value < 7_258_118_400_000:  # milliseconds, as nearly all are
             return datetime.fromtimestamp(value / 1_000, UTC)
         return _since_epoch(_scaled(value))
     if kind is str:
@@ -43,7 +43,7 @@ def _scaled(number: Any) -> Any:
 
 
 def _since_epoch(microseconds: int) -> datetime | None:
-    if not 0 < microseconds < _LATEST:
+    if not _EARLIEST <= microseconds < _LATEST:
         return None
     return EPOCH + timedelta(0, microseconds // 1_000_000, microseconds % 1_000_000)
 

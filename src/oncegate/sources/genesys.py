@@ -15,10 +15,13 @@ from oncegate.sources.topics import Topic, id_in, topic_of
 from oncegate.times import moment
 
 
-class _Detail(Struct):
+# Every member is named, and others are refused: what a decoder skips it does not check either.
+class _Detail(Struct, forbid_unknown_fields=True):
     topic: str = field(name="topicName")
     body: dict[str, Any] = field(name="eventBody")
     timestamp: Any = None
+    version: Any = None
+    metadata: Any = None
 
 
 class _Sender(Struct):
@@ -29,11 +32,14 @@ class _Sender(Struct):
     time: Any = None
 
 
-class _Envelope(_Sender, kw_only=True):
+class _Envelope(_Sender, kw_only=True, forbid_unknown_fields=True):
     kind: str = field(name="detail-type")
     source: str
     detail: _Detail
-    replay: Any = field(name="replay-name", default=None)
+    version: Any = None
+    account: Any = None
+    region: Any = None
+    resources: Any = None
 
 
 _decode = decoder(_Envelope)
@@ -65,7 +71,7 @@ def read_short(raw: bytes) -> Event | None:
     if b'eventBody":' not in raw:
         return None
     envelope = _decode(raw)
-    if envelope.source == "lambda" or envelope.replay is not None:
+    if envelope.source == "lambda":
         return None
     detail = envelope.detail
     return _read(envelope, detail.topic, detail.body, detail.timestamp, raw, NO_EVIDENCE)

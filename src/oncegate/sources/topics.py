@@ -105,7 +105,7 @@ _LONGEST = 200
 
 def topic_of(name: str | None) -> tuple[str | None, Topic]:
     """A topic's template, `v2.users.{id}.presence`, and its rule, from its template or its name with ids in it."""
-    if name is None:
+    if not name:
         return None, _ANY
     if len(name) > _LONGEST:
         return _PLACES.sub("{id}", name), _ANY
