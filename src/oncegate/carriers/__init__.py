@@ -107,7 +107,8 @@ def _pieces(body: dict[str, Any]) -> list[Piece] | None:
 
 
 def _nested(items: list[Any]) -> Piece:
-    return Piece(items, problem="an event is a JSON object, not an array")
+    """It keeps a bracket around it: read again, it must not become the events within."""
+    return Piece([items], problem="an event is a JSON object, not an array")
 
 
 def _split(raw: bytes) -> list[bytes]:

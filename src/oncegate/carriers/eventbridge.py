@@ -31,6 +31,6 @@ def _parsed(text: str) -> Any:
 def _is_tutorial(document: dict[str, Any], detail: dict[str, Any]) -> bool:
     """Tutorials write envelopes without a detail-type."""
     source = document.get("source")
-    if isinstance(source, str) and source.lower().startswith(("genesys", "aws.partner/genesys")):
+    if isinstance(source, str) and source.lower().startswith(("genesys", "com.genesys", "aws.partner/genesys")):
         return True
     return "conversationId" in detail or "topicName" in detail or within(detail, "payload", "interactionId") is not None

@@ -4,8 +4,7 @@ from typing import Any
 
 from oncegate.canonical import digest_of
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import at, first, folded, identifier, name, named, places, state, stated, text
-from oncegate.times import moment
+from oncegate.sources.fields import at, first, folded, identifier, name, named, places, stated, text, when
 
 SOURCE = "cxone"
 
@@ -20,8 +19,10 @@ _STATUS_TIME = places(
     "contact.statusUpdatedAt",
 )
 _TENANT = places("brand.tenantId", "tenantId", "brand.id", "brand.businessUnitId")
+_TIME = places("createdAtWithMilliseconds", "createdAt")
 _ACD_IDS = ("contactid", "agentid", "busno", "sessionid", "masterid")
-_ACD_TIME = ("laststatechangetimeutc", "laststatechangetime")
+_ACD_STATE = places("status", "currentstate", "state")
+_ACD_TIME = places("laststatechangetimeutc", "laststatechangetime")
 
 
 def read(delivery: Delivery) -> Event | None:
@@ -50,14 +51,14 @@ def _digital(delivery: Delivery) -> Event | None:
         identity = ("status", entity, kind, folded(said), changed)
     else:
         identity = ()
-    when = moment(document.get("createdAtWithMilliseconds")) or moment(document.get("createdAt"))
+    told = when(document, _TIME)
     return Event(
         source=SOURCE,
         id=found,
         type=kind,
         entity=entity,
         state=said,
-        occurred_at=when,
+        occurred_at=told,
         identity=identity,
         content_hash=None if identity else digest_of(data),
         body=data,
@@ -72,18 +73,18 @@ def _acd(delivery: Delivery) -> Event | None:
     kind = text(delivery.body["Type"])
     if kind is None or not any(member in members for member in _ACD_IDS):
         return None
-    contact, status, final = name(members.get("contactid")), state(members.get("status")), _final(members)
-    when = next((found for member in _ACD_TIME if (found := moment(members.get(member)))), None)
+    contact, status, final = name(members.get("contactid")), stated(members, _ACD_STATE), _final(members)
+    told = when(members, _ACD_TIME)
     identity: tuple[Any, ...] = ()
-    if contact is not None and status is not None and when is not None:
-        identity = ("contact", contact, kind, folded(status), final, when.isoformat())
+    if contact is not None and status is not None and told is not None:
+        identity = ("contact", contact, kind, folded(status), final, told.isoformat())
     return Event(
         source=SOURCE,
         type=kind,
         entity=contact or name(members.get("agentid")),
         # A contact is disconnected twice, the second time for good: two states, or the second would look like a copy.
         state=f"{status} (final)" if status and final else status,
-        occurred_at=when,
+        occurred_at=told,
         identity=identity,
         content_hash=None if identity else digest_of(delivery.body),
         body=delivery.body,

@@ -57,9 +57,9 @@ def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None
     """The first value that tells a time."""
     for member, rest in candidates:
         found = body.get(member)
-        if rest and found is not None:
-            found = at(found, rest)
-        if found is not None and (told := moment(found)) is not None:
+        if found is None:
+            continue
+        if (told := moment(at(found, rest) if rest else found)) is not None:
             return told
     return None
 
@@ -95,11 +95,9 @@ def named(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
         found = body.get(member)
         if found is None:
             continue
-        if rest:
-            found = at(found, rest)
-        if type(found) is str and found:
+        if type(found) is str and found and not rest:
             return found
-        if found is not None and (known := name(found)) is not None:
+        if (known := name(at(found, rest))) is not None:
             return known
     return None
 
@@ -121,11 +119,9 @@ def stated(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
         found = body.get(member)
         if found is None:
             continue
-        if rest:
-            found = at(found, rest)
-        if type(found) is str and found:
+        if type(found) is str and found and not rest:
             return found
-        if found is not None and (said := state(found)) is not None:
+        if (said := state(at(found, rest))) is not None:
             return said
     return None
 

@@ -44,6 +44,7 @@ class _Envelope(_Sender, kw_only=True, forbid_unknown_fields=True):
 
 _decode = decoder(_Envelope)
 _NO_SENDER = _Sender()
+_EARLY = 256
 _BARE = ("sessionId", "participantId", "communicationId")
 _COMMUNICATIONS = ("calls", "messages", "chats", "emails", "callbacks", "videos", "screenshares", "cobrowsesessions")
 
@@ -65,10 +66,9 @@ def read(delivery: Delivery, assumed: str | None = None) -> Event | None:
 def read_short(raw: bytes) -> Event | None:
     """What nearly all traffic is, an EventBridge envelope with a topic's event, without the way through the carriers.
 
-    It reads as it would the long way, or not at all: None, or ValueError. Where it is wrapped as text, its quotes
-    are escaped.
+    It reads as it would the long way, or not at all: None, or ValueError. It is tried where a topic is named early on.
     """
-    if b'eventBody":' not in raw:
+    if raw.find(b'"v2.', 0, _EARLY) < 0:
         return None
     envelope = _decode(raw)
     if envelope.source == "lambda":

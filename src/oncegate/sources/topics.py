@@ -86,7 +86,7 @@ _TOPICS = tuple(
         (r"v2\.detail\.events\.conversation\.", _DETAIL),
         (r"channel\.|v2\.system\.", _FRAME),
         (r"v2\.audits\.", _AUDIT),
-        (r"v2\.quality\.|.*\.quality\.", _QUALITY),
+        (r".*\.quality\b", _QUALITY),
         (r"v2\.conversations\.\{id\}\.transcription", _TRANSCRIPTION),
         (r"v2\.conversations\.\w+\.\{id\}\.messages$", _CHAT_MESSAGE),
         (r"v2\.routing\.queues\.\{id\}\.users$", _QUEUE_MEMBER),

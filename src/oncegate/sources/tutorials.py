@@ -27,7 +27,7 @@ def read(delivery: Delivery) -> Event | None:
 
 def _names_genesys(document: dict[str, Any]) -> bool:
     source = document.get("source")
-    return isinstance(source, str) and source.casefold().startswith(("genesys", "aws.partner/genesys"))
+    return isinstance(source, str) and source.casefold().startswith(("genesys", "com.genesys", "aws.partner/genesys"))
 
 
 def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any, said: dict[str, Any]) -> Event:
