@@ -50,6 +50,14 @@ def test_the_short_way_reads_as_the_long_one(sample: dict[str, Any]) -> None:
     assert read(raw) == [understood(delivery) for delivery in deliveries(raw)]
 
 
+@pytest.mark.parametrize("spelt", ["1000", "1000.0", "1e3", "1.0E+3", " 1000"])
+def test_numbers_have_one_spelling_on_both_ways(spelt: str) -> None:
+    """A number is the same however it is written, though only some spellings go the short way."""
+    text = json.dumps(document("customer end")).replace('"MESSAGE"', "1000")
+    assert text.count("1000,") == 1 or text.count("1000}") == 1
+    assert keys.auto(only(text.replace(": 1000", f": {spelt}").encode())) == keys.auto(only(text))
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)
 def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
     """The raw bytes that a dead letter keeps are read as the same event again, whatever it came in."""
