@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -153,9 +154,17 @@ def test_objects_one_after_the_other(wrap: Callable[..., Any], between: str) -> 
 
 def test_a_broken_object_in_a_stream_record() -> None:
     """What is broken in a record is a problem of its own, and its neighbours are read."""
-    events = read(kinesis(TEXT, "{oops}", TEXT, '{"cut": '))
-    assert [event.problem is None for event in events] == [True, False, True, False]
-    assert [event.raw for event in events if event.problem] == [b"{oops}", b'{"cut":']
+    events = read(kinesis(TEXT, "{oops}", TEXT, "}", TEXT, '{"cut": '))
+    assert [event.problem is None for event in events] == [True, False, True, False, True, False]
+    assert [event.raw for event in events if event.problem] == [b"{oops}", b"}", b'{"cut":']
+
+
+def test_a_record_made_to_take_long() -> None:
+    """A string of a megabyte that never ends is given up in one look."""
+    start = time.perf_counter()
+    (event,) = read(kinesis('{"' + '\\"' * 500_000))
+    assert event.problem is not None
+    assert time.perf_counter() - start < 5
 
 
 def test_neighbours_of_what_cannot_be_read() -> None:

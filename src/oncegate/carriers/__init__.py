@@ -17,7 +17,8 @@ from oncegate.events import NO_EVIDENCE, Delivery, Evidence
 DEEPEST = 8
 
 _FAMILIES = (queues.pieces, topics.pieces, streams.pieces, functions.pieces, web.pieces, batches.pieces)
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]', re.DOTALL)
+# A string that does not end is one token too: looked at from each of its quotes anew, it would take quadratic time.
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
 
 def deliveries(payload: Any, headers: Mapping[str, Any] | None = None) -> list[Delivery]:
@@ -68,7 +69,7 @@ def _unwrap(value: Any, raw: bytes | None, evidence: Evidence, depth: int, found
             inner = eventbridge.delivery(value, raw, evidence) if "detail" in value else None
             found.append(inner or Delivery(value, raw, None, evidence))
             return
-    elif type(value) is list and depth < DEEPEST:
+    elif type(value) is list:
         pieces = [Piece(item) if type(item) is not list else _nested(item) for item in value]
     elif type(value) is str and value[:1] in ("{", "[", '"'):
         pieces = [Piece(value)]
@@ -112,16 +113,15 @@ def _nested(items: list[Any]) -> Piece:
 
 
 def _split(raw: bytes) -> list[bytes]:
-    """The JSON texts in these bytes: cut after every bracket that closes an outermost one."""
+    """The JSON texts in these bytes: cut after every bracket that closes an outermost one, or none."""
     parts, depth, start = [], 0, 0
     for token in _TOKENS.finditer(raw):
-        bracket = token[0]
-        if bracket in (b"{", b"["):
+        if token[0] in (b"{", b"["):
             depth += 1
-        elif bracket in (b"}", b"]"):
-            depth -= 1
+        elif token[0] in (b"}", b"]"):
+            depth = max(depth - 1, 0)
             if depth == 0:
                 parts.append(raw[start : token.end()])
                 start = token.end()
-    rest = raw[start:]
-    return [part.strip() for part in (*parts, rest) if part.strip()] or [raw]
+    parts.append(raw[start:])
+    return [part.strip() for part in parts if part.strip()] or [raw]

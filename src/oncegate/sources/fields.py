@@ -64,6 +64,11 @@ def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None
     return None
 
 
+def latest(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
+    """The last of the times that are told."""
+    return max(filter(None, (when(body, (candidate,)) for candidate in candidates)), default=None)
+
+
 def identifier(value: Any, name: str = "id") -> str | None:
     """An id as text. Absent, null and empty are no id; what could be mistaken for another id is refused."""
     if type(value) is str and 0 < len(value) <= _LONGEST_ID and "\0" not in value:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from oncegate.canonical import decode, digest_of
 from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
-from oncegate.sources.fields import at, identifier, name, named, state, stated, text, when
+from oncegate.sources.fields import at, identifier, latest, name, named, state, stated, text, when
 from oncegate.sources.topics import Topic, id_in, topic_of
 from oncegate.times import moment
 
@@ -115,7 +115,7 @@ def _read(
     kind, topic = topic_of(given if type(given) is str and given[:3] == "v2." else topic_name)
     if topic.frame:
         return _frame(kind, body, raw, evidence)
-    told = when(body, topic.time)
+    told = latest(body, topic.time) if topic.latest else when(body, topic.time)
     own = _own_id(topic, body) if topic.own else ()
     identity = _identity(topic, body, own) if topic.identifies and own else ()
     return Event(

@@ -20,7 +20,6 @@ _TIME = places(
     "updatedDate",
     "dateUpdated",
     "routingStatus.startTime",
-    "presence.modifiedDate",
 )
 _STATE = places(
     "flowOutcomeValue",
@@ -43,7 +42,7 @@ class Topic(Struct, frozen=True):
 
     An entity that no path leads to is the first id in the topic's name. `own` are the paths to what names the event
     itself, `each` the list whose items each have one; if that `identifies` the event, its key is made of it alone.
-    A `frame` is no event.
+    `latest`: of several times the last is the event's. A `snapshot` has states within, a `frame` is no event.
     """
 
     name: str
@@ -54,6 +53,7 @@ class Topic(Struct, frozen=True):
     own: tuple[Path, ...] = ()
     each: Path | None = None
     identifies: bool = False
+    latest: bool = False
     snapshot: bool = False
     frame: bool = False
 
@@ -75,6 +75,15 @@ _OUTBOUND = Topic("outbound", state=(*places("wrapupCode"), *_STATE))
 _QUEUE_MEMBER = Topic("queue member", places("queueId"), places("id"), places("joined"))
 _SNAPSHOT = Topic("snapshot", places("id"), (), time=places("eventTime"), snapshot=True)
 _USER = Topic("user", (), ())
+_ACTIVITY = Topic(
+    "activity",
+    (),
+    (),
+    time=places(
+        "routingStatus.startTime", "presence.modifiedDate", "outOfOffice.modifiedDate", "dateActiveQueuesChanged"
+    ),
+    latest=True,
+)
 _FRAME = Topic("frame", frame=True)
 
 # The first that matches the template counts.
@@ -91,7 +100,8 @@ _TOPICS = tuple(
         (r"v2\.conversations\.\w+\.\{id\}\.messages$", _CHAT_MESSAGE),
         (r"v2\.routing\.queues\.\{id\}\.users$", _QUEUE_MEMBER),
         (r"v2\.(users|routing\.queues)\.\{id\}\.conversations(\.\w+)?$", _SNAPSHOT),
-        (r"v2\.users\.\{id\}\.(presence|routing[sS]tatus|activity)", _USER),
+        (r"v2\.users\.\{id\}\.(presence|routing[sS]tatus)$", _USER),
+        (r"v2\.users\.\{id\}\.activity$", _ACTIVITY),
         (r".*\boutbound\b", _OUTBOUND),
     )
 )
