@@ -86,24 +86,21 @@ _ACTIVITY = Topic(
 )
 _FRAME = Topic("frame", frame=True)
 
-# The first that matches the template counts.
-_TOPICS = tuple(
-    (re.compile(pattern), topic)
-    for pattern, topic in (
-        (r"v2\.detail\.events\.conversation\.\{id\}\.attributes$", _ATTRIBUTES),
-        (r"v2\.detail\.events\.conversation\.\{id\}\.outbound", _OUTBOUND),
-        (r"v2\.detail\.events\.conversation\.", _DETAIL),
-        (r"channel\.|v2\.system\.", _FRAME),
-        (r"v2\.audits\.", _AUDIT),
-        (r".*\.quality\b", _QUALITY),
-        (r"v2\.conversations\.\{id\}\.transcription", _TRANSCRIPTION),
-        (r"v2\.conversations\.\w+\.\{id\}\.messages$", _CHAT_MESSAGE),
-        (r"v2\.routing\.queues\.\{id\}\.users$", _QUEUE_MEMBER),
-        (r"v2\.(users|routing\.queues)\.\{id\}\.conversations(\.\w+)?$", _SNAPSHOT),
-        (r"v2\.users\.\{id\}\.(presence|routing[sS]tatus)$", _USER),
-        (r"v2\.users\.\{id\}\.activity$", _ACTIVITY),
-        (r".*\boutbound\b", _OUTBOUND),
-    )
+# The first that matches the template counts. They are compiled when the first topic comes, not at import.
+_TOPICS = (
+    (r"v2\.detail\.events\.conversation\.\{id\}\.attributes$", _ATTRIBUTES),
+    (r"v2\.detail\.events\.conversation\.\{id\}\.outbound", _OUTBOUND),
+    (r"v2\.detail\.events\.conversation\.", _DETAIL),
+    (r"channel\.|v2\.system\.", _FRAME),
+    (r"v2\.audits\.", _AUDIT),
+    (r".*\.quality\b", _QUALITY),
+    (r"v2\.conversations\.\{id\}\.transcription", _TRANSCRIPTION),
+    (r"v2\.conversations\.\w+\.\{id\}\.messages$", _CHAT_MESSAGE),
+    (r"v2\.routing\.queues\.\{id\}\.users$", _QUEUE_MEMBER),
+    (r"v2\.(users|routing\.queues)\.\{id\}\.conversations(\.\w+)?$", _SNAPSHOT),
+    (r"v2\.users\.\{id\}\.(presence|routing[sS]tatus)$", _USER),
+    (r"v2\.users\.\{id\}\.activity$", _ACTIVITY),
+    (r".*\boutbound\b", _OUTBOUND),
 )
 
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}|\d+|(?<=entityid\.)[^.]+"
@@ -132,4 +129,4 @@ def id_in(name: str) -> str | None:
 @lru_cache(maxsize=512)
 def _topic_of(name: str) -> tuple[str, Topic]:
     template = _PLACES.sub("{id}", name)
-    return template, next((topic for pattern, topic in _TOPICS if pattern.match(template)), _ANY)
+    return template, next((topic for pattern, topic in _TOPICS if re.match(pattern, template)), _ANY)
