@@ -13,6 +13,9 @@ import msgspec
 HASH_SIZE = 16
 DEEPEST = 64
 
+_ROUND = bytes.maketrans(b"[{]}", b"(())")
+_OTHERS = bytes(set(range(256)) - set(b"[{]}"))
+
 
 def _number(literal: str) -> int | float:
     value = float(literal)
@@ -42,21 +45,19 @@ def decode(raw: bytes) -> Any:
 
 
 def _depth(raw: bytes) -> int:
-    """How deep brackets outside strings are nested. Python's own limit differs from version to version."""
-    depth = deepest = 0
-    in_string = escaped = False
-    for byte in raw:
-        if in_string:
-            in_string = escaped or byte != 0x22
-            escaped = byte == 0x5C and not escaped
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    return deepest
+    """How deep brackets outside strings are nested. Python's own limit differs from version to version.
+
+    What is escaped is taken away, then strings, then all but the brackets, and then the innermost pairs, level by
+    level: a loop over the bytes in Python took longer than all the rest for a batch of a few events.
+    """
+    outside = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+    brackets = outside.translate(_ROUND, _OTHERS)
+    for depth in range(DEEPEST + 1):
+        fewer = brackets.replace(b"()", b"")
+        if len(fewer) == len(brackets):
+            return depth + fewer.count(b"(")
+        brackets = fewer
+    return DEEPEST + 1
 
 
 def written(value: Any) -> bytes:
