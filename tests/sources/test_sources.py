@@ -53,9 +53,9 @@ def test_the_short_way_reads_as_the_long_one(sample: dict[str, Any]) -> None:
 @pytest.mark.parametrize("spelt", ["1000", "1000.0", "1e3", "1.0E+3", " 1000"])
 def test_numbers_have_one_spelling_on_both_ways(spelt: str) -> None:
     """A number is the same however it is written, though only some spellings go the short way."""
-    text = json.dumps(document("customer end")).replace('"MESSAGE"', "1000")
-    assert text.count("1000,") == 1 or text.count("1000}") == 1
-    assert keys.auto(only(text.replace(": 1000", f": {spelt}").encode())) == keys.auto(only(text))
+    text = json.dumps(document("customer end"))
+    found = [only(text.replace('"MESSAGE"', number).encode()) for number in ("1000", spelt)]
+    assert keys.auto(found[0]) == keys.auto(found[1])
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)
@@ -152,7 +152,8 @@ def test_cloudevents_with_broken_data() -> None:
     """A CloudEvent whose JSON is none keeps the bytes that came."""
     (event,) = read(b"{", headers={"ce-specversion": "1.0", "ce-id": "1"})
     assert event.raw == b"{"
-    assert "CloudEvent" in event.problem if event.problem else False
+    assert event.problem is not None
+    assert "data of the CloudEvent" in event.problem
 
 
 def test_a_cloudevent_batch() -> None:

@@ -23,15 +23,14 @@ def read(delivery: Delivery) -> Event | None:
         state=said,
         occurred_at=moment(channel.get("time")),
         # A receipt has the id of the message it is about, so the id alone is not enough.
-        identity=() if message is None else (_KIND, text(channel.get("id")), message, kind.casefold(), folded(said)),
+        identity=()
+        if message is None
+        else ("openmessaging", text(channel.get("id")), message, kind.casefold(), folded(said)),
         content_hash=digest_of(body) if message is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,
     )
-
-
-_KIND = "openmessaging"
 
 
 def _is_open(channel: dict[str, Any]) -> bool:
