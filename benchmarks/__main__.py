@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import gate, imports, memory, scale, sqlite
+from benchmarks import gate, imports, memory, reading, scale, sqlite
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -21,6 +21,7 @@ FULL = Sizes(
     memory_events=100_000,
     memory_keys=1_000_000,
     concurrent_events=10_000,
+    read_events=20_000,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -31,6 +32,7 @@ QUICK = Sizes(
     memory_events=5_000,
     memory_keys=50_000,
     concurrent_events=1_000,
+    read_events=1_000,
     imports=3,
     scale_keys=20_000,
 )
@@ -63,6 +65,7 @@ def _measured(sizes: Sizes, progress: Progress, *, scaled: bool, keep: bool) -> 
         return [
             *sqlite.rows(sizes, folder, progress),
             *memory.rows(sizes, progress),
+            *reading.rows(sizes, progress),
             *gate.rows(sizes, folder, progress),
             *imports.rows(sizes, progress),
         ]

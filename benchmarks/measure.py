@@ -24,6 +24,7 @@ class Sizes:
     memory_events: int
     memory_keys: int
     concurrent_events: int
+    read_events: int
     imports: int
     scale_keys: int
 

@@ -98,6 +98,26 @@ def test_depth_counts_brackets_outside_strings() -> None:
         decode(b'["\\\\"' + b",[" * 64 + b"]" * 65)
 
 
+@given(JSON, st.integers(50, 80))
+def test_depth_is_exact(value: Any, levels: int) -> None:
+    """Whatever lies within, quotes, backslashes and brackets in strings included, the 65th level is where it ends."""
+    wrapped, depth = value, _levels(value)
+    for _ in range(levels):
+        wrapped, depth = ([wrapped, '\\"[{'] if depth % 2 else {"]": "}", "[": wrapped}), depth + 1
+    text = json.dumps(wrapped).encode()
+    if depth > 64:
+        with pytest.raises(ValueError, match="deeper"):
+            decode(text)
+    else:
+        assert decode(text) is not None
+
+
+def _levels(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return 1 + max(map(_levels, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
+
+
 @pytest.mark.parametrize("value", [{1: 2}, {"a": object()}, "\ud800", {"a": {"b": print}}])
 def test_no_json_value(value: Any) -> None:
     """Python values that JSON has no words for are refused, not guessed."""

@@ -95,6 +95,97 @@ def test_fields_without_a_path(paths: Any) -> None:
         keys.fields(*paths)
 
 
+def test_paths_into_the_document() -> None:
+    """Paths lead into the body, else into what arrived, else to what the source has read; the body comes first."""
+    envelope = {"id": "e-1", "source": "shop", "detail-type": "Sold", "detail": {"id": "own", "state": "Open"}}
+    found = event(envelope)
+    assert keys.fields("id", "detail.id", "detail-type", "type")(found).parts[1:] == ("own", "own", "Sold", "Sold")
+    case = {"eventObject": "Case", "eventType": "X", "data": {"case": {"id": 1, "status": "OPEN"}}}
+    assert keys.fields("data.case.id")(event(case)).parts[1:] == keys.fields("case.id")(event(case)).parts[1:] == (1,)
+    assert keys.fields("entity", "state")(event(case)).parts[1:] == ("1", "open")
+    with pytest.raises(MissingKey, match="occurred_at"):
+        keys.fields("occurred_at")(event(case))
+
+
+def test_fields_rounded() -> None:
+    """Times within one bucket count as one, whatever format they are in; ids made of digits are not rounded."""
+    by = keys.fields("call", "at", round="1m")
+    first = by(event({"call": "1770091506123", "at": "2026-02-03T04:05:06Z"}))
+    same = by(event({"call": "1770091506123", "at": 1770091559999, "noise": 1}))
+    assert first == same
+    assert first != by(event({"call": "1770091506124", "at": "2026-02-03T04:05:06Z"}))
+    assert first != by(event({"call": "1770091506123", "at": "2026-02-03T04:06:00Z"}))
+    assert first != keys.fields("call", "at", round="2m")(
+        event({"call": "1770091506123", "at": "2026-02-03T04:05:06Z"})
+    )
+    assert not first.binds
+
+
+def test_the_edge_of_a_bucket() -> None:
+    """Two copies a millisecond apart fall into different buckets if the edge lies between them."""
+    by = keys.fields("at", round="500ms")
+    assert by(event({"at": 1770091506499})) != by(event({"at": 1770091506500}))
+    assert by(event({"at": 1770091506500})) == by(event({"at": 1770091506999}))
+
+
+@pytest.mark.parametrize("body", [{"at": "soon"}, {"at": True}, {"call": 1770091506123}])
+def test_fields_with_nothing_to_round(body: dict[str, Any]) -> None:
+    """Where no value is a time there is no key, rather than one that was not rounded."""
+    with pytest.raises(MissingKey):
+        keys.fields(*body, round="1m")(event(body))
+
+
+def test_round_is_a_duration() -> None:
+    """A bucket without a unit is refused when it is set."""
+    with pytest.raises(SettingError, match="round="):
+        keys.fields("at", round="60")
+
+
+def test_content_without_some_members() -> None:
+    """What is excluded makes no difference, what is left does; the key is then not bound to the whole content."""
+    by = keys.content(exclude=["meta.sentAt", "nr"])
+    first = by(event({"a": 1, "meta": {"sentAt": 1, "x": 1}, "nr": 1}))
+    assert first == by(event({"a": 1, "meta": {"sentAt": 2, "x": 1}}))
+    assert first != by(event({"a": 1, "meta": {"sentAt": 1, "x": 2}, "nr": 1}))
+    assert first != by(event({"a": 1, "meta": {"x": 1, "sentAt": 1}, "nr": 1, "b": 1}))
+    assert not first.binds
+    assert by(event({"a": 1, "meta": "text"})) != by(event({"a": 1, "meta": {}}))
+    with pytest.raises(SettingError, match="exclude"):
+        keys.content(exclude=[])
+
+
+def test_once_per() -> None:
+    """One effect for each conversation, whatever else the events say; another effect is another key."""
+    survey = keys.once_per("survey", "conversation")
+    first = survey(event({"id": "1", "conversation": "c", "type": "ended"}))
+    assert first == survey(event({"id": "2", "conversation": "c", "type": "closed"}))
+    assert first != survey(event({"conversation": "d"}))
+    assert first != keys.once_per("letter", "conversation")(event({"conversation": "c"}))
+    assert not first.binds
+    with pytest.raises(MissingKey, match="once_per key needs conversation"):
+        survey(event({"id": "1"}))
+
+
+@pytest.mark.parametrize("wrong", [("", "a"), ("survey",), (5, "a")])
+def test_once_per_without_a_name_or_a_path(wrong: Any) -> None:
+    """An effect needs a name, and something that it is done once for."""
+    with pytest.raises(SettingError):
+        keys.once_per(*wrong)
+
+
+def test_first() -> None:
+    """The first strategy whose parts are there decides, and the key is that strategy's own."""
+    by = keys.first(keys.fields("call", "leg"), lambda found: found.body.get("nr"), keys.event_id)
+    both = event({"call": 1, "leg": 2, "id": "x"})
+    assert by(both) == keys.fields("call", "leg")(both)
+    assert by(event({"call": 1, "nr": 5})).parts == (5,)
+    assert by(event({"call": 1, "id": "x"})) == keys.event_id(event({"id": "x"}))
+    with pytest.raises(MissingKey, match=r"call, leg, .*, id"):
+        by(event({"a": 1}))
+    with pytest.raises(SettingError):
+        keys.first()
+
+
 def test_any_callable() -> None:
     """A function from event to parts is a strategy; a list of parts, one part or a Key will do."""
     found = event({"id": "x", "a": "1", "b": 2})
@@ -124,3 +215,13 @@ def test_keys_bind_content() -> None:
     found = event({"id": "x"})
     made: list[Key] = [keys.auto(found), keys.event_id(found), keys.content(found), keys.fields("id")(found)]
     assert all(key.binds for key in made)
+
+
+def test_no_strategy_shares_a_key_with_another() -> None:
+    """The same event under every strategy has as many keys."""
+    found = event({"id": "x", "at": "2026-02-03T04:05:06Z"})
+    strategies = [
+        *(keys.event_id, keys.content, keys.content(exclude="id"), keys.fields("id"), keys.once_per("id", "id")),
+        *(keys.fields("at"), keys.fields("at", round="1m"), keys.strategy(lambda each: each.id)),
+    ]
+    assert len({str(by(found)) for by in strategies}) == len(strategies)

@@ -45,22 +45,36 @@ class Evidence(Struct, frozen=True):
     request_id: str | None = None
     replay: str | None = None
     failure: str | None = None
+    group: str | None = None
+
+
+NO_EVIDENCE = Evidence()
 
 
 class Delivery(Struct, frozen=True):
-    """One arrival, unwrapped: a JSON value, and the bytes it came as or would have come as."""
+    """One arrival, unwrapped: a JSON value, and the bytes of the document it came as or would have come as.
+
+    `envelope` is the EventBridge envelope that the body was the detail of. A delivery with a `frame` is no event
+    but something that its transport says for itself.
+    """
 
     body: Any
     raw: bytes
     problem: str | None = None
-    evidence: Evidence = Evidence()
+    evidence: Evidence = NO_EVIDENCE
+    envelope: dict[str, Any] | None = None
+    frame: str | None = None
 
 
 class Event(Struct, frozen=True, kw_only=True):
     """What happened. `key`, `attempt` and `fence` are set once the event is claimed, for the handler to use, and so is
     `stale`: that a newer state of its entity is known, where the key keeps a timeline of states.
 
-    An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler.
+    `id` is the envelope's, `own_id` what the body itself names this event by; where there is no envelope they agree.
+    `identity` is what the source says makes it this event and no other; where that takes its content too, the source
+    gives the `content_hash`.
+    An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler. One with a
+    `frame` is no event: a heartbeat, a confirmation.
     """
 
     source: str
@@ -72,8 +86,12 @@ class Event(Struct, frozen=True, kw_only=True):
     part: str | None = None
     state: str | None = None
     occurred_at: datetime | None = None
+    own_id: tuple[Any, ...] = ()
+    identity: tuple[Any, ...] = ()
+    content_hash: bytes | None = None
     problem: str | None = None
-    evidence: Evidence = Evidence()
+    frame: str | None = None
+    evidence: Evidence = NO_EVIDENCE
     stale: bool = False
     key: Key | None = None
     attempt: int = 0

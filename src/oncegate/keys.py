@@ -1,17 +1,28 @@
 """Keys: what makes two deliveries one event.
 
 A strategy is a callable from Event to Key. Every strategy here raises MissingKey when a part it needs is not
-there: a missing part must never put two events under one key.
+there: a missing part must never put two events under one key. Paths lead into the body of the event, else into the
+whole document that it came in, else to what the source has read: `entity`, `part`, `state`, `type`, `occurred_at`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
 
-from oncegate.canonical import digest, encode, normal
+from msgspec.structs import replace
+
+from oncegate import lifecycles
+from oncegate.canonical import decode, digest_of, normal
+from oncegate.durations import Duration, microseconds
 from oncegate.errors import MissingKey, SettingError
-from oncegate.events import Event, Key
+from oncegate.events import Event, Key, StateChange
+from oncegate.sources.fields import Path, at, folded, path
+from oncegate.times import microseconds_of, moment
 
 Strategy = Callable[[Event], Key]
+
+_READ = ("entity", "part", "state", "type", "occurred_at")
+_NAMED_AS_TIME = re.compile(r"(?i:time|date|stamp|created|updated|modified|occurred|changed|^ts$|^at$|^when$)|At$|_at$")
 
 
 def make(strategy: str, event: Event, parts: Sequence[Any], *, binds: bool = True) -> Key:
@@ -20,39 +31,128 @@ def make(strategy: str, event: Event, parts: Sequence[Any], *, binds: bool = Tru
     The strategy and the source are part of it, so that neither two strategies nor two sources share a key.
     """
     values = tuple(parts)
-    return Key(digest(encode([strategy, event.source, *values])), strategy, values, binds)
-
-
-def event_id(event: Event) -> Key:
-    """The id that the event carries."""
-    if event.id is None:
-        raise MissingKey("event_id", ("id",))
-    return make("event_id", event, [event.id])
-
-
-def content(event: Event) -> Key:
-    """All that the event says: its canonical body."""
-    return make("content", event, [content_hash(event).hex()])
+    return Key(digest_of((strategy, event.source, *values)), strategy, values, binds)
 
 
 def auto(event: Event) -> Key:
-    """The default key of the event's source. Plain events: their id, else their content."""
-    return content(event) if event.id is None else event_id(event)
+    """The default key of the event's source; where it has none of its own, the id, else the content."""
+    if not event.identity:
+        return content(event) if event.id is None else event_id(event)
+    if event.content_hash is None:
+        return make("auto", event, event.identity)
+    return make("auto.content", event, (*event.identity, event.content_hash.hex()))
 
 
-def fields(*paths: str) -> Strategy:
-    """The values at these paths of the body: `fields("data.case.id", "data.status")`. All must be there."""
-    if not paths or not all(isinstance(path, str) and path.strip(".") for path in paths):
-        raise SettingError('fields() takes at least one path such as "data.case.id"')
+def event_id(event: Event) -> Key:
+    """The id that the body itself has for the event, else that of its envelope; never one of the transport."""
+    if not event.own_id and event.id is None:
+        raise MissingKey("event_id", ("id",))
+    return make("event_id", event, event.own_id or [event.id])
+
+
+@overload
+def content(event: Event, /) -> Key: ...
+@overload
+def content(*, exclude: str | Sequence[str]) -> Strategy: ...
+def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ()) -> Key | Strategy:
+    """All that the event says: its canonical body. `content(exclude=["meta.sentAt"])` leaves members of it out."""
+    if event is not None:
+        return make("content", event, [content_hash(event).hex()])
+    left_out = _checked("content(exclude=…)", [exclude] if isinstance(exclude, str) else exclude)
+
+    def by_the_rest(event: Event) -> Key:
+        rest = event.body
+        for each in left_out:
+            rest = _without(rest, path(each))
+        return make("content", event, [list(left_out), digest_of(rest).hex()], binds=False)
+
+    return by_the_rest
+
+
+def fields(*paths: str, round: Duration | None = None) -> Strategy:  # noqa: A002  # as people say it
+    """The values at these paths: `fields("data.case.id", "data.status")`. All must be there.
+
+    With `round="1m"` the times among them count by the minute they fall into, whatever lies on its two sides: two
+    copies a second apart may still fall into different ones. As that merges different content, it is not bound.
+    """
+    wanted = _checked("fields()", paths)
+    width = None if round is None else microseconds(round, "round")
 
     def by_fields(event: Event) -> Key:
-        values = [_at(event.body, path) for path in paths]
-        missing = tuple(path for path, value in zip(paths, values, strict=True) if _absent(value))
-        if missing:
-            raise MissingKey("fields", missing)
-        return make("fields", event, [list(paths), *values])
+        values = _values("fields", event, wanted)
+        if width is None:
+            return make("fields", event, [list(wanted), *values])
+        rounded = [_rounded(each, value, width) for each, value in zip(wanted, values, strict=True)]
+        if rounded == values:
+            raise MissingKey("fields", (f"a time to round in {', '.join(wanted)}",))
+        return make("fields", event, [list(wanted), width, *rounded], binds=False)
 
     return by_fields
+
+
+def once_per(name: str, *paths: str) -> Strategy:
+    """One effect for all events with these values: `once_per("survey", "conversationId")`, whatever else they say."""
+    wanted = _checked("once_per()", paths)
+    if not isinstance(name, str) or not name:
+        raise SettingError("once_per() takes a name for the effect and at least one path")
+
+    def by_effect(event: Event) -> Key:
+        return make("once_per", event, [name, list(wanted), *_values("once_per", event, wanted)], binds=False)
+
+    return by_effect
+
+
+def first(*strategies: Callable[[Event], Any]) -> Strategy:
+    """The first of these strategies whose parts are there."""
+    if not strategies:
+        raise SettingError("first() takes at least one strategy, such as first(keys.event_id, keys.content)")
+    tries = [strategy(each) for each in strategies]
+
+    def by_first(event: Event) -> Key:
+        tried: list[str] = []
+        for each in tries:
+            try:
+                return each(event)
+            except MissingKey as missing:
+                tried += missing.tried
+        raise MissingKey("first", tuple(tried))
+
+    return by_first
+
+
+def state_change(
+    window: Duration = "500ms",
+    *,
+    entity: str | None = None,
+    state: str | None = None,
+    aliases: Mapping[str, str] | None = None,
+    rank: Mapping[str, int] | Sequence[str] | None = None,
+) -> Strategy:
+    """Emissions of one state change, whatever their ids and content: same entity and state, times within the window.
+
+    `entity` and `state` are paths; without them it is what the source has read. An event without a state is one whose
+    type ends with it, such as `call.ended`. `aliases={"answered": "connected"}` takes one state for another, and `rank`
+    orders states that have the same time. Which emissions are one event, the timeline of the entity decides.
+    """
+    width = microseconds(window, "window")
+    same = {name.casefold(): meant.casefold() for name, meant in _aliases(aliases).items()}
+    order = lifecycles.ranks(rank)
+
+    def by_change(event: Event) -> Key:
+        who = event.entity if entity is None else _found(event, entity)
+        family, said = _stated(event, None if state is None else _found(event, state))
+        missing = [name for name, part in (("entity", who), ("state", said), ("time", event.occurred_at)) if not part]
+        if missing or event.occurred_at is None:
+            named = {"entity": entity, "state": state}
+            raise MissingKey("state_change", tuple(named.get(name) or name for name in missing))
+        meant = same.get(said.casefold(), said.casefold())
+        at = microseconds_of(event.occurred_at)
+        place = [family, who, event.part]
+        timeline = digest_of(("timeline", event.source, *place))
+        change = StateChange(timeline, meant, at, order.get(meant, lifecycles.UNKNOWN), width)
+        return replace(make("state_change", event, [*place, meant, at], binds=False), change=change)
+
+    return by_change
 
 
 def strategy(given: Callable[[Event], Any]) -> Strategy:
@@ -74,20 +174,74 @@ def strategy(given: Callable[[Event], Any]) -> Strategy:
 
 def content_hash(event: Event) -> bytes:
     """The hash of the body without its wrapping: what a key that binds content is bound to."""
-    return digest(encode(event.body))
+    return digest_of(event.body) if event.content_hash is None else event.content_hash
+
+
+def _aliases(given: Mapping[str, str] | None) -> Mapping[str, str]:
+    aliases = {} if given is None else given
+    if not isinstance(aliases, Mapping) or not all(isinstance(part, str) for pair in aliases.items() for part in pair):
+        raise SettingError(f'aliases={given!r} must map states to states, such as {{"answered": "connected"}}')
+    return aliases
+
+
+def _stated(event: Event, found: Any) -> tuple[str, str]:
+    """The family of the event's type and its state: by itself, else by the last word of the type."""
+    kind = event.type or ""
+    said = event.state if found is None else found
+    if isinstance(said, bool | int | str) and said != "":
+        return kind, str(said)
+    family, _, last = kind.rpartition(".")
+    return family, last
+
+
+def _checked(what: str, paths: Sequence[str]) -> tuple[str, ...]:
+    if not paths or not all(isinstance(each, str) and each.strip(".") for each in paths):
+        raise SettingError(f'{what} takes at least one path such as "data.case.id"')
+    return tuple(paths)
+
+
+def _values(name: str, event: Event, paths: Sequence[str]) -> list[Any]:
+    values = [_found(event, each) for each in paths]
+    missing = tuple(each for each, value in zip(paths, values, strict=True) if _absent(value))
+    if missing:
+        raise MissingKey(name, missing)
+    return values
+
+
+def _found(event: Event, dotted: str) -> Any:
+    """In the body; else in the document, as a person sees it who looks at what arrived; else as the source read it."""
+    steps = path(dotted)
+    found = at(event.body, steps)
+    if found is None and event.source != "plain" and event.raw:
+        found = at(decode(event.raw), steps)
+    if found is None and dotted in _READ:
+        return _as_read(event, dotted)
+    return found
+
+
+def _as_read(event: Event, name: str) -> Any:
+    if name == "occurred_at":
+        return None if event.occurred_at is None else event.occurred_at.isoformat()
+    return folded(event.state) if name == "state" else getattr(event, name)
+
+
+def _rounded(dotted: str, value: Any, width: int) -> Any:
+    """The start of the bucket that a time falls into. Digits are a time only if their name says so, as ids are too."""
+    is_text = isinstance(value, str) and not value.isdecimal()
+    if not is_text and not isinstance(value, dict) and not _NAMED_AS_TIME.search(path(dotted)[-1]):
+        return value
+    when = moment(value)
+    return value if when is None else {"bucket": microseconds_of(when) // width}
+
+
+def _without(body: Any, steps: Path) -> Any:
+    """A copy of the body without the member at a path."""
+    if not isinstance(body, dict) or steps[0] not in body:
+        return body
+    if len(steps) == 1:
+        return {name: value for name, value in body.items() if name != steps[0]}
+    return {**body, steps[0]: _without(body[steps[0]], steps[1:])}
 
 
 def _absent(value: Any) -> bool:
     return value is None or value == ""
-
-
-def _at(body: Any, path: str) -> Any:
-    """The value at a dotted path, None if there is none. A number steps into a list."""
-    for name in path.split("."):
-        if isinstance(body, dict):
-            body = body.get(name)
-        elif isinstance(body, list) and name.isdecimal() and len(name) < 7 and int(name) < len(body):
-            body = body[int(name)]
-        else:
-            return None
-    return body

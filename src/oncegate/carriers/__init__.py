@@ -1,32 +1,127 @@
-"""Carriers: from what arrived to deliveries, one for each thing that it carries."""
+"""Carriers: from what arrived to deliveries, one for each thing that it carries.
 
+Each family of carriers is a module with `pieces(body)`: what such a carrier holds, or None for what is none. What is
+inside is unwrapped in turn, so they may be nested in any order. What cannot be read is a delivery too, with its
+problem, and its neighbours are none the worse for it.
+"""
+
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from oncegate.canonical import decode, encode, written
-from oncegate.events import Delivery
+from oncegate.carriers import batches, eventbridge, functions, queues, streams, topics, web
+from oncegate.carriers.pieces import Piece, merged
+from oncegate.events import NO_EVIDENCE, Delivery, Evidence
+
+DEEPEST = 8
+
+_FAMILIES = (queues.pieces, topics.pieces, streams.pieces, functions.pieces, web.pieces, batches.pieces)
+# A string that does not end is one token too: looked at from each of its quotes anew, it would take quadratic time.
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
 
-def deliveries(payload: Any) -> list[Delivery]:
-    """Unwrap bytes, text or parsed JSON. What cannot be read is a delivery too, with its problem."""
-    whole = delivery(payload)
-    if isinstance(whole.body, list):
-        return [Delivery(item, encode(item)) for item in whole.body]
-    return [whole]
+def deliveries(payload: Any, headers: Mapping[str, Any] | None = None) -> list[Delivery]:
+    """Unwrap bytes, text or parsed JSON, that came with these HTTP headers if there were any."""
+    try:
+        raw = _bytes(payload)
+    except ValueError as error:
+        return [Delivery(None, repr(payload).encode("utf-8", "backslashreplace"), str(error))]
+    found: list[Delivery] = []
+    if headers:
+        _unwrap_piece(web.request(raw, headers, NO_EVIDENCE), NO_EVIDENCE, 0, found)
+    else:
+        _unwrap_text(raw, NO_EVIDENCE, 0, found)
+    return found
 
 
 def delivery(payload: Any) -> Delivery:
     """The payload as one delivery, whatever it holds."""
-    try:
-        raw = _bytes(payload)
-    except ValueError as error:
-        return Delivery(None, repr(payload).encode("utf-8", "backslashreplace"), str(error))
-    try:
-        return Delivery(decode(raw), raw)
-    except ValueError as error:
-        return Delivery(None, raw, str(error))
+    found = deliveries(payload)
+    if len(found) == 1:
+        return found[0]
+    return Delivery(None, _bytes(payload), f"one event was expected here, not {len(found)}")
 
 
 def _bytes(payload: Any) -> bytes:
+    if type(payload) is bytes:
+        return payload
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
     return payload.encode("utf-8", "surrogatepass") if isinstance(payload, str) else written(payload)
+
+
+def _unwrap_text(raw: bytes, evidence: Evidence, depth: int, found: list[Delivery]) -> None:
+    try:
+        value = decode(raw)
+    except ValueError as error:
+        found.append(Delivery(None, raw, str(error), evidence))
+    else:
+        _unwrap(value, raw, evidence, depth, found)
+
+
+def _unwrap(value: Any, raw: bytes | None, evidence: Evidence, depth: int, found: list[Delivery]) -> None:
+    """Add the deliveries within a value. `raw` are the bytes it came as, if it came as such."""
+    if type(value) is dict:
+        pieces = None if "detail-type" in value and value.get("source") != "lambda" else _pieces(value)
+        if pieces is None:
+            raw = encode(value) if raw is None else raw
+            inner = eventbridge.delivery(value, raw, evidence) if "detail" in value else None
+            found.append(inner or Delivery(value, raw, None, evidence))
+            return
+    elif type(value) is list:
+        pieces = [Piece(item) if type(item) is not list else _nested(item) for item in value]
+    elif type(value) is str and value[:1] in ("{", "[", '"'):
+        pieces = [Piece(value)]
+    else:
+        found.append(Delivery(value, encode(value) if raw is None else raw, None, evidence))
+        return
+    if depth == DEEPEST:
+        raw = encode(value) if raw is None else raw
+        found.append(Delivery(None, raw, f"it is wrapped more than {DEEPEST} times", evidence))
+        return
+    for piece in pieces:
+        _unwrap_piece(piece, evidence, depth + 1, found)
+
+
+def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: list[Delivery]) -> None:
+    evidence = merged(outer, piece.evidence)
+    content = piece.content
+    if piece.problem is not None or piece.frame is not None:
+        raw = content if type(content) is bytes else encode(content)
+        found.append(Delivery(None, raw, piece.problem, evidence, None, piece.frame))
+    elif type(content) is bytes and piece.several:
+        for raw in _split(content):
+            _unwrap_text(raw, evidence, depth, found)
+    elif type(content) is bytes or type(content) is str:
+        _unwrap_text(_bytes(content), evidence, depth, found)
+    else:
+        _unwrap(content, None, evidence, depth, found)
+
+
+def _pieces(body: dict[str, Any]) -> list[Piece] | None:
+    for pieces in _FAMILIES:
+        found = pieces(body)
+        if found is not None:
+            return found
+    return None
+
+
+def _nested(items: list[Any]) -> Piece:
+    """It keeps a bracket around it: read again, it must not become the events within."""
+    return Piece([items], problem="an event is a JSON object, not an array")
+
+
+def _split(raw: bytes) -> list[bytes]:
+    """The JSON texts in these bytes: cut after every bracket that closes an outermost one, or none."""
+    parts, depth, start = [], 0, 0
+    for token in _TOKENS.finditer(raw):
+        if token[0] in (b"{", b"["):
+            depth += 1
+        elif token[0] in (b"}", b"]"):
+            depth = max(depth - 1, 0)
+            if depth == 0:
+                parts.append(raw[start : token.end()])
+                start = token.end()
+    parts.append(raw[start:])
+    return [part.strip() for part in parts if part.strip()] or [raw]

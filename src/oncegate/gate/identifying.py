@@ -12,6 +12,7 @@ from oncegate.gate.jobs import Bare, Identified, Job, Refused
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import Terms
+from oncegate.times import microseconds_of
 
 
 class Identifier:
@@ -24,6 +25,8 @@ class Identifier:
     def __call__(self, event: Event) -> Identified:
         if event.problem is not None:
             return Refused(Outcome("invalid", event, error=event.problem))
+        if event.frame is not None:
+            return Refused(Outcome("skipped", event, error=event.frame))
         try:
             key = self._key(event)
         except MissingKey as error:
@@ -55,7 +58,7 @@ class Identifier:
         longest = self._terms.max_age
         if longest is None or event.occurred_at is None:
             return None
-        age = self._wall() - int(event.occurred_at.timestamp() * 1_000_000)
+        age = self._wall() - microseconds_of(event.occurred_at)
         if age <= longest:
             return None
         self._observers.tell("policy.too_old", event, detail=self._terms.on_too_old)

@@ -8,6 +8,7 @@ from oncegate.claims import About, Record
 from oncegate.events import Event, Key
 from oncegate.gate.leases import Lease
 from oncegate.gate.outcome import Kind, Outcome
+from oncegate.times import microseconds_of
 
 
 class Job:
@@ -126,7 +127,7 @@ class Batch:
 
 
 def about(event: Event) -> About:
-    occurred_at = None if event.occurred_at is None else int(event.occurred_at.timestamp() * 1_000_000)
+    occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
     return About(event.source, event.type, event.entity, occurred_at, event.id)
 
 

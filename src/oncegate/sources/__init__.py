@@ -1,37 +1,73 @@
-"""Sources: from a delivery to the event it tells of. Each is a module with a function from body to event.
+"""Sources: from a delivery to the event it tells of.
 
-To read a payload is to unwrap it with the carriers and to ask the sources for each delivery.
+Each is a module with `read(delivery)`: the event, or None if the delivery is not of its kind. To read a payload is to
+unwrap it with the carriers and to ask the sources in turn for each delivery.
 """
 
+from collections.abc import Mapping
 from typing import Any
+
+from msgspec import Struct
 
 from oncegate.carriers import deliveries
 from oncegate.events import Delivery, Event
-from oncegate.sources import plain
+from oncegate.sources import cloudevents, cxone, eventbridge, genesys, openmessaging, plain, tutorials
+
+# The most telling shapes first: the plain source, which comes after all of these, takes anything.
+_SOURCES = (openmessaging.read, cloudevents.read, cxone.read, tutorials.read, eventbridge.read)
 
 
-def read(payload: Any) -> list[Event]:
-    """The events in a payload given as bytes, text or parsed JSON.
+class Hints(Struct, frozen=True):
+    """What payloads do not say themselves: the topic of bare Genesys bodies, where plain events have what."""
+
+    topic: str | None = None
+    paths: plain.Paths = plain.PATHS
+
+
+NO_HINTS = Hints()
+
+
+def read(payload: Any, headers: Mapping[str, Any] | None = None, hints: Hints = NO_HINTS) -> list[Event]:
+    """The events in a payload given as bytes, text or parsed JSON, with the HTTP headers it came with if it did.
 
     Never raises: what cannot be read is an event whose `problem` says why and whose `raw` keeps the bytes.
     """
-    return [understood(delivery) for delivery in deliveries(payload)]
+    if type(payload) is bytes and not headers:
+        try:
+            event = genesys.read_short(payload)
+        except ValueError:  # what is wrong is said the long way
+            event = None
+        if event is not None:
+            return [event]
+    return [understood(delivery, hints) for delivery in deliveries(payload, headers)]
 
 
-def understood(delivery: Delivery) -> Event:
+def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
     """The event that one delivery tells of, or one with a problem."""
     if delivery.problem is not None:
         return _unreadable(delivery, delivery.problem)
-    if not isinstance(delivery.body, dict):
+    if delivery.frame is not None:
+        return Event(source="plain", body={}, raw=delivery.raw, frame=delivery.frame, evidence=delivery.evidence)
+    if type(delivery.body) is not dict:
         return _unreadable(delivery, f"an event is a JSON object, not {_kind(delivery.body)}")
     try:
-        return plain.read(delivery)
+        return _recognised(delivery, hints)
     except ValueError as error:
         return _unreadable(delivery, str(error))
 
 
+def _recognised(delivery: Delivery, hints: Hints) -> Event:
+    event = genesys.read(delivery, hints.topic)
+    if event is not None:
+        return event
+    for source in _SOURCES:
+        if (event := source(delivery)) is not None:
+            return event
+    return plain.read(delivery, hints.paths)
+
+
 def _unreadable(delivery: Delivery, problem: str) -> Event:
-    return Event(source="unreadable", body=delivery.body, raw=delivery.raw, problem=problem)
+    return Event(source="unreadable", body=delivery.body, raw=delivery.raw, problem=problem, evidence=delivery.evidence)
 
 
 def _kind(value: Any) -> str:

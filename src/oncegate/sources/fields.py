@@ -1,14 +1,78 @@
 """Reading single fields of a body, with what hostile values get."""
 
+from datetime import datetime
 from typing import Any
+
+from oncegate.times import moment
 
 _LONGEST_ID = 256
 _MOST_DIGITS = 20
 
+# A path into a body, taken apart: ("data", "case", "id").
+Path = tuple[str, ...]
+# The same with its first step apart, as most have no other: ("data", ("case", "id")).
+Place = tuple[str, Path]
 
-def identifier(body: dict[str, Any], name: str) -> str | None:
+
+def path(dotted: str) -> Path:
+    return tuple(dotted.split("."))
+
+
+def places(*dotted: str) -> tuple[Place, ...]:
+    return tuple((steps[0], steps[1:]) for steps in map(path, dotted))
+
+
+def at(value: Any, path: Path) -> Any:
+    """The value at a path, None if there is none. A number steps into a list, -1 to its last."""
+    for name in path:
+        if type(value) is dict:
+            value = value.get(name)
+        elif type(value) is list:
+            value = _item(value, name)
+        else:
+            return None
+    return value
+
+
+def _item(items: list[Any], name: str) -> Any:
+    if name == "-1":
+        return items[-1] if items else None
+    if not (name.isascii() and name.isdecimal()) or len(name) > 6:
+        return None
+    return items[int(name)] if int(name) < len(items) else None
+
+
+def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
+    """The first value that is there and says something."""
+    for member, rest in candidates:
+        found = body.get(member)
+        if rest and found is not None:
+            found = at(found, rest)
+        if found is not None and found != "":
+            return found
+    return None
+
+
+def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
+    """The first value that tells a time."""
+    for member, rest in candidates:
+        found = body.get(member)
+        if found is None:
+            continue
+        if (told := moment(at(found, rest) if rest else found)) is not None:
+            return told
+    return None
+
+
+def latest(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
+    """The last of the times that are told."""
+    return max(filter(None, (when(body, (candidate,)) for candidate in candidates)), default=None)
+
+
+def identifier(value: Any, name: str = "id") -> str | None:
     """An id as text. Absent, null and empty are no id; what could be mistaken for another id is refused."""
-    value = body.get(name)
+    if type(value) is str and 0 < len(value) <= _LONGEST_ID and "\0" not in value:
+        return value
     if value is None or value == "":
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
@@ -23,5 +87,50 @@ def identifier(body: dict[str, Any], name: str) -> str | None:
     return found
 
 
+def name(value: Any) -> str | None:
+    """A name of something other than the event: text, or a number as text. What is neither names nothing."""
+    if type(value) is str:
+        return value or None
+    return str(value) if type(value) is int and abs(value) < 10**_MOST_DIGITS else None
+
+
+def named(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
+    """The first value that names something."""
+    for member, rest in candidates:
+        found = body.get(member)
+        if found is None:
+            continue
+        if type(found) is str and found and not rest:
+            return found
+        if (known := name(at(found, rest))) is not None:
+            return known
+    return None
+
+
 def text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def state(value: Any) -> str | None:
+    """A state as it was sent. True and false are states too: a member has joined or has not."""
+    if type(value) is bool:
+        return "true" if value else "false"
+    return name(value)
+
+
+def stated(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
+    """The first value that is a state."""
+    for member, rest in candidates:
+        found = body.get(member)
+        if found is None:
+            continue
+        if type(found) is str and found and not rest:
+            return found
+        if (said := state(at(found, rest))) is not None:
+            return said
+    return None
+
+
+def folded(state: str | None) -> str | None:
+    """A state for comparing: senders differ in their case."""
+    return None if state is None else state.casefold()

@@ -1,15 +1,69 @@
-"""The plain source: any JSON object, with an `id` if it has one."""
+"""The plain source: any JSON object, with its members found at configurable paths."""
 
+from msgspec import Struct
+
+from oncegate.canonical import digest_of
+from oncegate.errors import SettingError
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import identifier, text
+from oncegate.sources import tutorials
+from oncegate.sources.fields import Place, first, identifier, named, path, places, stated, text, when
 
 
-def read(delivery: Delivery) -> Event:
+class Paths(Struct, frozen=True):
+    """Where a plain event has what; the first path that leads to something counts."""
+
+    source: str = "plain"
+    id: tuple[Place, ...] = places("id", "eventId")
+    type: tuple[Place, ...] = places("type", "eventType")
+    entity: tuple[Place, ...] = tutorials.ENTITY
+    part: tuple[Place, ...] = ()
+    state: tuple[Place, ...] = tutorials.STATE
+    time: tuple[Place, ...] = tutorials.TIME
+
+
+PATHS = Paths()
+
+
+def paths(
+    *,
+    source: str = "plain",
+    id: str | None = None,  # noqa: A002  # named as the member of the event is
+    type: str | None = None,  # noqa: A002
+    entity: str | None = None,
+    part: str | None = None,
+    state: str | None = None,
+    time: str | None = None,
+) -> Paths:
+    """Paths as people write them: `paths(id="meta.id", entity="call.id", time="meta.at")`.
+
+    Several that may lead there are separated by blanks, the first that does counts. What is not given is looked for
+    in the usual places.
+    """
+    given = {"id": id, "type": type, "entity": entity, "part": part, "state": state, "time": time}
+    if not isinstance(source, str) or not source:
+        raise SettingError(f"source={source!r} must be a name")
+    return Paths(source, **{member: _paths(member, dotted) for member, dotted in given.items() if dotted is not None})
+
+
+def _paths(member: str, dotted: str) -> tuple[Place, ...]:
+    if not isinstance(dotted, str) or not dotted.split() or any(not all(path(each)) for each in dotted.split()):
+        raise SettingError(f'{member}={dotted!r} is no path; write it like "data.case.id"')
+    return places(*dotted.split())
+
+
+def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     body = delivery.body
+    found = identifier(first(body, paths.id))
     return Event(
-        source="plain",
-        id=identifier(body, "id"),
-        type=text(body.get("type")),
+        source=paths.source,
+        id=found,
+        type=text(first(body, paths.type)),
+        entity=named(body, paths.entity),
+        part=named(body, paths.part),
+        state=stated(body, paths.state),
+        occurred_at=when(body, paths.time),
+        content_hash=digest_of(body) if found is None else None,
         body=body,
         raw=delivery.raw,
+        evidence=delivery.evidence,
     )

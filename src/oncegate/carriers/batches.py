@@ -1,0 +1,36 @@
+"""Lists of records: Lambda's `Records`, boto3's `Messages`, the `events` of a NICE CXone poll."""
+
+from typing import Any
+
+from oncegate.carriers import queues, streams, topics
+from oncegate.carriers.pieces import Piece
+
+# What an answer without records has besides its empty list.
+_AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "ChildShards"}
+
+
+def pieces(body: dict[str, Any]) -> list[Piece] | None:
+    for name, known in (("Records", _is_record), ("Messages", _is_record), ("events", _is_polled)):
+        records = body.get(name)
+        if isinstance(records, list) and any(map(known, records)):
+            return [Piece(record) for record in records]
+    return [] if _is_empty(body) else None
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    return any(family.pieces(record) is not None for family in (queues, topics, streams))
+
+
+def _is_polled(record: Any) -> bool:
+    return isinstance(record, dict) and isinstance(record.get("Type"), str)
+
+
+def _is_empty(body: dict[str, Any]) -> bool:
+    """A poll that found nothing: no list, or an empty one, and nothing that would make it an event."""
+    rest = body.keys() - _AROUND
+    if not rest:
+        return "ResponseMetadata" in body
+    asked = rest & {"Records", "Messages"} or (rest & {"events"} if rest <= {"events", "sessionId"} else set())
+    return len(asked) == 1 and rest - asked <= {"sessionId"} and body[asked.pop()] == []

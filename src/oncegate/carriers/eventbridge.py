@@ -1,0 +1,36 @@
+"""EventBridge's envelope, of which the detail is the body. It stays with the delivery, as it names the event."""
+
+from typing import Any
+
+from oncegate.canonical import decode
+from oncegate.carriers.pieces import merged, within
+from oncegate.events import Delivery, Evidence
+
+
+def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delivery | None:
+    """The detail of an envelope; None if the document is none, for all that it has a detail."""
+    detail = document["detail"]
+    if type(detail) is str:
+        detail = _parsed(detail)
+    if type(detail) is not dict or not ("detail-type" in document or _is_tutorial(document, detail)):
+        return None
+    replay = document.get("replay-name")
+    if type(replay) is str:
+        evidence = merged(evidence, Evidence(replay=replay))
+    return Delivery(detail, raw, None, evidence, document)
+
+
+def _parsed(text: str) -> Any:
+    """A detail that was put as JSON text, as PutEvents wants it."""
+    try:
+        return decode(text.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return text
+
+
+def _is_tutorial(document: dict[str, Any], detail: dict[str, Any]) -> bool:
+    """Tutorials write envelopes without a detail-type."""
+    source = document.get("source")
+    if isinstance(source, str) and source.lower().startswith(("genesys", "com.genesys", "aws.partner/genesys")):
+        return True
+    return "conversationId" in detail or "topicName" in detail or within(detail, "payload", "interactionId") is not None

@@ -1,0 +1,30 @@
+"""Lambda destinations: what a function was invoked with, and how that went."""
+
+from typing import Any
+
+from oncegate.carriers.pieces import Piece, text, whole, within
+from oncegate.events import Evidence
+from oncegate.times import moment
+
+
+def pieces(body: dict[str, Any]) -> list[Piece] | None:
+    # An EventBridge bus as destination has the same record as the detail of an event.
+    record = body if "requestPayload" in body else body.get("detail")
+    if not isinstance(record, dict) or "requestPayload" not in record or "requestContext" not in record:
+        return None
+    context = record["requestContext"]
+    evidence = Evidence(
+        receive_count=whole(within(context, "approximateInvokeCount")),
+        sent_at=moment(record.get("timestamp")),
+        request_id=text(within(context, "requestId")),
+        failure=_failure(record),
+    )
+    return [Piece(record["requestPayload"], evidence)]
+
+
+def _failure(record: dict[str, Any]) -> str | None:
+    condition = text(within(record, "requestContext", "condition"))
+    if condition == "Success":
+        return None
+    reasons = [condition, text(within(record, "responsePayload", "errorMessage"))]
+    return ": ".join(reason for reason in reasons if reason) or None

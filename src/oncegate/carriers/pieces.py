@@ -1,0 +1,66 @@
+"""What a carrier carries: its pieces, each with what the transport says of it."""
+
+import binascii
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from oncegate.events import NO_EVIDENCE, Evidence
+
+
+class Piece(Struct, frozen=True):
+    """One thing carried: bytes or text to be read as JSON, or a value that is read already.
+
+    `several`: the bytes may hold more than one JSON value, with or without something between them.
+    """
+
+    content: Any
+    evidence: Evidence = NO_EVIDENCE
+    problem: str | None = None
+    frame: str | None = None
+    several: bool = False
+
+
+def text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def whole(value: Any) -> int | None:
+    """A count, which transports write as digits or as a number."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        return int(value)
+    return value if type(value) is int else None
+
+
+def within(value: Any, *names: str) -> Any:
+    """The member of a member, None where there is none or something else in its place."""
+    for name in names:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    return value
+
+
+def merged(outer: Evidence, inner: Evidence) -> Evidence:
+    """What is nearer to us is what we answer to, so the outer says it where both do."""
+    if inner is NO_EVIDENCE:
+        return outer
+    if outer is NO_EVIDENCE:
+        return inner
+    said = {name: value for name, value in asdict(outer).items() if value is not None}
+    return Evidence(**{**asdict(inner), **said})
+
+
+def from_base64(content: Any, what: str) -> bytes:
+    """Bytes from base64; ValueError with a plain sentence."""
+    if not isinstance(content, str):
+        raise ValueError(f"the {what} has no base64 text")
+    try:
+        return binascii.a2b_base64(content.encode(), strict_mode=True)
+    except ValueError as error:
+        raise ValueError(f"the {what} is not base64: {error}") from error
+
+
+def to_base64(raw: bytes) -> str:
+    return binascii.b2a_base64(raw, newline=False).decode()

@@ -1,0 +1,49 @@
+"""SQS messages: as Lambda and EventBridge Pipes hand them over, and as boto3 receives them."""
+
+from typing import Any
+
+from oncegate.carriers.pieces import Piece, text, whole, within
+from oncegate.events import Evidence
+from oncegate.times import moment
+
+_REASON_CODES = ("ERROR_CODE", "ErrorCode")
+_REASONS = ("ERROR_MESSAGE", "ErrorMessage")
+
+
+def pieces(body: dict[str, Any]) -> list[Piece] | None:
+    if "receiptHandle" in body or body.get("eventSource") == "aws:sqs":
+        return [_message(body, "body", "messageId", "attributes", "messageAttributes")]
+    if "ReceiptHandle" in body or ("Body" in body and "MD5OfBody" in body):
+        return [_message(body, "Body", "MessageId", "Attributes", "MessageAttributes")]
+    return None
+
+
+def _message(message: dict[str, Any], body: str, name: str, attributes: str, user_attributes: str) -> Piece:
+    system = message.get(attributes)
+    evidence = Evidence(
+        message_id=text(message.get(name)),
+        receive_count=whole(within(system, "ApproximateReceiveCount")),
+        sent_at=moment(within(system, "SentTimestamp")),
+        failure=_failure(message.get(user_attributes)),
+        group=text(within(system, "MessageGroupId")),
+    )
+    content = message.get(body)
+    if content is None or content == "":
+        return Piece(message, evidence, "the SQS message has no body")
+    return Piece(content, evidence)
+
+
+def _failure(attributes: Any) -> str | None:
+    """Why EventBridge or Lambda gave the event up and put it here: `SDK_CLIENT_ERROR: timeout`."""
+    if not isinstance(attributes, dict) or not attributes:
+        return None
+    reasons = [_attribute(attributes, names) for names in (_REASON_CODES, _REASONS)]
+    return ": ".join(reason for reason in reasons if reason) or None
+
+
+def _attribute(attributes: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    for name in names:
+        found = text(within(attributes, name, "stringValue")) or text(within(attributes, name, "StringValue"))
+        if found:
+            return found
+    return None

@@ -1,0 +1,37 @@
+"""Kinesis and Firehose: base64 records, each of which may hold several objects."""
+
+from typing import Any
+
+from oncegate.carriers.pieces import Piece, from_base64, text, within
+from oncegate.events import Evidence
+from oncegate.times import moment
+
+_FIREHOSE = ("deliveryStreamArn", "invocationId", "requestId")
+
+
+def pieces(body: dict[str, Any]) -> list[Piece] | None:
+    if isinstance(body.get("kinesis"), dict):
+        return [_record(body["kinesis"])]
+    if body.get("eventSource") == "aws:kinesis" or ("Data" in body and "SequenceNumber" in body):
+        return [_record(body)]
+    records = body.get("records")
+    if isinstance(records, list) and any(name in body for name in _FIREHOSE):
+        return [_record(record) for record in records]
+    return None
+
+
+def _record(record: Any) -> Piece:
+    evidence = Evidence(
+        message_id=_first(record, "sequenceNumber", "SequenceNumber", "recordId"),
+        sent_at=moment(within(record, "approximateArrivalTimestamp") or within(record, "ApproximateArrivalTimestamp")),
+    )
+    try:
+        content = within(record, "data")
+        data = from_base64(within(record, "Data") if content is None else content, "data of a stream record")
+    except ValueError as error:
+        return Piece(record, evidence, str(error))
+    return Piece(data, evidence, several=True)
+
+
+def _first(record: Any, *names: str) -> str | None:
+    return next((found for name in names if (found := text(within(record, name)))), None)

@@ -1,0 +1,31 @@
+"""SNS: the notification itself (by HTTP, or inside an SQS message) and as Lambda is handed it."""
+
+from typing import Any
+
+from oncegate.carriers.pieces import Piece, text
+from oncegate.events import Evidence
+from oncegate.times import moment
+
+_CONFIRMATIONS = {
+    "SubscriptionConfirmation": "an SNS subscription waiting to be confirmed",
+    "UnsubscribeConfirmation": "the end of an SNS subscription",
+}
+
+
+def pieces(body: dict[str, Any]) -> list[Piece] | None:
+    if isinstance(body.get("Sns"), dict):
+        return [_notification(body["Sns"])]
+    if "TopicArn" in body and "Type" in body and ("Message" in body or "MessageId" in body):
+        return [_notification(body)]
+    return None
+
+
+def _notification(body: dict[str, Any]) -> Piece:
+    evidence = Evidence(message_id=text(body.get("MessageId")), sent_at=moment(body.get("Timestamp")))
+    kind = body.get("Type")
+    if isinstance(kind, str) and kind in _CONFIRMATIONS:
+        return Piece(body, evidence, frame=_CONFIRMATIONS[kind])
+    content = body.get("Message")
+    if content is None or content == "":
+        return Piece(body, evidence, "the SNS notification has no message")
+    return Piece(content, evidence)

@@ -1,0 +1,70 @@
+"""HTTP requests: API Gateway, function URLs, load balancers, and CloudEvents that are spread over headers."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from oncegate.canonical import decode
+from oncegate.carriers.pieces import Piece, from_base64, text, to_base64, within
+from oncegate.events import NO_EVIDENCE, Evidence
+
+_PROXIES = ("httpMethod", "routeKey", "rawPath", "isBase64Encoded")
+_CE = "ce-"
+_ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
+
+
+def pieces(body: dict[str, Any]) -> list[Piece] | None:
+    if "requestContext" not in body or "body" not in body or not any(name in body for name in _PROXIES):
+        return None
+    request_id = text(within(body, "requestContext", "requestId"))
+    evidence = Evidence(request_id=request_id) if request_id else NO_EVIDENCE
+    content = "" if body["body"] is None else body["body"]
+    if body.get("isBase64Encoded") is True:
+        try:
+            content = from_base64(content, "request's body")
+        except ValueError as error:
+            return [Piece(body, evidence, str(error))]
+    return [request(content, _headers(body), evidence)]
+
+
+def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Piece:
+    """The body of a request. A CloudEvent in binary mode is put together from headers and body."""
+    named = {str(name).lower(): value for name, value in headers.items()}
+    if evidence.request_id is None and (request_id := text(named.get("x-request-id"))):
+        evidence = Evidence(request_id=request_id)
+    attributes = {name[len(_CE) :]: _unescaped(str(value)) for name, value in named.items() if name.startswith(_CE)}
+    if "specversion" not in attributes or not isinstance(content, bytes | str):
+        return Piece(content, evidence) if content else Piece(b"", evidence, "the request has no body")
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    kind = str(named.get("content-type", "application/json"))
+    try:
+        return Piece({**attributes, "datacontenttype": kind, **_data(raw, kind)}, evidence)
+    except ValueError as error:
+        return Piece(raw, evidence, f"the data of the CloudEvent cannot be read: {error}")
+
+
+def _data(raw: bytes, kind: str) -> dict[str, Any]:
+    """The data as the JSON form of a CloudEvent has it."""
+    if not raw:
+        return {}
+    if "json" in kind.lower():
+        return {"data": decode(raw)}
+    try:
+        return {"data": raw.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": to_base64(raw)}
+
+
+def _unescaped(value: str) -> str:
+    """A header's value without its percent signs; urllib.parse would take longer to import than all of this."""
+    raw = _ESCAPED.sub(lambda escape: bytes.fromhex(escape[1].decode()), value.encode("utf-8", "surrogatepass"))
+    return raw.decode("utf-8", "replace")
+
+
+def _headers(body: dict[str, Any]) -> dict[str, Any]:
+    """Those of the request; the old format has some only under multiValueHeaders."""
+    several, single = body.get("multiValueHeaders"), body.get("headers")
+    found: dict[str, Any] = {}
+    if isinstance(several, dict):
+        found = {name: values[-1] for name, values in several.items() if isinstance(values, list) and values}
+    return {**found, **single} if isinstance(single, dict) else found

@@ -1,0 +1,39 @@
+"""CloudEvents 1.0, one at a time or in a batch; carriers have put those in binary mode together."""
+
+from typing import Any
+
+from oncegate.canonical import decode
+from oncegate.events import Delivery, Event
+from oncegate.sources.fields import identifier, name, text
+from oncegate.times import moment
+
+
+def read(delivery: Delivery) -> Event | None:
+    body = delivery.body
+    if not isinstance(body.get("specversion"), str) or not ("source" in body or "type" in body):
+        return None
+    found, source = identifier(body.get("id")), text(body.get("source"))
+    named = () if found is None or source is None else (source, found)
+    return Event(
+        source="cloudevents",
+        id=found,
+        type=text(body.get("type")),
+        entity=name(body.get("subject")),
+        occurred_at=moment(body.get("time")),
+        own_id=named,
+        identity=named,
+        body=_data(body),
+        raw=delivery.raw,
+        evidence=delivery.evidence,
+    )
+
+
+def _data(body: dict[str, Any]) -> Any:
+    """What the event carries. JSON that was put in as text is the same as JSON."""
+    data = body.get("data", body.get("data_base64"))
+    if isinstance(data, str) and data[:1] in ("{", "[") and "json" in str(body.get("datacontenttype", "json")):
+        try:
+            return decode(data.encode("utf-8", "surrogatepass"))
+        except ValueError:
+            return data
+    return {} if data is None else data

@@ -1,0 +1,186 @@
+"""Genesys Cloud: events by topic, in an EventBridge envelope, a WebSocket frame, or stripped to their detail or body.
+
+What a topic's body has differs from topic to topic, `id` most of all: it may name the audit, the user, the
+conversation or the message. `topics.py` has the table.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from oncegate.canonical import decode, digest_of
+from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
+from oncegate.sources.fields import at, identifier, latest, name, named, state, stated, text, when
+from oncegate.sources.topics import Topic, id_in, topic_of
+from oncegate.times import moment
+
+
+class _Sender(Struct):
+    """What the envelope says, if there is one."""
+
+    id: Any = None
+    kind: Any = field(name="detail-type", default=None)
+    time: Any = None
+
+
+# The usual envelope. Every member is named and others are refused, since what a decoder skips it does not check. It
+# has no fractions, which may be spelt in many ways, and ends after a few levels, so there is nothing left to look for.
+_Flat = None | bool | int | str
+_Low = _Flat | list[_Flat] | dict[str, _Flat]
+_High = _Flat | list[_Low] | dict[str, _Low]
+_Body = dict[str, _Flat | list[_High] | dict[str, _High]]
+
+
+class _Detail(Struct, forbid_unknown_fields=True):
+    topic: str = field(name="topicName")
+    body: _Body = field(name="eventBody")
+    timestamp: _Flat = None
+    version: _Flat = None
+    metadata: dict[str, _Flat] | None = None
+
+
+class _Envelope(_Sender, kw_only=True, forbid_unknown_fields=True):
+    id: _Flat = None
+    kind: str = field(name="detail-type")
+    time: _Flat = None
+    source: str
+    detail: _Detail
+    version: _Flat = None
+    account: _Flat = None
+    region: _Flat = None
+    resources: list[_Flat] | None = None
+
+
+_decode = msgspec.json.Decoder(_Envelope).decode
+_NO_SENDER = _Sender()
+_EARLY = 256
+_BARE = ("sessionId", "participantId", "communicationId")
+_COMMUNICATIONS = ("calls", "messages", "chats", "emails", "callbacks", "videos", "screenshares", "cobrowsesessions")
+
+
+def read(delivery: Delivery, assumed: str | None = None) -> Event | None:
+    """`assumed` is the topic of bodies that come without one."""
+    detail = delivery.body
+    if "eventBody" not in detail or "topicName" not in detail:
+        return _read_bare(delivery, assumed)
+    topic_name, body = detail["topicName"], detail["eventBody"]
+    if type(body) is str:
+        body = _parsed(body)
+    if type(topic_name) is not str or type(body) is not dict:
+        return None
+    sender = _sender(delivery.envelope)
+    return _read(sender, topic_name, body, detail.get("timestamp"), delivery.raw, delivery.evidence)
+
+
+def read_short(raw: bytes) -> Event | None:
+    """What nearly all traffic is, an EventBridge envelope with a topic's event, without the way through the carriers.
+
+    It reads as it would the long way, or not at all. It is tried where a topic is named early on.
+    """
+    if raw.find(b'"v2.', 0, _EARLY) < 0:
+        return None
+    try:
+        envelope = _decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if envelope.source == "lambda":
+        return None
+    detail = envelope.detail
+    return _read(envelope, detail.topic, detail.body, detail.timestamp, raw, NO_EVIDENCE)
+
+
+def _read_bare(delivery: Delivery, assumed: str | None) -> Event | None:
+    """An eventBody alone, as a target with an input path, a transformer or a workflow trigger hands it over."""
+    body = delivery.body
+    if "conversationId" not in body or "eventTime" not in body or not any(part in body for part in _BARE):
+        return None
+    sender = _sender(delivery.envelope)
+    given = text(sender.kind) or assumed
+    conversation = body["conversationId"]
+    topic = given.replace("{id}", conversation) if given and isinstance(conversation, str) else given
+    return _read(sender, topic, body, None, delivery.raw, delivery.evidence)
+
+
+def _sender(envelope: dict[str, Any] | None) -> "_Sender":
+    if envelope is None:
+        return _NO_SENDER
+    return _Sender(envelope.get("id"), envelope.get("detail-type"), envelope.get("time"))
+
+
+def _read(
+    sender: "_Sender", topic_name: str | None, body: dict[str, Any], sent: Any, raw: bytes, evidence: Evidence
+) -> Event:
+    given = sender.kind
+    kind, topic = topic_of(given if type(given) is str and given[:3] == "v2." else topic_name)
+    if topic.frame:
+        return _frame(kind, body, raw, evidence)
+    told = latest(body, topic.time) if topic.latest else when(body, topic.time)
+    own = _own_id(topic, body) if topic.own else ()
+    identity = _identity(topic, body, own) if topic.identifies and own else ()
+    return Event(
+        source="genesys",
+        id=identifier(sender.id) or (name(own[0]) if own else None),
+        type=kind,
+        entity=named(body, topic.entity) or (id_in(topic_name) if topic_name else None) or name(body.get("id")),
+        part=named(body, topic.part),
+        state=_snapshot_state(topic_name, body) if topic.snapshot else stated(body, topic.state),
+        occurred_at=told or moment(sent) or moment(sender.time),
+        own_id=own,
+        identity=identity or ((topic_name,) if told is not None else _apart(topic_name, sent, sender.id)),
+        content_hash=None if identity else digest_of(body),
+        body=body,
+        raw=raw,
+        evidence=evidence,
+    )
+
+
+def _apart(topic_name: str | None, sent: Any, sender_id: Any) -> tuple[Any, ...]:
+    """The topic, ids and all, and when it was sent: a body that tells no time may be that of a later event as well.
+    A WebSocket frame does not say when it was sent, and cannot be told from a later one that says the same."""
+    apart = sent if sent is not None else sender_id
+    return (topic_name,) if apart is None else (topic_name, apart)
+
+
+def _own_id(topic: Topic, body: dict[str, Any]) -> tuple[Any, ...]:
+    """What the body itself names this event by: one id, an id and a version, the ids of all its utterances."""
+    if topic.each is not None:
+        items = at(body, topic.each)
+        found = [at(item, topic.own[0]) for item in items] if type(items) is list else []
+    else:
+        found = [at(body, part) for part in topic.own]
+    return tuple(map(name, found)) if found and all(name(value) for value in found) else ()
+
+
+def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple[Any, ...]:
+    if topic.each is None:
+        return (topic.name, *own)
+    final = [at(item, ("isFinal",)) for item in at(body, topic.each)]
+    return (topic.name, name(body.get("communicationId")), *zip(own, final, strict=True))
+
+
+def _snapshot_state(topic_name: str | None, body: dict[str, Any]) -> str | None:
+    """The state of the last communication of the last participant; of the user's own, if the topic is a user's."""
+    participants = body.get("participants")
+    if type(participants) is not list:
+        return None
+    user = id_in(topic_name) if topic_name else None
+    own = [each for each in participants if type(each) is dict and user is not None and each.get("userId") == user]
+    for participant in reversed(own or participants):
+        for media in _COMMUNICATIONS:
+            if (found := state(at(participant, (media, "-1", "state")))) is not None:
+                return found
+    return None
+
+
+def _frame(kind: str | None, body: dict[str, Any], raw: bytes, evidence: Evidence) -> Event:
+    said = text(body.get("message")) or kind or ""
+    frame = f"a message of the notification channel itself ({said[:100]})"
+    return Event(source="genesys", type=kind, body=body, raw=raw, evidence=evidence, frame=frame)
+
+
+def _parsed(body: str) -> Any:
+    try:
+        return decode(body.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return None

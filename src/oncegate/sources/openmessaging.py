@@ -1,0 +1,40 @@
+"""Genesys Open Messaging webhooks: messages, receipts and typing events of a channel of one's own."""
+
+from typing import Any
+
+from oncegate.canonical import digest_of
+from oncegate.events import Delivery, Event
+from oncegate.sources.fields import at, folded, identifier, name, state, text
+from oncegate.times import moment
+
+
+def read(delivery: Delivery) -> Event | None:
+    body = delivery.body
+    channel = body.get("channel")
+    if not isinstance(channel, dict) or not isinstance(body.get("type"), str) or not _is_open(channel):
+        return None
+    message, kind = identifier(body.get("id")), body["type"]
+    said = state(body.get("status")) or state(at(body, ("events", "0", "eventType")))
+    return Event(
+        source="genesys",
+        id=message,
+        type=f"openmessaging.{kind[:1].upper()}{kind[1:]}",
+        entity=name(body.get("conversationId")) or name(channel.get("id")),
+        state=said,
+        occurred_at=moment(channel.get("time")),
+        # A receipt has the id of the message it is about, so the id alone is not enough.
+        identity=()
+        if message is None
+        else ("openmessaging", text(channel.get("id")), message, kind.casefold(), folded(said)),
+        content_hash=digest_of(body) if message is None else None,
+        body=body,
+        raw=delivery.raw,
+        evidence=delivery.evidence,
+    )
+
+
+def _is_open(channel: dict[str, Any]) -> bool:
+    platform = channel.get("platform")
+    if isinstance(platform, str):
+        return platform.casefold() == "open"
+    return "messageId" in channel or ("time" in channel and ("to" in channel or "from" in channel))

@@ -1,0 +1,54 @@
+"""The shapes that tutorials use for events of Genesys and NICE CXone, which neither of them sends."""
+
+from typing import Any
+
+from oncegate.canonical import digest_of
+from oncegate.events import Delivery, Event
+from oncegate.sources.fields import at, first, identifier, name, places, stated, text, when
+from oncegate.times import moment
+
+ENTITY = places("conversationId", "interactionId", "contactId", "data.conversationId", "data.interactionId")
+STATE = places("state", "status", "data.state", "data.status")
+TIME = places("timestamp", "eventTime", "time", "createdTime", "occurredAt", "createdAt", "data.timestamp")
+
+_KIND = places("eventType", "type")
+_ID = places("id", "eventId")
+_TIME = (*TIME, *places("payload.timestamp", "payload.eventTime"))
+
+
+def read(delivery: Delivery) -> Event | None:
+    body, envelope = delivery.body, delivery.envelope or {}
+    if at(body, ("payload", "interactionId")) is not None:
+        return _read(delivery, envelope, "cxone", body["payload"]["interactionId"], body["payload"])
+    if (delivery.envelope and "conversationId" in body) or _names_genesys(envelope) or _names_genesys(body):
+        return _read(delivery, envelope, "genesys", first(body, ENTITY), body)
+    return None
+
+
+def _names_genesys(document: dict[str, Any]) -> bool:
+    source = document.get("source")
+    return isinstance(source, str) and source.casefold().startswith(("genesys", "com.genesys", "aws.partner/genesys"))
+
+
+def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any, said: dict[str, Any]) -> Event:
+    body = delivery.body
+    own, sent = identifier(first(body, _ID)), identifier(envelope.get("id"))
+    kind = text(first(body, _KIND)) or text(envelope.get("detail-type"))
+    told = when(body, _TIME)
+    numbered = source == "cxone" and own is not None
+    # Without a time of its own an event would be taken for a later one that says the same.
+    apart = sent if told is None else told.isoformat()
+    return Event(
+        source=source,
+        id=sent or own,
+        type=kind,
+        entity=name(entity),
+        state=stated(said, STATE),
+        occurred_at=told or moment(envelope.get("time")),
+        own_id=() if own is None else (own,),
+        identity=("event", None, own) if numbered else ("tutorial", name(entity), kind, apart),
+        content_hash=None if numbered else digest_of(body),
+        body=body,
+        raw=delivery.raw,
+        evidence=delivery.evidence,
+    )

@@ -1,0 +1,92 @@
+"""Times as senders write them: ISO text, seconds or finer since 1970, protobuf's pair. Inside, UTC to microseconds."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# A number outside of the years 2000 to 2199, in microseconds, is a placeholder or counts something else.
+_EARLIEST, _LATEST = 946_684_800_000_000, 7_258_118_400_000_000
+
+_WITH_CLOCK = re.compile(r"\d{4}-?\d\d-?\d\d[T ]\d\d", re.ASCII | re.IGNORECASE)
+_DIGITS = re.compile(r"\d{1,20}(?:\.\d{1,9})?", re.ASCII)
+
+
+def moment(value: Any) -> datetime | None:
+    """The time that a value tells, or None. A number says its unit by its size; text without a zone is UTC."""
+    kind = type(value)
+    if kind is int:
+        if 946_684_800_000 <= value < 7_258_118_400_000:  # milliseconds, as nearly all are
+            return datetime.fromtimestamp(value / 1_000, UTC)
+        return _since_epoch(_scaled(value))
+    if kind is str:
+        return _read_text(value)
+    if kind is float:
+        return _since_epoch(round(_scaled(value))) if 0 < value < 1e20 else None
+    if kind is dict:
+        return _read_pair(value)
+    return None
+
+
+def microseconds_of(when: datetime) -> int:
+    """Whole microseconds since 1970, exactly: the float of `timestamp()` cannot hold them."""
+    return (when - EPOCH) // timedelta(microseconds=1)
+
+
+def _scaled(number: Any) -> Any:
+    """Microseconds from seconds, milli-, micro- or nanoseconds: no two of them overlap between 1973 and 5138."""
+    if number < 100_000_000_000:
+        return number * 1_000_000
+    if number < 100_000_000_000_000:
+        return number * 1_000
+    return number if number < 100_000_000_000_000_000 else number // 1_000
+
+
+def _since_epoch(microseconds: int) -> datetime | None:
+    if not _EARLIEST <= microseconds < _LATEST:
+        return None
+    return EPOCH + timedelta(0, microseconds // 1_000_000, microseconds % 1_000_000)
+
+
+def _read_text(text: str) -> datetime | None:
+    if len(text) > 40:
+        return None
+    if not _WITH_CLOCK.match(text):
+        return _read_digits(text.strip())
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return _read_loosely(text)
+    return _in_utc(found)
+
+
+def _read_loosely(text: str) -> datetime | None:
+    """ISO text in lower case or with blanks around it."""
+    try:
+        return _in_utc(datetime.fromisoformat(text.strip().upper()))
+    except ValueError:
+        return None
+
+
+def _in_utc(found: datetime) -> datetime | None:
+    if not 1970 <= found.year < 2200:
+        return None
+    if found.tzinfo is UTC:
+        return found
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def _read_digits(text: str) -> datetime | None:
+    if not _DIGITS.fullmatch(text):
+        return None
+    return moment(float(text) if "." in text else int(text))
+
+
+def _read_pair(pair: dict[str, Any]) -> datetime | None:
+    """Protobuf's timestamp: seconds (text in its JSON form, as they have 64 bits) and nanos."""
+    seconds, nanos = pair.get("seconds"), pair.get("nanos", 0)
+    if isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 13:
+        seconds = int(seconds)
+    if type(seconds) is not int or type(nanos) is not int or not 0 <= nanos < 1_000_000_000:
+        return None
+    return _since_epoch(seconds * 1_000_000 + nanos // 1_000)

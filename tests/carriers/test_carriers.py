@@ -1,0 +1,279 @@
+"""Carriers: one event in everything that can carry it, and what they say of its arrival."""
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from oncegate import keys, read
+from oncegate.events import Evidence
+
+EVENT = {"id": "evt-1", "type": "call.ended", "n": 1}
+TEXT = json.dumps(EVENT)
+SENT = datetime(2026, 2, 3, 4, 5, 6, 123000, tzinfo=UTC)
+
+
+def sqs(body: Any, **more: Any) -> dict[str, Any]:
+    attributes = {"ApproximateReceiveCount": "3", "SentTimestamp": "1770091506123", "MessageGroupId": "g"}
+    return {
+        "messageId": "m-1",
+        "receiptHandle": "r",
+        "body": body,
+        "attributes": attributes,
+        "messageAttributes": {},
+        "eventSource": "aws:sqs",
+        **more,
+    }
+
+
+def sns(message: str) -> dict[str, Any]:
+    return {
+        "Type": "Notification",
+        "MessageId": "n-1",
+        "TopicArn": "arn:aws:sns:x:1:t",
+        "Message": message,
+        "Timestamp": "2026-02-03T04:05:06.123Z",
+    }
+
+
+def kinesis(*texts: str) -> dict[str, Any]:
+    data = base64.b64encode("".join(texts).encode()).decode()
+    record = {"data": data, "sequenceNumber": "s-1", "approximateArrivalTimestamp": 1770091506.123}
+    return {"eventSource": "aws:kinesis", "eventID": "shard:s-1", "kinesis": record}
+
+
+def firehose(*texts: str) -> dict[str, Any]:
+    data = base64.b64encode("".join(texts).encode()).decode()
+    record = {"recordId": "f-1", "approximateArrivalTimestamp": 1770091506123, "data": data}
+    return {"invocationId": "i", "deliveryStreamArn": "arn:d", "records": [record]}
+
+
+def gateway(body: str | None, **more: Any) -> dict[str, Any]:
+    return {
+        "httpMethod": "POST",
+        "path": "/",
+        "headers": {},
+        "isBase64Encoded": False,
+        "requestContext": {"requestId": "q-1"},
+        "body": body,
+        **more,
+    }
+
+
+def function_url(body: str) -> dict[str, Any]:
+    context = {"http": {"method": "POST"}, "requestId": "q-1"}
+    encoded = base64.b64encode(body.encode()).decode()
+    return {
+        "version": "2.0",
+        "routeKey": "$default",
+        "rawPath": "/",
+        "headers": {"content-type": "application/json"},
+        "requestContext": context,
+        "body": encoded,
+        "isBase64Encoded": True,
+    }
+
+
+def failed(payload: Any) -> dict[str, Any]:
+    context = {"requestId": "q-1", "condition": "RetriesExhausted", "approximateInvokeCount": 3}
+    return {
+        "version": "1.0",
+        "timestamp": "2026-02-03T04:05:06.123Z",
+        "requestContext": context,
+        "requestPayload": payload,
+        "responsePayload": {"errorMessage": "boom"},
+    }
+
+
+ARRIVED = Evidence(message_id="m-1", receive_count=3, sent_at=SENT, group="g")
+STREAMED = Evidence(message_id="s-1", sent_at=SENT)
+NOTIFIED = Evidence(message_id="n-1", sent_at=SENT)
+ASKED = Evidence(request_id="q-1")
+FAILED = Evidence(receive_count=3, sent_at=SENT, request_id="q-1", failure="RetriesExhausted: boom")
+FAILED_IN_QUEUE = Evidence("m-1", 3, SENT, "q-1", None, FAILED.failure, "g")
+BOTO3 = {"MessageId": "m-1", "ReceiptHandle": "r", "Body": TEXT, "Attributes": sqs("")["attributes"]}
+
+CARRIED: list[tuple[str, Any, Evidence]] = [
+    ("bytes", TEXT.encode(), Evidence()),
+    ("text in text", json.dumps(TEXT), Evidence()),
+    ("an array", [EVENT], Evidence()),
+    ("an array of texts", [TEXT], Evidence()),
+    ("SQS by Lambda", {"Records": [sqs(TEXT)]}, ARRIVED),
+    ("SQS by EventBridge Pipes", [sqs(TEXT)], ARRIVED),
+    ("one SQS record alone", sqs(TEXT), ARRIVED),
+    ("SQS with a parsed body", {"Records": [sqs(EVENT)]}, ARRIVED),
+    ("SQS by boto3", {"Messages": [BOTO3], "ResponseMetadata": {}}, ARRIVED),
+    ("SNS by Lambda", {"Records": [{"EventSource": "aws:sns", "Sns": sns(TEXT)}]}, NOTIFIED),
+    ("SNS by HTTP", json.dumps(sns(TEXT)), NOTIFIED),
+    ("SNS in SQS", {"Records": [sqs(json.dumps(sns(TEXT)))]}, ARRIVED),
+    ("an array in SQS", {"Records": [sqs(json.dumps([EVENT]))]}, ARRIVED),
+    ("text in text in SQS", {"Records": [sqs(json.dumps(TEXT))]}, ARRIVED),
+    ("Kinesis by Lambda", {"Records": [kinesis(TEXT)]}, STREAMED),
+    ("Kinesis by Pipes", [{**kinesis(TEXT)["kinesis"], "eventSource": "aws:kinesis"}], STREAMED),
+    ("Kinesis by boto3", {"Records": [{"Data": TEXT.encode(), "SequenceNumber": "s-1"}]}, Evidence(message_id="s-1")),
+    ("Firehose", firehose(TEXT), Evidence(message_id="f-1", sent_at=SENT)),
+    ("SNS in Firehose", firehose(json.dumps(sns(TEXT))), Evidence(message_id="f-1", sent_at=SENT)),
+    ("API Gateway", gateway(TEXT), ASKED),
+    ("a function URL, in base64", function_url(TEXT), ASKED),
+    ("SNS through API Gateway", gateway(json.dumps(sns(TEXT))), Evidence("n-1", None, SENT, "q-1")),
+    ("a failure destination", failed(EVENT), FAILED),
+    (
+        "a failed SQS batch",
+        failed({"Records": [sqs(TEXT)]}),
+        FAILED_IN_QUEUE,
+    ),
+    ("a failure on a bus", {"detail-type": "Lambda", "source": "lambda", "detail": failed(EVENT)}, FAILED),
+    ("a failure in SQS", [sqs(json.dumps(failed(EVENT)))], FAILED_IN_QUEUE),
+]
+
+
+@pytest.mark.parametrize(("payload", "evidence"), [case[1:] for case in CARRIED], ids=[case[0] for case in CARRIED])
+def test_one_event_in_every_carrier(payload: Any, evidence: Evidence) -> None:
+    """The event is the same, key and content, in whatever it comes; only the evidence of its arrival differs."""
+    (event,) = read(payload)
+    (bare,) = read(EVENT)
+    assert event.problem is None
+    assert event.body == EVENT
+    assert (keys.auto(event), keys.content_hash(event)) == (keys.auto(bare), keys.content_hash(bare))
+    assert event.evidence == evidence
+    assert json.loads(event.raw) == EVENT
+
+
+@pytest.mark.parametrize("wrap", [kinesis, firehose])
+@pytest.mark.parametrize("between", ["", "\n", " \r\n\t"])
+def test_objects_one_after_the_other(wrap: Callable[..., Any], between: str) -> None:
+    """A stream record holds any number of objects, with or without something between them."""
+    tricky = json.dumps({"id": "}{", "q": '\\"}'})
+    events = read(wrap(between.join([TEXT, tricky, TEXT])))
+    assert [event.id for event in events] == ["evt-1", "}{", "evt-1"]
+
+
+def test_a_broken_object_in_a_stream_record() -> None:
+    """What is broken in a record is a problem of its own, and its neighbours are read."""
+    events = read(kinesis(TEXT, "{oops}", TEXT, "}", TEXT, '{"cut": '))
+    assert [event.problem is None for event in events] == [True, False, True, False, True, False]
+    assert [event.raw for event in events if event.problem] == [b"{oops}", b"}", b'{"cut":']
+
+
+def test_a_record_made_to_take_long() -> None:
+    """A string of a megabyte that never ends is given up in one look."""
+    start = time.perf_counter()
+    (event,) = read(kinesis('{"' + '\\"' * 500_000))
+    assert event.problem is not None
+    assert time.perf_counter() - start < 5
+
+
+def test_neighbours_of_what_cannot_be_read() -> None:
+    """In a batch each broken record is one event with a problem, its evidence and its bytes; the others are read."""
+    broken = [sqs("{"), sqs(None), sqs("5"), 7, kinesis(), {"eventSource": "aws:kinesis", "data": "*"}, sqs("[[1]]")]
+    events = read({"Records": [sqs(TEXT), *broken, sqs(TEXT)]})
+    assert [event.problem is None for event in events] == [True, *[False] * len(broken), True]
+    assert all(event.raw for event in events if event is not events[5])
+    assert [event.evidence.message_id for event in events[:4]] == ["m-1"] * 4
+
+
+def test_dead_letter_of_a_rule() -> None:
+    """A message that EventBridge gave up on tells why."""
+    reasons = {"ERROR_CODE": {"stringValue": "SDK_CLIENT_ERROR"}, "ERROR_MESSAGE": {"stringValue": "timeout"}}
+    (event,) = read([sqs(TEXT, messageAttributes=reasons)])
+    assert event.evidence.failure == "SDK_CLIENT_ERROR: timeout"
+
+
+def test_a_replayed_event_says_so() -> None:
+    """A replay is known by its name, and is the same event."""
+    envelope = {"id": "e", "source": "shop", "detail-type": "Sold", "detail": {"a": 1}}
+    (first,), (again,) = read(envelope), read({**envelope, "replay-name": "backfill"})
+    assert (first.evidence.replay, again.evidence.replay) == (None, "backfill")
+    assert keys.auto(first) == keys.auto(again)
+
+
+def test_an_array_of_envelopes() -> None:
+    """A bus that delivers in batches sends a bare array of envelopes, directly or through a queue."""
+    envelopes = [{"id": str(n), "source": "shop", "detail-type": "Sold", "detail": {"n": n}} for n in range(3)]
+    assert [event.id for event in read(envelopes)] == ["0", "1", "2"]
+    assert [event.id for event in read([sqs(json.dumps(envelopes))])] == ["0", "1", "2"]
+
+
+def test_headers_in_any_case() -> None:
+    """A CloudEvent through API Gateway has its attributes in headers, whose case differs from version to version."""
+    headers = {"CE-Id": "c", "ce-source": "s"}
+    several = {"ce-specversion": ["1.0"], "ce-type": ["t"]}
+    (event,) = read(gateway('{"a":1}', headers=headers, multiValueHeaders=several))
+    assert (event.source, event.id, event.type, event.body) == ("cloudevents", "c", "t", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (gateway(None), "the request has no body"),
+        (gateway("*", isBase64Encoded=True), "not base64"),
+        (gateway("hello"), "not JSON"),
+        ({"Records": [{"Sns": {"Type": "Notification"}}]}, "has no message"),
+        ([["nested"]], "a JSON object, not an array"),
+        ('"just text"', "a JSON object, not a string"),
+    ],
+)
+def test_what_is_wrong_with_it(payload: Any, said: str) -> None:
+    """The problem is said in words."""
+    (event,) = read(payload)
+    assert event.problem is not None
+    assert said in event.problem
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *({"Records": []}, {"Messages": [], "ResponseMetadata": {}}, {"ResponseMetadata": {}}, []),
+        *({"events": [], "sessionId": "s"}, {"events": []}, {"records": [], "requestId": "r"}),
+    ],
+)
+def test_nothing_to_read(payload: Any) -> None:
+    """A poll or a batch that found nothing holds no event."""
+    assert read(payload) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"body": "hello", "messageId": "chat-1"},
+        {"Records": [{"eventSource": "aws:s3"}]},
+        {"events": [{"eventType": "x"}]},
+        {"detail": "short", "id": 1},
+        {"detail": {"a": 1}, "id": 1},
+        {"headers": {}, "body": "letter"},
+        {"data": "x", "records": [1]},
+    ],
+)
+def test_what_only_looks_like_a_carrier(body: dict[str, Any]) -> None:
+    """An event of one's own with a member named like a carrier's is left as it is."""
+    (event,) = read(body)
+    assert (event.source, event.body, event.problem) == ("plain", body, None)
+
+
+def test_polled_events() -> None:
+    """Events polled from the ACD come as a list."""
+    events = read({"sessionId": "s", "events": [{"Type": "AgentState", "AgentId": 1}, {"Type": "X", "ContactID": 2}]})
+    assert [(event.source, event.entity) for event in events] == [("cxone", "1"), ("cxone", "2")]
+
+
+def test_wrapping_is_bounded() -> None:
+    """Eight wrappings are opened; one more is a problem, not a longer wait."""
+    payload: Any = EVENT
+    for _ in range(8):
+        payload = failed(payload)
+    assert [event.id for event in read(payload)] == ["evt-1"]
+    (event,) = read(failed(payload))
+    assert event.problem == "it is wrapped more than 8 times"
+
+
+def test_text_in_text_is_bounded_too() -> None:
+    """JSON in a string in a string … ends as well."""
+    payload = TEXT
+    for _ in range(12):
+        payload = json.dumps(payload)
+    (event,) = read(payload)
+    assert event.problem == "it is wrapped more than 8 times"

@@ -1,0 +1,224 @@
+"""Default keys: copies that come another way are one event, and the traps of real traffic stay apart."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import keys, read
+from oncegate.events import Event
+
+SAMPLES = {
+    sample["name"]: sample["document"]
+    for sample in json.loads((Path(__file__).parent / "data" / "events.json").read_text())
+}
+
+
+def only(payload: Any) -> Event:
+    (event,) = read(payload)
+    assert event.problem is None, event.problem
+    return event
+
+
+def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    name, _, rest = path.partition(".")
+    return {**document, name: changed(document[name], rest, value) if rest else value}
+
+
+def without(document: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in names}
+
+
+def apart(*documents: Any) -> bool:
+    return len({str(keys.auto(only(document))) for document in documents}) == len(documents)
+
+
+def copies(document: dict[str, Any]) -> list[Any]:
+    """The same event of a topic, over every way on which it can come."""
+    detail = document["detail"]
+    text = json.dumps(document)
+    encoded = base64.b64encode(text.encode()).decode()
+    return [
+        document,
+        text.encode(),
+        {
+            **document,
+            "id": "another",
+            "time": "2026-06-01T00:00:00Z",
+            "source": "aws.partner/genesys.com/cloud/o/other",
+        },
+        {**document, "replay-name": "backfill"},
+        {**document, "detail": json.dumps(detail)},
+        changed(document, "detail.metadata", {"CorrelationId": "another"}),
+        detail,
+        without(detail, "metadata"),
+        dict(reversed(document.items())),
+        {"Records": [{"eventSource": "aws:sqs", "messageId": "m", "body": text}]},
+        [
+            {
+                "messageId": "m",
+                "receiptHandle": "r",
+                "body": json.dumps({"Type": "Notification", "TopicArn": "t", "Message": text}),
+            }
+        ],
+        {"Records": [{"kinesis": {"data": encoded}}]},
+        {"requestContext": {}, "requestPayload": document},
+    ]
+
+
+TOPICS = [name for name, document in SAMPLES.items() if "topicName" in document.get("detail", ())]
+TIMELESS = [name for name in TOPICS if "joined" in SAMPLES[name]["detail"]["eventBody"] or "snapshot" in name]
+TIMELESS += ["observations: a topic without a rule of its own", "a topic nobody has heard of"]
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_one_key_and_one_content_over_every_way(name: str) -> None:
+    """A copy in another envelope, replayed, over a WebSocket or in any carrier has the key and the content hash."""
+    found = [only(copy) for copy in copies(SAMPLES[name])]
+    assert {str(keys.auto(event)) for event in found} == {str(keys.auto(found[0]))}
+    assert {keys.content_hash(event) for event in found} == {keys.content_hash(found[0])}
+
+
+@pytest.mark.parametrize("name", [name for name in TOPICS if name not in TIMELESS])
+def test_a_body_with_a_time_needs_nothing_else(name: str) -> None:
+    """Published anew, with another time of sending or none, it is the same event."""
+    document = SAMPLES[name]
+    again = changed(document, "detail.timestamp", "2026-06-01T00:00:00Z")
+    frame = without(document["detail"], "timestamp", "metadata")
+    assert len({str(keys.auto(only(copy))) for copy in (document, again, frame)}) == 1
+
+
+@pytest.mark.parametrize("name", TIMELESS)
+def test_a_body_without_a_time_is_told_apart_by_its_sending(name: str) -> None:
+    """The same words sent at another time are another event; without a time of sending they cannot be told apart."""
+    document = SAMPLES[name]
+    frame = without(document["detail"], "timestamp")
+    assert apart(document, changed(document, "detail.timestamp", "2026-06-01T00:00:00Z"), frame)
+    assert keys.auto(only(frame)) == keys.auto(only({**frame, "metadata": {}}))
+
+
+def test_attribute_updates_in_one_millisecond() -> None:
+    """Two updates of one conversation within a millisecond are two events."""
+    document = SAMPLES["attributes: the participant is the part"]
+    assert apart(document, changed(document, "detail.eventBody.attributes", {"vip": "no"}))
+
+
+def test_joined_left_joined() -> None:
+    """A member who joins, leaves and joins again has joined twice."""
+    first = SAMPLES["queue member: no time of its own"]
+    left = changed(changed(first, "detail.eventBody.joined", False), "detail.timestamp", "2026-02-03T04:06:00Z")
+    assert apart(first, left, changed(first, "detail.timestamp", "2026-02-03T04:07:00Z"))
+
+
+def test_work_after_each_session() -> None:
+    """The wrap-up of each session of a reopened conversation is an event of its own."""
+    document = SAMPLES["wrap-up has no state"]
+    assert apart(document, changed(document, "detail.eventBody.sessionId", "another"))
+
+
+def test_one_snapshot_under_two_topics() -> None:
+    """What a user's topic and a queue's topic say of one conversation are two events."""
+    document = SAMPLES["snapshot of a user's conversation"]
+    assert apart(
+        document, changed(document, "detail.topicName", "v2.users.00000000-0000-4000-8000-000000000001.conversations")
+    )
+
+
+def test_topics_with_ids_of_their_own() -> None:
+    """Audits are known by their id, evaluations by id and version, utterances by id and whether they are final."""
+    audit, quality = SAMPLES["audit"], SAMPLES["quality evaluation: no id in the topic"]
+    spoken = SAMPLES["transcription"]
+    assert keys.auto(only(audit)) == keys.auto(only(SAMPLES["audit by WebSocket"]))
+    assert keys.auto(only(audit)) == keys.auto(only(changed(audit, "detail.eventBody.action", "Other")))
+    assert apart(audit, changed(audit, "detail.eventBody.id", "aud-2"))
+    assert apart(quality, changed(quality, "detail.eventBody.version", 4))
+    assert apart(spoken, changed(spoken, "detail.eventBody.transcripts", [{"utteranceId": "utt-1", "isFinal": False}]))
+    assert apart(spoken, changed(spoken, "detail.eventBody.communicationId", "other"))
+
+
+def test_where_such_an_id_is_missing() -> None:
+    """An audit without its id is known by its content, not by nothing."""
+    audit = changed(SAMPLES["audit"], "detail.eventBody.id", None)
+    assert apart(audit, changed(audit, "detail.eventBody.action", "Other"))
+
+
+def test_receipts_that_reuse_an_id() -> None:
+    """A message and its receipts share an id and are as many events; case makes no difference."""
+    receipt = SAMPLES["Open Messaging receipt"]
+    assert apart(SAMPLES["Open Messaging text"], receipt, {**receipt, "status": "Failed"})
+    assert keys.auto(only(receipt)) == keys.auto(only({**receipt, "status": "READ"}))
+
+
+def test_disconnected_twice() -> None:
+    """A contact's last state comes twice for good reason; polled again, each is the event that it was."""
+    first, final = SAMPLES["CXone ACD contact"], SAMPLES["CXone ACD contact, for good"]
+    assert apart(first, final, {**first, "LastStateChangeTimeUTC": "2026-02-03T04:05:07Z"})
+    assert keys.auto(only(final)) == keys.auto(only({**final, "FinalState": True, "Skill": "more is known"}))
+
+
+def test_digital_events() -> None:
+    """A digital event is known by tenant and event id; without the id, by what changed and when."""
+    case = SAMPLES["CXone case"]
+    assert keys.auto(only(case)) == keys.auto(only({**case, "traceId": "another"}))
+    assert keys.content_hash(only(case)) == keys.content_hash(only({**case, "traceId": "another"}))
+    assert apart(case, {**case, "eventId": "ne-9"}, changed(case, "data.brand.tenantId", "ten-2"))
+    bare = without(case, "eventId")
+    assert keys.auto(only(bare)) == keys.auto(only({**bare, "createdAtWithMilliseconds": None}))
+    assert apart(bare, changed(bare, "data.case.status", "open"), changed(bare, "data.case.statusUpdatedAt", "later"))
+    unknown = changed(bare, "data.case.statusUpdatedAt", None)
+    assert apart(unknown, changed(unknown, "data.case.note", "x"))
+
+
+def test_source_and_id() -> None:
+    """CloudEvents and events of EventBridge are known by source and id."""
+    for name in ("CloudEvent", "EventBridge, of anybody"):
+        document = SAMPLES[name]
+        assert apart(document, {**document, "id": "other"}, {**document, "source": "other"})
+        assert keys.auto(only(document)) == keys.auto(only({**document, "time": None, "replay-name": "r"}))
+
+
+def test_tutorials() -> None:
+    """A tutorial's event is what its detail says; the envelope tells it apart only where it tells no time."""
+    document = SAMPLES["tutorial Genesys"]
+    assert keys.auto(only(document)) == keys.auto(only({**document, "id": "other"}))
+    assert apart(
+        document, changed(document, "detail.state", "open"), changed(document, "detail.timestamp", 1770091507000)
+    )
+    timeless = changed(document, "detail.timestamp", None)
+    assert apart(timeless, {**timeless, "id": "other"})
+    webhook = SAMPLES["tutorial CXone"]
+    assert apart(webhook, {**webhook, "eventId": "tc-2"})
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("audit", ("aud-1",)),
+        ("quality evaluation: no id in the topic", ("ev-1", "3")),
+        ("transcription", ("utt-1",)),
+        ("chat message by WebSocket", ("msg-1",)),
+        ("customer end", (SAMPLES["customer end"]["id"],)),
+        ("transcription that ended", (SAMPLES["transcription that ended"]["id"],)),
+        ("CXone case", ("ne-1",)),
+        ("CXone message to a channel of one's own", ("by-1",)),
+        ("Open Messaging receipt", ("om-1",)),
+        ("CloudEvent", ("//example/desk", "ce-1")),
+        ("tutorial webhook", ("wh-1",)),
+    ],
+)
+def test_event_id_is_the_bodys_own_first(name: str, parts: tuple[str, ...]) -> None:
+    """The id strategy takes what the body names the event by, else the envelope's id."""
+    assert keys.event_id(only(SAMPLES[name])).parts == parts
+
+
+def test_transport_ids_are_in_no_key() -> None:
+    """Message ids, receipt handles and request ids of a transport change no key, even where there is no other id."""
+    body = json.dumps({"a": 1})
+    found = [
+        only([{"messageId": number, "receiptHandle": number, "body": body, "eventSource": "aws:sqs"}])
+        for number in "12"
+    ]
+    assert keys.auto(found[0]) == keys.auto(found[1])
+    assert found[0].id is None

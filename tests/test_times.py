@@ -1,0 +1,81 @@
+"""Times: every way senders write them, to the microsecond, and what is no time."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncegate.times import microseconds_of, moment
+
+WHEN = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
+MILLIS = WHEN + timedelta(milliseconds=123)
+MICROS = WHEN + timedelta(microseconds=123456)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("2026-02-03T04:05:06Z", WHEN),
+        ("2026-02-03T04:05:06.123Z", MILLIS),
+        ("2026-02-03T04:05:06.123456Z", MICROS),
+        ("2026-02-03T04:05:06.123456789Z", MICROS),
+        ("2026-02-03T04:05:06.123+00:00", MILLIS),
+        ("2026-02-02T21:05:06.123-07:00", MILLIS),
+        ("2026-02-03T05:05:06.123+0100", MILLIS),
+        ("2026-02-03t04:05:06.123z", MILLIS),
+        ("2026-02-03 04:05:06", WHEN),
+        (" 1770091506123 ", MILLIS),
+        (1770091506123, MILLIS),
+        (1770091506, WHEN),
+        (1770091506.123, MILLIS),
+        ("1770091506.123", MILLIS),
+        (1770091506123456, MICROS),
+        (1770091506123456789, MICROS),
+        ({"seconds": 1770091506, "nanos": 123456789}, MICROS),
+        ({"seconds": "1770091506"}, WHEN),
+    ],
+)
+def test_every_format(written: Any, told: datetime) -> None:
+    """All of these tell one second of 2026, as exactly as they were written, in UTC."""
+    found = moment(written)
+    assert found == told
+    assert found is not None
+    assert found.utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        *(None, True, False, 0, -5, 10**30, float("nan"), float("inf"), 1e300, [], [1770091506], {}, "", "soon"),
+        *("0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00", "2026-02-30T00:00:00Z", "2026-02-03", "2026"),
+        *("0001-01-01T00:00:00+14:00", "2026-02-03T25:00:00Z", "9" * 50, "١٧٧٠٠٩١٥٠٦", "²"),
+        *({"seconds": True}, {"seconds": 1, "nanos": -1}, {"seconds": "x"}, {"seconds": 10**40, "nanos": 10**40}),
+    ],
+)
+def test_what_tells_no_time(nonsense: Any) -> None:
+    """Placeholders, dates without a clock and other kinds of values are no times, and none of them raises."""
+    assert moment(nonsense) is None
+
+
+@given(st.integers(946_684_800 * 10**9, 7 * 10**18))
+def test_nanoseconds_are_cut_to_the_microsecond(nanos: int) -> None:
+    """What a number says is kept to the very microsecond."""
+    found = moment(nanos)
+    assert found is not None
+    assert microseconds_of(found) == nanos // 1000
+
+
+@given(st.integers(946_684_800_000, 7_258_118_399_999))
+def test_milliseconds_are_exact(millis: int) -> None:
+    """Milliseconds, as most senders write them, come out exactly."""
+    found = moment(millis)
+    assert found is not None
+    assert microseconds_of(found) == millis * 1000
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
+def test_moment_never_raises(value: Any) -> None:
+    """Whatever is given, the answer is a time or none."""
+    assert moment(value) is None or isinstance(moment(value), datetime)
