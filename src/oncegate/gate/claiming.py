@@ -1,9 +1,9 @@
 """Claiming: from jobs to leases or outcomes, and copies kept of what is refused."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from oncegate.clocks import Clock
 from oncegate.durations import times
 from oncegate.errors import StoreError
 from oncegate.events import Event, Key
+from oncegate.gate.differences import differences
 from oncegate.gate.endings import Failed
 from oncegate.gate.jobs import Job, about, kind_of
 from oncegate.gate.leases import Lease
@@ -93,7 +94,7 @@ class Claimer:
                 self._memory.found(self._lease(job, verdict.record, verdict.at, sent_at))
         self._observers.granted(granted)
         if conflicts:
-            self._answer_conflicts(conflicts)
+            self._answer_conflicts(conflicts, {job.key.digest: job.event.body for job in jobs if job.held})
 
     def take(self) -> Job | None:
         """Claim one event that the store holds with its payload, if there is one."""
@@ -192,13 +193,14 @@ class Claimer:
             else:
                 job.outcome = _unkept(job.event, job.key, each.error, problem)
 
-    def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]]) -> None:
-        """A conflict is judged again under the key H(key, content), by the policy."""
+    def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
+        """A conflict is judged again under the key H(key, content), by the policy. `beside` are the bodies that were
+        granted at the same time, by key."""
         policy = self._terms.on_conflict
         for job, _ in conflicts:
             self._observers.tell("policy.conflict", job.event, job.key, detail=policy)
         if policy == "bury":
-            self._bury_conflicts(conflicts)
+            self._bury_conflicts(conflicts, beside)
         elif policy == "run":
             for job, _ in conflicts:
                 job.key = _copy_key(job)
@@ -207,18 +209,24 @@ class Claimer:
             for job, verdict in conflicts:
                 job.outcome = _outcome(job, Duplicate(verdict.record, verdict.at))
 
-    def _bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]]) -> None:
+    def _bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
         """A conflict is acknowledged only once a copy of it is a dead letter."""
         copies = [Job(job.event, _copy_key(job), job.payload_hash) for job, _ in conflicts]
         errors = [f"its key {job.key} is known with other content" for job, _ in conflicts]
         problems = self._bury_copies(copies, errors)
         for (job, verdict), copy, error, problem in zip(conflicts, copies, errors, problems, strict=True):
             if problem is None:
-                job.outcome = Outcome(
-                    "conflict", job.event, job.key, original=verdict.record, at=verdict.at, kept=copy.key
-                )
+                original = beside.get(job.key.digest) or self._body(job, verdict.record)
+                differs = () if original is None else differences(original, job.event.body)
+                job.outcome = _conflict(job, verdict, copy.key, differs)
             else:
                 job.outcome = _unkept(job.event, job.key, error, problem)
+
+    def _body(self, job: Job, original: Record) -> Any:
+        """What the original said, if the record has it or this process still knows; else None."""
+        if original.payload is not None:
+            return understood(delivery(original.payload)).body
+        return self._memory.body(job)
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
         if not copies:
@@ -257,15 +265,20 @@ def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
     match verdict:
         case Duplicate():
             result = None if record.result is None else msgspec.json.decode(record.result)
-            kind = kind_of(job, record)
+            kind = kind_of(job, record, at)
             return Outcome("duplicate", job.event, job.key, kind, result, record.error, record, at)
         case InFlight():
             return Outcome("in_flight", job.event, job.key, "concurrent", original=record, at=at)
         case Buried():
-            kind = kind_of(job, record)
+            kind = kind_of(job, record, at)
             return Outcome("buried", job.event, job.key, kind, None, record.error, record, at)
         case _:
             assert_never(verdict)
+
+
+def _conflict(job: Job, verdict: Conflict, kept: Key, differs: tuple[str, ...]) -> Outcome:
+    record, at = verdict.record, verdict.at
+    return Outcome("conflict", job.event, job.key, original=record, at=at, kept=kept, differs=differs)
 
 
 def _kept(refused: Outcome, key: Key, problem: str | None) -> Outcome:

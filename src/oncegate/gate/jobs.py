@@ -1,6 +1,7 @@
 """Jobs: the events of one call on their way through the gate."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -9,6 +10,9 @@ from oncegate.events import Event, Key
 from oncegate.gate.leases import Lease
 from oncegate.gate.outcome import Kind, Outcome
 from oncegate.times import microseconds_of
+
+# Genesys hands an event over for up to 4 days, and EventBridge then tries its targets for one more.
+_RETRIED_FOR: Final = 5 * 86_400_000_000
 
 
 class Job:
@@ -80,7 +84,7 @@ class Copy:
         return Outcome("duplicate", event, first.key, self._kind(), first.result)
 
     def _kind(self) -> Kind:
-        return _kind(self.job, self._first.payload_hash, self._first.event.id)
+        return _kind(self.job, self._first.payload_hash, _arrived_as(self._first.event))
 
 
 class Refused:
@@ -128,10 +132,19 @@ class Batch:
 
 def about(event: Event) -> About:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
-    return About(event.source, event.type, event.entity, occurred_at, event.id)
+    return About(event.source, event.type, event.entity, occurred_at, _arrived_as(event))
 
 
-def kind_of(job: Job, original: Record) -> Kind:
+def _arrived_as(event: Event) -> str | None:
+    """What a second arrival of the same thing has again: the event's id, else that of the message it came in."""
+    return event.id or event.evidence.message_id
+
+
+def kind_of(job: Job, original: Record, at: int) -> Kind:
+    """The kind of a duplicate that comes at this time. What is long past the time in which senders and buses try again
+    was sent anew from an archive, whether it says so or not."""
+    if at - original.first_seen > _RETRIED_FOR:
+        return "replay"
     return _kind(job, original.payload_hash, original.about.delivery_id)
 
 
@@ -141,4 +154,4 @@ def _kind(job: Job, original_hash: bytes, original_id: str | None) -> Kind:
         return "replay"
     if job.key.change is not None and job.payload_hash != original_hash:
         return "state-echo"
-    return "redelivery" if job.event.id == original_id else "re-emission"
+    return "redelivery" if _arrived_as(job.event) == original_id else "re-emission"

@@ -22,7 +22,8 @@ class Outcome(Struct, frozen=True):
 
     `original` is the record that decided, and `at` the store's time then; both are None when the store was not
     asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` the name of the
-    exception that a handler or a key function raised.
+    exception that a handler or a key function raised. `differs` are the first paths at which a conflicting event says
+    something else than the original, where that is still at hand.
     """
 
     status: Status
@@ -35,6 +36,7 @@ class Outcome(Struct, frozen=True):
     at: int | None = None
     kept: Key | None = None
     raised: str | None = None
+    differs: tuple[str, ...] = ()
 
     @property
     def acked(self) -> bool:
@@ -84,7 +86,8 @@ def _failed(outcome: Outcome) -> str:
 
 def _conflict(outcome: Outcome) -> str:
     kept = f"; it is kept apart, under the key {outcome.kept}" if outcome.kept else ""
-    return f"Its key is that of {_original(outcome)}, but its content is another{kept}."
+    differs = f" (in {', '.join(outcome.differs)})" if outcome.differs else ""
+    return f"Its key is that of {_original(outcome)}, but its content is another{differs}{kept}."
 
 
 def _buried(outcome: Outcome) -> str:

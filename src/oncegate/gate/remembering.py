@@ -6,7 +6,7 @@ same key goes to the store, and so does work that a person has sent back.
 
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -21,8 +21,8 @@ _MOST: Final = 10_000
 _LARGEST_RESULT: Final = 4_096
 
 
-# Until when it may be trusted on the boot clock, the claim, how it was completed, and when that was sent.
-_Completion = tuple[int, Lease, Complete, int]
+# Until when it may be trusted on the boot clock, the claim, how it was completed, when that was sent, and the body.
+_Completion = tuple[int, Lease, Complete, int, Any]
 
 
 class Memory:
@@ -46,7 +46,7 @@ class Memory:
         known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
         if known is None:
             return None
-        until, lease, complete, sent_at = known
+        until, lease, complete, sent_at, _ = known
         now = self._boot()
         if now >= until or (job.key.binds and lease.record.payload_hash != job.payload_hash):
             return None
@@ -59,15 +59,22 @@ class Memory:
             error=complete.error,
         )
         result = None if complete.result is None else msgspec.json.decode(complete.result)
-        kind = kind_of(job, original)
+        kind = kind_of(job, original, now + ahead)
         return Outcome("duplicate", job.event, job.key, kind, result, complete.error, original, now + ahead)
 
-    def completed(self, ended: Sequence[tuple[Lease, Complete]], sent_at: int) -> None:
+    def body(self, job: Job) -> Any:
+        """The body of the event that was completed under this job's key, if it is still at hand; else None."""
+        known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
+        return None if known is None else known[4]
+
+    def completed(self, ended: Sequence[tuple[Job, Complete]], sent_at: int) -> None:
         """Completions that the store has accepted since `sent_at`."""
         if self._within is not None:
             until = sent_at + self._longest
-            small = ((lease, complete) for lease, complete in ended if len(complete.result or b"") <= _LARGEST_RESULT)
-            self._keep({lease.key: (until, lease, complete, sent_at) for lease, complete in small})
+            small = ((job, complete) for job, complete in ended if len(complete.result or b"") <= _LARGEST_RESULT)
+            self._keep(
+                {job.lease.key: (until, job.lease, complete, sent_at, job.event.body) for job, complete in small}
+            )
 
     def found(self, lease: Lease) -> None:
         """A completed record that the store has shown."""
@@ -79,7 +86,7 @@ class Memory:
             proof = (lease.namespace, lease.key, record.owner, record.fence)
             complete = Complete(*proof, retention, record.result, record.error)
             until = lease.held_since + min(self._within, retention)
-            self._keep({lease.key: (until, lease, complete, lease.held_since)})
+            self._keep({lease.key: (until, lease, complete, lease.held_since, None)})
 
     def _keep(self, completions: dict[bytes, _Completion]) -> None:
         with self._lock:

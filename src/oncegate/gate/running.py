@@ -189,7 +189,7 @@ class Runner:
                 continue
             job.outcome = ending.outcome
             if type(settlement) is Complete:
-                completed.append((job.lease, settlement))
+                completed.append((job, settlement))
         self._memory.completed(completed, sent_at)
 
     def give_back(self, jobs: Sequence[Job]) -> None:

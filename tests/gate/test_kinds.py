@@ -1,0 +1,167 @@
+"""Kinds: why a duplicate exists, by the evidence there is; and where a conflict differs."""
+
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, Outcome, keys, read
+from oncegate.gate.differences import differences
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+
+
+def succeed(event: Event) -> None: ...
+
+
+def envelope(**changed: Any) -> dict[str, Any]:
+    """An event of Genesys Cloud in EventBridge's envelope."""
+    conversation = "94b6afbb-501b-4187-93d7-ddbad9be5bd2"
+    body = {
+        "eventTime": 1_765_551_752_433,
+        "conversationId": conversation,
+        "sessionId": "f8299fe2-46a5-4741-9bcf-f38ee4e972af",
+        "disconnectType": "PEER",
+    }
+    topic = "v2.detail.events.conversation.{id}.customer.end"
+    return {
+        "version": "0",
+        "id": "7cf06162-a26c-4e1f-a452-67293bc49765",
+        "detail-type": topic,
+        "source": "aws.partner/genesys.com/cloud/org/bus",
+        "time": "2025-12-12T15:02:33Z",
+        "detail": {"topicName": topic.replace("{id}", conversation), "version": "2", "eventBody": body},
+    } | changed
+
+
+def message(body: str, message_id: str) -> dict[str, Any]:
+    return {"messageId": message_id, "receiptHandle": "r", "body": body, "eventSource": "aws:sqs"}
+
+
+def second(gate: Gate, *payloads: Any) -> Outcome:
+    *_, last = [gate.run(payload, succeed) for payload in payloads]
+    assert last.status == "duplicate"
+    return last
+
+
+@pytest.fixture
+def gate(store: MemoryStore) -> Gate:
+    return Gate(store, remember=None)
+
+
+class TestKinds:
+    def test_redelivery(self, gate: Gate) -> None:
+        """The same envelope's id again is a redelivery, also in another wrapping."""
+        assert second(gate, envelope(), envelope()).kind == "redelivery"
+
+    def test_redelivery_of_a_message(self, gate: Gate) -> None:
+        """An event without an id is known again by the message it came in."""
+        body = '{"conversationId":"c-1","status":"open"}'
+        assert second(gate, message(body, "m-1"), message(body, "m-1")).kind == "redelivery"
+        assert second(gate, message(body, "m-2")).kind == "re-emission"
+
+    def test_re_emission(self, gate: Gate) -> None:
+        """The same content under another envelope's id was emitted anew."""
+        outcome = second(gate, envelope(), envelope(id="11111111-a26c-4e1f-a452-67293bc49765"))
+        assert outcome.kind == "re-emission"
+        assert "Duplicate of 7cf06162-a26c-4e1f-a452-67293bc49765, processed 0 ms ago" in outcome.reason
+
+    def test_replay_by_name(self, gate: Gate) -> None:
+        """What names a replay is one, whatever its id."""
+        assert second(gate, envelope(), envelope(**{"replay-name": "monday"})).kind == "replay"
+
+    def test_replay_by_lag(self, gate: Gate, clock: ManualClock) -> None:
+        """What comes long after anybody would still try again was replayed, even if it does not say so."""
+        gate.run(envelope(), succeed)
+        clock.advance("5d")
+        assert second(gate, envelope()).kind == "redelivery"
+        clock.advance(1)
+        assert second(gate, envelope()).kind == "replay"
+
+    def test_state_echo(self, store: MemoryStore) -> None:
+        """Another content for the same change is an echo; the same content again is not."""
+        gate = Gate(store, key=keys.state_change(), remember=None)
+        change = {"id": "a", "conversationId": "c-1", "type": "call", "state": "held", "timestamp": 1_765_551_600_000}
+        assert second(gate, change, change | {"id": "b", "n": 2}).kind == "state-echo"
+        assert second(gate, change).kind == "redelivery"
+
+    def test_concurrent(self, gate: Gate) -> None:
+        """What comes while the first is at work is concurrent."""
+        kinds = []
+
+        def handler(event: Event) -> None:
+            kinds.append(gate.run(envelope(), succeed).kind)
+
+        gate.run(envelope(), handler)
+        assert kinds == ["concurrent"]
+
+    def test_within_a_batch(self, gate: Gate) -> None:
+        """Copies in one batch are told apart as well."""
+        copies = [envelope(), envelope(), envelope(id="2"), envelope(**{"replay-name": "monday"})]
+        kinds = [outcome.kind for outcome in gate.run_batch(copies, succeed)]
+        assert kinds == [None, "redelivery", "re-emission", "replay"]
+
+
+ONE = {"id": 1, "data": {"status": "open", "amount": 1}}
+OTHER = {"id": 1, "data": {"status": "closed", "amount": 1}, "n": 2}
+
+
+class TestConflicts:
+    def test_names_what_differs(self, store: MemoryStore) -> None:
+        """A conflict says where the two differ, while the original is at hand."""
+        gate = Gate(store)
+        gate.run(ONE, succeed)
+        outcome = gate.run(OTHER, succeed)
+        assert outcome.differs == ("data.status", "n")
+        assert "but its content is another (in data.status, n); it is kept apart" in outcome.reason
+
+    def test_in_one_batch(self, gate: Gate) -> None:
+        """Also if both come together."""
+        outcomes = gate.run_batch([ONE, OTHER], succeed)
+        assert outcomes[1].differs == ("data.status", "n")
+
+    def test_with_a_dead_letter(self, store: MemoryStore) -> None:
+        """A dead letter has its payload, so it can be compared at any time."""
+        Gate(store, max_attempts=1).run(ONE, lambda event: 1 / 0)
+        assert Gate(store).run(OTHER, succeed).differs == ("data.status", "n")
+
+    def test_when_it_is_not_known(self, store: MemoryStore) -> None:
+        """Another process knows that they differ, but not where."""
+        Gate(store).run(ONE, succeed)
+        outcome = Gate(store).run(OTHER, succeed)
+        assert (outcome.status, outcome.differs) == ("conflict", ())
+        assert "but its content is another; it is kept apart" in outcome.reason
+
+
+class TestDifferences:
+    @pytest.mark.parametrize(
+        ("one", "other", "paths"),
+        [
+            ({"a": 1}, {"a": 1}, ()),
+            ({"a": 1}, {"a": True}, ("a",)),
+            ({"a": {"b": 1}}, {"a": {"b": 2}}, ("a.b",)),
+            ({"a": {"b": 1}}, {"a": 1}, ("a",)),
+            ({"a": None}, {}, ("a",)),
+            ({"a": [1, 2]}, {"a": [1, 3]}, ("a",)),
+            ({str(n): n for n in range(9)}, {}, ("0", "1", "2", "3", "4")),
+        ],
+    )
+    def test_paths(self, one: Any, other: Any, paths: tuple[str, ...]) -> None:
+        """Differences are named by their paths, the first five of them, whichever side has them."""
+        assert differences(one, other) == paths
+        assert differences(other, one) == paths
+
+
+def test_frames_are_skipped(gate: Gate) -> None:
+    """What is no event is not run, and may be acknowledged: it has said all it had to say."""
+    heartbeat = {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}
+    outcome = gate.run(heartbeat, succeed)
+    assert (outcome.status, outcome.acked) == ("skipped", True)
+    assert "a message of the notification channel itself (WebSocket Heartbeat)" in outcome.reason
+    assert gate.store.browse() == []
+
+
+def test_events_can_be_passed_on(gate: Gate) -> None:
+    """What `read` gives can be looked at and then taken through the gate."""
+    (event,) = read(envelope())
+    assert [gate.run(event, succeed).status for _ in range(2)] == ["processed", "duplicate"]
+    assert gate.run(envelope(), succeed).status == "duplicate"
