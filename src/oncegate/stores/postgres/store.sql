@@ -31,7 +31,8 @@
 -- Each verb is one call of a function here with the batch as arrays, no address twice, sorted by address. All waiting
 -- for locks is in that order, so batches never wait for each other in a circle: the planner's other ways to join are
 -- off in every function that waits, and those that are left (nested loop, merge) visit rows in the order of the
--- arrays or of the primary key. The rules are those of the table in claims.py; `oncegate.testing` compares.
+-- arrays or of the primary key. Plans are made once for a connection: making one takes longer than what it is for.
+-- The rules are those of the table in claims.py; `oncegate.testing` compares the two step by step.
 --
 -- A new schema is a new section below, "schema N", that turns one of version N-1 into one of version N. Processes of
 -- the version before may still be running: a function may get better, but other arguments want another name.
@@ -140,7 +141,8 @@ CREATE FUNCTION oncegate.claim(
     state text, owner bytea, fence bigint, lease_until bigint, attempts integer, payload_hash bytea, expires_at bigint,
     source text, type text, entity text, occurred_at bigint, delivery_id text,
     first_seen bigint, completed_at bigint, result bytea, error text, payload bytea
-) LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     now CONSTANT bigint := oncegate.tick(clock);
@@ -253,7 +255,8 @@ CREATE FUNCTION oncegate.settle(
     clock bigint, endings text[], namespaces text[], keys bytea[], owners bytea[], fences bigint[], spans bigint[],
     bodies bytea[], errors text[], unstarted boolean[]
 ) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now CONSTANT bigint := oncegate.tick(clock);
     accepted bigint;
@@ -317,7 +320,8 @@ END $$;
 
 -- A person sends dead letters back to work, or forgets records; the places where that was so.
 CREATE FUNCTION oncegate.redrive(clock bigint, namespaces text[], keys bytea[]) RETURNS SETOF bigint
-LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now CONSTANT bigint := oncegate.tick(clock);
 BEGIN
@@ -329,7 +333,8 @@ BEGIN
 END $$;
 
 CREATE FUNCTION oncegate.forget(clock bigint, namespaces text[], keys bytea[], only_dead boolean[]) RETURNS SETOF bigint
-LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now CONSTANT bigint := oncegate.tick(clock);
 BEGIN
@@ -345,7 +350,8 @@ END $$;
 -- be locked and so one statement for those that are there and one for the others would break the order of locks.
 CREATE FUNCTION oncegate.swap(
     clock bigint, namespaces text[], keys bytea[], versions bigint[], bodies bytea[], retentions bigint[]
-) RETURNS SETOF bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) RETURNS SETOF bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now CONSTANT bigint := oncegate.tick(clock);
 BEGIN
