@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import imports, memory, scale, sqlite
+from benchmarks import imports, memory, postgres, scale, sqlite
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -18,6 +18,7 @@ FULL = Sizes(
     rounds=15,
     warm_ups=1,
     sqlite_events=20_000,
+    postgres_events=10_000,
     memory_events=100_000,
     memory_keys=1_000_000,
     imports=15,
@@ -27,6 +28,7 @@ QUICK = Sizes(
     rounds=3,
     warm_ups=1,
     sqlite_events=1_000,
+    postgres_events=1_000,
     memory_events=5_000,
     memory_keys=50_000,
     imports=3,
@@ -60,6 +62,7 @@ def _measured(sizes: Sizes, progress: Progress, *, scaled: bool, keep: bool) -> 
             return scale.rows(sizes, FOLDER if keep else folder, folder, progress)
         return [
             *sqlite.rows(sizes, folder, progress),
+            *postgres.rows(sizes, progress),
             *memory.rows(sizes, progress),
             *imports.rows(sizes, progress),
         ]

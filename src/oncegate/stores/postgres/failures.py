@@ -21,7 +21,7 @@ _GONE: Final = ("42P01", "42883", "3F000", "42703")
 # A connection that is refused comes without a code; only the words tell why.
 _REFUSED: Final = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|is not permitted to log in|certificate|SSL"
-    r"|role .* does not exist|database .* does not exist|permission denied for database|^invalid .* value"
+    r"|role .* does not exist|database .* does not exist|permission denied for database|invalid .* value"
     r"|unsupported startup parameter"
 )
 

@@ -1,7 +1,7 @@
 """Batches as arrays and records as rows: the statements of store.sql, and how they are filled and read."""
 
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final, TypeVar
 
@@ -65,35 +65,49 @@ _NUMBER: Final = Struct("!iq").pack
 _NULL: Final = _LENGTH(-1)
 _FLAG: Final = {False: b"\0\0\0\1\0", True: b"\0\0\0\1\1"}
 _BOOL_OID, _BYTEA_OID, _INT8_OID, _TEXT_OID = 16, 17, 20, 25
+_T = TypeVar("_T")
 
 
-def _array(oid: int, items: Sequence[bytes]) -> bytes:
-    return _HEAD.pack(1, 1, oid, len(items), 1) + b"".join(items)
+def _array(oid: int, items: Sequence[_T], write: Callable[[_T], bytes]) -> bytes:
+    """Most of what a batch is told with it is the same for all of it, and then is written once."""
+    count = len(items)
+    same = items.count(items[0]) == count
+    body = write(items[0]) * count if same else b"".join([write(item) for item in items])
+    return _HEAD.pack(1, 1, oid, count, 1) + body
 
 
-def texts(items: Iterable[str | None]) -> Texts:
-    return Texts(_array(_TEXT_OID, [_NULL if item is None else _sized(_utf8(item)) for item in items]))
+def texts(items: Sequence[str | None]) -> Texts:
+    return Texts(_array(_TEXT_OID, items, _text))
 
 
-def blobs(items: Iterable[bytes | None]) -> Blobs:
-    return Blobs(_array(_BYTEA_OID, [_NULL if item is None else _LENGTH(len(item)) + item for item in items]))
+def blobs(items: Sequence[bytes | None]) -> Blobs:
+    return Blobs(_array(_BYTEA_OID, items, _blob))
 
 
-def numbers(items: Iterable[int | None]) -> Numbers:
-    return Numbers(_array(_INT8_OID, [_NULL if item is None else _NUMBER(8, item) for item in items]))
+def numbers(items: Sequence[int | None]) -> Numbers:
+    return Numbers(_array(_INT8_OID, items, _number))
 
 
-def flags(items: Iterable[bool]) -> Flags:
-    return Flags(_array(_BOOL_OID, [_FLAG[item] for item in items]))
+def flags(items: Sequence[bool]) -> Flags:
+    return Flags(_array(_BOOL_OID, items, _FLAG.__getitem__))
 
 
-def _sized(data: bytes) -> bytes:
+def _text(item: str | None) -> bytes:
+    """Postgres keeps no NUL in a text, nor what is no character; neither may stop an event that has one in a field."""
+    if item is None:
+        return _NULL
+    data = item.encode("utf-8", "backslashreplace")
+    if b"\0" in data:
+        data = data.replace(b"\0", "\N{SYMBOL FOR NULL}".encode())
     return _LENGTH(len(data)) + data
 
 
-def _utf8(text: str) -> bytes:
-    """Postgres keeps no NUL in a text, nor what is no character; neither may stop an event that has one in a field."""
-    return text.encode("utf-8", "backslashreplace").replace(b"\0", "\N{SYMBOL FOR NULL}".encode())
+def _blob(item: bytes | None) -> bytes:
+    return _NULL if item is None else _LENGTH(len(item)) + item
+
+
+def _number(item: int | None) -> bytes:
+    return _NULL if item is None else _NUMBER(8, item)
 
 
 def _dumper(array_oid: int) -> type[Dumper]:
