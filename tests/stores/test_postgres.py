@@ -79,7 +79,7 @@ URL_ERRORS = [
     ("postgresql://me:secret@host/db?oncegate_connections=0", "'0' is not a number from 1 to 1000"),
     ("postgresql://me:secret@host/db?oncegate_timeout=5", "is not a duration"),
     ("postgresql://me:secret@host/db?colour=blue", 'invalid URI query parameter: "colour"'),
-    ("postgresql://me:secret@[host/db", "is not a URL"),
+    ("postgresql://me:secret@[host/db", "not one that Postgres understands"),
     ("postgresql://me:secret@[::1]x/db", "not one that Postgres understands"),
 ]
 
@@ -100,6 +100,13 @@ def test_a_url_keeps_what_is_libpqs() -> None:
     expected = {"user": "me", "password": "p@ss", "host": "host", "sslmode": "require", "connect_timeout": "9"}
     assert expected.items() <= settings.parameters.items()
     assert settings.place == "Postgres at host:6432/db"
+
+
+def test_a_url_without_a_host() -> None:
+    """A URL may leave everything to libpq, or name a socket."""
+    assert read_url("postgresql://").place == "Postgres at this machine's socket"
+    settings = read_url("postgresql:///db?oncegate_schema=mine&host=/run/postgresql")
+    assert (settings.schema, settings.place) == ("mine", "Postgres at /run/postgresql/db")
 
 
 def test_the_extra_is_named_when_it_is_missing() -> None:
@@ -147,8 +154,8 @@ class TestRefusals:
         self.refused(f"{postgres.url()}?oncegate_schema=absent", "there is no store in the schema absent", create=False)
         with postgres.connect() as db:
             assert db.execute("SELECT to_regnamespace('absent')").fetchone() == (None,)
-        open_store(f"{postgres.url()}?oncegate_schema=absent").close()
-        open_store(f"{postgres.url()}?oncegate_schema=absent", create=False).close()
+        open_store(f"{postgres.url()}?oncegate_schema=select").close()
+        open_store(f"{postgres.url()}?oncegate_schema=select", create=False).close()
 
     def test_newer(self, postgres: PostgresServer) -> None:
         """A schema of a later version is not written by an earlier one."""
@@ -302,12 +309,15 @@ def test_expired_rows_are_swept_a_stretch_at_a_time(postgres: PostgresServer) ->
 
 
 def test_characters_that_postgres_cannot_keep(postgres: PostgresServer) -> None:
-    """A NUL or half a character in a field stops no event; another sign stands for it."""
-    with closing(open_store(f"{postgres.url()}?oncegate_schema=letters")) as store:
+    """A NUL or half a character in a field stops no event, another sign stands for it; whatever the role's encoding."""
+    with postgres.connect() as db:
+        db.execute("CREATE ROLE western LOGIN SUPERUSER")
+        db.execute("ALTER ROLE western SET client_encoding = 'LATIN1'")
+    with closing(open_store(f"{postgres.url(user='western')}?oncegate_schema=letters")) as store:
         record = granted(store)
-        assert complete(store, record, error="a\0b\ud800c")
+        assert complete(store, record, error="a\0b\ud800\N{SNOWMAN}")
         (entry,) = store.browse()
-        assert entry.record.error == "a\N{SYMBOL FOR NULL}b\\ud800c"
+        assert entry.record.error == "a\N{SYMBOL FOR NULL}b\\ud800\N{SNOWMAN}"
 
 
 def test_what_a_person_reads(postgres: PostgresServer) -> None:

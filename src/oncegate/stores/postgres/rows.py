@@ -25,10 +25,10 @@ _TEXT: Final = (pkgutil.get_data("oncegate.stores.postgres", "store.sql") or b""
 
 
 def statements(schema: str) -> dict[str, bytes]:
-    """The statements for the schema that was chosen; its name needs no quotes. As bytes, which psycopg takes as SQL
-    that was not put together from what users say."""
-    text = _TEXT.replace(f"{SCHEMA}.", f"{schema}.").replace(f"SCHEMA {SCHEMA}", f"SCHEMA {schema}")
-    text = text.replace(f"'{SCHEMA}'", f"'{schema}'")
+    """The statements for the schema that was chosen. As bytes, which psycopg takes for SQL that no user has put
+    together; the name is a plain one and in quotes, so that it may also be a word of SQL."""
+    text = _TEXT.replace(f"{SCHEMA}.", f'"{schema}".').replace(f"SCHEMA {SCHEMA}", f'SCHEMA "{schema}"')
+    text = text.replace(f"'{SCHEMA}'", f"'\"{schema}\"'")
     return {name: statement.encode() for name, statement in _sections(text).items()}
 
 

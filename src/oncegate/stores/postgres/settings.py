@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl
 
 import psycopg
 from msgspec import Struct
@@ -18,7 +18,13 @@ _KNOWN: Final = ("oncegate_schema", "oncegate_connections", "oncegate_timeout")
 _NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 _MOST_CONNECTIONS: Final = 1_000
 # What libpq is told unless the URL says otherwise. A connection that was cut without a word is found out in time.
-_DEFAULTS: Final = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+_DEFAULTS: Final = {
+    "connect_timeout": 5,
+    "fallback_application_name": "oncegate",
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
 
 
 class Settings(Struct, frozen=True):
@@ -45,7 +51,7 @@ def read_url(url: str) -> Settings:
     except psycopg.Error as error:
         raise SettingError(f"the store URL is not one that Postgres understands: {_unsaid(str(error))}") from None
     return Settings(
-        {**_DEFAULTS, "fallback_application_name": "oncegate", **parameters},
+        {**_DEFAULTS, **parameters, "client_encoding": "utf8"},
         _schema(ours.get("oncegate_schema", SCHEMA)),
         _connections(ours.get("oncegate_connections", "8")),
         microseconds(ours.get("oncegate_timeout", "5s"), "oncegate_timeout") / 1e6,
@@ -54,14 +60,11 @@ def read_url(url: str) -> Settings:
 
 def _parted(url: str) -> tuple[dict[str, str], str]:
     """Our options, and the URL without them, otherwise letter for letter as it was."""
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise SettingError(f"the store URL is not a URL: {error}") from None
-    pairs = parts.query.split("&") if parts.query else []
+    base, _, query = url.partition("?")
+    pairs = query.split("&") if query else []
     ours = "&".join(pair for pair in pairs if pair.startswith(_OURS))
     theirs = "&".join(pair for pair in pairs if not pair.startswith(_OURS))
-    return dict(parse_qsl(ours, keep_blank_values=True)), urlunsplit(parts._replace(query=theirs))
+    return dict(parse_qsl(ours, keep_blank_values=True)), f"{base}?{theirs}" if theirs else base
 
 
 def _unsaid(said: str) -> str:
