@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
 
-from oncegate import open_store
+from oncegate import Gate, open_store
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store
@@ -26,6 +27,8 @@ from oncegate.testing.racing import race
 from oncegate.testing.settling import RenewContract, SettleContract
 from tests.stores import postgres_server
 from tests.stores.postgres_server import LOCKED_OUT, PostgresServer
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "stores" / "postgres.md"
 
 
 class TestPostgresStore(SharedStoreContract):
@@ -178,6 +181,17 @@ class TestRefusals:
         self.refused(f"{postgres.url(user=role)}?oncegate_schema=denied", "(permission denied for database postgres)")
         open_store(f"{postgres.url()}?oncegate_schema=denied").close()
         self.refused(f"{postgres.url(user=role)}?oncegate_schema=denied", "(permission denied for schema denied)")
+
+    def test_the_rights_of_a_worker(self, postgres: PostgresServer, role: str) -> None:
+        """With the grants that the documentation shows, a role that has not made the schema can do all work in it."""
+        open_store(f"{postgres.url()}?oncegate_schema=granting").close()
+        with postgres.connect() as db:
+            for grant in re.findall(r"^ {4}(GRANT .+);$", DOCUMENTATION.read_text(), re.MULTILINE):
+                db.execute(grant.replace("oncegate", "granting").replace("worker", role))
+        with closing(open_store(f"{postgres.url(user=role)}?oncegate_schema=granting")) as store:
+            assert Gate(store).run({"id": "a"}, lambda event: None).status == "processed"
+            assert Gate(store).transaction({"id": "b"}, lambda event, connection: None).status == "processed"
+            store.claim([claim_of(key=number.to_bytes(16)) for number in range(300)])
 
     def test_read_only(self, postgres: PostgresServer, role: str) -> None:
         """A session that may not write is refused when it is opened."""

@@ -37,10 +37,10 @@ def store(url: str) -> Iterator[Store]:
 
 
 def do_all(store: Store, barrier: threading.Barrier, order: int) -> set[str]:
-    """Claim, renew and complete the same keys as everybody else at the same time, forth or back."""
+    """Claim, renew and complete the same keys as everybody else at the same time, forth or back, some of them twice."""
     failures = set()
     for turn in range(3):
-        keys = [(turn * 1_000 + number).to_bytes(16) for number in range(500)][::order]
+        keys = [(turn * 1_000 + number).to_bytes(16) for number in [*range(400), *range(0, 400, 5)]][::order]
         fences = {entry.key: entry.record.fence for entry in store.browse(limit=10_000)}
         proofs = [(NAMESPACE, key, owner("one"), fences.get(key, 0)) for key in keys]
         for ask in (
@@ -92,8 +92,9 @@ def test_a_lock_held_for_too_long(url: str, postgres: PostgresServer) -> None:
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
                 granted(store)
             assert time.monotonic() - started < 2
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'oncegate' AND state = 'active'"
-            assert db.execute(waiting).fetchone() == (0,)
+            waiting = "SELECT FROM pg_stat_activity WHERE application_name = 'oncegate' AND state = 'active'"
+            while db.execute(waiting).fetchall():  # a cancelled statement takes a moment to end
+                assert time.monotonic() - started < 10
         granted(store)
 
 

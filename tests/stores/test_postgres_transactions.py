@@ -119,8 +119,9 @@ class TestTransaction:
             lambda connection: connection.rollback(),
             lambda connection: connection.close(),
             lambda connection: connection.execute("PREPARE TRANSACTION 'x'"),
+            lambda connection: connection.execute("SET CONSTRAINTS ALL IMMEDIATE"),
         ],
-        ids=["COMMIT", "END", "commit()", "with", "ROLLBACK", "rollback()", "close()", "PREPARE"],
+        ids=["COMMIT", "END", "commit()", "with", "ROLLBACK", "rollback()", "close()", "PREPARE", "SET CONSTRAINTS"],
     )
     @pytest.mark.parametrize("overlooked", [(), (psycopg.Error,)], ids=["noticed", "overlooked"])
     def test_a_handler_cannot_end_it(

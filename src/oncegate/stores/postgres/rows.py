@@ -130,8 +130,9 @@ def register(adapters: AdaptersMap) -> None:
 
 
 def rounds(batch: Sequence[Item]) -> list[list[int]]:
-    """The places of a batch in parts that have no address twice, each sorted by address, to be judged one after
-    the other: there is a second part only if an address was named twice."""
+    """The places of a batch in parts that have no address twice, each sorted by address. There is a second part only
+    if an address was named twice; it is asked as a statement of its own, since a transaction over both would go on to
+    wait for locks with the first part's in hand."""
     where = [(item.namespace, item.key) for item in batch]
     if len(set(where)) == len(where):
         return [sorted(range(len(batch)), key=where.__getitem__)] if batch else []

@@ -5,7 +5,7 @@ rules are stated there a second time: judging in Python would hold locks on the 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
@@ -74,9 +74,8 @@ class PostgresStore:
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
         answers: dict[int, Verdict] = {}
-        parts = rounds(requests)
-        with self._connections.borrowed() as db, _together(db, parts):
-            for part in parts:
+        with self._connections.borrowed() as db:
+            for part in rounds(requests):
                 self._claim(db, requests, part, answers)
         self._sweep("claims", sum(_is_new(answer) for answer in answers.values()))
         return [answers[place] for place in range(len(requests))]
@@ -119,9 +118,8 @@ class PostgresStore:
     def _accepted(self, statement: str, batch: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[bool]:
         """Whether each of a batch was accepted, by a function that answers with the places where it was."""
         answers = [False] * len(batch)
-        parts = rounds(batch)
-        with self._connections.borrowed() as db, _together(db, parts):
-            for part in parts:
+        with self._connections.borrowed() as db:
+            for part in rounds(batch):
                 arrays = arrays_of([batch[place] for place in part])
                 for place in self._places(db, statement, (self._now(), *arrays), len(part)):
                     answers[part[place - 1]] = True
@@ -133,9 +131,8 @@ class PostgresStore:
 
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
         taken: list[Entry] = []
-        names = sorted({want.namespace for want in wants})
-        with self._connections.borrowed() as db, _together(db, names):
-            for name in names:
+        with self._connections.borrowed() as db:
+            for name in sorted({want.namespace for want in wants}):
                 mine = [want for want in wants if want.namespace == name]
                 given = blobs([want.owner for want in mine]), numbers([want.lease for want in mine])
                 rows = self._ask(db, "take", (self._now(), name, *given))
@@ -250,11 +247,6 @@ class PostgresStore:
                     ((self._swept[table],),) = self._ask(db, f"sweep {table}", asked)
 
 
-def _together(db: Connection, parts: Sequence[Any]) -> AbstractContextManager[Any]:
-    """One transaction for what takes several statements; one statement is one by itself."""
-    return db.transaction() if len(parts) > 1 else nullcontext()
-
-
 def _granted(claim: Claim, at: int) -> Verdict:
     """The grant of a key that was absent: the record is known without reading it back."""
     _, answer = step(None, claim, at)
@@ -263,7 +255,8 @@ def _granted(claim: Claim, at: int) -> Verdict:
 
 
 def _is_new(verdict: Verdict) -> bool:
-    return isinstance(verdict, Granted) and verdict.record.first_seen == verdict.at
+    """Whether a row was written for it, or nearly: the copy of a request whose reply was lost may count twice."""
+    return isinstance(verdict, Granted) and verdict.record.attempts == 1
 
 
 def _resets_of(batch: Sequence[Reset]) -> tuple[Any, ...]:

@@ -145,7 +145,7 @@ CREATE FUNCTION oncegate.claim(
 SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    now CONSTANT bigint := oncegate.tick(clock);
+    now bigint := oncegate.tick(clock);
     fresh bigint;
     free bigint[];
 BEGIN
@@ -165,6 +165,7 @@ BEGIN
         RETURN;
     END IF;
 
+    now := oncegate.tick(clock); -- it may have waited
     free := ARRAY(
         SELECT a.place
         FROM unnest(namespaces, keys, retentions, sliding) WITH ORDINALITY
