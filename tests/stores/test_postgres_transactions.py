@@ -170,6 +170,7 @@ class TestTransaction:
 
         def handler(event: Event, connection: Connection) -> None:
             connection.row_factory = dict_row
+            connection.cursor_factory = psycopg.ClientCursor
             connection.execute("SET search_path = pg_catalog")
             connection.execute("SET default_transaction_read_only = on")
 

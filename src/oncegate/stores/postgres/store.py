@@ -218,7 +218,7 @@ class PostgresStore:
     def _redeem(self, db: Connection, pledge: tuple[int, str]) -> None:
         """The transaction may be committed now, if it still is the one that was begun."""
         try:
-            redeemed = db.execute(self._sql["redeem"], pledge).rowcount
+            redeemed = self._ask(db, "redeem", pledge)
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise
@@ -232,7 +232,9 @@ class PostgresStore:
         return None if self._clock is None else self._clock()
 
     def _ask(self, db: Connection, statement: str, values: Any) -> list[Any]:
-        return db.cursor(binary=True, row_factory=tuple_row).execute(self._sql[statement], values).fetchall()
+        # A cursor of our own making: handlers may have changed what the connection makes.
+        cursor = psycopg.Cursor(db, row_factory=tuple_row)
+        return cursor.execute(self._sql[statement], values, binary=True).fetchall()
 
     def _sweep(self, table: str, written: int) -> None:
         """Visit two rows for each one written, so that the expired ones stay fewer than half of the living. What was

@@ -97,32 +97,27 @@ FROM oncegate.claims;
 -- The store's time in µs: the server's clock, or `clock` in its place. It never goes back by more than a second,
 -- also when the clock is set back or a replica with a slower one takes over: every half second the time is noted in
 -- `high`, and when the clock is found behind that, time goes on at the clock's pace, `ahead` of it, until the clock has
--- caught up. Noting it with every batch would have every batch wait for every other.
+-- caught up. Noting it with every batch would have every batch wait for every other; so nobody waits to note it.
 CREATE FUNCTION oncegate.tick(clock bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     second CONSTANT bigint := 1000000;
-    wall bigint := coalesce(clock, (extract(epoch FROM clock_timestamp()) * second)::bigint);
+    wall CONSTANT bigint := coalesce(clock, (extract(epoch FROM clock_timestamp()) * second)::bigint);
     mark record;
+    now bigint;
 BEGIN
     SELECT high, ahead INTO mark FROM oncegate.meta WHERE id = 1;
-    IF wall + mark.ahead >= mark.high AND wall + mark.ahead < mark.high + second / 2 THEN
-        RETURN wall + mark.ahead;
+    now := wall + mark.ahead;
+    IF now >= mark.high AND now < mark.high + second / 2 THEN
+        RETURN now;
     END IF;
-    IF wall + mark.ahead < mark.high THEN
-        SELECT high, ahead INTO mark FROM oncegate.meta WHERE id = 1 FOR UPDATE;
-        IF wall + mark.ahead < mark.high THEN
-            mark.high := mark.high + second;
-            mark.ahead := mark.high - wall;
-            UPDATE oncegate.meta SET high = mark.high, ahead = mark.ahead WHERE id = 1;
-        END IF;
-        RETURN wall + mark.ahead;
+    IF now < mark.high THEN
+        now := mark.high + second; -- what was judged since it was noted is no later than that
+    ELSIF wall >= mark.high + second THEN
+        now := wall;
     END IF;
-    IF wall >= mark.high + second THEN
-        mark.ahead := 0;
-    END IF;
-    UPDATE oncegate.meta SET high = wall + mark.ahead, ahead = mark.ahead
+    UPDATE oncegate.meta SET high = now, ahead = now - wall
     WHERE id = (SELECT id FROM oncegate.meta WHERE id = 1 AND high = mark.high FOR UPDATE SKIP LOCKED);
-    RETURN wall + mark.ahead;
+    RETURN now;
 END $$;
 
 -- Claim each key of a batch. One row without a place if all of them were absent and are granted now; otherwise a row
@@ -523,4 +518,4 @@ WHERE namespace = %s AND key = %s AND state = 'P' AND owner = %s AND fence = %s
 FOR UPDATE;
 
 -- name: redeem
-DELETE FROM oncegate.pledges WHERE id = %s AND pg_current_xact_id()::text = %s;
+DELETE FROM oncegate.pledges WHERE id = %s AND pg_current_xact_id()::text = %s RETURNING id;
