@@ -12,7 +12,7 @@ class Late(psycopg.OperationalError):
     """The server did not answer in time."""
 
 
-# The first five letters of an error's code name its class, all five the error. See Postgres's appendix A.
+# The first two letters of an error's code name its class, all five the error: see appendix A of Postgres's manual.
 _PASSING: Final = ("08", "40", "53", "55", "57", "58", "25006")
 _UNKNOWN: Final = "what was asked may have been done or not; asking again does no harm"
 _RIGHTS: Final = "42501"

@@ -149,8 +149,10 @@ BEGIN
         source, type, entity, occurred_at, delivery_id, first_seen, completed_at
     )
     SELECT a.namespace, a.key, CASE WHEN a.marks THEN 'C' ELSE 'P' END, a.owner, now, now + a.lease, 1, a.hash,
-           now + a.retention, a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now, CASE WHEN a.marks THEN now END
-    FROM unnest(namespaces, keys, owners, hashes, leases, retentions, marking, sources, types, entities, occurrences, deliveries)
+           now + a.retention, a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now,
+           CASE WHEN a.marks THEN now END
+    FROM unnest(namespaces, keys, owners, hashes, leases, retentions, marking,
+                sources, types, entities, occurrences, deliveries)
          AS a (namespace, key, owner, hash, lease, retention, marks, source, type, entity, occurred_at, delivery_id)
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS fresh = ROW_COUNT;
