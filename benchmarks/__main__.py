@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import gate, imports, memory, reading, scale, sqlite
+from benchmarks import gate, imports, memory, postgres, reading, scale, sqlite
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -18,6 +18,7 @@ FULL = Sizes(
     rounds=15,
     warm_ups=1,
     sqlite_events=20_000,
+    postgres_events=10_000,
     memory_events=100_000,
     memory_keys=1_000_000,
     concurrent_events=10_000,
@@ -29,6 +30,7 @@ QUICK = Sizes(
     rounds=3,
     warm_ups=1,
     sqlite_events=1_000,
+    postgres_events=1_000,
     memory_events=5_000,
     memory_keys=50_000,
     concurrent_events=1_000,
@@ -64,6 +66,7 @@ def _measured(sizes: Sizes, progress: Progress, *, scaled: bool, keep: bool) -> 
             return scale.rows(sizes, FOLDER if keep else folder, folder, progress)
         return [
             *sqlite.rows(sizes, folder, progress),
+            *postgres.rows(sizes, progress),
             *memory.rows(sizes, progress),
             *reading.rows(sizes, progress),
             *gate.rows(sizes, folder, progress),

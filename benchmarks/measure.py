@@ -21,6 +21,7 @@ class Sizes:
     rounds: int
     warm_ups: int
     sqlite_events: int
+    postgres_events: int
     memory_events: int
     memory_keys: int
     concurrent_events: int

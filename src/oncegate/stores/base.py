@@ -59,11 +59,13 @@ class Transactional(Protocol):
         """Run an effect in a transaction that completes the claim, while nobody else can be granted it.
 
         The effect gets the connection and answers how to complete. False: the claim is no longer the asker's, and
-        nothing was written. Raises EffectFailed, or StoreError, and then nothing was written either."""
+        nothing was written. Raises EffectFailed, or StoreError, and then nothing was written either; but where the
+        answer to a commit was lost it may have been, and then the same call answers False."""
 
 
 class Store(Protocol):
-    """Synchronous and thread-safe. Raises StoreError, and then nothing of the batch was written.
+    """Synchronous and thread-safe. Raises StoreError, and then nothing of the batch was written; or it was,
+    where only the answer was lost: asked again, `claim`, `settle` and `renew` then answer as they did.
 
     Every answer list has the length and order of what was asked. A batch is judged in order, as if its items
     came singly. An expired record or document is absent, to the microsecond, whether or not it was swept.

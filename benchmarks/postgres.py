@@ -1,0 +1,120 @@
+"""The Postgres store against psycopg by hand: the same table on the same server, one `unnest` insert and one update for
+each batch, no question asked of a row.
+
+The server is in the system's temporary folder. Where that is in memory a commit costs nothing, which is to the
+advantage of the one who does less: the other one.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from benchmarks.events import LEASE, NAMESPACE, RESULT, RETENTION, SOURCE, TYPE, Batch, completions, fresh
+from benchmarks.measure import Round, Sizes, by_turns, median, timed
+from benchmarks.progress import Progress
+from benchmarks.report import Aim, Row
+from oncegate import open_store
+from oncegate.clocks import wall
+from tests.stores.postgres_server import INSTALL, PostgresServer, programs, running
+
+# Vacuums would fall on whose turn it is; statistics are brought up to date before every turn instead.
+_SETTINGS = ("autovacuum=off", "max_wal_size=4GB")
+_INSERT = b"""
+    INSERT INTO raw.claims (
+        namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at, source, type, delivery_id,
+        first_seen
+    )
+    SELECT %(namespace)s, key, 'P', owner, %(now)s, %(lease_until)s, 1, hash, %(expires_at)s, %(source)s, %(type)s,
+           delivery_id, %(now)s
+    FROM unnest(%(keys)s::bytea[], %(owners)s::bytea[], %(hashes)s::bytea[], %(deliveries)s::text[])
+         AS each (key, owner, hash, delivery_id)
+"""
+_UPDATE = b"""
+    UPDATE raw.claims c SET state = 'C', lease_until = 0, expires_at = %s, completed_at = %s, result = each.result
+    FROM unnest(%s::bytea[], %s::bytea[]) AS each (key, result)
+    WHERE namespace = %s AND c.key = each.key
+"""
+
+
+def rows(sizes: Sizes, progress: Progress) -> list[Row]:
+    if programs() is None:
+        raise SystemExit(f"the Postgres store is measured on a server of its own: {INSTALL}")
+    progress.stage("Postgres")
+    with running(_SETTINGS) as server:
+        turns = {"ours": _ours(server, sizes.postgres_events), "raw": _raw(server, sizes.postgres_events)}
+        rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
+        return [_speed(rounds, sizes.postgres_events), _room(server)]
+
+
+def _speed(rounds: list[Round], events: int) -> Row:
+    return Row(
+        "Postgres claim + complete, synchronous_commit=on",
+        "events/s",
+        median(rounds, lambda took: events / took["ours"]),
+        median(rounds, lambda took: events / took["raw"]),
+        "psycopg",
+        median(rounds, lambda took: took["raw"] / took["ours"]),
+        Aim("at least", 0.6),
+    )
+
+
+def _room(server: PostgresServer) -> Row:
+    """With its indexes, and with the row versions that a vacuum will make room of."""
+    ours, raw = (_bytes_per_key(server, schema) for schema in ("ours", "raw"))
+    return Row("Postgres room per completed key", "bytes", ours, raw, "psycopg", ours / raw, Aim("at most", 1.1))
+
+
+def _bytes_per_key(server: PostgresServer, schema: str) -> float:
+    with server.connect() as db:
+        ((size,),) = db.execute("SELECT pg_total_relation_size(%s)", (f"{schema}.claims",)).fetchall()
+    return float(size) / server.count(f"{schema}.claims")
+
+
+def _ours(server: PostgresServer, events: int) -> Callable[[], float]:
+    store = open_store(f"{server.url()}?oncegate_schema=ours")
+
+    def work(batches: list[Batch]) -> None:
+        for claims in batches:
+            assert all(store.settle(completions(claims, store.claim(claims))))
+
+    return partial(_turn, server, "ours", events, work)
+
+
+def _raw(server: PostgresServer, events: int) -> Callable[[], float]:
+    open_store(f"{server.url()}?oncegate_schema=raw").close()
+    db = server.connect()
+
+    def work(batches: list[Batch]) -> None:
+        for claims in batches:
+            _insert(db, claims)
+            now, keys = wall(), [claim.key for claim in claims]
+            db.execute(_UPDATE, (now + RETENTION, now, keys, [RESULT] * len(keys), NAMESPACE))
+
+    return partial(_turn, server, "raw", events, work)
+
+
+def _insert(db: psycopg.Connection[Any], claims: Batch) -> None:
+    now = wall()
+    values = {
+        "namespace": NAMESPACE,
+        "now": now,
+        "lease_until": now + LEASE,
+        "expires_at": now + RETENTION,
+        "source": SOURCE,
+        "type": TYPE,
+        "keys": [claim.key for claim in claims],
+        "owners": [claim.owner for claim in claims],
+        "hashes": [claim.payload_hash for claim in claims],
+        "deliveries": [claim.about.delivery_id for claim in claims],
+    }
+    db.execute(_INSERT, values)
+
+
+def _turn(server: PostgresServer, schema: str, events: int, work: Callable[[list[Batch]], None]) -> float:
+    batches = fresh(events)
+    with server.connect() as db:
+        db.execute(f"ANALYZE {schema}.claims".encode())
+        db.execute("CHECKPOINT")
+    return timed(partial(work, batches))
