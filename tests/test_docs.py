@@ -81,10 +81,13 @@ def test_every_setting_is_listed() -> None:
 
 
 def test_the_settings_shown_will_do(tmp_path: Path) -> None:
-    """The example of a settings file can be used as it stands."""
-    (example,) = re.findall(r"```toml\n(.+?)```", SETTINGS_PAGE, re.DOTALL)
-    (tmp_path / "example.toml").write_text(example)
-    assert load(tmp_path / "example.toml", environ={})["serve.port"] == 8080
+    """The examples of a settings file can be used as they stand."""
+    examples = re.findall(r"```toml\n(.+?)```", SETTINGS_PAGE, re.DOTALL)
+    for number, example in enumerate(examples):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(example)
+        load(path, environ={}).hints()
+    assert load(tmp_path / "0.toml", environ={})["serve.port"] == 8080
 
 
 def test_make_targets_are_real() -> None:

@@ -385,3 +385,24 @@ def test_the_library_does_without() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
     assert not {"oncegate.settings", "tomllib", "logging"} & set(done.stdout.split())
+
+
+class TestHints:
+    def test_where_plain_events_have_what(self) -> None:
+        """Paths in the settings are where the gate looks; an event is then known by what is there."""
+        flags = {"store": "memory://", "read.id": "meta.id", "read.entity": "call.id", "read.source": "pbx"}
+        gate = load(environ={}, flags=flags).gate()
+        outcome = gate.run({"meta": {"id": "m-1"}, "call": {"id": "c-1"}}, lambda event: None)
+        assert (outcome.event.source, outcome.event.id, outcome.event.entity) == ("pbx", "m-1", "c-1")
+
+    def test_the_topic_of_bare_bodies(self) -> None:
+        """A Genesys body that came without its topic has the one that the settings name."""
+        flags = {"store": "memory://", "read.topic": "v2.detail.events.conversation.{id}.acw"}
+        body = {"conversationId": "c-1", "sessionId": "s-1", "eventTime": 1_765_551_752_433}
+        outcome = load(environ={}, flags=flags).gate().run(body, lambda event: None)
+        assert outcome.event.type == "v2.detail.events.conversation.{id}.acw"
+
+    def test_a_path_that_is_none(self) -> None:
+        """What is no path is refused with its place."""
+        with pytest.raises(SettingError, match=r"id='\.' is no path"):
+            load(environ={}, flags={"store": "memory://", "read.id": "."}).gate()

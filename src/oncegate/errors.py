@@ -88,7 +88,8 @@ class Unconfirmed(CallError):
 
 
 class StoreError(OncegateError):
-    """The store could not do what it was asked; nothing of the batch was written."""
+    """The store could not do what it was asked. If only its answer was lost, it may have been done; asking again does
+    no harm."""
 
 
 class StoreUnavailable(StoreError):

@@ -25,7 +25,7 @@ from oncegate.settings.masking import masked
 
 
 @click.command()
-@with_settings(*TABLES["serve"], *TABLES[""])
+@with_settings(*TABLES["serve"], *TABLES[""], *TABLES["read"])
 def serve(settings: Settings) -> None:
     """Receive events by POST /events and take each through the gate.
 

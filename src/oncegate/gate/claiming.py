@@ -35,19 +35,22 @@ from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
 from oncegate.gate.settling import settle
 from oncegate.gate.terms import Terms
-from oncegate.sources import understood
+from oncegate.sources import Hints, understood
 from oncegate.stores.base import Store, Want
 
 _OWNER_SIZE = 16
 
 
 class Claimer:
-    def __init__(self, store: Store, terms: Terms, boot: Clock, memory: Memory, observers: Observers) -> None:
+    def __init__(
+        self, store: Store, terms: Terms, boot: Clock, memory: Memory, observers: Observers, hints: Hints
+    ) -> None:
         self._store = store
         self._terms = terms
         self._boot = boot
         self._memory = memory
         self._observers = observers
+        self._hints = hints
 
     def claim(self, jobs: Sequence[Job]) -> None:
         """Claim all with one write. Each job gets a lease, a reason to run without one, or an outcome."""
@@ -102,7 +105,7 @@ class Claimer:
         (entry,) = self._store.take([Want(self._terms.namespace, os.urandom(_OWNER_SIZE), self._terms.lease)])
         if entry is None:
             return None
-        event = understood(delivery(entry.record.payload))
+        event = understood(delivery(entry.record.payload), self._hints)
         job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash, event.problem)
         self._hold(job, entry.record, entry.record.lease_until - self._terms.lease, sent_at)
         self._observers.granted([job.event])
@@ -225,7 +228,7 @@ class Claimer:
     def _body(self, job: Job, original: Record) -> Any:
         """What the original said, if the record has it or this process still knows; else None."""
         if original.payload is not None:
-            return understood(delivery(original.payload)).body
+            return understood(delivery(original.payload), self._hints).body
         return self._memory.body(job)
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from oncegate.clocks import Clock
 from oncegate.gate.claiming import Claimer
@@ -17,20 +17,24 @@ from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
 from oncegate.gate.running import Runner
 from oncegate.gate.terms import Terms
+from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import Store
+from oncegate.stores.breaker import Breaker, Guarded
 
 if TYPE_CHECKING:
     from oncegate.gate.concurrent import Concurrent
 
 
 class Engine:
-    def __init__(self, store: Store, terms: Terms, boot: Clock, observers: Observers) -> None:
+    def __init__(self, store: Store, terms: Terms, boot: Clock, observers: Observers, hints: Hints = NO_HINTS) -> None:
         self._terms = terms
         self._boot = boot
         self._observers = observers
         self._endings = Endings(terms)
+        if terms.breaker is not None and getattr(store, "remote", False):
+            store = cast(Store, Guarded(store, Breaker(terms.breaker, boot, self._breaker_told)))
         memory = Memory(None if terms.sliding else terms.remember, terms.retention, boot)
-        self.claimer = Claimer(store, terms, boot, memory, observers)
+        self.claimer = Claimer(store, terms, boot, memory, observers, hints)
         self._echoes = Echoes(store, terms, self.claimer, observers)
         self._heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
         self.runner = Runner(store, terms, boot, self.claimer, self._endings, self._heartbeat, memory)
@@ -61,6 +65,9 @@ class Engine:
             self._terms, self._boot, self.claimer, self._endings, self.runner, self._heartbeat, self._echoes
         )
         return concurrent
+
+    def _breaker_told(self, name: str, why: str) -> None:
+        self._observers.tell(name, detail=why)
 
     def _lost(self, lease: Lease) -> None:
         self._observers.tell("lease.lost", detail=lease.key.hex())

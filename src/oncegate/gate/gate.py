@@ -20,7 +20,7 @@ from oncegate.gate.jobs import Bare, Job, Refused
 from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import Wishes, agree
-from oncegate.sources import read
+from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
 from oncegate.stores.base import Store, Transactional
 
@@ -36,13 +36,16 @@ _R = TypeVar("_R")
 class Gate:
     """Runs a handler once for each event, whatever is delivered how often.
 
-    `store` is a URL or a store, `key` the strategy by which events are told apart, and `observers` are called with a
-    `Notice` of what the gate does. All else has a default:
+    `store` is a URL or a store, `key` the strategy by which events are told apart, `observers` are called with a
+    `Notice` of what the gate does, and `hints` say what payloads do not say themselves: see `oncegate.sources.Hints`.
+    All else has a default:
 
     How long. `retention` is how long a completed key is remembered (with `sliding=True` from its latest copy on, for at
     most `sliding_limit`), `lease` how long a claim lasts unrenewed and `max_hold` how long one is renewed at most.
     `dead_letter_retention` is how long a dead letter is kept. For `remember`, at most 60 s, this process answers copies
     of what it saw completed by itself; None has it ask the store every time.
+    A store over a network that answered five times in a row with an error, or later than `breaker`, is left alone for a
+    while, and events are refused at once; None has it asked whatever it does.
 
     How often. `max_attempts=None` leaves the counting to the platform that delivers again, such as a queue with a
     redrive policy; no failing event is buried then.
@@ -68,6 +71,7 @@ class Gate:
         *,
         key: Callable[[Event], Any] = keys.auto,
         observers: Sequence[Observer] = (),
+        hints: Hints = NO_HINTS,
         boot: Clock = since_boot,
         wall: Clock = wall,
         **wishes: Unpack[Wishes],
@@ -77,11 +81,12 @@ class Gate:
         self._wall = wall
         self._identify = Identifier(key, terms, wall, self._observers)
         self.store = open_store(store) if isinstance(store, str) else store
-        self._engine = Engine(self.store, terms, boot, self._observers)
+        self._hints = hints
+        self._engine = Engine(self.store, terms, boot, self._observers, hints)
 
     def run(self, payload: Any, handler: Handler) -> Outcome:
         """Take one event through the gate. The payload is an Event, or bytes, text or parsed JSON that holds one."""
-        return self._through([_only_event(payload)], handler)[0]
+        return self._through([self._only_event(payload)], handler)[0]
 
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
         """Take all the events of these payloads through the gate: one outcome each, in order.
@@ -90,7 +95,7 @@ class Gate:
         `max_attempts=1` each is claimed and settled alone."""
         if isinstance(payloads, bytes | str | dict | Event):
             raise SettingError("run_batch() takes several payloads in a list; for one, use run() or [payload]")
-        return self._through([event for payload in payloads for event in _events(payload)], handler)
+        return self._through([event for payload in payloads for event in self._events(payload)], handler)
 
     def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
         check_handler(handler)
@@ -103,7 +108,7 @@ class Gate:
         is cancelled when the claim is lost, and when the caller is cancelled: then the event is released. A plain one
         cannot be stopped; it runs on, and is settled when it is done."""
         check_handler(handler, may_await=True)
-        return self._told([await self._engine.athrough(self._identify(_only_event(payload)), handler)])[0]
+        return self._told([await self._engine.athrough(self._identify(self._only_event(payload)), handler)])[0]
 
     @overload
     def once(self, function: Callable[_P, _R]) -> Callable[_P, _R]: ...
@@ -160,7 +165,7 @@ class Gate:
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
         if self._terms.marks_first:
             raise SettingError("transaction() completes with the effect; mode='mark_first' would complete before it")
-        item = self._identify(_only_event(payload))
+        item = self._identify(self._only_event(payload))
         if isinstance(item, Bare):
             item.outcome = item.refusal
         elif isinstance(item, Job):
@@ -177,7 +182,7 @@ class Gate:
         At most once: if what follows a False fails, or the process dies, the event counts as seen all the same and
         is lost. Use `run` unless that is what you want. Raises for a payload that is no event or has no key, and
         when the store does not answer, unless a policy lets such events run unguarded."""
-        item = self._identify(_only_event(payload))
+        item = self._identify(self._only_event(payload))
         if isinstance(item, Refused):
             raise Unreadable(item.outcome.reason)
         if isinstance(item, Bare):
@@ -218,17 +223,15 @@ class Gate:
         self._observers.flush(_CLOSE_WITHIN)
         self.store.close()
 
+    def _events(self, payload: Any) -> list[Event]:
+        return [payload] if isinstance(payload, Event) else read(payload, hints=self._hints)
+
+    def _only_event(self, payload: Any) -> Event:
+        events = self._events(payload)
+        if len(events) != 1:
+            raise SeveralEvents(len(events))
+        return events[0]
+
     def _told(self, outcomes: list[Outcome]) -> list[Outcome]:
         self._observers.outcomes(outcomes)
         return outcomes
-
-
-def _events(payload: Any) -> list[Event]:
-    return [payload] if isinstance(payload, Event) else read(payload)
-
-
-def _only_event(payload: Any) -> Event:
-    events = _events(payload)
-    if len(events) != 1:
-        raise SeveralEvents(len(events))
-    return events[0]

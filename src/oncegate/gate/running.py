@@ -1,7 +1,7 @@
 """Running: grants to handlers, one after the other, and what becomes of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from oncegate.claims import Complete
 from oncegate.clocks import Clock
@@ -91,7 +91,7 @@ class Runner:
         self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler))
 
     def _handle_in_transaction(self, job: Job, handler: TransactionHandler) -> Ending | None:
-        assert isinstance(self._store, Transactional)  # noqa: S101  # the gate has asked
+        store = cast(Transactional, self._store)  # the gate has asked
         endings: list[Ending] = []
 
         def effect(connection: Any) -> Complete:
@@ -103,7 +103,7 @@ class Runner:
         proof = job.lease.renewal(self._terms.lease)
         sent_at = self._boot()
         try:
-            accepted = self._store.transact(proof, effect)
+            accepted = store.transact(proof, effect)
         except EffectFailed as failure:
             if not isinstance(failure.cause, Exception):
                 raise failure.cause from None

@@ -34,6 +34,7 @@ class Wishes(TypedDict, total=False):
     sliding: bool
     sliding_limit: Duration
     remember: Duration | None
+    breaker: Duration | None
     max_attempts: int | None
     max_result: int
     max_in_hand: int
@@ -58,6 +59,7 @@ DEFAULTS: Final[Wishes] = {
     "sliding": False,
     "sliding_limit": "90d",
     "remember": "10s",
+    "breaker": "50ms",
     "max_attempts": 5,
     "max_result": 256 * 1024,
     "max_in_hand": 1_000,
@@ -81,9 +83,18 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "on_replay": get_args(OnReplay),
     "on_stale": get_args(OnStale),
 }
-DURATIONS: Final = ("retention", "lease", "max_hold", "dead_letter_retention", "sliding_limit", "remember", "max_age")
+DURATIONS: Final = (
+    "retention",
+    "lease",
+    "max_hold",
+    "dead_letter_retention",
+    "sliding_limit",
+    "remember",
+    "breaker",
+    "max_age",
+)
 COUNTS: Final = ("max_attempts", "max_result", "max_in_hand", "threads")
-OPTIONAL: Final = frozenset({"remember", "max_age", "max_attempts"})
+OPTIONAL: Final = frozenset({"remember", "breaker", "max_age", "max_attempts"})
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -96,6 +107,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     sliding: bool
     sliding_limit: int
     remember: int | None
+    breaker: int | None
     max_attempts: int | None
     max_result: int
     max_in_hand: int

@@ -16,6 +16,10 @@ CONFIG_VARIABLE: Final = "ONCEGATE_CONFIG"
 CONFIG_FLAG: Final = "--config"
 
 
+# The tables that are of no single command.
+_SHARED: Final = ("read",)
+
+
 class Setting(Struct, frozen=True, kw_only=True):
     """One setting: what it is called in each place, what it may be, and what it means."""
 
@@ -38,8 +42,9 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def flag(self) -> str:
-        """Its name on the command line, where the command tells which table is meant."""
-        return f"--{self.name.replace('_', '-')}"
+        """Its name on the command line, where the command tells whether its own table is meant."""
+        path = self.path if self.table in _SHARED else self.name
+        return f"--{path.replace('_', '-').replace('.', '-')}"
 
 
 _MEANINGS: Final = {
@@ -52,6 +57,8 @@ _MEANINGS: Final = {
     "sliding": "Whether retention counts from the latest copy on instead of from the completion.",
     "sliding_limit": "With `sliding`, how long an event is remembered at most.",
     "remember": "For how long a process answers copies of what it saw completed by itself; at most 60s.",
+    "breaker": "A store over a network that fails, or takes longer than this, five times in a row is left alone for a"
+    " while.",
     "max_attempts": "A failure at this attempt buries; `off` leaves the counting to the platform.",
     "max_result": "A handler's result of more bytes than this is not kept for the duplicates.",
     "max_in_hand": "How many events `arun` takes at a time.",
@@ -121,6 +128,21 @@ SERVE: Final = (
     ),
 )
 
+# What payloads do not say themselves. Of several paths, with blanks between them, the first that leads somewhere counts.
+READ: Final = tuple(
+    Setting(table="read", name=name, kind="text", default=None, optional=True, meaning=meaning)
+    for name, meaning in (
+        ("topic", "The topic of Genesys events that come as a bare `eventBody`."),
+        ("source", "The name of the source of plain events, in place of `plain`."),
+        ("id", "The paths to the id of a plain event."),
+        ("type", "The paths to its type."),
+        ("entity", "The paths to what it is about: a conversation, a case."),
+        ("part", "The paths to the part of that: a session, a participant."),
+        ("state", "The paths to its state."),
+        ("time", "The paths to when it happened."),
+    )
+)
+
 # The tables of the file; the first is what stands above them all.
-TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {"": (STORE, KEY, LOG, *GATE), "serve": SERVE}
+TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {"": (STORE, KEY, LOG, *GATE), "read": READ, "serve": SERVE}
 SETTINGS: Final[Mapping[str, Setting]] = {setting.path: setting for table in TABLES.values() for setting in table}

@@ -9,9 +9,11 @@ from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.observing import Observer
 from oncegate.gate.terms import DEFAULTS, Wishes
-from oncegate.settings.known import SETTINGS
+from oncegate.settings.known import READ, SETTINGS
 from oncegate.settings.strategies import strategy_of
 from oncegate.settings.values import shown
+from oncegate.sources import Hints
+from oncegate.sources.plain import paths
 from oncegate.stores import open_store
 from oncegate.stores.base import Store
 
@@ -54,6 +56,12 @@ class Settings(Struct, frozen=True):
         """The key's strategy; a function of the user's own is imported now."""
         return strategy_of(self.values["key"], self.where("key"))
 
+    def hints(self) -> Hints:
+        """What payloads do not say themselves."""
+        given = {setting.name: self.values[setting.path] for setting in READ}
+        topic = given.pop("topic")
+        return Hints(topic, paths(**{name: value for name, value in given.items() if value is not None}))
+
     def open_store(self, *, create: bool = True) -> Store:
         try:
             return open_store(self.values["store"], create=create)
@@ -66,6 +74,7 @@ class Settings(Struct, frozen=True):
         """The gate of these settings; what is given here comes first. `observers` stand in for what `log` says."""
         if observers is None:
             observers = [JsonLog()] if self.values["log"] == "json" else []
+        hints = self.hints()
         terms = cast(Wishes, {name: self.values[name] for name in DEFAULTS} | {**wishes})
         key = self.strategy()
-        return Gate(self.open_store() if store is None else store, key=key, observers=observers, **terms)
+        return Gate(self.open_store() if store is None else store, key=key, observers=observers, hints=hints, **terms)

@@ -99,7 +99,7 @@ def _read_bare(delivery: Delivery, assumed: str | None) -> Event | None:
     given = text(sender.kind) or assumed
     conversation = body["conversationId"]
     topic = given.replace("{id}", conversation) if given and isinstance(conversation, str) else given
-    return _read(sender, topic, body, None, delivery.raw, delivery.evidence)
+    return _read(_Sender(sender.id, given, sender.time), topic, body, None, delivery.raw, delivery.evidence)
 
 
 def _sender(envelope: dict[str, Any] | None) -> "_Sender":

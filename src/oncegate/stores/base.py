@@ -64,8 +64,10 @@ class Transactional(Protocol):
 
 
 class Store(Protocol):
-    """Synchronous and thread-safe. Raises StoreError, and then nothing of the batch was written; or it was,
-    where only the answer was lost: asked again, `claim`, `settle` and `renew` then answer as they did.
+    """Synchronous and thread-safe; one that is asked over a network says so by an attribute `remote`.
+
+    Raises StoreError, and then nothing of the batch was written; or it was, and only the answer was lost: then `claim`,
+    `settle` and `renew` answer as they did when they are asked again.
 
     Every answer list has the length and order of what was asked. A batch is judged in order, as if its items
     came singly. An expired record or document is absent, to the microsecond, whether or not it was swept.

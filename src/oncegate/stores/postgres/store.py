@@ -53,6 +53,8 @@ _VERDICTS: Final[dict[str, type[Verdict]]] = {"G": Granted, "D": Duplicate, "F":
 
 
 class PostgresStore:
+    remote = True
+
     def __init__(self, settings: Settings, *, create: bool = True, clock: Clock | None = None) -> None:
         self._settings = settings
         self._sql = statements(settings.schema)

@@ -1,0 +1,133 @@
+"""The breaker: after a row of failures or slow answers a store is left alone for a while, and asked again with care.
+
+    closed ── so many in a row failed or were slow ──▶ open ── the pause is over ──▶ half open
+      ▲                                                 ▲                                │
+      └──────────── one call answered in time ──────────┼────────────────────────────────┤
+                                                        └── it failed or was slow: twice the pause
+
+While it is open, asking for claims is refused at once. Endings and renewals go through always: their effects are done
+or under way, and what is not recorded will be done again. An answer to a call that was begun before the breaker last
+changed says nothing about how things are now, and does not count: every change begins a new generation.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from oncegate.claims import Address, Claim, Renew, Settlement, Verdict
+from oncegate.clocks import Clock
+from oncegate.durations import spoken
+from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.stores.base import Change, Document, Entry, Store, Want
+
+IN_A_ROW: Final = 5
+_FIRST_PAUSE: Final = 1_000_000
+_LONGEST_PAUSE: Final = 30_000_000
+
+_Answer = TypeVar("_Answer")
+
+
+class Breaker:
+    """`slow` is the time in microseconds from which on an answer counts as a failure; `told` hears of each change."""
+
+    def __init__(self, slow: int, boot: Clock, told: Callable[[str, str], object] | None = None) -> None:
+        self._slow = slow
+        self._boot = boot
+        self._told = told
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._failures = 0
+        self._pause = _FIRST_PAUSE
+        self._open_until: int | None = None
+        self._probing = False
+        self._why = ""
+
+    def call(self, ask: Callable[[Sequence[Any]], _Answer], batch: Sequence[Any], *, always: bool = False) -> _Answer:
+        """Ask the store, if it is to be asked; a refusal says why and until when."""
+        generation, sent_at = self._admitted(always=always), self._boot()
+        try:
+            answer = ask(batch)
+        except StoreError as error:
+            self._count(generation, str(error))
+            raise
+        except BaseException:
+            self._abandon(generation)
+            raise
+        took = self._boot() - sent_at
+        self._count(generation, f"it took {spoken(took)} to answer" if took > self._slow else None)
+        return answer
+
+    def _admitted(self, *, always: bool) -> int:
+        with self._lock:
+            if self._open_until is None or always:
+                return self._generation
+            left = self._open_until - self._boot()
+            if left > 0 or self._probing:
+                again = f"again in {spoken(left)}" if left > 0 else "again just now"
+                raise StoreUnavailable(
+                    f"the store is left alone after failures in a row, and asked {again} ({self._why})"
+                )
+            self._probing = True
+            return self._generation
+
+    def _count(self, generation: int, failure: str | None) -> None:
+        change = None
+        with self._lock:
+            if generation == self._generation:
+                change = self._failed(failure) if failure is not None else self._answered()
+        if change is not None and self._told is not None:
+            self._told(change, self._why)
+
+    def _failed(self, why: str) -> str | None:
+        self._failures += 1
+        self._why = why
+        if self._failures < IN_A_ROW and self._open_until is None:
+            return None
+        self._generation += 1
+        self._pause = _FIRST_PAUSE if self._open_until is None else min(2 * self._pause, _LONGEST_PAUSE)
+        self._open_until = self._boot() + self._pause
+        self._probing = False
+        return "breaker.opened"
+
+    def _answered(self) -> str | None:
+        self._failures = 0
+        if self._open_until is None:
+            return None
+        self._generation += 1
+        self._open_until, self._probing = None, False
+        return "breaker.closed"
+
+    def _abandon(self, generation: int) -> None:
+        """A call that ended without an answer, such as by an interrupt, says nothing; another may try in its place."""
+        with self._lock:
+            if generation == self._generation:
+                self._probing = False
+
+
+class Guarded:
+    """A store behind a breaker: what a gate asks goes through it, the rest straight to the store."""
+
+    def __init__(self, store: Store, breaker: Breaker) -> None:
+        self._store = store
+        self._breaker = breaker
+
+    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
+        return self._breaker.call(self._store.claim, requests)
+
+    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+        return self._breaker.call(self._store.take, wants)
+
+    def load(self, addresses: Sequence[Address]) -> list[Document]:
+        return self._breaker.call(self._store.load, addresses)
+
+    def swap(self, changes: Sequence[Change]) -> list[bool]:
+        return self._breaker.call(self._store.swap, changes)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return self._breaker.call(self._store.settle, settlements, always=True)
+
+    def renew(self, leases: Sequence[Renew]) -> list[bool]:
+        return self._breaker.call(self._store.renew, leases, always=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)

@@ -1,0 +1,260 @@
+"""The breaker: an outage becomes quick refusals, and its end is noticed."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.errors import StoreUnavailable
+from oncegate.stores.breaker import IN_A_ROW, Breaker
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+
+SLOW = 50_000
+
+
+class Server:
+    """What is asked: it answers at once, late, or not at all."""
+
+    def __init__(self, boot: ManualClock) -> None:
+        self._boot = boot
+        self.takes = 0
+        self.fails = False
+        self.asked = 0
+
+    def __call__(self, batch: Sequence[Any]) -> list[Any]:
+        self.asked += 1
+        if self.takes:
+            self._boot.advance(self.takes)
+        if self.fails:
+            raise StoreUnavailable("no route")
+        return list(batch)
+
+
+@pytest.fixture
+def boot() -> ManualClock:
+    return ManualClock(0)
+
+
+@pytest.fixture
+def server(boot: ManualClock) -> Server:
+    return Server(boot)
+
+
+@pytest.fixture
+def changes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def breaker(boot: ManualClock, changes: list[str]) -> Breaker:
+    return Breaker(SLOW, boot, lambda name, why: changes.append(name))
+
+
+def refused(breaker: Breaker, server: Server) -> bool:
+    """Whether the server was not even asked."""
+    asked = server.asked
+    try:
+        breaker.call(server, [1])
+    except StoreUnavailable:
+        return server.asked == asked
+    return False
+
+
+def break_it(breaker: Breaker, server: Server) -> None:
+    server.fails = True
+    for _ in range(IN_A_ROW):
+        assert not refused(breaker, server)
+
+
+class TestOpening:
+    def test_by_errors_in_a_row(self, breaker: Breaker, server: Server, changes: list[str]) -> None:
+        """After so many errors in a row the store is not asked any more; the refusal says why, and until when."""
+        break_it(breaker, server)
+        assert changes == ["breaker.opened"]
+        with pytest.raises(StoreUnavailable, match=r"asked again in 1 s \(no route\)"):
+            breaker.call(server, [1])
+        assert server.asked == IN_A_ROW
+
+    def test_not_by_scattered_errors(self, breaker: Breaker, server: Server) -> None:
+        """One answer in time begins the count anew."""
+        for number in range(10 * IN_A_ROW):
+            server.fails = number % IN_A_ROW != 0
+            assert not refused(breaker, server)
+
+    def test_by_slow_answers(self, breaker: Breaker, server: Server) -> None:
+        """Answers later than the bound count as failures, though they are answers; those as late as it do not."""
+        server.takes = SLOW
+        for _ in range(2 * IN_A_ROW):
+            assert breaker.call(server, [1]) == [1]
+        server.takes = SLOW + 1
+        for _ in range(IN_A_ROW):
+            assert breaker.call(server, [1]) == [1]
+        with pytest.raises(StoreUnavailable, match="it took 50 ms to answer"):
+            breaker.call(server, [1])
+
+    def test_endings_go_through(self, breaker: Breaker, server: Server, changes: list[str]) -> None:
+        """What must be recorded is tried even so, and if that is answered the store is back."""
+        break_it(breaker, server)
+        server.fails = False
+        assert breaker.call(server, [1], always=True) == [1]
+        assert changes == ["breaker.opened", "breaker.closed"]
+        assert not refused(breaker, server)
+
+
+class TestClosing:
+    def test_one_call_tries(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:
+        """After the pause one call may try; while it does, others are refused; its answer closes the breaker."""
+        break_it(breaker, server)
+        boot.advance(999_999)
+        assert refused(breaker, server)
+        boot.advance(1)
+        server.fails = False
+        beside: list[bool] = []
+
+        def probing(batch: Sequence[Any]) -> list[Any]:
+            beside.append(refused(breaker, server))
+            return list(batch)
+
+        assert breaker.call(probing, [1]) == [1]
+        assert beside == [True]
+        assert not refused(breaker, server)
+
+    def test_pauses_grow(self, breaker: Breaker, server: Server, boot: ManualClock, changes: list[str]) -> None:
+        """Each try that fails doubles the pause, up to half a minute; after an answer it starts small again."""
+        break_it(breaker, server)
+        for pause in (1, 2, 4, 8, 16, 30, 30):
+            boot.advance(pause * 1_000_000 - 1)
+            assert refused(breaker, server)
+            boot.advance(1)
+            assert not refused(breaker, server)
+        boot.advance("30s")
+        server.fails = False
+        breaker.call(server, [1])
+        assert changes[-1] == "breaker.closed"
+        break_it(breaker, server)
+        boot.advance("1s")
+        assert not refused(breaker, server)
+
+    def test_an_interrupted_try(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:
+        """A try that ends without an answer leaves the place to the next."""
+        break_it(breaker, server)
+        boot.advance("1s")
+
+        def interrupted(batch: Sequence[Any]) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            breaker.call(interrupted, [1])
+        server.fails = False
+        assert breaker.call(server, [1]) == [1]
+
+
+class TestGenerations:
+    def late(self, breaker: Breaker, then: Callable[[], None], error: Exception | None) -> None:
+        """A call that is answered only after something else has happened."""
+
+        def ask(batch: Sequence[Any]) -> None:
+            then()
+            if error is not None:
+                raise error
+
+        with suppress(StoreUnavailable):
+            breaker.call(ask, [1])
+
+    def test_a_late_answer_does_not_close(self, breaker: Breaker, server: Server) -> None:
+        """An answer to what was asked before the breaker opened does not close it."""
+        self.late(breaker, lambda: break_it(breaker, server), None)
+        assert refused(breaker, server)
+
+    def test_a_late_error_does_not_open(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:
+        """Errors of calls from before it was closed again do not count."""
+
+        def over() -> None:
+            break_it(breaker, server)
+            boot.advance("1s")
+            server.fails = False
+            breaker.call(server, [1])
+
+        for _ in range(IN_A_ROW):
+            self.late(breaker, over, StoreUnavailable("old news"))
+        assert not refused(breaker, server)
+
+    def test_many_threads(self, server: Server) -> None:
+        """However many ask at once, one tries when the pause is over."""
+        boot = ManualClock(0)
+        breaker = Breaker(SLOW, boot)
+        break_it(breaker, server)
+        boot.advance("1s")
+        asked, go_on = [], threading.Event()
+
+        def probe(batch: Sequence[Any]) -> None:
+            asked.append(1)
+            go_on.wait(5)
+
+        def call() -> None:
+            with suppress(StoreUnavailable):
+                breaker.call(probe, [1])
+
+        threads = [threading.Thread(target=call) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        while sum(thread.is_alive() for thread in threads) > 1:
+            pass
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        assert len(asked) == 1
+
+
+class Remote(MemoryStore):
+    """A store that says it is far away, and fails on demand."""
+
+    remote = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = False
+        self.claims = 0
+
+    def claim(self, requests: Any) -> Any:
+        self.claims += 1
+        if self.down:
+            raise StoreUnavailable("no route")
+        return super().claim(requests)
+
+
+class TestInAGate:
+    def succeed(self, event: Event) -> str:
+        return "done"
+
+    def test_refusals_and_memory(self) -> None:
+        """With the breaker open new events are refused unasked, and what this process has completed is a duplicate."""
+        store = Remote()
+        gate = Gate(store)
+        gate.run({"id": "known"}, self.succeed)
+        store.down = True
+        outcomes = [gate.run({"id": number}, self.succeed) for number in range(IN_A_ROW + 5)]
+        assert {(outcome.status, outcome.acked) for outcome in outcomes} == {("failed", False)}
+        assert store.claims == 1 + IN_A_ROW
+        assert "left alone after failures in a row" in outcomes[-1].reason
+        known = gate.run({"id": "known"}, self.succeed)
+        assert (known.status, known.result) == ("duplicate", "done")
+        assert gate.counts["breaker.opened"] == 1
+
+    def test_off(self) -> None:
+        """Without a breaker the store is asked every time."""
+        store = Remote()
+        gate = Gate(store, breaker=None)
+        store.down = True
+        for number in range(20):
+            gate.run({"id": number}, self.succeed)
+        assert store.claims == 20
+
+    def test_not_for_stores_at_hand(self) -> None:
+        """A store in the same machine needs none: its errors are its own, and slow answers are answers."""
+        gate = Gate(MemoryStore())
+        assert gate._engine.claimer._store is gate.store
