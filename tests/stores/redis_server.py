@@ -60,9 +60,10 @@ class RedisCluster:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout)]
         options += ["--repl-diskless-sync-delay", "0", "--cluster-allow-replica-migration", "no"]
         self.nodes: list[RedisServer] = []
+        self._buses = [free_port() for _ in range(_NODES)]
         try:
-            for number in range(_NODES):
-                self.nodes.append(RedisServer(folder / str(number), *options))
+            for number, bus in enumerate(self._buses):
+                self.nodes.append(RedisServer(folder / str(number), *options, "--cluster-port", str(bus)))
             self._join()
         except BaseException:
             self.stop()
@@ -80,7 +81,7 @@ class RedisCluster:
             node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
         for number, node in enumerate(self.nodes):
             node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+            node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, self._buses[0])
         until(lambda: all(_known(node) == _NODES for node in self.nodes), "the nodes to meet")
         for primary, replica in zip(primaries, replicas, strict=True):
             replica.client.execute_command("CLUSTER", "REPLICATE", primary.client.execute_command("CLUSTER", "MYID"))
