@@ -19,6 +19,7 @@ local function operate(verb, where)
   if verb == 'V' then
     redrive(where, r)
   else
+    ahead[base .. 'r' .. where] = nil
     redis.call('DEL', base .. 'r' .. where)
     index(where, r.state, nil, nil, now)
   end

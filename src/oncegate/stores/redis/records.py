@@ -15,27 +15,41 @@ _MARKED: Final = ord("c")
 _encode: Final = msgpack.Encoder().encode
 _LONG: Final = 254
 _NONE: Final = 255
+_NULL: Final = b"null"
+_ONE: Final = [bytes((number,)) for number in range(256)]
 _tail: Final = msgpack.Decoder(list[bytes | int | None]).decode
 _about: Final = msgpack.Decoder(list[Any]).decode
 
 
-def pack_about(about: About) -> bytes:
+def pack_owned(owner: bytes, payload_hash: bytes, about: About) -> bytes:
+    """What a claim says of a record, as it stands in the record."""
+    known = _pack_about(about)
+    length = _ONE[len(known)] if len(known) < _LONG else _ONE[_LONG] + len(known).to_bytes(4)
+    return _ONE[len(owner)] + owner + _ONE[len(payload_hash)] + payload_hash + length + known
+
+
+def pack_proof(owner: bytes, fence: int) -> bytes:
+    return (fence & _MASK).to_bytes(7) + _ONE[len(owner)] + owner
+
+
+def _pack_about(about: About) -> bytes:
     """What is mostly missing comes last and is left out."""
-    parts = [about.source, about.type, _shortened(about.delivery_id), about.entity, about.occurred_at]
-    while parts[-1] is None:
-        parts.pop()
-    return _encode(parts)
+    delivery = about.delivery_id
+    if delivery is not None and len(delivery) == 36:
+        delivery = _shortened(delivery)  # type: ignore[assignment]  # bytes then
+    if about.entity is None and about.occurred_at is None:
+        return _encode((about.source, about.type, delivery))
+    return _encode((about.source, about.type, delivery, about.entity, about.occurred_at))
 
 
 def _unpack_about(packed: bytes) -> About:
-    source, type_, delivery, entity, occurred_at = (_about(packed) + [None] * 4)[:5]
+    source, type_, delivery, *rest = _about(packed)
+    entity, occurred_at = rest or (None, None)
     return About(source, type_, entity, occurred_at, _spelled(delivery) if type(delivery) is bytes else delivery)
 
 
-def _shortened(delivery: str | None) -> str | bytes | None:
+def _shortened(delivery: str) -> str | bytes:
     """Most delivery ids are UUIDs, which are less than half as long when they are not spelled out."""
-    if delivery is None or len(delivery) != 36:
-        return delivery
     try:
         short = bytes.fromhex(delivery.replace("-", ""))
     except ValueError:
@@ -53,19 +67,20 @@ def unpack(value: bytes) -> Record:
     owner_at = _HEAD + 1
     hash_at = owner_at + value[_HEAD] + 1
     tail_at = hash_at + value[hash_at - 1]
-    about, result, error, payload, lease = _texts(value, tail_at)
-    moment = numbers >> 56 & _MASK
+    about, *rest = _texts(value, tail_at)
     completed = state == COMPLETED
+    result, error, payload, lease = rest or (_NULL if completed else None, None, None, None)
+    moment = numbers >> 184
     return Record(
         state,
         value[owner_at : hash_at - 1],
-        numbers >> 112 & _MASK,
+        numbers & _MASK,
         int.from_bytes(lease or b"") if completed else moment,
-        numbers >> 168 & 0xFFFF,
+        numbers >> 112 & 0xFFFF,
         value[hash_at:tail_at],
-        numbers & _MASK or None,
+        numbers >> 128 & _MASK or None,
         _unpack_about(about or b""),
-        numbers >> 184,
+        numbers >> 56 & _MASK,
         moment if completed else None,
         result,
         None if error is None else error.decode(),
@@ -74,7 +89,7 @@ def unpack(value: bytes) -> Record:
 
 
 def _texts(value: bytes, at: int) -> list[bytes | None]:
-    """The five texts of a tail."""
+    """The five texts of a tail, or the first alone."""
     found: list[bytes | None] = []
     while at < len(value):
         length = value[at]
@@ -87,7 +102,7 @@ def _texts(value: bytes, at: int) -> list[bytes | None]:
             at += 4
         found.append(value[at : at + length])
         at += length
-    return found + [None] * (5 - len(found))
+    return found + [None] * (5 - len(found)) if len(found) > 1 else found
 
 
 @lru_cache(maxsize=1024)

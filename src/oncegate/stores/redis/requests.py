@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
-from oncegate.claims import Address, Bury, Claim, Complete, Held, Redrive, Release, Renew, Reset, Settlement, Take
+from oncegate.claims import Address, Claim, Complete, Held, Redrive, Release, Renew, Reset, Settlement, Take
 from oncegate.stores.base import Change
-from oncegate.stores.redis.records import pack_about, where_of
+from oncegate.stores.redis.records import pack_owned, pack_proof, where_of
 
 _NONE: Final = 0xFFFFFFFF
-_CLAIM: Final = Struct(">IIIIQQQB")
-_SETTLE: Final = Struct(">cIIqQII")
+_CLAIM: Final = Struct(">IIQQQB")
+_SETTLE: Final = Struct(">cIIQII")
 _TAKE: Final = Struct(">IIQ")
 _OPERATE: Final = Struct(">cI")
 _SWAP: Final = Struct(">IIqQ")
@@ -18,21 +18,17 @@ _TEXT: Final = Struct(">I")
 
 
 def claiming(claim: Claim) -> bytes:
-    where, about = where_of(claim), pack_about(claim.about)
-    owner, content = claim.owner, claim.payload_hash
+    where, block = where_of(claim), pack_owned(claim.owner, claim.payload_hash, claim.about)
     flags = claim.binds + 2 * claim.marks
-    lengths = len(where), len(owner), len(content), len(about)
-    return _CLAIM.pack(*lengths, claim.lease, claim.retention, claim.slides, flags) + where + owner + content + about
+    return _CLAIM.pack(len(where), len(block), claim.lease, claim.retention, claim.slides, flags) + where + block
 
 
 def settling(ended: Settlement) -> bytes:
-    match ended:
-        case Complete():
-            return _settling(b"C", ended, ended.retention, ended.result, ended.error)
-        case Release():
-            return _settling(b"R", ended, ended.unstarted, None, ended.error)
-        case Bury():
-            return _settling(b"D", ended, ended.retention, ended.payload, ended.error)
+    if isinstance(ended, Complete):
+        return _settling(b"C", ended, ended.retention, ended.result, ended.error)
+    if isinstance(ended, Release):
+        return _settling(b"R", ended, ended.unstarted, None, ended.error)
+    return _settling(b"D", ended, ended.retention, ended.payload, ended.error)
 
 
 def renewing(renew: Renew) -> bytes:
@@ -41,8 +37,9 @@ def renewing(renew: Renew) -> bytes:
 
 def _settling(verb: bytes, held: Held, number: int, one: bytes | None, error: str | None) -> bytes:
     where, two = where_of(held), None if error is None else error.encode()
-    head = _SETTLE.pack(verb, len(where), len(held.owner), held.fence, number, _length(one), _length(two))
-    return head + where + held.owner + (one or b"") + (two or b"")
+    proof = pack_proof(held.owner, held.fence)
+    head = _SETTLE.pack(verb, len(where), len(proof), number, _length(one), _length(two))
+    return head + where + proof + (one or b"") + (two or b"")
 
 
 def _length(text: bytes | None) -> int:
