@@ -1,32 +1,15 @@
 -- claim: deliveries ask for the right to run.
 --
--- Each request is lengths of where and of a block, lease, retention, slides, and 1 if it binds plus 2 if it marks. The
--- block is owner, hash and about as a record has them. Answered are the time, a letter for each request (N granted
--- anew: the client knows the record; G granted, U duplicate, I in flight, X conflict, B buried), and a record for each
--- letter but N. ARGV[3] and on are the places that the requests are in.
+-- Each request is lengths of where, owner, hash and about, lease, retention, slides, and 1 if it binds plus 2 if it
+-- marks; then where, owner, hash and about. The last three stand in a record as they stand here, so they are cut out as
+-- one block. Answered are the time, a letter for each request (N granted anew: the client knows the record; G granted, U
+-- duplicate, I in flight, X conflict, B buried), and a record for each letter but N. ARGV[3] and on are the places that
+-- the requests are in.
 
-local REQUEST = '>I4I4I8I8I8B'
+local REQUEST = '>I4BBI4I8I8I8B'
 local MARKS = 2
 local now = tick()
 redis.call('SADD', base .. 'n', unpack(ARGV, 3))
-local letters, answer = {}, {now, ''}
-
--- A record that is new is this, the block, and this, and Redis keeps it for so long. Most batches have one lease and
--- one retention.
-local before, after, kept
-local last_lease, last_retention, last_marks
-
-local function prepare(lease, retention, marks)
-  local state, moment = 'P', now + lease
-  after = ''
-  if marks then
-    state, moment = 'c', now
-    after = '\255\255\255' .. text(struct.pack('>I7', now + lease))
-  end
-  before = struct.pack('>c1I7I7HI7I7', state, moment, now + retention, 1, now, now)
-  kept = string.format('%.0f', kept_for(now + retention, now))
-  last_lease, last_retention, last_marks = lease, retention, marks
-end
 
 -- What was granted to a marking claim is completed at once, with the time in which its effect may start.
 local function mark(r, retention)
@@ -80,63 +63,87 @@ local function judge(ask, r, value)
   return 'U', slid(ask, r, value)
 end
 
-local function known(where, block, lease, retention, slides, flags, r, value)
-  local ask = {where = where, lease = lease, retention = retention, slides = slides}
-  ask.owner, ask.hash = struct.unpack('>Bc0Bc0', block)
-  ask.binds, ask.marks = flags % 2 == 1, flags >= MARKS
-  return judge(ask, r, value)
+-- Whether a record is what nearly every known one is: completed, by another, with the same content. It is not taken apart
+-- then. It differs also if it only might.
+local function plainly_done(value, owner, hash, block, slides)
+  local state, _, _, expires, _, _, its_hash, _, its_owner = struct.unpack(HEAD, value)
+  return state == 'C' and now < expires and slides == 0 and its_owner == owner and its_hash == hash
+    and string.sub(value, OWNER, OWNER + owner - 1) ~= string.sub(block, 1, owner)
+    and string.sub(value, OWNER + owner, OWNER + owner + hash - 1) == string.sub(block, owner + 1, owner + hash)
+end
+
+-- A record that is new is `before`, its block and `after`, and Redis keeps it for so long. Most batches have one lease and
+-- one retention, so these are made once.
+local before, after, kept
+local for_lease, for_retention, for_flags, for_owner, for_hash
+
+local function prepare(lease, retention, flags, owner, hash)
+  if lease == for_lease and retention == for_retention and flags == for_flags and owner == for_owner and hash == for_hash then
+    return
+  end
+  local state, moment = 'P', now + lease
+  after = ''
+  if flags >= MARKS then
+    state, moment = 'c', now
+    after = '\255\255\255' .. text(struct.pack('>I7', now + lease))
+  end
+  before = struct.pack(HEAD, state, moment, 0, now + retention, 1, now, hash, now, owner)
+  kept = string.format('%.0f', kept_for(now + retention, now))
+  for_lease, for_retention, for_flags, for_owner, for_hash = lease, retention, flags, owner, hash
 end
 
 -- The keys of the requests from here on.
 local function keys_from(at)
   local keys = {}
   while at <= #batch do
-    local where, block, _, _, _, _, next = struct.unpack(REQUEST, batch, at)
+    local where, owner, hash, about, _, _, _, _, next = struct.unpack(REQUEST, batch, at)
     keys[#keys + 1] = base .. 'r' .. string.sub(batch, next, next + where - 1)
-    at = next + where + block
+    at = next + where + owner + hash + about
   end
   return keys
 end
 
--- New events come with new ones, and duplicates with duplicates. So a request is first written as if it were new; after
--- the first that is not, the others are read ahead.
+local letters, answer = {}, {now, ''}
 local reading_ahead = false
+local at = 1
 
-local function claim(where, block, lease, retention, slides, flags, next)
-  local marks = flags >= MARKS
-  if lease ~= last_lease or retention ~= last_retention or marks ~= last_marks then
-    prepare(lease, retention, marks)
-  end
+-- The request at `at`, which moves on. New events come with new ones and duplicates with duplicates: so it is first
+-- written as if it were new, and after the first one that is not, all others are read ahead.
+local function claim()
+  local where, owner, hash, about, lease, retention, slides, flags, start = struct.unpack(REQUEST, batch, at)
+  at = start + where + owner + hash + about
+  where = string.sub(batch, start, start + where - 1)
+  local block = string.sub(batch, start + #where, at - 1)
   local key = base .. 'r' .. where
-  local value = before .. block .. after
-  if not ahead[key] and redis.call('SET', key, value, 'NX', 'PX', kept) then
+  prepare(lease, retention, flags, owner, hash)
+  if not ahead[key] then
     ahead[key] = nil
+    if redis.call('SET', key, before .. block .. after, 'NX', 'PX', kept) then
+      return 'N'
+    end
+    if not reading_ahead then
+      reading_ahead = true
+      read_ahead(keys_from(at))
+    end
+  end
+  local value = get(key)
+  if plainly_done(value, owner, hash, block, slides) then
+    return 'U', value
+  end
+  local r, _, was = find(where, now)
+  if not r then
+    write(key, before .. block .. after, now + retention, now)
+    index(where, was, nil, nil, now)
     return 'N'
   end
-  if not reading_ahead then
-    reading_ahead = true
-    read_ahead(keys_from(next))
-  end
-  local r, stored, was = find(where, now)
-  if r then
-    return known(where, block, lease, retention, slides, flags, r, stored)
-  end
-  ahead[key] = nil
-  redis.call('SET', key, value, 'PX', kept)
-  index(where, was, nil, nil, now)
-  return 'N'
+  local ask = {where = where, lease = lease, retention = retention, slides = slides}
+  ask.owner, ask.hash = string.sub(block, 1, owner), string.sub(block, owner + 1, owner + hash)
+  ask.binds, ask.marks = flags % 2 == 1, flags >= MARKS
+  return judge(ask, r, value)
 end
 
-local at = 1
-local size = #batch
-while at <= size do
-  local where, block, lease, retention, slides, flags, next
-  where, block, lease, retention, slides, flags, at = struct.unpack(REQUEST, batch, at)
-  next = at + where + block
-  letters[#letters + 1], answer[#answer + 1] = claim(
-    string.sub(batch, at, at + where - 1), string.sub(batch, at + where, next - 1), lease, retention, slides, flags, next
-  )
-  at = next
+while at <= #batch do
+  letters[#letters + 1], answer[#answer + 1] = claim()
 end
 answer[2] = table.concat(letters)
 return answer

@@ -18,17 +18,20 @@
 --   │ state    │ c1 │ P in progress, R released, C completed, D dead letter; p and r hold a payload too;   │
 --   │          │    │ c was completed by the claim that marked it, and still has that claim's lease        │
 --   │ moment   │ I7 │ lease_until; of C and c completed_at                                                 │
+--   │ attempts │ I1 │ by 256; stays at 65,535 when it gets there                                           │
 --   │ expires  │ I7 │ expires_at, 0 for never                                                              │
---   │ attempts │ I2 │ stays at 65,535 when it gets there                                                   │
+--   │ attempts │ I1 │ and the rest                                                                         │
 --   │ first    │ I7 │ first_seen                                                                           │
---   │ fence    │ I7 │ ┐                                                                                    │
---   │ owner    │ I1 │ ┘ its length, then its bytes: with the fence, the proof of a claim in one piece      │
---   │ hash     │ I1 │ payload_hash, likewise                                                               │
+--   │ length   │ I1 │ of hash                                                                              │
+--   │ fence    │ I7 │ ┐ the proof of a claim in one piece                                                  │
+--   │ owner    │ I1 │ ┘ its length, then its bytes                                                         │
+--   │ hash     │    │ payload_hash                                                                         │
 --   │ tail     │    │ about, result, error, payload, lease_until (of c, I7); nothing after the last of them│
 --   └──────────┴────┴──────────────────────────────────────────────────────────────────────────────────────┘
+--   Times and fence come after a byte each, so that a client can read four numbers of 8 bytes.
 --   A text of the tail is a byte for its length and the bytes; 254 says that the length follows as I4, 255 that there
 --   is none. About is MessagePack, for the client. A completed record whose tail ends after about has the result null:
---   so completing mostly writes over the first 15 bytes where they are.
+--   so completing mostly writes over the first 16 bytes where they are.
 --
 -- KEYS[1] is the bucket's clock and tells where the bucket is; no other key is declared, since naming each would cost
 -- the client more than all the rest. ARGV[1] is the batch, all requests in one text; ARGV[2] is the time of a clock
@@ -40,7 +43,8 @@ local base = string.sub(KEYS[1], 1, -2)
 local batch = ARGV[1]
 local NONE = 4294967295
 local NULL = 'null'
-local HEAD = '>c1I7I7HI7I7Bc0Bc0'
+local HEAD = '>c1I7BI7BI7BI7B'
+local OWNER = 34 -- where its bytes are in a record
 local KEPT_ON = 60000 -- milliseconds; what has expired is absent by condition, long before Redis drops it
 local MOST_ATTEMPTS = 65535
 local WAITS = {p = true, r = true}
@@ -126,16 +130,21 @@ end
 
 local function parse(value)
   local r = {}
-  local after
-  r.state, r.moment, r.expires, r.attempts, r.first, r.fence, r.owner, r.hash, after = struct.unpack(HEAD, value)
-  r.tail = string.sub(value, after)
+  local by_256, rest, hash, owner
+  r.state, r.moment, by_256, r.expires, rest, r.first, hash, r.fence, owner = struct.unpack(HEAD, value)
+  r.attempts = 256 * by_256 + rest
+  r.owner = string.sub(value, OWNER, OWNER + owner - 1)
+  r.hash = string.sub(value, OWNER + owner, OWNER + owner + hash - 1)
+  r.tail = string.sub(value, OWNER + owner + hash)
   return r
 end
 
 local function pack(r)
   local attempts = math.min(r.attempts, MOST_ATTEMPTS)
-  return struct.pack(HEAD, r.state, r.moment, r.expires, attempts, r.first, r.fence, #r.owner, r.owner, #r.hash, r.hash)
-    .. r.tail
+  local rest = attempts % 256
+  local by_256 = (attempts - rest) / 256
+  return struct.pack(HEAD, r.state, r.moment, by_256, r.expires, rest, r.first, #r.hash, r.fence, #r.owner)
+    .. r.owner .. r.hash .. r.tail
 end
 
 -- Values read ahead, many with one command: that is a third of the cost of a command each. What is written is read anew.

@@ -1,6 +1,7 @@
 """Records and addresses as the bytes that record.lua draws."""
 
 from functools import lru_cache
+from struct import Struct
 from typing import Any, Final
 
 from msgspec import msgpack
@@ -8,7 +9,8 @@ from msgspec import msgpack
 from oncegate.claims import COMPLETED, About, Address, Record, State
 
 _MASK: Final = (1 << 56) - 1
-_HEAD: Final = 31
+_HEAD: Final = Struct(">QQQQB")
+_OWNER_AT: Final = _HEAD.size
 _STATES: Final[dict[int, State]] = {ord(letter): letter.upper() for letter in "PRCDprc"}  # type: ignore[misc]  # upper() of a Literal
 _MARKED: Final = ord("c")
 
@@ -21,25 +23,20 @@ _tail: Final = msgpack.Decoder(list[bytes | int | None]).decode
 _about: Final = msgpack.Decoder(list[Any]).decode
 
 
-def pack_owned(owner: bytes, payload_hash: bytes, about: About) -> bytes:
-    """What a claim says of a record, as it stands in the record."""
-    known = _pack_about(about)
-    length = _ONE[len(known)] if len(known) < _LONG else _ONE[_LONG] + len(known).to_bytes(4)
-    return _ONE[len(owner)] + owner + _ONE[len(payload_hash)] + payload_hash + length + known
-
-
 def pack_proof(owner: bytes, fence: int) -> bytes:
     return (fence & _MASK).to_bytes(7) + _ONE[len(owner)] + owner
 
 
-def _pack_about(about: About) -> bytes:
-    """What is mostly missing comes last and is left out."""
-    delivery = about.delivery_id
-    if delivery is not None and len(delivery) == 36:
-        delivery = _shortened(delivery)  # type: ignore[assignment]  # bytes then
+def pack_about(about: About) -> bytes:
+    """As the first text of a tail. What is mostly missing comes last and is left out."""
+    delivery: str | bytes | None = about.delivery_id
+    if type(delivery) is str and len(delivery) == 36:
+        delivery = _shortened(delivery)
     if about.entity is None and about.occurred_at is None:
-        return _encode((about.source, about.type, delivery))
-    return _encode((about.source, about.type, delivery, about.entity, about.occurred_at))
+        packed = _encode((about.source, about.type, delivery))
+    else:
+        packed = _encode((about.source, about.type, delivery, about.entity, about.occurred_at))
+    return (_ONE[len(packed)] if len(packed) < _LONG else _ONE[_LONG] + len(packed).to_bytes(4)) + packed
 
 
 def _unpack_about(packed: bytes) -> About:
@@ -63,24 +60,23 @@ def _spelled(short: bytes) -> str:
 
 
 def unpack(value: bytes) -> Record:
-    state, numbers = _STATES[value[0]], int.from_bytes(value[1:_HEAD])
-    owner_at = _HEAD + 1
-    hash_at = owner_at + value[_HEAD] + 1
-    tail_at = hash_at + value[hash_at - 1]
+    first, second, third, fourth, owner_length = _HEAD.unpack_from(value)
+    state, moment = _STATES[first >> 56], first & _MASK
+    hash_at = _OWNER_AT + owner_length
+    tail_at = hash_at + (fourth >> 56)
     about, *rest = _texts(value, tail_at)
     completed = state == COMPLETED
     result, error, payload, lease = rest or (_NULL if completed else None, None, None, None)
-    moment = numbers >> 184
     return Record(
         state,
-        value[owner_at : hash_at - 1],
-        numbers & _MASK,
+        value[_OWNER_AT:hash_at],
+        fourth & _MASK,
         int.from_bytes(lease or b"") if completed else moment,
-        numbers >> 112 & 0xFFFF,
+        second >> 48 & 0xFF00 | third >> 56,
         value[hash_at:tail_at],
-        numbers >> 128 & _MASK or None,
+        second & _MASK or None,
         _unpack_about(about or b""),
-        numbers >> 56 & _MASK,
+        third & _MASK,
         moment if completed else None,
         result,
         None if error is None else error.decode(),
@@ -90,6 +86,8 @@ def unpack(value: bytes) -> Record:
 
 def _texts(value: bytes, at: int) -> list[bytes | None]:
     """The five texts of a tail, or the first alone."""
+    if at + 1 + value[at] == len(value):  # nearly always
+        return [value[at + 1 :]]
     found: list[bytes | None] = []
     while at < len(value):
         length = value[at]

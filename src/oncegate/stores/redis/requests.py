@@ -6,10 +6,10 @@ from typing import Final
 
 from oncegate.claims import Address, Claim, Complete, Held, Redrive, Release, Renew, Reset, Settlement, Take
 from oncegate.stores.base import Change
-from oncegate.stores.redis.records import pack_owned, pack_proof, where_of
+from oncegate.stores.redis.records import pack_about, pack_proof, where_of
 
 _NONE: Final = 0xFFFFFFFF
-_CLAIM: Final = Struct(">IIQQQB")
+_CLAIM: Final = Struct(">IBBIQQQB")
 _SETTLE: Final = Struct(">cIIQII")
 _TAKE: Final = Struct(">IIQ")
 _OPERATE: Final = Struct(">cI")
@@ -18,9 +18,10 @@ _TEXT: Final = Struct(">I")
 
 
 def claiming(claim: Claim) -> bytes:
-    where, block = where_of(claim), pack_owned(claim.owner, claim.payload_hash, claim.about)
+    where, owner, content, about = where_of(claim), claim.owner, claim.payload_hash, pack_about(claim.about)
+    lengths = len(where), len(owner), len(content), len(about)
     flags = claim.binds + 2 * claim.marks
-    return _CLAIM.pack(len(where), len(block), claim.lease, claim.retention, claim.slides, flags) + where + block
+    return _CLAIM.pack(*lengths, claim.lease, claim.retention, claim.slides, flags) + where + owner + content + about
 
 
 def settling(ended: Settlement) -> bytes:

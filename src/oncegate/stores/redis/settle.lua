@@ -5,7 +5,7 @@
 -- claim is no longer the asker's.
 
 local REQUEST = '>c1I4I4I8I4I4'
-local PROOF = 25 -- where it is in a record
+local PROOF = 26 -- where it is in a record
 local STRETCH = KEPT_ON / 2 * 1000
 local now = tick()
 local verbs = {}
@@ -53,15 +53,14 @@ end
 local last_retention, completed
 
 -- What nearly every settlement is: a claim of the first attempt completed with the result null, within seconds. Only
--- the first 15 bytes of the record change, and Redis keeps it for longer than it needs to be kept already.
-local function complete_in_place(key, value, expires, retention, proof)
-  local hash = PROOF + #proof
-  local about = hash + string.byte(value, hash) + 1
-  if about + string.byte(value, about) ~= #value or now + retention - expires > STRETCH then
+-- the first 16 bytes of the record change, and Redis keeps it for longer than it needs to be kept already.
+local function complete_in_place(key, value, by_256, expires, hash, proof, retention)
+  local about = PROOF + #proof + hash
+  if about + string.byte(value, about) ~= #value or by_256 > 0 or now + retention - expires > STRETCH then
     return false
   end
   if retention ~= last_retention then
-    last_retention, completed = retention, struct.pack('>c1I7I7', 'C', now, now + retention)
+    last_retention, completed = retention, struct.pack('>c1I7BI7', 'C', now, 0, now + retention)
   end
   ahead[key] = nil
   redis.call('SETRANGE', key, 0, completed)
@@ -74,13 +73,13 @@ local function settle(verb, where, proof, number, one, two)
   if not value or string.sub(value, PROOF, PROOF + #proof - 1) ~= proof then
     return '0'
   end
-  local state, _, expires = struct.unpack('>c1I7I7', value)
+  local state, _, by_256, expires, _, _, hash = struct.unpack(HEAD, value)
   if expires > 0 and now >= expires then
     return '0'
   elseif state ~= 'P' and state ~= 'p' then
     return string.upper(state) == verb and '1' or '0'
   elseif verb == 'C' and state == 'P' and one == NULL and not two then
-    if complete_in_place(key, value, expires, number, proof) then
+    if complete_in_place(key, value, by_256, expires, hash, proof, number) then
       return '1'
     end
   end
