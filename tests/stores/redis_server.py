@@ -31,13 +31,20 @@ class RedisServer(ServerProcess):
         command = [executable(), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)]
         # Files are kept, since the store warns of a server that keeps none; no test asks the disk for more.
         durable = ["--appendonly", "yes", "--appendfsync", "no", "--save", ""]
-        super().__init__([*command, *durable, *options], folder)
+        quick = ["--repl-diskless-sync-delay", "0"]
+        super().__init__([*command, *durable, *quick, *options], folder)
         self.client: Any = redis.Redis(port=self.port, socket_timeout=5)
-        until(self.answers, f"the Redis server in {folder}")
+        self.wait()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
+
+    def wait(self) -> None:
+        until(self.answers, f"the Redis server in {self.folder}")
+
+    def until_it_follows(self) -> None:
+        until(lambda: _follows(self), f"the replica in {self.folder}")
 
     def answers(self) -> bool:
         assert self.running, (self.folder / "output.log").read_text()[-2_000:]
@@ -58,7 +65,7 @@ class RedisCluster:
 
     def __init__(self, folder: Path, node_timeout: int = 1_000) -> None:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout)]
-        options += ["--repl-diskless-sync-delay", "0", "--cluster-allow-replica-migration", "no"]
+        options += ["--cluster-allow-replica-migration", "no"]
         self.nodes: list[RedisServer] = []
         self._buses = [free_port() for _ in range(_NODES)]
         try:
@@ -95,6 +102,10 @@ class RedisCluster:
     def flush(self) -> None:
         for node in self.primaries():
             node.client.flushall()
+
+    def node(self, name: str) -> RedisServer:
+        """The node that a client knows by this host and port."""
+        return next(node for node in self.nodes if node.url.endswith(name))
 
     def primaries(self) -> list[RedisServer]:
         return [node for node in self.nodes if node.running and node.client.info("replication")["role"] == "master"]

@@ -42,8 +42,6 @@ def _check_version(info: dict[str, str], place: str) -> None:
 
 
 def _check_kind(info: dict[str, str], place: str, settings: Settings) -> None:
-    if settings.cluster and info.get("cluster_enabled") != "1":
-        raise StoreRefused(f"Redis at {place} is no node of a cluster; write redis:// instead of redis+cluster://")
     if not settings.cluster and info.get("cluster_enabled") == "1":
         raise StoreRefused(f"Redis at {place} is a node of a cluster; write redis+cluster:// instead of redis://")
     if info.get("role") == "slave" and not settings.cluster:
@@ -72,9 +70,7 @@ def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
         if isinstance(each, Failed):
             raise explained(each.error, server.name)
     if reply is None:
-        raise StoreRefused(
-            f"there is no store with the prefix {settings.prefix} at {settings.place}; name the right one"
-        )
+        raise StoreRefused(f"there is no store {settings.prefix} at {settings.place}; name the right one (?prefix=)")
     version, made_with = map(int, reply.split())
     if version > _VERSION:
         raise StoreRefused(

@@ -1,13 +1,14 @@
 """The wire: connections to servers, commands sent to several at once, and what errors mean."""
 
 import ssl
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 from redis import exceptions as errors
 from redis.backoff import NoBackoff
-from redis.connection import Connection, ConnectionPool, SSLConnection
+from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
@@ -43,34 +44,46 @@ Reply = Any
 
 
 class Server:
-    """One server and the connections to it."""
+    """One server and the connections to it that nobody uses right now.
+
+    redis-py's own pool was turned down: an exception that a signal raises inside it can leave its lock held. Here there
+    is no lock, since taking from a deque and giving back are one step each."""
 
     def __init__(self, settings: Settings, host: str, port: int) -> None:
         self.name = f"{host}:{port}"
-        self._pool = ConnectionPool(
-            connection_class=SSLConnection if settings.tls else Connection,
-            max_connections=2**31,
-            host=host,
-            port=port,
-            db=settings.database,
-            username=settings.username,
-            password=settings.password,
-            socket_connect_timeout=settings.connect_timeout,
-            socket_timeout=settings.timeout,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
+        self._idle: deque[Any] = deque()
+        self._kind = SSLConnection if settings.tls else Connection
+        self._options: dict[str, Any] = {
+            "host": host,
+            "port": port,
+            "db": settings.database,
+            "username": settings.username,
+            "password": settings.password,
+            "socket_connect_timeout": settings.connect_timeout,
+            "socket_timeout": settings.timeout,
+            "socket_keepalive": True,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
             **(_encryption(settings) if settings.tls else {}),
-        )
+        }
 
     def connect(self) -> Any:
-        return self._pool.get_connection()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._kind(**self._options)
+        connection.connect()
+        if connection.can_read():  # nothing can be owed: the server has closed it
+            connection.disconnect()
+            connection.connect()
+        return connection
 
     def release(self, connection: Any) -> None:
-        self._pool.release(connection)
+        self._idle.append(connection)
 
     def close(self) -> None:
-        self._pool.disconnect()
+        while self._idle:
+            self._idle.pop().disconnect()
 
 
 def _encryption(settings: Settings) -> dict[str, Any]:
@@ -134,13 +147,14 @@ class _Line:
 
 def explained(error: Exception, place: str) -> StoreError:
     """What an error of the client or the server means for the one who asked."""
+    if isinstance(error.__context__, ssl.SSLError):  # redis-py has wrapped it
+        error = error.__context__
     for kind, meant, sentence in _MEANINGS:
         if isinstance(error, kind):
             return meant(sentence.format(place=place, error=error))
-    text = str(error)
-    for beginning, sentence in _SAID.items():
-        if text.startswith(beginning):
-            return StoreUnavailable(sentence.format(place=place, error=error))
+    for words, meant, sentence in _SAID:
+        if words in str(error):
+            return meant(sentence.format(place=place, error=error))
     return StoreError(f"Redis at {place} could not do what it was asked: {error}")
 
 
@@ -171,7 +185,11 @@ _MEANINGS: Final[list[_Meaning]] = [
         "Redis at {place} is out of memory; nothing was written: make room or raise maxmemory",
     ),
     (errors.BusyLoadingError, StoreUnavailable, "Redis at {place} is still loading its data; try again"),
-    (errors.TimeoutError, StoreUnavailable, "Redis at {place} did not answer in time ({error})"),
+    (
+        errors.TimeoutError,
+        StoreUnavailable,
+        "Redis at {place} did not answer in time ({error}); check that it runs, and for rediss:// that it speaks TLS",
+    ),
     (errors.InvalidResponse, StoreRefused, "what answers at {place} is not Redis ({error}); correct host and port"),
     (
         errors.ConnectionError,
@@ -185,9 +203,22 @@ _MEANINGS: Final[list[_Meaning]] = [
     ),
     (OSError, StoreUnavailable, "Redis at {place} cannot be reached ({error}); check that it runs, and host and port"),
 ]
-_SAID: Final = {
-    "MISCONF": "Redis at {place} cannot save its data, so it takes none ({error})",
-    "NOREPLICAS": "Redis at {place} has fewer replicas than it wants, so it takes no data ({error})",
-    "BUSY": "Redis at {place} is busy with a script ({error}); try again",
-    "Script attempted to access a non local key": "the cluster of {place} is moving the slot; try again",
-}
+_SAID: Final[list[tuple[str, type[StoreError], str]]] = [
+    ("MISCONF", StoreUnavailable, "Redis at {place} cannot save its data, so it takes none ({error})"),
+    (
+        "NOREPLICAS",
+        StoreUnavailable,
+        "Redis at {place} has fewer replicas than it wants, so it takes no data ({error})",
+    ),
+    ("BUSY", StoreUnavailable, "Redis at {place} is busy with a script ({error}); try again"),
+    (
+        "access a non local key",
+        StoreUnavailable,
+        "the cluster of {place} is moving the slot; try again",
+    ),
+    (
+        "This instance has cluster support disabled",
+        StoreRefused,
+        "Redis at {place} is no node of a cluster; write redis:// instead of redis+cluster://",
+    ),
+]
