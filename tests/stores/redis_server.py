@@ -1,6 +1,7 @@
 """Redis servers for tests: one alone, and clusters of them."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,9 @@ class RedisCluster:
         return all(_state(node) == "ok" for node in running) and all(_follows(node) for node in running)
 
     def flush(self) -> None:
-        for node in self.primaries():
-            node.client.flushall()
+        for node in self.nodes:
+            with suppress(redis.ReadOnlyError):
+                node.client.flushall()
 
     def node(self, name: str) -> RedisServer:
         """The node that a client knows by this host and port."""

@@ -34,7 +34,7 @@ class TestRedisClusterStore(SharedStoreContract):
 
     def open_empty(self, clock: Clock) -> Store:
         self.cluster.flush()
-        return open_store(f"{self.url()}?buckets=3", clock=clock)
+        return open_store(f"{self.url()}?buckets=2", clock=clock)
 
     def url(self) -> str:
         return self.cluster.url

@@ -68,10 +68,9 @@ def _walk(buckets: Buckets, namespace: str | None) -> Iterator[list[Where]]:
     """The addresses of all records, a handful at a time, in no order; some may come twice."""
     place = b"" if namespace is None else _quoted(place_of(namespace))
     bases = {base + b"r" for base in buckets.servers.bases}
-    for server in buckets.servers.all():
-        for keys in _scan(server, buckets.servers.pattern + b"r" + place + b"*"):
-            parts = (_parted(key, bases) for key in keys)
-            yield [address_of(where) for where in parts if where is not None]
+    for keys in _scan(buckets.servers.all(), buckets.servers.pattern + b"r" + place + b"*"):
+        parts = (_parted(key, bases) for key in keys)
+        yield [address_of(where) for where in parts if where is not None]
 
 
 def _parted(key: bytes, bases: set[bytes]) -> bytes | None:
@@ -80,16 +79,18 @@ def _parted(key: bytes, bases: set[bytes]) -> bytes | None:
     return key[length:] if key[:length] in bases else None
 
 
-def _scan(server: Server, pattern: bytes) -> Iterator[list[bytes]]:
-    cursor = b"0"
-    while True:
-        (reply,) = exchange({server: [("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)]})[server]
-        if isinstance(reply, Failed):
-            raise explained(reply.error, server.name)
-        cursor, keys = reply
-        yield keys
-        if cursor == b"0":
-            return
+def _scan(servers: list[Server], pattern: bytes) -> Iterator[list[bytes]]:
+    """Keys that fit a pattern, from all servers at once."""
+    cursors = dict.fromkeys(servers, b"0")
+    while cursors:
+        asked = {server: [("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)] for server, cursor in cursors.items()}
+        for server, (reply,) in exchange(asked).items():
+            if isinstance(reply, Failed):
+                raise explained(reply.error, server.name)
+            cursors[server], keys = reply
+            if cursors[server] == b"0":
+                del cursors[server]
+            yield keys
 
 
 def _quoted(text: bytes) -> bytes:
