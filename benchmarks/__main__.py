@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import imports, memory, scale, sqlite
+from benchmarks import imports, memory, redis, scale, sqlite
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -20,6 +20,9 @@ FULL = Sizes(
     sqlite_events=20_000,
     memory_events=100_000,
     memory_keys=1_000_000,
+    redis_events=10_000,
+    redis_singles=500,
+    redis_keys=100_000,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -29,6 +32,9 @@ QUICK = Sizes(
     sqlite_events=1_000,
     memory_events=5_000,
     memory_keys=50_000,
+    redis_events=1_000,
+    redis_singles=50,
+    redis_keys=2_000,
     imports=3,
     scale_keys=20_000,
 )
@@ -61,6 +67,7 @@ def _measured(sizes: Sizes, progress: Progress, *, scaled: bool, keep: bool) -> 
         return [
             *sqlite.rows(sizes, folder, progress),
             *memory.rows(sizes, progress),
+            *redis.rows(sizes, folder, progress),
             *imports.rows(sizes, progress),
         ]
 

@@ -23,6 +23,9 @@ class Sizes:
     sqlite_events: int
     memory_events: int
     memory_keys: int
+    redis_events: int
+    redis_singles: int
+    redis_keys: int
     imports: int
     scale_keys: int
 

@@ -11,16 +11,18 @@ from oncegate.claims import COMPLETED, About, Address, Record, State
 _MASK: Final = (1 << 56) - 1
 _HEAD: Final = Struct(">QQQQB")
 _OWNER_AT: Final = _HEAD.size
-_STATES: Final[dict[int, State]] = {ord(letter): letter.upper() for letter in "PRCDprc"}  # type: ignore[misc]  # upper() of a Literal
-_MARKED: Final = ord("c")
+_LETTERS: Final[dict[str, State]] = {"P": "P", "p": "P", "R": "R", "r": "R", "C": "C", "c": "C", "D": "D"}
+_STATES: Final = {ord(letter): state for letter, state in _LETTERS.items()}
 
 _encode: Final = msgpack.Encoder().encode
 _LONG: Final = 254
 _NONE: Final = 255
 _NULL: Final = b"null"
 _ONE: Final = [bytes((number,)) for number in range(256)]
-_tail: Final = msgpack.Decoder(list[bytes | int | None]).decode
-_about: Final = msgpack.Decoder(list[Any]).decode
+_decode: Final = msgpack.Decoder(list[Any]).decode
+_ARRAY: Final = 0x90
+_WITH_UUID: Final = 0x10
+_MISSING: Final = [None] * 4
 
 
 def pack_proof(owner: bytes, fence: int) -> bytes:
@@ -28,30 +30,35 @@ def pack_proof(owner: bytes, fence: int) -> bytes:
 
 
 def pack_about(about: About) -> bytes:
-    """As the first text of a tail. What is mostly missing comes last and is left out."""
-    delivery: str | bytes | None = about.delivery_id
-    if type(delivery) is str and len(delivery) == 36:
-        delivery = _shortened(delivery)
-    if about.entity is None and about.occurred_at is None:
-        packed = _encode((about.source, about.type, delivery))
-    else:
-        packed = _encode((about.source, about.type, delivery, about.entity, about.occurred_at))
+    """As the first text of a tail: a MessagePack array without what is missing at its end. Most delivery ids are UUIDs:
+    such a one is left out of the array and put behind its first byte, which is changed to tell so."""
+    short = _shortened(about.delivery_id)
+    parts = [about.source, about.type, about.delivery_id if short is None else None, about.entity, about.occurred_at]
+    while parts[-1] is None:
+        parts.pop()
+    packed = _encode(parts)
+    if short is not None:
+        packed = _ONE[packed[0] + _WITH_UUID] + short + packed[1:]
     return (_ONE[len(packed)] if len(packed) < _LONG else _ONE[_LONG] + len(packed).to_bytes(4)) + packed
 
 
 def _unpack_about(packed: bytes) -> About:
-    source, type_, delivery, *rest = _about(packed)
-    entity, occurred_at = rest or (None, None)
-    return About(source, type_, entity, occurred_at, _spelled(delivery) if type(delivery) is bytes else delivery)
+    short = b""
+    if packed[0] >= _ARRAY + _WITH_UUID:
+        short, packed = packed[1:17], _ONE[packed[0] - _WITH_UUID] + packed[17:]
+    source, type_, delivery, entity, occurred_at = (_decode(packed) + _MISSING)[:5]
+    return About(source, type_, entity, occurred_at, _spelled(short) if short else delivery)
 
 
-def _shortened(delivery: str) -> str | bytes:
-    """Most delivery ids are UUIDs, which are less than half as long when they are not spelled out."""
+def _shortened(delivery: str | None) -> bytes | None:
+    """The 16 bytes of a UUID, if it is spelled the usual way."""
+    if delivery is None or len(delivery) != 36:
+        return None
     try:
         short = bytes.fromhex(delivery.replace("-", ""))
     except ValueError:
-        return delivery
-    return short if len(short) == 16 and _spelled(short) == delivery else delivery
+        return None
+    return short if len(short) == 16 and _spelled(short) == delivery else None
 
 
 def _spelled(short: bytes) -> str:
