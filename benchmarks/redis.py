@@ -8,7 +8,7 @@ stand beside it.
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -76,7 +76,12 @@ def _store_turn(server: RedisServer, events: int) -> float:
 def _raw_turn(server: RedisServer, events: int) -> float:
     _empty(server)
     batches = fresh(events)
-    return timed(lambda: [_set_all(server.client, claims) for claims in batches])
+
+    def work() -> None:
+        for claims in batches:
+            _set_all(server.client, claims)
+
+    return timed(work)
 
 
 def _set_all(client: Redis, claims: Batch) -> None:
@@ -112,7 +117,7 @@ def _against_powertools(server: RedisServer, sizes: Sizes, progress: Progress) -
     return [_compared(name, per_event, aim) for name, aim in _AIMS.items()]
 
 
-def _compared(name: str, per_event: list[Round], aim: float) -> Row:
+def _compared(name: str, per_event: Sequence[Round], aim: float) -> Row:
     how, what = name.split()
     theirs = f"theirs {what}"
     return Row(
@@ -133,16 +138,16 @@ def _payloads(events: int) -> list[Payload]:
 def _claims_turn(store: Store, events: int, repeated: bool) -> float:
     """What the gate asks of the store, and nothing else."""
     batches = fresh(events)
+
+    def work() -> None:
+        for claims in batches:
+            assert all(store.settle(completions(claims, store.claim(claims))))
+
     if not repeated:
-        return timed(lambda: [_claim_and_complete(store, claims) for claims in batches])
-    for claims in batches:
-        _claim_and_complete(store, claims)
+        return timed(work)
+    work()
     copies = [[replace(claim, owner=os.urandom(16)) for claim in claims] for claims in batches]
     return timed(lambda: [store.claim(claims) for claims in copies])
-
-
-def _claim_and_complete(store: Store, claims: Batch) -> None:
-    assert all(store.settle(completions(claims, store.claim(claims))))
 
 
 def _gate_turn(gate: Gate, events: int, size: int, repeated: bool) -> float:
@@ -225,7 +230,7 @@ def _used(server: RedisServer) -> float:
 def _fill_store(server: RedisServer, batches: list[Batch]) -> None:
     store = open_store(server.url)
     for claims in batches:
-        _claim_and_complete(store, claims)
+        store.settle(completions(claims, store.claim(claims)))
     store.close()
 
 

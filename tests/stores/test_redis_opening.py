@@ -12,17 +12,29 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from oncegate import open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
+from oncegate.stores.base import Change
 from oncegate.stores.redis.checks import _check_version
-from oncegate.testing.asking import claim_of, complete, granted
+from oncegate.testing.asking import (
+    KEY,
+    RETENTION,
+    bury,
+    claim_of,
+    complete,
+    granted,
+    redrive,
+    reset,
+    take,
+)
 from tests.stores.proxy import Proxy
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import free_port, missing
+
+ROOT = Path(__file__).parent.parent.parent
 
 URL_ERRORS = [
     ("redis://", "names no server; write redis://host:6379"),
@@ -138,17 +150,28 @@ class TestReplicas:
 class TestRights:
     @pytest.fixture(autouse=True)
     def _users(self, redis_server: RedisServer) -> Iterator[None]:
-        rules: dict[str, list[Any]] = {"ann": ["~oncegate*", "+@all"], "eve": ["~oncegate*", "+info", "+get", "+set"]}
+        page = (ROOT / "docs" / "stores" / "redis.md").read_text()
+        (listed,) = re.findall(r"`(~oncegate\* [^`]+)`, or `([^`]+)`", page)
+        rules = {"ann": listed[0], "bob": f"~oncegate* {listed[1]}", "eve": "~oncegate* +info +get +set"}
         for name, rule in rules.items():
-            redis_server.client.execute_command("ACL", "SETUSER", name, "on", ">secret", *rule)
+            redis_server.client.execute_command("ACL", "SETUSER", name, "on", ">secret", *rule.split())
         yield
         redis_server.client.execute_command("ACL", "DELUSER", *rules)
 
-    def test_right_name_and_password(self, redis_server: RedisServer) -> None:
-        """A user of the server's own may be named in the URL."""
+    @pytest.mark.parametrize("name", ["ann", "bob"])
+    def test_right_name_and_password(self, redis_server: RedisServer, name: str) -> None:
+        """A user with the rights that the page on this store lists can do all that the store does."""
         redis_server.client.flushall()
-        with closing(open_store(redis_server.url.replace("//", "//ann:secret@"))) as store:
+        with closing(open_store(redis_server.url.replace("//", f"//{name}:secret@"))) as store:
             assert complete(store, granted(store))
+            assert bury(store, granted(store, key=b"2" * 16), key=b"2" * 16)
+            assert redrive(store, b"2" * 16)
+            assert take(store) is not None
+            assert len(store.browse()) == 2
+            assert len(store.browse(key=KEY)) == 1
+            assert store.dead_letters() == []
+            assert store.swap([Change("a", b"1", 0, b"body", RETENTION)]) == [True]
+            assert reset(store)
 
     def test_wrong_password(self, redis_server: RedisServer) -> None:
         """Name or password that are refused need a person, and are not repeated in the error."""

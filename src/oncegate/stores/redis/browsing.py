@@ -53,7 +53,7 @@ def browse_all(buckets: Buckets, namespace: str | None, after: Address | None, l
     people browse seldom."""
     best: dict[Where, Record] = {}
     for addresses in _walk(buckets, namespace):
-        last = max(best) if len(best) >= limit else None
+        last = max(best) if best and len(best) >= limit else None
         wanted = [where for where in addresses if _in_page(where, after, last)]
         best.update(_records(buckets, wanted, after))
         best = dict(heapq.nsmallest(limit, best.items()))

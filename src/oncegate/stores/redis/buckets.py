@@ -41,7 +41,12 @@ class Buckets:
         self._clock = clock
         self.servers: Servers = Cluster(settings) if settings.cluster else Single(settings)
         self._wait = ("WAIT", settings.wait_replicas, int(settings.wait_timeout * 1_000))
-        check_layout(self.servers.home(), settings, create=create)
+        try:
+            self.servers.meet()
+            check_layout(self.servers.home(), settings, create=create)
+        except BaseException:
+            self.servers.close()
+            raise
 
     @property
     def count(self) -> int:
@@ -118,20 +123,24 @@ class Buckets:
         }
         received = exchange(sent)
         if waits:
-            self._check_replicas({server: replies.pop() for server, replies in received.items()})
+            for server, answers in received.items():
+                self._check_replicas(server, answers)
         replies: list[Reply] = [None] * len(calls)
         for server, here in by_server.items():
             for index, reply in zip(here, received[server], strict=True):
                 replies[index] = reply
         return replies
 
-    def _check_replicas(self, reached: dict[Server, Reply]) -> None:
-        for server, count in reached.items():
-            if not isinstance(count, Failed) and count < self._settings.wait_replicas:
-                raise StoreUnavailable(
-                    f"{count} of {self._settings.wait_replicas} replicas of {server.name} have confirmed the write in "
-                    "time; it is not safe yet: ask again, or lower wait_replicas"
-                )
+    def _check_replicas(self, server: Server, replies: list[Reply]) -> None:
+        """Take the answer to the wait off the others; if there is none, what was written is not known to be safe."""
+        reached = replies.pop()
+        if isinstance(reached, Failed):
+            replies[:] = [each if isinstance(each, Failed) else Failed(reached.error, unsure=True) for each in replies]
+        elif reached < self._settings.wait_replicas:
+            raise StoreUnavailable(
+                f"{reached} of {self._settings.wait_replicas} replicas of {server.name} have confirmed the write in "
+                "time; it is not safe yet: ask again, or lower wait_replicas"
+            )
 
 
 def _unknown_script(reply: Reply) -> bool:

@@ -2,14 +2,16 @@
 --
 -- Each request is lengths of where, owner, hash and about, lease, retention, slides, and 1 if it binds plus 2 if it
 -- marks; then where, owner, hash and about. The last three stand in a record as they stand here, so they are cut out as
--- one block. Answered are the time, a letter for each request (N granted anew: the client knows the record; G granted, U
--- duplicate, I in flight, X conflict, B buried), and a record for each letter but N. ARGV[3] and on are the places that
--- the requests are in.
+-- one block. Answered are the time, a letter for each request (N granted anew: the client knows the record; G granted,
+-- U duplicate, I in flight, X conflict, B buried), and a record for each letter but N. ARGV[3] and on are the places
+-- that the requests are in.
 
 local REQUEST = '>I4BBI4I8I8I8B'
 local MARKS = 2
 local now = tick()
-redis.call('SADD', base .. 'n', unpack(ARGV, 3))
+for i = 3, #ARGV do
+  redis.call('SADD', base .. 'n', ARGV[i])
+end
 
 -- What was granted to a marking claim is completed at once, with the time in which its effect may start.
 local function mark(r, retention)
@@ -63,8 +65,8 @@ local function judge(ask, r, value)
   return 'U', slid(ask, r, value)
 end
 
--- Whether a record is what nearly every known one is: completed, by another, with the same content. It is not taken apart
--- then. It differs also if it only might.
+-- Whether a record is what nearly every known one is: completed, by another, with the same content. It is not taken
+-- apart then.
 local function plainly_done(value, owner, hash, block, slides)
   local state, _, _, expires, _, _, its_hash, _, its_owner = struct.unpack(HEAD, value)
   return state == 'C' and now < expires and slides == 0 and its_owner == owner and its_hash == hash
@@ -72,13 +74,14 @@ local function plainly_done(value, owner, hash, block, slides)
     and string.sub(value, OWNER + owner, OWNER + owner + hash - 1) == string.sub(block, owner + 1, owner + hash)
 end
 
--- A record that is new is `before`, its block and `after`, and Redis keeps it for so long. Most batches have one lease and
--- one retention, so these are made once.
+-- A record that is new is `before`, its block and `after`, and Redis keeps it for so long. Most batches have one lease
+-- and one retention, so these are made once.
 local before, after, kept
 local for_lease, for_retention, for_flags, for_owner, for_hash
 
 local function prepare(lease, retention, flags, owner, hash)
-  if lease == for_lease and retention == for_retention and flags == for_flags and owner == for_owner and hash == for_hash then
+  if lease == for_lease and retention == for_retention and flags == for_flags
+    and owner == for_owner and hash == for_hash then
     return
   end
   local state, moment = 'P', now + lease

@@ -1,7 +1,7 @@
 -- The Redis store: what all of its scripts share. Each script is this text followed by its own.
 --
--- Every key starts with its bucket: the prefix and ":" on one server, the prefix and a hash tag "{…}" in a cluster, so
--- that all of a bucket lies in one slot and a script can work on any of it. A place is a namespace in UTF-8, escaped
+-- Every key starts with its bucket: the prefix and ":" on one server, the prefix and a hash tag in braces in a cluster,
+-- so that all of a bucket lies in one slot and a script can work on any of it. A place is a namespace in UTF-8, escaped
 -- so that it holds no zero byte, and a zero byte: places and keys joined sort as (namespace, key) does.
 --
 --   t                 string  the latest time judged by and what the server's clock said then, both I7
@@ -147,7 +147,7 @@ local function pack(r)
     .. r.owner .. r.hash .. r.tail
 end
 
--- Values read ahead, many with one command: that is a third of the cost of a command each. What is written is read anew.
+-- Values read ahead, many with one command: a third of the cost of a command each. What is written is read anew.
 local ahead = {}
 
 local function read_ahead(keys)

@@ -14,9 +14,12 @@ class Script(Struct, frozen=True):
     repeatable: bool = True
 
 
-def _script(name: str, **how: bool) -> Script:
-    text = _text("record") + _text(name)
+def script_of(text: bytes, **how: bool) -> Script:
     return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), **how)
+
+
+def _script(name: str, **how: bool) -> Script:
+    return script_of(_text("record") + _text(name), **how)
 
 
 def _text(name: str) -> bytes:

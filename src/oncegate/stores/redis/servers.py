@@ -19,6 +19,9 @@ class Servers(Protocol):
     bases: list[bytes]
     pattern: bytes
 
+    def meet(self) -> None:
+        """Connect for the first time, and check what is there. Nothing else works before."""
+
     def having(self, bucket: int) -> Server:
         """The server that has a bucket, as far as is known."""
 
@@ -40,8 +43,11 @@ class Single:
     def __init__(self, settings: Settings) -> None:
         self.bases = [f"{settings.prefix}:".encode()]
         self.pattern = self.bases[0]
+        self._settings = settings
         self._server = Server(settings, settings.host, settings.port)
-        check(self._server, settings)
+
+    def meet(self) -> None:
+        check(self._server, self._settings)
 
     def having(self, bucket: int) -> Server:  # noqa: ARG002  # there is one
         return self._server
@@ -71,6 +77,8 @@ class Cluster:
         self._known: dict[tuple[str, int], Server] = {}
         self._seed = Server(settings, settings.host, settings.port)
         self._by_bucket: list[Server] = []
+
+    def meet(self) -> None:
         self.look_again()
 
     def having(self, bucket: int) -> Server:
@@ -113,7 +121,11 @@ class Cluster:
         address = ((host or b"").decode() or self._settings.host, port)
         if address not in self._known:
             server = Server(self._settings, *address)
-            check(server, self._settings)
+            try:
+                check(server, self._settings)
+            except BaseException:
+                server.close()
+                raise
             self._known[address] = server
         return self._known[address]
 

@@ -169,7 +169,9 @@ class RedisStore:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """The child connects anew. The connections it inherits are the parent's, and so are locks that may be held."""
-        if in_child:
+        """The child connects anew: the connections that it inherits are the parent's, which loses nothing when they are
+        closed here."""
+        if in_child and self._buckets is not None:
+            self._buckets.servers.close()
             self._buckets = None
         self._lock.release()

@@ -8,7 +8,11 @@ local answer = {now}
 
 local function take(where, owner, lease)
   local r = find(where, now)
-  if not r or not WAITS[r.state] or alive(r, now) then
+  if not r or not WAITS[r.state] then
+    -- The record went without the list being told, by a hand that was not ours; or it would be tried for ever.
+    index(where, 'r', nil, nil, now)
+    return ''
+  elseif alive(r, now) then
     return ''
   end
   local was = r.state

@@ -46,8 +46,8 @@ Reply = Any
 class Server:
     """One server and the connections to it that nobody uses right now.
 
-    redis-py's own pool was turned down: an exception that a signal raises inside it can leave its lock held. Here there
-    is no lock, since taking from a deque and giving back are one step each."""
+    They are in a deque, from which to take and to give back is one step each. So there is no lock, which a fork or an
+    exception that a signal raises could leave held, and redis-py's pool, which has one, is not used."""
 
     def __init__(self, settings: Settings, host: str, port: int) -> None:
         self.name = f"{host}:{port}"
