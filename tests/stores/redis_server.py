@@ -66,7 +66,8 @@ class RedisCluster:
 
     def __init__(self, folder: Path, node_timeout: int = 1_000) -> None:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout)]
-        options += ["--cluster-allow-replica-migration", "no"]
+        # On a busy machine a replica may have been without news for long; it is to take over all the same.
+        options += ["--cluster-allow-replica-migration", "no", "--cluster-replica-validity-factor", "0"]
         self.nodes: list[RedisServer] = []
         self._buses = [free_port() for _ in range(_NODES)]
         try:

@@ -160,6 +160,7 @@ class TestFailover:
         attempted twice."""
         self.attempted: Counter[str] = Counter()
         self.sink: dict[str, int] = {}
+        self.reasons: list[str] = []
         self.queue: deque[list[dict[str, str]]] = deque()
         for start in range(0, self.EVENTS, self.BATCH):
             self.queue.append([{"id": f"event-{number}"} for number in range(start, start + self.BATCH)])
@@ -174,7 +175,7 @@ class TestFailover:
             worker.join(60)
         gate.store.close()
         assert killed_at < self.EVENTS
-        assert set(self.attempted) == {f"event-{number}" for number in range(self.EVENTS)}
+        assert set(self.attempted) == {f"event-{number}" for number in range(self.EVENTS)}, self.reasons[-3:]
         assert list(self.sink.values()) == [1] * self.EVENTS
         assert self.attempted.total() <= self.EVENTS + 2 * self.WORKERS * self.BATCH
 
@@ -187,6 +188,7 @@ class TestFailover:
                 return
             outcomes = gate.run_batch(batch, self.effect)
             left = [payload for payload, outcome in zip(batch, outcomes, strict=True) if not outcome.acked]
+            self.reasons += [outcome.reason for outcome in outcomes if not outcome.acked]
             if left:
                 self.queue.append(left)
                 time.sleep(0.05)
