@@ -43,7 +43,8 @@ Payload = dict[str, Any]
 
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
-    server = RedisServer(folder / "redis", "--appendfsync", "everysec")
+    # Its file is never written anew meanwhile: that would fall on one contestant's turn or the other's.
+    server = RedisServer(folder / "redis", "--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0")
     try:
         return [
             _against_raw(server, sizes, progress),
