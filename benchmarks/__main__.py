@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import gate, imports, memory, postgres, reading, scale, sqlite
+from benchmarks import gate, imports, memory, postgres, reading, redis, scale, sqlite
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -23,6 +23,9 @@ FULL = Sizes(
     memory_keys=1_000_000,
     concurrent_events=10_000,
     read_events=20_000,
+    redis_events=10_000,
+    redis_singles=500,
+    redis_keys=100_000,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -35,6 +38,9 @@ QUICK = Sizes(
     memory_keys=50_000,
     concurrent_events=1_000,
     read_events=1_000,
+    redis_events=1_000,
+    redis_singles=50,
+    redis_keys=2_000,
     imports=3,
     scale_keys=20_000,
 )
@@ -70,6 +76,7 @@ def _measured(sizes: Sizes, progress: Progress, *, scaled: bool, keep: bool) -> 
             *memory.rows(sizes, progress),
             *reading.rows(sizes, progress),
             *gate.rows(sizes, folder, progress),
+            *redis.rows(sizes, folder, progress),
             *imports.rows(sizes, progress),
         ]
 

@@ -26,6 +26,9 @@ class Sizes:
     memory_keys: int
     concurrent_events: int
     read_events: int
+    redis_events: int
+    redis_singles: int
+    redis_keys: int
     imports: int
     scale_keys: int
 

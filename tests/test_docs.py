@@ -18,7 +18,7 @@ from oncegate.settings.known import SETTINGS, Setting
 from oncegate.settings.values import shown
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 SETTINGS_PAGE = (ROOT / "docs" / "settings.md").read_text()
 

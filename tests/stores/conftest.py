@@ -1,13 +1,28 @@
-"""Servers that several test modules share, started when the first of them asks."""
+"""Servers that several test modules share: started once, when the first test asks for them."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.stores import postgres_server
+from tests.stores.redis_server import RedisCluster, RedisServer
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[postgres_server.PostgresServer]:
     with postgres_server.running() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.stop()

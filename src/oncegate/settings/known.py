@@ -128,7 +128,7 @@ SERVE: Final = (
     ),
 )
 
-# What payloads do not say themselves. Of several paths, with blanks between them, the first that leads somewhere counts.
+# What payloads do not say themselves. Of several paths, with blanks between them, the first that leads there counts.
 READ: Final = tuple(
     Setting(table="read", name=name, kind="text", default=None, optional=True, meaning=meaning)
     for name, meaning in (

@@ -1,0 +1,252 @@
+"""The Redis store against redis-py's own SET NX, and the gate on it against a well-known idempotency library.
+
+Both sides use redis-py on a server that this run starts, with an append-only file synced every second. The library
+takes one event at a time; a batch of ours is another semantic (its lease must cover the whole batch), so single events
+stand beside it.
+"""
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
+from aws_lambda_powertools.utilities.idempotency.persistence.cache import CachePersistenceLayer
+from msgspec.structs import replace
+from redis import Redis
+
+from benchmarks.events import BATCH, RETENTION, Batch, completions, fresh
+from benchmarks.measure import Round, Sizes, Turn, by_turns, median, timed
+from benchmarks.progress import Progress
+from benchmarks.report import Aim, Row
+from oncegate import Event, Gate
+from oncegate.stores import open_store
+from oncegate.stores.base import Store
+from tests.stores.redis_server import RedisServer
+
+_RETENTION_S: Final = RETENTION // 1_000_000
+_SETTLING: Final = 1.0
+_SHOWN: Final = {"claims": "claims, keys given, by 100", "batches": "gate, by 100", "single": "gate, one by one"}
+_AIMS: Final = {
+    "claims new": 25,
+    "claims duplicate": 60,
+    "batches new": 25,
+    "batches duplicate": 60,
+    "single new": 1.5,
+    "single duplicate": 3,
+}
+
+Payload = dict[str, Any]
+
+
+def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
+    # Its file is never written anew meanwhile: that would fall on one contestant's turn or the other's.
+    server = RedisServer(folder / "redis", "--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0")
+    try:
+        return [
+            _against_raw(server, sizes, progress),
+            *_against_powertools(server, sizes, progress),
+            _room(server, sizes, progress),
+        ]
+    finally:
+        server.stop()
+
+
+# ── the store against the raw client ──────────────────────────────────────────────────────────────────────
+
+
+def _against_raw(server: RedisServer, sizes: Sizes, progress: Progress) -> Row:
+    progress.stage("Redis, batches")
+    events = sizes.redis_events
+    turns = {"ours": partial(_store_turn, server, events), "raw": partial(_raw_turn, server, events)}
+    rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
+    return _rate("Redis claim + complete", rounds, events, "raw", "pipelined SET NX", Aim("at least", 0.8))
+
+
+def _store_turn(server: RedisServer, events: int) -> float:
+    _empty(server)
+    store = open_store(server.url)
+    seconds = _claims_turn(store, events, repeated=False)
+    store.close()
+    return seconds
+
+
+def _raw_turn(server: RedisServer, events: int) -> float:
+    _empty(server)
+    batches = fresh(events)
+
+    def work() -> None:
+        for claims in batches:
+            _set_all(server.client, claims)
+
+    return timed(work)
+
+
+def _set_all(client: Redis, claims: Batch) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for claim in claims:
+        pipeline.set(b"raw:" + claim.key, claim.owner, nx=True, ex=_RETENTION_S)
+    assert all(pipeline.execute())
+
+
+def _empty(server: RedisServer) -> None:
+    server.client.execute_command("FLUSHALL", "SYNC")
+
+
+# ── the gate against Powertools ───────────────────────────────────────────────────────────────────────────
+
+
+def _against_powertools(server: RedisServer, sizes: Sizes, progress: Progress) -> list[Row]:
+    progress.stage("Redis, against Powertools")
+    _empty(server)
+    gate = Gate(server.url)
+    guarded = _guarded(server)
+    counts = {"claims": sizes.redis_events, "batches": sizes.redis_events}
+    counts |= dict.fromkeys(("single", "theirs"), sizes.redis_singles)
+    turns: dict[str, Turn] = {}
+    for what, repeated in (("new", False), ("duplicate", True)):
+        turns[f"claims {what}"] = partial(_claims_turn, gate.store, counts["claims"], repeated)
+        turns[f"batches {what}"] = partial(_gate_turn, gate, counts["batches"], BATCH, repeated)
+        turns[f"single {what}"] = partial(_gate_turn, gate, counts["single"], 1, repeated)
+        turns[f"theirs {what}"] = partial(_powertools_turn, guarded, counts["theirs"], repeated)
+    rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
+    gate.store.close()
+    per_event = [{name: seconds / counts[name.split()[0]] for name, seconds in took.items()} for took in rounds]
+    return [_compared(name, per_event, aim) for name, aim in _AIMS.items()]
+
+
+def _compared(name: str, per_event: Sequence[Round], aim: float) -> Row:
+    how, what = name.split()
+    theirs = f"theirs {what}"
+    return Row(
+        f"Redis {_SHOWN[how]}, {what} events",
+        "events/s",
+        median(per_event, lambda took: 1 / took[name]),
+        median(per_event, lambda took: 1 / took[theirs]),
+        "Powertools, one at a time",
+        median(per_event, lambda took: took[theirs] / took[name]),
+        Aim("at least", aim),
+    )
+
+
+def _payloads(events: int) -> list[Payload]:
+    return [{"id": str(uuid.uuid4()), "type": "call.ended", "detail": {"number": n}} for n in range(events)]
+
+
+def _claims_turn(store: Store, events: int, repeated: bool) -> float:
+    """What the gate asks of the store, and nothing else."""
+    batches = fresh(events)
+
+    def work() -> None:
+        for claims in batches:
+            assert all(store.settle(completions(claims, store.claim(claims))))
+
+    if not repeated:
+        return timed(work)
+    work()
+    copies = [[replace(claim, owner=os.urandom(16)) for claim in claims] for claims in batches]
+    return timed(lambda: [store.claim(claims) for claims in copies])
+
+
+def _gate_turn(gate: Gate, events: int, size: int, repeated: bool) -> float:
+    payloads = _payloads(events)
+    batches = [payloads[start : start + size] for start in range(0, events, size)]
+
+    def work() -> None:
+        for batch in batches:
+            gate.run_batch(batch, _nothing)
+
+    if repeated:
+        work()
+    return timed(work)
+
+
+def _nothing(_event: Event) -> None:
+    """The handler: what is measured is what is around it."""
+
+
+def _guarded(server: RedisServer) -> Callable[..., Any]:
+    """A function under Powertools' guard, with the event's id as its key and no validation, its least work."""
+    client: Any = Redis(port=server.port, decode_responses=True)
+    layer = CachePersistenceLayer(client=client)
+    config = IdempotencyConfig(event_key_jmespath="id", expires_after_seconds=_RETENTION_S)
+
+    config.register_lambda_context(_Context())  # type: ignore[arg-type]  # all that it asks of one
+
+    def handle(*, event: Payload) -> None:
+        """The handler: what is measured is what is around it."""
+
+    guard: Callable[[Callable[..., None]], Callable[..., Any]] = idempotent_function(
+        data_keyword_argument="event", persistence_store=layer, config=config
+    )
+    return guard(handle)
+
+
+class _Context:
+    """Without one it warns at every call."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        return 30_000
+
+
+def _powertools_turn(guarded: Callable[..., Any], events: int, repeated: bool) -> float:
+    payloads = _payloads(events)
+
+    def work() -> None:
+        for payload in payloads:
+            guarded(event=payload)
+
+    if repeated:
+        work()
+    return timed(work)
+
+
+# ── room ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _room(server: RedisServer, sizes: Sizes, progress: Progress) -> Row:
+    progress.stage(f"Redis, room of {sizes.redis_keys:,} keys")
+    ours = _memory(server, sizes.redis_keys, _fill_store)
+    raw = _memory(server, sizes.redis_keys, _fill_raw)
+    name = f"Redis memory per completed key, at {sizes.redis_keys:,}"
+    return Row(name, "bytes", ours, raw, "SET NX", ours / raw, Aim("at most", 220, on="ours"))
+
+
+def _memory(server: RedisServer, keys: int, fill: Callable[[RedisServer, list[Batch]], None]) -> float:
+    _empty(server)
+    before = _used(server)
+    fill(server, fresh(keys))
+    return (_used(server) - before) / keys
+
+
+def _used(server: RedisServer) -> float:
+    """When the server has grown its tables to the end, which it does a bit at a time."""
+    time.sleep(_SETTLING)
+    return float(server.client.info("memory")["used_memory"])
+
+
+def _fill_store(server: RedisServer, batches: list[Batch]) -> None:
+    store = open_store(server.url)
+    for claims in batches:
+        store.settle(completions(claims, store.claim(claims)))
+    store.close()
+
+
+def _fill_raw(server: RedisServer, batches: list[Batch]) -> None:
+    for claims in batches:
+        _set_all(server.client, claims)
+
+
+def _rate(name: str, rounds: list[Round], events: int, other: str, other_name: str, aim: Aim) -> Row:
+    return Row(
+        name,
+        "events/s",
+        median(rounds, lambda took: events / took["ours"]),
+        median(rounds, lambda took: events / took[other]),
+        other_name,
+        median(rounds, lambda took: took[other] / took["ours"]),
+        aim,
+    )

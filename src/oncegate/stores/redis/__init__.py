@@ -1,0 +1,19 @@
+"""The Redis store and its URL."""
+
+try:
+    import redis  # noqa: F401  # asked for here, so that the error can say what to install
+except ImportError as _error:
+    from oncegate.errors import MissingExtra
+
+    raise MissingExtra("the Redis store", "redis") from _error
+
+from oncegate.clocks import Clock
+from oncegate.stores.redis.settings import settings_of
+from oncegate.stores.redis.store import RedisStore
+
+__all__ = ["RedisStore", "open_redis"]
+
+
+def open_redis(url: str, *, create: bool, clock: Clock | None) -> RedisStore:
+    """`redis://host:6379/0`, `rediss://` with TLS, `redis+cluster://any-node:6379`; see docs/stores/redis.md."""
+    return RedisStore(settings_of(url), create=create, clock=clock)

@@ -1,0 +1,151 @@
+"""Buckets: a batch is split over them, each part goes to its server as one script call, and the answers come back
+in the order in which they were asked for."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+from zlib import crc32
+
+from msgspec import Struct
+from redis.exceptions import NoScriptError
+
+from oncegate.claims import Address
+from oncegate.clocks import Clock
+from oncegate.errors import StoreUnavailable
+from oncegate.stores.redis.checks import check_layout
+from oncegate.stores.redis.scripts import Script
+from oncegate.stores.redis.servers import Cluster, Servers, Single
+from oncegate.stores.redis.settings import Settings
+from oncegate.stores.redis.wire import Command, Failed, Reply, Server, exchange, explained
+
+# A failover shows itself at once and is over for good only after a second or more; waiting that long is the caller's.
+_PAUSES: Final = (0.0, 0.05, 0.2)
+
+Asked = TypeVar("Asked", bound=Address)
+
+
+class Call(Struct, frozen=True):
+    """One script call on one bucket. `positions` are those of its requests in the batch that was split."""
+
+    bucket: int
+    script: Script
+    arguments: tuple[bytes | str | int, ...]
+    positions: tuple[int, ...] = ()
+
+
+class Buckets:
+    """All that is said to servers goes through here."""
+
+    def __init__(self, settings: Settings, clock: Clock | None, *, create: bool) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.servers: Servers = Cluster(settings) if settings.cluster else Single(settings)
+        self._wait = ("WAIT", settings.wait_replicas, int(settings.wait_timeout * 1_000))
+        try:
+            self.servers.meet()
+            check_layout(self.servers.home(), settings, create=create)
+        except BaseException:
+            self.servers.close()
+            raise
+
+    @property
+    def count(self) -> int:
+        return len(self.servers.bases)
+
+    def of(self, key: bytes) -> int:
+        return crc32(key) % self.count if self.count > 1 else 0
+
+    def split(
+        self,
+        script: Script,
+        asked: Sequence[Asked],
+        request: Callable[[Asked], bytes],
+        *more: bytes,
+        head: bytes = b"",
+    ) -> list[Call]:
+        """A call for each bucket that a batch is about; within a bucket, requests stay in their order.
+
+        `head` is put before the requests, `more` are arguments of their own."""
+        positions: dict[int, list[int]] = {}
+        for position, each in enumerate(asked):
+            positions.setdefault(self.of(each.key), []).append(position)
+        return [
+            self.call(bucket, script, head + b"".join([request(asked[i]) for i in here]), *more, positions=here)
+            for bucket, here in positions.items()
+        ]
+
+    def call(self, bucket: int, script: Script, batch: bytes, *more: bytes, positions: Iterable[int] = ()) -> Call:
+        given = self._clock() if self._clock is not None else 0
+        return Call(bucket, script, (batch, given, *more), tuple(positions))
+
+    def everywhere(self, script: Script, batch: bytes) -> list[Call]:
+        return [self.call(bucket, script, batch) for bucket in range(self.count)]
+
+    def ask(self, calls: Sequence[Call]) -> list[Reply]:
+        """The replies to these calls, in order. What may pass in a moment is asked again, a few times at most."""
+        replies = self._ask_once(calls)
+        for pause in _PAUSES:
+            again = [index for index, reply in enumerate(replies) if _ask_again(calls[index], reply)]
+            if not again:
+                break
+            time.sleep(pause)
+            self.servers.look_again()
+            for index, reply in zip(again, self._ask_once([calls[index] for index in again]), strict=True):
+                replies[index] = reply
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, Failed):
+                raise explained(reply.error, self.servers.having(call.bucket).name)
+        return replies
+
+    def _ask_once(self, calls: Sequence[Call]) -> list[Reply]:
+        replies = self._send(calls, [self._command(call, "EVALSHA", call.script.digest) for call in calls])
+        unknown = [index for index, reply in enumerate(replies) if _unknown_script(reply)]
+        if unknown:
+            texts = [calls[index] for index in unknown]
+            commands = [self._command(call, "EVAL", call.script.text) for call in texts]
+            for index, reply in zip(unknown, self._send(texts, commands), strict=True):
+                replies[index] = reply
+        return replies
+
+    def _command(self, call: Call, verb: str, script: str | bytes) -> Command:
+        return (verb, script, 1, self.servers.bases[call.bucket] + b"t", *call.arguments)
+
+    def _send(self, calls: Sequence[Call], commands: Sequence[Command]) -> list[Reply]:
+        """By server, with a wait for the replicas behind what is written: on the same connection, or it would wait for
+        nothing."""
+        by_server: dict[Server, list[int]] = {}
+        for index, call in enumerate(calls):
+            by_server.setdefault(self.servers.having(call.bucket), []).append(index)
+        waits = bool(self._settings.wait_replicas) and calls[0].script.writes
+        sent = {
+            server: [*(commands[index] for index in here), *([self._wait] if waits else [])]
+            for server, here in by_server.items()
+        }
+        received = exchange(sent)
+        if waits:
+            for server, answers in received.items():
+                self._check_replicas(server, answers)
+        replies: list[Reply] = [None] * len(calls)
+        for server, here in by_server.items():
+            for index, reply in zip(here, received[server], strict=True):
+                replies[index] = reply
+        return replies
+
+    def _check_replicas(self, server: Server, replies: list[Reply]) -> None:
+        """Take the answer to the wait off the others; if there is none, what was written is not known to be safe."""
+        reached = replies.pop()
+        if isinstance(reached, Failed):
+            replies[:] = [each if isinstance(each, Failed) else Failed(reached.error, unsure=True) for each in replies]
+        elif reached < self._settings.wait_replicas:
+            raise StoreUnavailable(
+                f"{reached} of {self._settings.wait_replicas} replicas of {server.name} have confirmed the write in "
+                "time; it is not safe yet: ask again, or lower wait_replicas"
+            )
+
+
+def _unknown_script(reply: Reply) -> bool:
+    return isinstance(reply, Failed) and isinstance(reply.error, NoScriptError)
+
+
+def _ask_again(call: Call, reply: Reply) -> bool:
+    return isinstance(reply, Failed) and reply.passing and (call.script.repeatable or not reply.unsure)

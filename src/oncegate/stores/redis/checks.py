@@ -1,0 +1,84 @@
+"""What a server must be before it is trusted with claims, asked when it is first met."""
+
+import warnings
+from typing import Final
+
+from oncegate.errors import StoreRefused
+from oncegate.stores.redis.settings import Settings
+from oncegate.stores.redis.wire import Command, Failed, Server, exchange, explained
+
+_OLDEST: Final = (6, 2)
+_VERSION: Final = 1
+LAYOUT_TAG: Final = b"layout"
+
+
+def check(server: Server, settings: Settings) -> None:
+    (reply,) = exchange({server: [("INFO", "everything")]})[server]
+    if isinstance(reply, Failed):
+        raise explained(reply.error, server.name)
+    info = _parsed(reply)
+    _check_version(info, server.name)
+    _check_kind(info, server.name, settings)
+    _check_eviction(info, server.name)
+    if info.get("aof_enabled") != "1":
+        warnings.warn(
+            f"Redis at {server.name} keeps no append-only file: what was claimed and completed since its last snapshot "
+            "is forgotten when it stops, and runs again if it is delivered again; set appendonly yes",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _parsed(reply: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    return {name: value.strip() for name, sign, value in lines if sign}
+
+
+def _check_version(info: dict[str, str], place: str) -> None:
+    version = info.get("redis_version", "0")
+    major, minor = ([int(part) for part in version.split(".") if part.isdecimal()] + [0, 0])[:2]
+    if (major, minor) < _OLDEST:
+        raise StoreRefused(f"Redis {version} at {place} is too old; 6.2 or newer is needed")
+
+
+def _check_kind(info: dict[str, str], place: str, settings: Settings) -> None:
+    if not settings.cluster and info.get("cluster_enabled") == "1":
+        raise StoreRefused(f"Redis at {place} is a node of a cluster; write redis+cluster:// instead of redis://")
+    if info.get("role") == "slave" and not settings.cluster:
+        primary = f"{info.get('master_host')}:{info.get('master_port')}"
+        raise StoreRefused(f"Redis at {place} is a read-only replica; name its primary instead: {primary}")
+
+
+def _check_eviction(info: dict[str, str], place: str) -> None:
+    """Without a limit nothing is evicted, whatever the policy; with one, all policies but one can evict records:
+    the volatile ones too, since records have an expiry."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory", "0") != "0" and policy != "noeviction":
+        raise StoreRefused(
+            f"Redis at {place} may evict records to make room (maxmemory-policy {policy}), and an evicted event would "
+            "run again; set maxmemory-policy noeviction"
+        )
+
+
+def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
+    """All who share a prefix must share the layout of its keys: a claim looked for in another bucket is not found."""
+    key = settings.prefix.encode() + b"{" + LAYOUT_TAG + b"}"
+    buckets = settings.buckets if settings.cluster else 1
+    commands: list[Command] = [("SET", key, f"{_VERSION} {buckets}", "NX")] if create else []
+    *_, reply = replies = exchange({server: [*commands, ("GET", key)]})[server]
+    for each in replies:
+        if isinstance(each, Failed):
+            raise explained(each.error, server.name)
+    if reply is None:
+        raise StoreRefused(f"there is no store {settings.prefix} at {settings.place}; name the right one (?prefix=)")
+    version, made_with = map(int, reply.split())
+    if version > _VERSION:
+        raise StoreRefused(
+            f"the store {settings.prefix} at {settings.place} was written by a newer Oncegate (layout {version}, this "
+            f"one knows {_VERSION}); upgrade"
+        )
+    if made_with != buckets:
+        raise StoreRefused(
+            f"the store {settings.prefix} at {settings.place} was made with {made_with} buckets, not {buckets}; "
+            f"write ?buckets={made_with}, or choose another ?prefix="
+        )

@@ -1,0 +1,130 @@
+"""Records and addresses as the bytes that record.lua draws."""
+
+from functools import lru_cache
+from struct import Struct
+from typing import Any, Final
+
+from msgspec import msgpack
+
+from oncegate.claims import COMPLETED, About, Address, Record, State
+
+_MASK: Final = (1 << 56) - 1
+_HEAD: Final = Struct(">QQQQB")
+_OWNER_AT: Final = _HEAD.size
+_LETTERS: Final[dict[str, State]] = {"P": "P", "p": "P", "R": "R", "r": "R", "C": "C", "c": "C", "D": "D"}
+_STATES: Final = {ord(letter): state for letter, state in _LETTERS.items()}
+
+_encode: Final = msgpack.Encoder().encode
+_LONG: Final = 254
+_NONE: Final = 255
+_NULL: Final = b"null"
+_ONE: Final = [bytes((number,)) for number in range(256)]
+_decode: Final = msgpack.Decoder(list[Any]).decode
+_ARRAY: Final = 0x90
+_WITH_UUID: Final = 0x10
+_MISSING: Final = [None] * 4
+
+
+def pack_proof(owner: bytes, fence: int) -> bytes:
+    return (fence & _MASK).to_bytes(7) + _ONE[len(owner)] + owner
+
+
+def pack_about(about: About) -> bytes:
+    """As the first text of a tail: a MessagePack array without what is missing at its end. Most delivery ids are UUIDs:
+    such a one is left out of the array and put behind its first byte, which is changed to tell so."""
+    short = _shortened(about.delivery_id)
+    parts = [about.source, about.type, about.delivery_id if short is None else None, about.entity, about.occurred_at]
+    while parts[-1] is None:
+        parts.pop()
+    packed = _encode(parts)
+    if short is not None:
+        packed = _ONE[packed[0] + _WITH_UUID] + short + packed[1:]
+    return (_ONE[len(packed)] if len(packed) < _LONG else _ONE[_LONG] + len(packed).to_bytes(4)) + packed
+
+
+def _unpack_about(packed: bytes) -> About:
+    short = b""
+    if packed[0] >= _ARRAY + _WITH_UUID:
+        short, packed = packed[1:17], _ONE[packed[0] - _WITH_UUID] + packed[17:]
+    source, type_, delivery, entity, occurred_at = (_decode(packed) + _MISSING)[:5]
+    return About(source, type_, entity, occurred_at, _spelled(short) if short else delivery)
+
+
+def _shortened(delivery: str | None) -> bytes | None:
+    """The 16 bytes of a UUID, if it is spelled the usual way."""
+    if delivery is None or len(delivery) != 36:
+        return None
+    try:
+        short = bytes.fromhex(delivery.replace("-", ""))
+    except ValueError:
+        return None
+    return short if len(short) == 16 and _spelled(short) == delivery else None
+
+
+def _spelled(short: bytes) -> str:
+    digits = short.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def unpack(value: bytes) -> Record:
+    first, second, third, fourth, owner_length = _HEAD.unpack_from(value)
+    state, moment = _STATES[first >> 56], first & _MASK
+    hash_at = _OWNER_AT + owner_length
+    tail_at = hash_at + (fourth >> 56)
+    about, *rest = _texts(value, tail_at)
+    completed = state == COMPLETED
+    result, error, payload, lease = rest or (_NULL if completed else None, None, None, None)
+    return Record(
+        state,
+        value[_OWNER_AT:hash_at],
+        fourth & _MASK,
+        int.from_bytes(lease or b"") if completed else moment,
+        second >> 48 & 0xFF00 | third >> 56,
+        value[hash_at:tail_at],
+        second & _MASK or None,
+        _unpack_about(about or b""),
+        third & _MASK,
+        moment if completed else None,
+        result,
+        None if error is None else error.decode(),
+        payload,
+    )
+
+
+def _texts(value: bytes, at: int) -> list[bytes | None]:
+    """The five texts of a tail, or the first alone."""
+    if at + 1 + value[at] == len(value):  # nearly always
+        return [value[at + 1 :]]
+    found: list[bytes | None] = []
+    while at < len(value):
+        length = value[at]
+        at += 1
+        if length == _NONE:
+            found.append(None)
+            continue
+        if length == _LONG:
+            length = int.from_bytes(value[at : at + 4])
+            at += 4
+        found.append(value[at : at + length])
+        at += length
+    return found + [None] * (5 - len(found)) if len(found) > 1 else found
+
+
+@lru_cache(maxsize=1024)
+def place_of(namespace: str) -> bytes:
+    """The namespace as bytes without a zero, and a zero: no other place is the beginning of it, and order is kept."""
+    return namespace.encode().replace(b"\1", b"\1\2").replace(b"\0", b"\1\1") + b"\0"
+
+
+@lru_cache(maxsize=1024)
+def namespace_of(place: bytes) -> str:
+    return place[:-1].replace(b"\1\1", b"\0").replace(b"\1\2", b"\1").decode()
+
+
+def where_of(address: Address) -> bytes:
+    return place_of(address.namespace) + address.key
+
+
+def address_of(where: bytes) -> tuple[str, bytes]:
+    stop = where.index(0) + 1
+    return namespace_of(where[:stop]), where[stop:]

@@ -1,0 +1,79 @@
+"""Requests as the bytes that the scripts take: numbers and lengths, then the texts of these lengths."""
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final
+
+from oncegate.claims import Address, Claim, Complete, Held, Redrive, Release, Renew, Reset, Settlement, Take
+from oncegate.stores.base import Change
+from oncegate.stores.redis.records import pack_about, pack_proof, where_of
+
+_NONE: Final = 0xFFFFFFFF
+_CLAIM: Final = Struct(">IBBIQQQB")
+_SETTLE: Final = Struct(">cIIQII")
+_TAKE: Final = Struct(">IIQ")
+_OPERATE: Final = Struct(">cI")
+_SWAP: Final = Struct(">IIqQ")
+_TEXT: Final = Struct(">I")
+
+
+def claiming(claim: Claim) -> bytes:
+    where, owner, content, about = where_of(claim), claim.owner, claim.payload_hash, pack_about(claim.about)
+    lengths = len(where), len(owner), len(content), len(about)
+    flags = claim.binds + 2 * claim.marks
+    return _CLAIM.pack(*lengths, claim.lease, claim.retention, claim.slides, flags) + where + owner + content + about
+
+
+def settling(ended: Settlement) -> bytes:
+    if isinstance(ended, Complete):
+        return _settling(b"C", ended, ended.retention, ended.result, ended.error)
+    if isinstance(ended, Release):
+        return _settling(b"R", ended, ended.unstarted, None, ended.error)
+    return _settling(b"D", ended, ended.retention, ended.payload, ended.error)
+
+
+def renewing(renew: Renew) -> bytes:
+    return _settling(b"N", renew, renew.lease, None, None)
+
+
+def _settling(verb: bytes, held: Held, number: int, one: bytes | None, error: str | None) -> bytes:
+    where, two = where_of(held), None if error is None else error.encode()
+    proof = pack_proof(held.owner, held.fence)
+    head = _SETTLE.pack(verb, len(where), len(proof), number, _length(one), _length(two))
+    return head + where + proof + (one or b"") + (two or b"")
+
+
+def _length(text: bytes | None) -> int:
+    return _NONE if text is None else len(text)
+
+
+def taking(take: Take) -> bytes:
+    where = where_of(take)
+    return _TAKE.pack(len(where), len(take.owner), take.lease) + where + take.owner
+
+
+def redriving(redrive: Redrive) -> bytes:
+    where = where_of(redrive)
+    return _OPERATE.pack(b"V", len(where)) + where
+
+
+def resetting(reset: Reset) -> bytes:
+    where = where_of(reset)
+    return _OPERATE.pack(b"d" if reset.only_dead else b"X", len(where)) + where
+
+
+def swapping(change: Change) -> bytes:
+    where = where_of(change)
+    return _SWAP.pack(len(where), len(change.body), change.version, change.retention) + where + change.body
+
+
+def reading(address: Address) -> bytes:
+    return text(where_of(address))
+
+
+def text(bytes_: bytes) -> bytes:
+    return _TEXT.pack(len(bytes_)) + bytes_
+
+
+def texts(each: Iterable[bytes]) -> bytes:
+    return b"".join(map(text, each))

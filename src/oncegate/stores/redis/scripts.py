@@ -1,0 +1,35 @@
+"""The scripts: their text, and the digests by which servers know them."""
+
+import hashlib
+import pkgutil
+from typing import Final
+
+from msgspec import Struct
+
+
+class Script(Struct, frozen=True):
+    text: bytes
+    digest: str
+    writes: bool = True
+    repeatable: bool = True
+
+
+def script_of(text: bytes, **how: bool) -> Script:
+    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), **how)
+
+
+def _script(name: str, **how: bool) -> Script:
+    return script_of(_text("record") + _text(name), **how)
+
+
+def _text(name: str) -> bytes:
+    return pkgutil.get_data("oncegate.stores.redis", f"{name}.lua") or b""
+
+
+CLAIM: Final = _script("claim")
+SETTLE: Final = _script("settle")
+# Asked again after a lost answer, these would do more than was asked, or tell that what they did was not to be done.
+TAKE: Final = _script("take", repeatable=False)
+OPERATE: Final = _script("operate", repeatable=False)
+SWAP: Final = _script("swap", repeatable=False)
+LOOK: Final = _script("look", writes=False)

@@ -1,0 +1,156 @@
+"""Which server has which bucket: one server for all, or the primaries of a cluster."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+from redis.crc import key_slot
+
+from oncegate.errors import StoreUnavailable
+from oncegate.stores.redis.checks import LAYOUT_TAG, check
+from oncegate.stores.redis.settings import Settings
+from oncegate.stores.redis.wire import Failed, Server, exchange, explained
+
+_SLOTS: Final = 16_384
+
+
+class Servers(Protocol):
+    # What the keys of each bucket begin with, and a pattern for all of them.
+    bases: list[bytes]
+    pattern: bytes
+
+    def meet(self) -> None:
+        """Connect for the first time, and check what is there. Nothing else works before."""
+
+    def having(self, bucket: int) -> Server:
+        """The server that has a bucket, as far as is known."""
+
+    def home(self) -> Server:
+        """The server that has the note on the layout."""
+
+    def all(self) -> list[Server]:
+        """Every server that has buckets."""
+
+    def look_again(self) -> None:
+        """Something has changed: find out who has what now."""
+
+    def close(self) -> None: ...
+
+
+class Single:
+    """One server, one bucket."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.bases = [f"{settings.prefix}:".encode()]
+        self.pattern = self.bases[0]
+        self._settings = settings
+        self._server = Server(settings, settings.host, settings.port)
+
+    def meet(self) -> None:
+        check(self._server, self._settings)
+
+    def having(self, bucket: int) -> Server:  # noqa: ARG002  # there is one
+        return self._server
+
+    def home(self) -> Server:
+        return self._server
+
+    def all(self) -> list[Server]:
+        return [self._server]
+
+    def look_again(self) -> None:
+        """Connections to what has become a replica may be kept by the network; the name may lead to its successor."""
+        self._server.close()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class Cluster:
+    """The primaries of a cluster. Only those that have a bucket matter."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._slots, self.bases = _spread(settings)
+        self.pattern = settings.prefix.encode() + b"{*}"
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, int], Server] = {}
+        self._seed = Server(settings, settings.host, settings.port)
+        self._by_bucket: list[Server] = []
+
+    def meet(self) -> None:
+        self.look_again()
+
+    def having(self, bucket: int) -> Server:
+        return self._by_bucket[bucket]
+
+    def home(self) -> Server:
+        return self._home
+
+    def all(self) -> list[Server]:
+        return list(dict.fromkeys(self._by_bucket))
+
+    def look_again(self) -> None:
+        with self._lock:
+            *self._by_bucket, self._home = self._located(self._layout())
+
+    def _layout(self) -> list[Any]:
+        """The slot ranges as the first server tells that answers: the known ones, then the one that was named."""
+        failures = []
+        for address, server in [*self._known.items(), (None, self._seed)]:
+            (reply,) = exchange({server: [("CLUSTER", "SLOTS")]})[server]
+            if not isinstance(reply, Failed):
+                return reply  # type: ignore[no-any-return]  # as Redis sends it
+            failures.append(explained(reply.error, server.name))
+            if address is not None:  # the next one to look asks it last
+                self._known[address] = self._known.pop(address)
+        raise failures[-1]
+
+    def _located(self, ranges: list[Any]) -> list[Server]:
+        primaries = [(first, last, self._server(*node[:2])) for first, last, node, *_ in ranges]
+        return [self._owner(slot, primaries) for slot in [*self._slots, key_slot(LAYOUT_TAG)]]
+
+    def _owner(self, slot: int, primaries: list[tuple[int, int, Server]]) -> Server:
+        for first, last, server in primaries:
+            if first <= slot <= last:
+                return server
+        raise StoreUnavailable(f"the cluster of {self._settings.place} has nobody for slot {slot}; check CLUSTER INFO")
+
+    def _server(self, host: bytes | None, port: int) -> Server:
+        """Each node is checked when it is first met as a primary, so also when it has taken over."""
+        address = ((host or b"").decode() or self._settings.host, port)
+        if address not in self._known:
+            server = Server(self._settings, *address)
+            try:
+                check(server, self._settings)
+            except BaseException:
+                server.close()
+                raise
+            self._known[address] = server
+        return self._known[address]
+
+    def close(self) -> None:
+        for server in [*self._known.values(), self._seed]:
+            server.close()
+
+
+def _spread(settings: Settings) -> tuple[list[int], list[bytes]]:
+    """Slots and beginnings of keys for the buckets, one in each equal stretch of the slots.
+
+    Tags chosen by number alone would leave one primary of three with far more buckets than another."""
+    found: dict[int, tuple[int, bytes]] = {}
+    for tag in _tags():
+        slot = key_slot(tag)
+        stretch = slot * settings.buckets // _SLOTS
+        found.setdefault(stretch, (slot, settings.prefix.encode() + b"{" + tag + b"}"))
+        if len(found) == settings.buckets:
+            break
+    slots, bases = zip(*(found[bucket] for bucket in range(settings.buckets)), strict=True)
+    return list(slots), list(bases)
+
+
+def _tags() -> Iterator[bytes]:
+    number = 0
+    while True:
+        yield b"%x" % number
+        number += 1

@@ -1,0 +1,105 @@
+"""What a URL of the Redis store says."""
+
+import re
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct
+
+from oncegate.durations import microseconds
+from oncegate.errors import SettingError
+
+_SCHEMES: Final = {
+    "redis": (False, False),
+    "rediss": (True, False),
+    "redis+cluster": (False, True),
+    "rediss+cluster": (True, True),
+}
+_COMMON: Final = ("prefix", "connect_timeout", "timeout", "wait_replicas", "wait_timeout")
+_CLUSTERED: Final = ("buckets",)
+_ENCRYPTED: Final = ("ca_file", "cert_file", "key_file")
+_PREFIX: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_MOST_BUCKETS: Final = 1024
+
+
+class Settings(Struct, frozen=True):
+    """Times are in seconds, as sockets take them."""
+
+    host: str
+    port: int = 6379
+    database: int = 0
+    username: str | None = None
+    password: str | None = None
+    tls: bool = False
+    cluster: bool = False
+    prefix: str = "oncegate"
+    buckets: int = 16
+    connect_timeout: float = 2.0
+    timeout: float = 5.0
+    wait_replicas: int = 0
+    wait_timeout: float = 1.0
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people: without the password."""
+        return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
+
+
+def settings_of(url: str) -> Settings:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise SettingError(f"the Redis URL cannot be read: {error}; write redis://host:6379/0") from error
+    tls, cluster = _SCHEMES[parts.scheme]
+    if not parts.hostname or parts.fragment:
+        raise SettingError(f"the Redis URL names no server; write {parts.scheme}://host:6379")
+    known = _COMMON + _CLUSTERED * cluster + _ENCRYPTED * tls
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - set(known)):
+        raise SettingError(f"the Redis store has no option {unknown[0]!r} here; it has {', '.join(known)}")
+    return Settings(
+        parts.hostname,
+        port or 6379,
+        _database(parts.path, cluster),
+        unquote(parts.username) if parts.username else None,
+        unquote(parts.password) if parts.password else None,
+        tls,
+        cluster,
+        _prefix(options.get("prefix", "oncegate")),
+        _number(options, "buckets", 16, 1, _MOST_BUCKETS),
+        _seconds(options, "connect_timeout", "2s"),
+        _seconds(options, "timeout", "5s"),
+        _number(options, "wait_replicas", 0, 0, 100),
+        _seconds(options, "wait_timeout", "1s"),
+        *(options.get(name) or None for name in _ENCRYPTED),
+    )
+
+
+def _database(path: str, cluster: bool) -> int:
+    name = path.strip("/")
+    if cluster and name not in ("", "0"):
+        raise SettingError(f"a cluster has no database {name!r}; leave it out, and tell stores apart by ?prefix=")
+    if name and not name.isdecimal():
+        raise SettingError(f"{name!r} is no number of a Redis database; write redis://host:6379/0")
+    return int(name or 0)
+
+
+def _prefix(text: str) -> str:
+    if not _PREFIX.fullmatch(text):
+        raise SettingError(f"prefix={text!r} cannot begin a key; use up to 64 letters, digits, and . _ : -")
+    return text
+
+
+def _number(options: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = options.get(name, str(default))
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise SettingError(f"{name}={text!r} is not a number from {least} to {most}")
+    return int(text)
+
+
+def _seconds(options: dict[str, str], name: str, default: str) -> float:
+    return microseconds(options.get(name, default), name) / 1e6

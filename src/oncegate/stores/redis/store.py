@@ -1,0 +1,179 @@
+"""The Redis store: one server or a cluster, one script call for the part of a batch that lies in one bucket.
+
+The rules are those of `oncegate.claims.step`, stated once more in the scripts, which judge and write in one go where
+the records are, and take the time from their server. `record.lua` draws the layout of the keys.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from oncegate import forks
+from oncegate.claims import (
+    Address,
+    Buried,
+    Claim,
+    Conflict,
+    Duplicate,
+    Granted,
+    InFlight,
+    Redrive,
+    Renew,
+    Reset,
+    Settlement,
+    Verdict,
+    step,
+)
+from oncegate.clocks import Clock
+from oncegate.errors import StoreRefused
+from oncegate.stores.base import Change, Document, Entry, Want
+from oncegate.stores.redis import scripts
+from oncegate.stores.redis.browsing import browse_all, browse_key, dead_letters
+from oncegate.stores.redis.buckets import Buckets, Call
+from oncegate.stores.redis.records import place_of, unpack
+from oncegate.stores.redis.requests import (
+    claiming,
+    reading,
+    redriving,
+    renewing,
+    resetting,
+    settling,
+    swapping,
+    text,
+)
+from oncegate.stores.redis.scripts import Script
+from oncegate.stores.redis.settings import Settings
+from oncegate.stores.redis.taking import take
+from oncegate.stores.redis.wire import Reply
+
+_GRANTED_ANEW: Final = ord("N")
+_VERDICTS: Final[dict[int, type[Any]]] = {
+    ord("G"): Granted,
+    ord("U"): Duplicate,
+    ord("I"): InFlight,
+    ord("X"): Conflict,
+    ord("B"): Buried,
+}
+_YES: Final = ord("1")
+
+
+class RedisStore:
+    remote = True
+
+    def __init__(self, settings: Settings, *, create: bool = True, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed = False
+        self._buckets: Buckets | None = Buckets(settings, clock, create=create)
+        forks.watch(self)
+
+    # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
+        places = {place_of(request.namespace) for request in requests}
+        verdicts: list[Any] = [None] * len(requests)
+        for call, reply in self._each(scripts.CLAIM, requests, claiming, *places):
+            now, letters, *values = reply
+            known = iter(values)
+            for position, letter in zip(call.positions, letters, strict=True):
+                if letter == _GRANTED_ANEW:
+                    verdicts[position] = step(None, requests[position], now)[1]
+                else:
+                    verdicts[position] = _VERDICTS[letter](unpack(next(known)), now)
+        return verdicts
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return self._told(scripts.SETTLE, settlements, settling)
+
+    def renew(self, leases: Sequence[Renew]) -> list[bool]:
+        return self._told(scripts.SETTLE, leases, renewing)
+
+    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+        return take(self._open(), wants)
+
+    def load(self, addresses: Sequence[Address]) -> list[Document]:
+        documents = [Document()] * len(addresses)
+        for call, (now, *values) in self._each(scripts.LOOK, addresses, reading, head=text(b"documents")):
+            for position, value in zip(call.positions, values, strict=True):
+                if value and now < int.from_bytes(value[7:14]):
+                    documents[position] = Document(int.from_bytes(value[:7]), value[14:])
+        return documents
+
+    def swap(self, changes: Sequence[Change]) -> list[bool]:
+        return self._told(scripts.SWAP, changes, swapping)
+
+    def dead_letters(
+        self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
+    ) -> list[Entry]:
+        return dead_letters(self._open(), namespace, after, limit)
+
+    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
+        return self._told(scripts.OPERATE, requests, redriving)
+
+    def reset(self, requests: Sequence[Reset]) -> list[bool]:
+        return self._told(scripts.OPERATE, requests, resetting)
+
+    def browse(
+        self,
+        namespace: str | None = None,
+        *,
+        key: bytes | None = None,
+        after: Address | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        if key is None:
+            return browse_all(self._open(), namespace, after, limit)
+        return browse_key(self._open(), key, namespace, after, limit)
+
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _told(self, script: Script, asked: Sequence[Any], request: Callable[[Any], bytes]) -> list[bool]:
+        """For scripts that answer with a digit for each request."""
+        answers = [False] * len(asked)
+        for call, digits in self._each(script, asked, request):
+            for position, digit in zip(call.positions, digits, strict=True):
+                answers[position] = digit == _YES
+        return answers
+
+    def _each(
+        self,
+        script: Script,
+        asked: Sequence[Any],
+        request: Callable[[Any], bytes],
+        *more: bytes,
+        head: bytes = b"",
+    ) -> Iterator[tuple[Call, Reply]]:
+        """The calls that a batch falls into, each with its reply."""
+        buckets = self._open()
+        calls = buckets.split(script, asked, request, *more, head=head) if asked else []
+        return zip(calls, buckets.ask(calls), strict=True)
+
+    def _open(self) -> Buckets:
+        buckets = self._buckets
+        if buckets is not None:
+            return buckets
+        with self._lock:
+            if self._closed:
+                raise StoreRefused(f"the store at {self._settings.place} was closed")
+            if self._buckets is None:
+                self._buckets = Buckets(self._settings, self._clock, create=True)
+            return self._buckets
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._buckets is not None:
+                self._buckets.servers.close()
+                self._buckets = None
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """The child connects anew: the connections that it inherits are the parent's, which loses nothing when they are
+        closed here."""
+        if in_child and self._buckets is not None:
+            self._buckets.servers.close()
+            self._buckets = None
+        self._lock.release()
