@@ -12,14 +12,16 @@
     │   ├── Buried            it failed too often, and is a dead letter
     │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
+    ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
 
 What an event can come to (a duplicate, a failure of the handler, a conflict) is an `Outcome`, not an error; only
-`once`, which has no other way to answer, raises.
+`once` and a Lambda function, which have no other way to answer, raise.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -85,6 +87,15 @@ class NoResult(CallError):
 
 class Unconfirmed(CallError):
     """It ran, but the store did not confirm that it is recorded as done."""
+
+
+class NotTaken(OncegateError):
+    """A Lambda invocation that is failed on purpose, so that it is delivered again. `outcomes` are those that must not
+    be acknowledged; the text says nothing that an exception said, since Lambda logs it."""
+
+    def __init__(self, outcomes: Sequence[Any], why: str) -> None:
+        self.outcomes = tuple(outcomes)
+        super().__init__(why)
 
 
 class StoreError(OncegateError):

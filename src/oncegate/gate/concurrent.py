@@ -143,8 +143,8 @@ class Concurrent:
         if job.hopeless is not None:
             job.started = True
             await self._gatherer.done(self._endings.buried(job, job.hopeless))
-        elif job.lease.lost or self._boot() >= job.lease.valid_until:
-            await self._gatherer.done(self._endings.unstarted(job))
+        elif (late := job.too_late(self._boot())) is not None:
+            await self._gatherer.done(self._endings.unstarted(job, late))
         else:
             way = _Way(partial(self._endings.processed, job), partial(self._failed, job), job)
             await self._call(job.event, handler, way)

@@ -1,18 +1,16 @@
 """Endings: what a handler's answer or failure means for its claim and its outcome."""
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from oncegate.claims import Bury, Complete, Release
 from oncegate.gate.handlers import said
-from oncegate.gate.jobs import Bare, Job
+from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
 from oncegate.gate.terms import Terms
-
-TOO_LATE: Final = "its lease ran out before the handler could start"
 
 
 class Endings:
@@ -42,9 +40,9 @@ class Endings:
         bury = Bury(*self._proof(job), self._terms.dead_letter_retention, job.event.raw, error)
         return Ending(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
 
-    def unstarted(self, job: Job) -> Ending:
+    def unstarted(self, job: Job, why: str = TOO_LATE) -> Ending:
         """Its handler never started, so the attempt does not count."""
-        outcome = Outcome("in_flight", job.event, job.key, error=TOO_LATE)
+        outcome = Outcome("in_flight", job.event, job.key, error=why)
         return Ending(job, Release(*self._proof(job), unstarted=True), outcome)
 
     def _proof(self, job: Job) -> tuple[str, bytes, bytes, int]:

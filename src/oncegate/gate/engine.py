@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec.structs import replace
 
 from oncegate.clocks import Clock
 from oncegate.gate.claiming import Claimer
@@ -26,25 +28,41 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    def __init__(self, store: Store, terms: Terms, boot: Clock, observers: Observers, hints: Hints = NO_HINTS) -> None:
-        self._terms = terms
-        self._boot = boot
+    def __init__(
+        self,
+        store: Store,
+        terms: Terms,
+        boot: Clock,
+        observers: Observers,
+        hints: Hints = NO_HINTS,
+        memory: Memory | None = None,
+    ) -> None:
+        self.terms = terms
+        self.boot = boot
         self._observers = observers
         self._endings = Endings(terms)
         if terms.breaker is not None and getattr(store, "remote", False):
             store = cast(Store, Guarded(store, Breaker(terms.breaker, boot, self._breaker_told)))
-        memory = Memory(None if terms.sliding else terms.remember, terms.retention, boot)
+        self._store = store
+        self._hints = hints
+        self._memory = memory = memory or Memory(None if terms.sliding else terms.remember, terms.retention, boot)
         self.claimer = Claimer(store, terms, boot, memory, observers, hints)
         self._echoes = Echoes(store, terms, self.claimer, observers)
         self._heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
         self.runner = Runner(store, terms, boot, self.claimer, self._endings, self._heartbeat, memory)
+
+    def under(self, **changes: Any) -> "Engine":
+        """Another engine for the same store, with these terms changed. What one learns the other knows: what is
+        completed, and whether the store answers."""
+        terms = replace(self.terms, **changes, breaker=None)  # the store is behind its breaker already
+        return Engine(self._store, terms, self.boot, self._observers, self._hints, self._memory)
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
         if echoing := [item for item in identified if isinstance(item, Job) and item.key.change is not None]:
             self._echoes.resolve(echoing)
         batch = Batch(identified)
-        for together in [[job] for job in batch.jobs] if self._terms.one_by_one else [batch.jobs]:
+        for together in [[job] for job in batch.jobs] if self.terms.one_by_one else [batch.jobs]:
             self.claimer.claim(together)
             self.runner.run(together, handler)
         self.runner.run_unguarded([*batch.jobs, *batch.bare], handler)
@@ -62,7 +80,7 @@ class Engine:
     def concurrent(self) -> "Concurrent":
         """Made when first used: asyncio would cost every cold start that does without it."""
         concurrent: Concurrent = import_module("oncegate.gate.concurrent").Concurrent(
-            self._terms, self._boot, self.claimer, self._endings, self.runner, self._heartbeat, self._echoes
+            self.terms, self.boot, self.claimer, self._endings, self.runner, self._heartbeat, self._echoes
         )
         return concurrent
 

@@ -176,6 +176,30 @@ class Gate:
                 item.outcome = Outcome("failed", item.event, item.key, error=item.unguarded)
         return self._told([item.outcome])[0]
 
+    def lambda_handler(
+        self, function: AsyncHandler | Handler, *, reserve: Duration = "1s"
+    ) -> Callable[[Any, Any], dict[str, Any]]:
+        """The handler of an AWS Lambda function that runs `function` once for each event.
+
+        It finds out by itself what it is invoked with, and answers each as it must be: the failed records of a batch
+        from SQS, Kinesis or a pipe, an HTTP response, a result, or NotTaken to have an event delivered again. An async
+        function runs in an event loop that is kept from one invocation to the next.
+
+        `reserve` is how much time of an invocation is left for its end: no handler starts in it, and what is then left
+        is delivered again. It should be a little longer than the function takes for one event; it is never more than
+        half of the time there is. Where the platform delivers again it also counts how often, and `max_attempts` does
+        not matter; for requests by HTTP it does."""
+        handler: Callable[[Any, Any], dict[str, Any]] = import_module("oncegate.gate.lambdas").LambdaHandler(
+            function,
+            microseconds(reserve, "reserve"),
+            engine=self._engine,
+            read=self._events,
+            identify=self._identify,
+            observers=self._observers,
+            wall=self._wall,
+        )
+        return handler
+
     def seen(self, payload: Any) -> bool:
         """Whether this event was seen before; from now on it was. The `is_duplicate` of many tutorials.
 

@@ -13,6 +13,10 @@ from oncegate.times import microseconds_of
 
 # Genesys hands an event over for up to 4 days, and EventBridge then tries its targets for one more.
 _RETRIED_FOR: Final = 5 * 86_400_000_000
+_NEVER: Final = 2**63
+
+TOO_LATE: Final = "its lease ran out before the handler could start"
+NO_TIME: Final = "too little time was left to start its handler"
 
 
 class Job:
@@ -20,7 +24,8 @@ class Job:
 
     `lease` is there while it is `held`, `outcome` when it has come to one. `hopeless` is why it is buried instead of
     run, `unguarded` why it runs without a claim. `emission` is the key it had by itself, if its change was known under
-    another. One that is `answered` is not to be claimed any more.
+    another. One that is `answered` is not to be claimed any more. Its handler is not started from `start_by` on, on the
+    boot clock.
     """
 
     __slots__ = (
@@ -33,6 +38,7 @@ class Job:
         "lease",
         "outcome",
         "payload_hash",
+        "start_by",
         "started",
         "unguarded",
     )
@@ -48,8 +54,15 @@ class Job:
         self.emission: Key | None = None
         self.answered = False
         self.held = False
+        self.start_by = _NEVER
         self.started = False
         self.unguarded: str | None = None
+
+    def too_late(self, now: int) -> str | None:
+        """Why its handler may no longer start, None if it may. It holds a lease."""
+        if self.lease.lost or now >= self.lease.valid_until:
+            return TOO_LATE
+        return NO_TIME if now >= self.start_by else None
 
 
 class Bare:

@@ -20,10 +20,7 @@ class JsonLog:
         outcome = outcome_of(notice)
         if outcome is None:
             return
-        line = ascii_only(json.encode(_fields(notice, outcome)).decode())
-        stream = sys.stdout if self._stream is None else self._stream
-        stream.write(f"{line}\n")
-        stream.flush()
+        write_line({"time": spelt(notice.at), **fields_of(outcome, notice.namespace)}, self._stream)
 
 
 def outcome_of(notice: Notice) -> Outcome | None:
@@ -45,16 +42,28 @@ def escaped(character: str) -> str:
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
-def _fields(notice: Notice, outcome: Outcome) -> dict[str, Any]:
+def write_line(fields: dict[str, Any], stream: TextIO | None = None) -> None:
+    """One line of JSON; without a stream, to what stdout is at the time."""
+    stream = sys.stdout if stream is None else stream
+    stream.write(f"{ascii_only(json.encode(fields).decode())}\n")
+    stream.flush()
+
+
+def spelt(at: int) -> str:
+    """A time in microseconds as RFC 3339 has it."""
+    when = datetime.fromtimestamp(at / 1_000_000, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:
+    """What a line says of an outcome; nothing in it is of the payload but what names the event."""
     event = outcome.event
-    when = datetime.fromtimestamp(notice.at / 1_000_000, UTC)
     return {
-        "time": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "status": outcome.status,
         "kind": outcome.kind,
         "event_id": event.id,
         "key": None if outcome.key is None else str(outcome.key),
-        "namespace": notice.namespace,
+        "namespace": namespace,
         "source": event.source,
         "type": event.type,
         "entity": event.entity,

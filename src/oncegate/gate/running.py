@@ -8,7 +8,6 @@ from oncegate.clocks import Clock
 from oncegate.errors import StoreError
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import (
-    TOO_LATE,
     Endings,
     Failed,
     failed_marked,
@@ -18,7 +17,7 @@ from oncegate.gate.endings import (
     ran_unguarded,
 )
 from oncegate.gate.handlers import Handler, TransactionHandler, plain
-from oncegate.gate.jobs import Bare, Job
+from oncegate.gate.jobs import NO_TIME, Bare, Job
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
@@ -68,9 +67,15 @@ class Runner:
             self.give_back(again)
             self._run_together([job for job in granted if job.event.attempt == 1], handler)
             for job in sorted(again, key=_attempt):
-                self._claimer.claim([job])
+                self._claim_again(job)
                 if job.held:
                     self.run_alone(job, handler)
+
+    def _claim_again(self, job: Job) -> None:
+        if self._boot() < job.start_by:
+            self._claimer.claim([job])
+        else:
+            job.outcome = Outcome("in_flight", job.event, job.key, error=NO_TIME)
 
     def run_alone(self, job: Job, handler: Handler) -> None:
         """Run one claim in progress, whatever the mode: what was taken from the store is never marked first."""
@@ -156,8 +161,8 @@ class Runner:
                 if job.hopeless is not None:
                     job.started = True
                     settlements.add(self._endings.buried(job, job.hopeless))
-                elif job.lease.lost or self._boot() >= job.lease.valid_until:
-                    job.outcome = Outcome("in_flight", job.event, job.key, error=TOO_LATE)
+                elif (late := job.too_late(self._boot())) is not None:
+                    job.outcome = Outcome("in_flight", job.event, job.key, error=late)
                 else:
                     job.started = True
                     if (ending := handle(job)) is not None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from oncegate.errors import StoreError
 from oncegate.events import Event
-from oncegate.gate import Gate, Outcome
+from oncegate.gate import Gate
+from oncegate.gate.answers import Answer, answer_of, keep_refused, problem
 from oncegate.gate.handlers import Handler
-from oncegate.service.answers import Answer, answer_of, problem
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -93,17 +93,11 @@ class App:
     def _through(self, body: bytes) -> Answer:
         """In a worker thread: gate and store are synchronous. Whatever goes wrong here is no acknowledgement."""
         try:
-            outcomes = self._kept(self._gate.run_batch([body], self._handle))
+            outcomes = keep_refused(self._gate.run_batch([body], self._handle), self._gate.keep)
         except BaseException:  # noqa: BLE001  # a handler may even call sys.exit
             _log.exception("a request failed")
             return problem(503, "the event could not be taken; send it again")
         return answer_of(outcomes)
-
-    def _kept(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """What is refused for good is kept as a dead letter before its sender is told."""
-        invalid = [outcome for outcome in outcomes if outcome.status == "invalid"]
-        kept = iter(self._gate.keep(invalid))
-        return [next(kept) if outcome.status == "invalid" else outcome for outcome in outcomes]
 
     def _handle(self, event: Event) -> Any:
         """The handler; the gate keeps the text of its error, which may be of the payload, and the log says where it

@@ -1,5 +1,6 @@
 """Answers: from outcomes to HTTP, by one table."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -36,6 +37,12 @@ class Answer(Struct, frozen=True):
     code: int
     body: bytes
     headers: list[tuple[bytes, bytes]]
+
+
+def keep_refused(outcomes: list[Outcome], keep: Callable[[Sequence[Outcome]], list[Outcome]]) -> list[Outcome]:
+    """What is refused for good is kept as a dead letter before its sender is told."""
+    kept = iter(keep([outcome for outcome in outcomes if outcome.status == "invalid"]))
+    return [next(kept) if outcome.status == "invalid" else outcome for outcome in outcomes]
 
 
 def answer_of(outcomes: list[Outcome]) -> Answer:
