@@ -1,0 +1,165 @@
+"""What Lambda functions are invoked with, the context that says how long they may take, and handlers for them."""
+
+import base64
+import json
+from typing import Any
+
+from oncegate import Event
+from oncegate.testing import ManualClock
+
+_QUEUE = "arn:aws:sqs:us-east-1:123456789012:events"
+
+
+class Context:
+    """Lambda's context: with a clock, the time left becomes less as that clock moves."""
+
+    def __init__(self, milliseconds: int = 60_000, clock: ManualClock | None = None, request_id: str = "req-1") -> None:
+        self.aws_request_id = request_id
+        self._clock = clock or ManualClock()
+        self._end = self._clock() + milliseconds * 1_000
+
+    def get_remaining_time_in_millis(self) -> int:
+        return (self._end - self._clock()) // 1_000
+
+
+def envelope(number: int = 1, detail_type: str = "Order Placed", **detail: Any) -> dict[str, Any]:
+    return {
+        "version": "0",
+        "id": f"00000000-0000-4000-8000-{number:012d}",
+        "detail-type": detail_type,
+        "source": "com.example.shop",
+        "account": "123456789012",
+        "time": "2026-02-03T04:05:06Z",
+        "region": "us-east-1",
+        "resources": [],
+        "detail": {"number": number, **detail},
+    }
+
+
+def _text(document: Any) -> str:
+    return document if isinstance(document, str) else json.dumps(document)
+
+
+def _base64(document: Any) -> str:
+    return base64.b64encode(_text(document).encode()).decode()
+
+
+def message(document: Any, name: str = "m-1", group: str | None = None, **more: Any) -> dict[str, Any]:
+    """An SQS record; with a group, of a FIFO queue."""
+    attributes = {"ApproximateReceiveCount": "1", "SentTimestamp": "1770091506123", "SenderId": "AIDA"}
+    if group is not None:
+        attributes |= {"MessageGroupId": group, "SequenceNumber": "18849496460467696128"}
+    return {
+        "messageId": name,
+        "receiptHandle": "AQEB",
+        "body": _text(document),
+        "attributes": attributes,
+        "messageAttributes": {},
+        "md5OfBody": "0",
+        "eventSource": "aws:sqs",
+        "eventSourceARN": _QUEUE if group is None else f"{_QUEUE}.fifo",
+        "awsRegion": "us-east-1",
+        **more,
+    }
+
+
+def shard_record(document: Any, name: str = "s-1") -> dict[str, Any]:
+    data = {"sequenceNumber": name, "data": _base64(document), "approximateArrivalTimestamp": 1770091506.123}
+    return {
+        "kinesis": {"kinesisSchemaVersion": "1.0", "partitionKey": "p", **data},
+        "eventSource": "aws:kinesis",
+        "eventID": f"shardId-000000000000:{name}",
+        "eventSourceARN": "arn:aws:kinesis:us-east-1:123456789012:stream/events",
+    }
+
+
+def piped_shard_record(document: Any, name: str = "s-1") -> dict[str, Any]:
+    """The same by a pipe, which hands it over flat."""
+    record = shard_record(document, name)
+    return {**record.pop("kinesis"), **record}
+
+
+def table_record(number: int, name: str = "t-1") -> dict[str, Any]:
+    change = {"Keys": {"id": {"N": str(number)}}, "SequenceNumber": name, "StreamViewType": "KEYS_ONLY"}
+    return {"eventID": f"change-{number}", "eventName": "INSERT", "eventSource": "aws:dynamodb", "dynamodb": change}
+
+
+def notification(document: Any, name: str = "n-1") -> dict[str, Any]:
+    sns = {
+        "Type": "Notification",
+        "MessageId": name,
+        "TopicArn": "arn:aws:sns:us-east-1:123456789012:events",
+        "Message": _text(document),
+        "Timestamp": "2026-02-03T04:05:06.123Z",
+    }
+    return {"EventSource": "aws:sns", "EventVersion": "1.0", "Sns": sns}
+
+
+def firehose(*documents: Any) -> dict[str, Any]:
+    records = [{"recordId": f"f-{at}", "data": _base64(document)} for at, document in enumerate(documents, 1)]
+    return {"invocationId": "i-1", "deliveryStreamArn": "arn:aws:firehose:x", "region": "us-east-1", "records": records}
+
+
+def destination(document: Any) -> dict[str, Any]:
+    context = {"requestId": "req-0", "condition": "RetriesExhausted", "approximateInvokeCount": 3}
+    return {
+        "version": "1.0",
+        "timestamp": "2026-02-03T04:05:06.123Z",
+        "requestContext": context,
+        "requestPayload": document,
+        "responsePayload": {"errorMessage": "boom"},
+    }
+
+
+def gateway(document: Any, method: str = "POST") -> dict[str, Any]:
+    """API Gateway's REST format."""
+    return {
+        "resource": "/events",
+        "path": "/events",
+        "httpMethod": method,
+        "headers": {"Content-Type": "application/json"},
+        "requestContext": {"requestId": "q-1", "httpMethod": method},
+        "body": None if document is None else _text(document),
+        "isBase64Encoded": False,
+    }
+
+
+def function_url(document: Any, method: str = "POST") -> dict[str, Any]:
+    """The format of function URLs and HTTP APIs, which leave out a body that is not there."""
+    event = {
+        "version": "2.0",
+        "routeKey": "$default",
+        "rawPath": "/",
+        "headers": {"content-type": "application/json"},
+        "requestContext": {"requestId": "q-1", "http": {"method": method, "path": "/"}},
+        "isBase64Encoded": document is not None,
+    }
+    return event if document is None else {**event, "body": _base64(document)}
+
+
+def fifo(*records: tuple[int, str, bool]) -> dict[str, Any]:
+    """Records of a FIFO queue: a number, the group, and whether it fails."""
+    return {"Records": [message(envelope(n, fail=bad), f"m-{n}", group) for n, group, bad in records]}
+
+
+def missed(answer: dict[str, Any]) -> list[str]:
+    """The records that an answer names as failed."""
+    assert list(answer) == ["batchItemFailures"]
+    return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
+
+
+class Handler:
+    """Remembers the numbers of the events it was given, and fails at those that say so."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, event: Event) -> None:
+        body = event.body if isinstance(event.body, dict) else {}
+        self.seen.append(body.get("number"))
+        if body.get("fail"):
+            raise ValueError("a secret of the payload")
+
+
+def nothing(event: Event) -> None:
+    """An effect that succeeds."""

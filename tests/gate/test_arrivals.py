@@ -1,0 +1,377 @@
+"""What a Lambda function is invoked with, and what each kind of invocation is answered."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, keys, read
+from oncegate.claims import About, Claim, Reset
+from oncegate.errors import NotTaken
+from oncegate.stores.memory import MemoryStore
+from tests.gate.conftest import Stumbling
+from tests.gate.invocations import (
+    Context,
+    Handler,
+    destination,
+    envelope,
+    firehose,
+    function_url,
+    gateway,
+    message,
+    missed,
+    nothing,
+    notification,
+    piped_shard_record,
+    shard_record,
+    table_record,
+)
+
+SAMPLES: list[Any] = [
+    sample["document"] for sample in json.loads((Path(__file__).parent.parent / "data" / "events.json").read_text())
+]
+NOTHING_MISSED: dict[str, Any] = {"batchItemFailures": []}
+
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "direct": lambda document: document,
+    "destination": destination,
+    "array of the new bus": lambda document: [document],
+    "SNS": lambda document: {"Records": [notification(document)]},
+    "SQS": lambda document: {"Records": [message(document)]},
+    "SQS FIFO": lambda document: {"Records": [message(document, group="g")]},
+    "SNS in SQS": lambda document: {"Records": [message(notification(document)["Sns"])]},
+    "SQS by a pipe": lambda document: [message(document)],
+    "Kinesis": lambda document: {"Records": [shard_record(document)]},
+    "Kinesis by a pipe": lambda document: [piped_shard_record(document)],
+    "Firehose": firehose,
+    "API Gateway": gateway,
+    "function URL": function_url,
+}
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+def accepted(answer: dict[str, Any]) -> bool:
+    """Whether an answer says, in its own way, that nothing has to come again."""
+    if "records" in answer:
+        return {record["result"] for record in answer["records"]} == {"Ok"}
+    return answer == NOTHING_MISSED or answer.get("statusCode") == 200
+
+
+@pytest.mark.parametrize("shape", WRAPPED)
+def test_every_document_in_every_wrapping(shape: str) -> None:
+    """Each kind of event runs once, whatever the invocation is, and its second delivery is accepted too."""
+    gate, handler = Gate("memory://"), Handler()
+    answer = gate.lambda_handler(handler)
+    for document in SAMPLES:
+        assert accepted(answer(WRAPPED[shape](document), Context()))
+        ran = len(handler.seen)
+        assert accepted(answer(WRAPPED[shape](document), Context()))
+        assert len(handler.seen) == ran
+    assert len(handler.seen) == gate.counts["event.processed"] > 40
+
+
+def test_one_event_by_every_way(gate: Gate, handler: Handler) -> None:
+    """An event that came one way is a duplicate by all others."""
+    answer = gate.lambda_handler(handler)
+    assert all(accepted(answer(wrap(envelope()), Context())) for wrap in WRAPPED.values())
+    assert len(handler.seen) == 1
+
+
+# ── the table of outcomes ─────────────────────────────────────────────────────────────────────────────────
+
+Given = tuple[Gate, Callable[[Event], Any], Any]
+
+
+def boom(event: Event) -> None:
+    raise ValueError("boom")
+
+
+def given_duplicate() -> Given:
+    gate = Gate("memory://")
+    gate.run(envelope(), nothing)
+    return gate, boom, envelope()
+
+
+def given_conflict() -> Given:
+    gate = Gate("memory://", key=keys.event_id)
+    gate.run({"id": 1, "n": 1}, nothing)
+    return gate, boom, {"id": 1, "n": 2}
+
+
+def given_buried() -> Given:
+    gate = Gate("memory://", max_attempts=1)
+    gate.run(envelope(), boom)
+    return gate, nothing, envelope()
+
+
+def given_in_flight() -> Given:
+    gate, (event,) = Gate("memory://"), read(envelope())
+    about, second = About(event.source, event.type, event.entity, None, event.id), 1_000_000
+    key, content = keys.auto(event).digest, keys.content_hash(event)
+    gate.store.claim([Claim("default", key, bytes(16), content, 30 * second, 60 * second, about, True)])
+    return gate, boom, envelope()
+
+
+def given_lease_lost() -> Given:
+    gate = Gate("memory://")
+
+    def forgotten(event: Event) -> None:
+        assert event.key is not None
+        gate.store.reset([Reset("default", event.key.digest)])
+
+    return gate, forgotten, envelope()
+
+
+def given_store_away(*, after: bool = False, **failures: int) -> Given:
+    store = Stumbling()
+    store.failures, store.after = failures, after
+    return Gate(store), nothing, envelope()
+
+
+HEARTBEAT = {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}
+ROWS: list[tuple[str, Callable[[], Given]]] = [
+    ("processed", lambda: (Gate("memory://"), nothing, envelope())),
+    ("duplicate", given_duplicate),
+    ("skipped", lambda: (Gate("memory://"), boom, HEARTBEAT)),
+    ("unguarded", lambda: (Gate("memory://", key=keys.fields("no"), on_missing_key="unguarded"), nothing, envelope())),
+    ("conflict", given_conflict),
+    ("buried", given_buried),
+    ("missing key", lambda: (Gate("memory://", key=keys.fields("no")), boom, envelope())),
+    ("unreadable", lambda: (Gate("memory://"), boom, "no JSON")),
+    ("in_flight", given_in_flight),
+    ("failed", lambda: (Gate("memory://"), boom, envelope())),
+    ("lease lost", given_lease_lost),
+    ("store down", lambda: given_store_away(claim=99)),
+    ("settle unknown", lambda: given_store_away(settle=99, after=True)),
+]
+TAKEN = ("processed", "duplicate", "skipped", "unguarded", "conflict", "buried")
+REFUSED = ("missing key", "unreadable")
+
+
+@pytest.mark.parametrize(("row", "given"), ROWS, ids=[name for name, _ in ROWS])
+class TestTheTable:
+    def test_in_a_batch(self, row: str, given: Callable[[], Given]) -> None:
+        """What was taken is left out of the failures; all else is named, and nothing is kept of it."""
+        gate, function, document = given()
+        letters = len(gate.store.dead_letters())
+        answer = gate.lambda_handler(function)({"Records": [message(document)]}, Context())
+        assert missed(answer) == ([] if row in TAKEN else ["m-1"])
+        assert len(gate.store.dead_letters()) == letters + (row == "conflict")
+
+    def test_directly(self, row: str, given: Callable[[], Given]) -> None:
+        """What was taken is 200, what is refused for good is kept and 400, and all else fails the invocation."""
+        gate, function, document = given()
+        letters = len(gate.store.dead_letters())
+        handle = gate.lambda_handler(function)
+        if row not in TAKEN + REFUSED:
+            with pytest.raises(NotTaken) as raised:
+                handle(document, Context())
+            assert [outcome.acked for outcome in raised.value.outcomes] == [False]
+            return
+        answer = handle(document, Context())
+        body = json.loads(answer["body"])
+        assert answer["statusCode"] == (200 if row in TAKEN else 400)
+        assert body["status"] == (row if row in TAKEN else "invalid")
+        assert sorted(body) == ["key", "kind", "message", "status"]
+        assert len(gate.store.dead_letters()) == letters + (row == "conflict" or row in REFUSED)
+
+    def test_by_http(self, row: str, given: Callable[[], Given]) -> None:
+        """What was taken is 200, what is refused for good is kept and 400, and all else is 503 with Retry-After."""
+        gate, function, document = given()
+        answer = gate.lambda_handler(function)(gateway(document), Context())
+        body = json.loads(answer["body"])
+        code = 200 if row in TAKEN else 400 if row in REFUSED else 503
+        assert (answer["statusCode"], answer["isBase64Encoded"]) == (code, False)
+        assert body["status"] == (row if row in TAKEN else code)
+        assert ("retry-after" in answer["headers"]) == (code == 503)
+        assert answer["headers"]["content-type"] == f"application/{'json' if code == 200 else 'problem+json'}"
+        if row in REFUSED:
+            assert len(gate.store.dead_letters()) == 1
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_several_records(gate: Gate, handler: Handler) -> None:
+    """Each record that was not taken is named, those around it are not."""
+    records = [message(envelope(n, fail=n in (2, 3)), f"m-{n}") for n in range(1, 6)]
+    assert missed(gate.lambda_handler(handler)({"Records": records}, Context())) == ["m-2", "m-3"]
+    assert sorted(handler.seen) == [1, 2, 3, 4, 5]
+
+
+def test_a_record_with_several_events(gate: Gate, handler: Handler) -> None:
+    """A record is taken if all of its events are; those that were are duplicates when it comes again."""
+    record = message([envelope(1), envelope(2, fail=True), envelope(3)])
+    assert missed(gate.lambda_handler(handler)({"Records": [record]}, Context())) == ["m-1"]
+    assert handler.seen == [1, 2, 3]
+    assert missed(gate.lambda_handler(handler)({"Records": [record]}, Context())) == ["m-1"]
+    assert handler.seen == [1, 2, 3, 2]
+
+
+@pytest.mark.parametrize("name", [None, "", 7])
+def test_a_record_without_an_id(gate: Gate, handler: Handler, name: Any) -> None:
+    """If it cannot be named as failed, all of the batch fails; nothing says that it succeeded."""
+    records = [message(envelope(1)), message(envelope(2, fail=True), name)]
+    with pytest.raises(NotTaken, match="no id"):
+        gate.lambda_handler(handler)({"Records": records}, Context())
+    assert handler.seen == [1, 2]
+
+
+def test_what_is_no_record(gate: Gate, handler: Handler) -> None:
+    """Something else among the records cannot be named either."""
+    with pytest.raises(NotTaken, match="no id"):
+        gate.lambda_handler(handler)({"Records": [message(envelope(1)), "nonsense"]}, Context())
+
+
+def test_a_shard_stops_at_its_first_failure(gate: Gate, handler: Handler) -> None:
+    """The first failed sequence number is where the stream starts again; nothing after it has run."""
+    records = [shard_record(envelope(n, fail=n in (2, 4)), f"s-{n}") for n in range(1, 6)]
+    assert missed(gate.lambda_handler(handler)({"Records": records}, Context())) == ["s-2"]
+    assert handler.seen == [1, 2]
+
+
+def test_a_shard_goes_on_in_order(gate: Gate) -> None:
+    """What failed before runs before what comes after it, also when it is tried again."""
+    seen, failures = [], [2]
+
+    def handle(event: Event) -> None:
+        seen.append(event.body["number"])
+        if seen[-1] in failures:
+            failures.clear()
+            raise ValueError
+
+    records = [shard_record(envelope(n), f"s-{n}") for n in range(1, 5)]
+    answer = gate.lambda_handler(handle)
+    assert missed(answer({"Records": records}, Context())) == ["s-2"]
+    assert answer({"Records": records[1:]}, Context()) == NOTHING_MISSED
+    assert seen == [1, 2, 2, 3, 4]
+
+
+def test_a_table_stream(gate: Gate) -> None:
+    """A change of a DynamoDB table is an event, known by its sequence number, in the order of its shard."""
+    seen = []
+
+    def handle(event: Event) -> None:
+        seen.append(event.body["dynamodb"]["SequenceNumber"])
+        if seen[-1] == "t-2":
+            raise ValueError
+
+    records = [table_record(n, f"t-{n}") for n in range(1, 4)]
+    assert missed(gate.lambda_handler(handle)({"Records": records}, Context())) == ["t-2"]
+    assert seen == ["t-1", "t-2"]
+
+
+def test_pipes_name_stream_records_by_their_event_id(gate: Gate, handler: Handler) -> None:
+    """A pipe retries exactly what is named, so what comes after the failed record is named too."""
+    records = [piped_shard_record(envelope(n, fail=n == 2), f"s-{n}") for n in range(1, 4)]
+    names = [f"shardId-000000000000:s-{n}" for n in (2, 3)]
+    assert missed(gate.lambda_handler(handler)(records, Context())) == names
+
+
+def test_groups_of_a_standard_queue_say_nothing_about_order(gate: Gate, handler: Handler) -> None:
+    """Only a FIFO queue's groups stop at a failure."""
+    standard = message({}, group=None)["eventSourceARN"]
+    records = [message(envelope(n, fail=n == 1), f"m-{n}", "g", eventSourceARN=standard) for n in (1, 2)]
+    assert missed(gate.lambda_handler(handler)({"Records": records}, Context())) == ["m-1"]
+
+
+# ── Firehose ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_firehose_records_go_on_as_they_are(gate: Gate, handler: Handler) -> None:
+    """Each record has its result, in order and with its own data; duplicates are not dropped."""
+    event = firehose(envelope(1), envelope(2, fail=True), envelope(1), "no JSON")
+    answer = gate.lambda_handler(handler)(event, Context())
+    assert [record["result"] for record in answer["records"]] == ["Ok", "ProcessingFailed", "Ok", "ProcessingFailed"]
+    for sent, returned in zip(event["records"], answer["records"], strict=True):
+        assert (sent["recordId"], sent["data"]) == (returned["recordId"], returned["data"])
+
+
+def test_a_firehose_record_without_an_id(gate: Gate, handler: Handler) -> None:
+    """Firehose would refuse the answer, so the invocation fails."""
+    event = firehose(envelope(1), [])
+    del event["records"][1]["recordId"]
+    with pytest.raises(NotTaken, match="no id"):
+        gate.lambda_handler(handler)(event, Context())
+
+
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("wrap", [gateway, function_url])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
+def test_events_are_posted(gate: Gate, wrap: Callable[[Any, str], Any], method: str) -> None:
+    """Other methods are told so, and nothing is run or kept."""
+    answer = gate.lambda_handler(boom)(wrap(None, method), Context())
+    assert (answer["statusCode"], answer["headers"]["allow"]) == (405, "POST")
+    assert gate.store.browse() == []
+
+
+@pytest.mark.parametrize("wrap", [gateway, function_url])
+@pytest.mark.parametrize("document", [None, "", []])
+def test_a_request_without_an_event(gate: Gate, wrap: Callable[[Any], Any], document: Any) -> None:
+    """It is no event, however the front spells that there is no body."""
+    assert gate.lambda_handler(boom)(wrap(document), Context())["statusCode"] == 400
+
+
+def test_a_request_with_several_events(gate: Gate, handler: Handler) -> None:
+    """All run, and the one that fared worst decides the code."""
+    answer = gate.lambda_handler(handler)(gateway([envelope(1), envelope(2, fail=True), envelope(3)]), Context())
+    assert answer["statusCode"] == 503
+    assert [each["status"] for each in json.loads(answer["body"])["outcomes"]] == ["processed", "failed", "processed"]
+
+
+# ── several events directly ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [list, lambda found: {"Records": [notification(each) for each in found]}, destination],
+    ids=["an array of envelopes", "SNS", "a destination"],
+)
+class TestSeveral:
+    def test_all_run_before_the_invocation_fails(self, wrap: Any, gate: Gate, handler: Handler) -> None:
+        """One that failed does not keep the others from running; the next time they are duplicates."""
+        event = wrap([envelope(1, fail=True), envelope(2), envelope(3)])
+        with pytest.raises(NotTaken, match="1 of 3 events not taken"):
+            gate.lambda_handler(handler)(event, Context())
+        with pytest.raises(NotTaken, match="1 of 3 events not taken"):
+            gate.lambda_handler(handler)(event, Context())
+        assert handler.seen == [1, 2, 3, 1]
+
+    def test_each_is_told(self, wrap: Any, gate: Gate, handler: Handler) -> None:
+        """The result has what became of each; one that is no event is kept, and the whole is 400."""
+        good = gate.lambda_handler(handler)(wrap([envelope(1), envelope(2)]), Context())
+        assert good["statusCode"] == 200
+        bad = gate.lambda_handler(handler)(wrap([envelope(1), "no JSON"]), Context())
+        assert bad["statusCode"] == 400
+        assert [each["status"] for each in json.loads(bad["body"])["outcomes"]] == ["duplicate", "invalid"]
+        assert len(gate.store.dead_letters()) == 1
+
+
+def test_nothing_at_all(gate: Gate) -> None:
+    """An invocation without an event in it has nothing that could fail."""
+    empty: list[Any] = [[], {"Records": []}]
+    for event in empty:
+        assert gate.lambda_handler(boom)(event, Context())["statusCode"] == 200
+
+
+@pytest.mark.parametrize("event", [None, 7, True, "", "no JSON", [[1]], {1}, float("nan")])
+def test_what_is_no_event(store: MemoryStore, event: Any) -> None:
+    """It is kept as a dead letter before its 400, once however often it comes."""
+    handle = Gate(store).lambda_handler(boom)
+    assert [handle(event, Context())["statusCode"] for _ in range(2)] == [400, 400]
+    assert len(store.dead_letters()) == 1
+
+
+def test_what_is_no_event_and_cannot_be_kept(stumbling: Stumbling) -> None:
+    """Then it has to come again."""
+    stumbling.failures = {"claim": 99}
+    with pytest.raises(NotTaken, match="no copy could be kept"):
+        Gate(stumbling).lambda_handler(boom)("no JSON", Context())

@@ -1,0 +1,343 @@
+"""Lambda invocations: time, leases, retries, async handlers, and what is told."""
+
+import asyncio
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.errors import NotTaken, SettingError
+from oncegate.gate import Notice
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from oncegate.testing.racing import race
+from tests.gate.conftest import Stumbling
+from tests.gate.invocations import Context, Handler, envelope, fifo, function_url, gateway, message, missed, nothing
+
+
+def fail(event: Event) -> None:
+    raise ValueError(f"a secret: {event.body}")
+
+
+# ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Taking:
+    """A handler that takes so many seconds of a clock for each event."""
+
+    def __init__(self, clock: ManualClock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+        self.seen: list[int] = []
+
+    def __call__(self, event: Event) -> None:
+        self.seen.append(event.body["number"])
+        self.clock.advance(int(self.seconds * 1e6))
+
+
+def batch(*numbers: int) -> dict[str, Any]:
+    return {"Records": [message(envelope(n), f"m-{n}") for n in numbers]}
+
+
+class TestTime:
+    def test_a_batch_stops_before_the_end(self, store: MemoryStore, clock: ManualClock) -> None:
+        """Of ten events that take 4 s each, those that start within 15 s less the reserve run; the rest is free."""
+        handler = Taking(clock, 4)
+        handle = Gate(store, boot=clock).lambda_handler(handler, reserve="5s")
+        assert missed(handle(batch(*range(10)), Context(15_000, clock))) == [f"m-{n}" for n in range(3, 10)]
+        assert missed(handle(batch(*range(3, 10)), Context(60_000, clock))) == []
+        assert handler.seen == list(range(10))
+
+    def test_a_short_time_is_not_all_reserve(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A function with less time than the reserve still runs: at most half of its time is held back."""
+        handler = Taking(clock, 0.1)
+        handle = Gate(store, boot=clock).lambda_handler(handler, reserve="1m")
+        assert missed(handle(batch(1, 2), Context(1_000, clock))) == []
+
+    def test_no_time_at_all(self, stumbling: Stumbling, clock: ManualClock) -> None:
+        """When there is none left the store is not even asked."""
+        context = Context(1_000, clock)
+        clock.advance("2s")
+        with pytest.raises(NotTaken, match="too little time"):
+            Gate(stumbling, boot=clock).lambda_handler(fail)(envelope(), context)
+        assert stumbling.calls == []
+
+    def test_what_was_tried_before_is_not_claimed_late(self, stumbling: Stumbling, clock: ManualClock) -> None:
+        """Events that are run alone after the others are not claimed once time is over."""
+        gate = Gate(stumbling, boot=clock)
+        gate.run_batch([envelope(1), envelope(2)], fail)
+        stumbling.calls.clear()
+        handler = Taking(clock, 10)
+        assert missed(gate.lambda_handler(handler)(batch(1, 2, 3, 4), Context(15_000, clock))) == ["m-1", "m-2"]
+        assert handler.seen == [3, 4]
+        assert [size for verb, size in stumbling.calls if verb == "claim"] == [4]
+        assert [entry.record.attempts for entry in stumbling.browse()] == [1] * 4
+
+    def test_by_http(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A request that cannot be begun any more is 503."""
+        context = Context(1_000, clock)
+        clock.advance("1s")
+        assert Gate(store, boot=clock).lambda_handler(fail)(gateway(envelope()), context)["statusCode"] == 503
+
+    def test_marking_first_goes_one_by_one(self, store: MemoryStore, clock: ManualClock) -> None:
+        """What is marked as done before it runs is not marked when it cannot run."""
+        handler = Taking(clock, 4)
+        handle = Gate(store, boot=clock, mode="mark_first").lambda_handler(handler)
+        assert missed(handle(batch(1, 2, 3, 4), Context(9_000, clock))) == ["m-3", "m-4"]
+        assert (len(store.browse()), store.dead_letters()) == (2, [])
+
+    def test_without_a_context(self, gate: Gate) -> None:
+        """Called by hand, there is no end to watch."""
+        assert gate.lambda_handler(nothing)(envelope(), None)["statusCode"] == 200
+
+    @pytest.mark.parametrize("reserve", ["", "1", 5, "0s"])
+    def test_a_reserve_that_cannot_be_meant(self, gate: Gate, reserve: Any) -> None:
+        """It is refused when the handler is made."""
+        with pytest.raises(SettingError, match="reserve="):
+            gate.lambda_handler(nothing, reserve=reserve)
+
+
+class TestLeases:
+    """How long a claim outlives an invocation that is killed."""
+
+    def lease(self, event: Any, milliseconds: int, **settings: Any) -> float:
+        """The seconds for which the claim is held at first."""
+        clock = ManualClock()
+        store = MemoryStore(clock=clock)
+        found: list[int] = []
+
+        def look(event: Event) -> None:
+            found.extend(entry.record.lease_until - clock() for entry in store.browse())
+
+        Gate(store, boot=clock, **settings).lambda_handler(look)(event, Context(milliseconds, clock))
+        return found[0] / 1e6
+
+    @pytest.mark.parametrize("wrap", [lambda document: document, gateway, lambda document: [message(document)]])
+    @pytest.mark.parametrize(
+        ("lease", "milliseconds", "seconds"),
+        [("30s", 900_000, 30), ("30s", 2_999, 5), ("10m", 900_000, 50), ("10m", 20_000, 22), ("1s", 900_000, 1)],
+    )
+    def test_leases_end_soon_after_the_invocation(
+        self, wrap: Any, lease: str, milliseconds: int, seconds: float
+    ) -> None:
+        """They are no longer than the gate's, than 50 s, and than the time left and two seconds more."""
+        assert self.lease(wrap(envelope()), milliseconds, lease=lease) == seconds
+
+    def test_the_first_retry_is_not_wasted(self, store: MemoryStore, clock: ManualClock) -> None:
+        """The claim of an invocation that does not come back is over when Lambda tries again after a minute."""
+        gate, answers = Gate(store, boot=clock, lease="10m"), []
+
+        def hang(event: Event) -> None:
+            retry = gate.lambda_handler(nothing)
+            clock.advance("49s")
+            with pytest.raises(NotTaken, match="Another worker is at it"):
+                retry(envelope(), Context(900_000, clock))
+            clock.advance("11s")
+            answers.append(retry(envelope(), Context(900_000, clock))["statusCode"])
+
+        with pytest.raises(NotTaken, match="lost to another worker"):
+            gate.lambda_handler(hang)(envelope(), Context(900_000, clock))
+        assert answers == [200]
+
+
+# ── retries ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TestRetries:
+    def test_the_platform_counts(self, store: MemoryStore) -> None:
+        """However often an event of a queue or a bus fails, it is not buried by us, and runs when it is mended."""
+        gate = Gate(store, max_attempts=1)
+        for _ in range(4):
+            assert missed(gate.lambda_handler(fail)(batch(1), Context())) == ["m-1"]
+            with pytest.raises(NotTaken):
+                gate.lambda_handler(fail)(envelope(1), Context())
+        assert store.dead_letters() == []
+        assert gate.lambda_handler(nothing)(envelope(1), Context())["statusCode"] == 200
+
+    def test_requests_are_counted_here(self, store: MemoryStore) -> None:
+        """Who sends by HTTP may try for ever, so the last attempt buries."""
+        handle = Gate(store, max_attempts=2).lambda_handler(fail)
+        codes = [handle(function_url(envelope(1)), Context())["statusCode"] for _ in range(3)]
+        assert codes == [503, 200, 200]
+        assert len(store.dead_letters()) == 1
+
+    def test_attempts_go_on(self, gate: Gate) -> None:
+        """The handler is told how often its event was tried."""
+        attempts = []
+
+        def handle(event: Event) -> None:
+            attempts.append(event.attempt)
+            if len(attempts) < 3:
+                raise ValueError
+
+        for _ in range(2):
+            with pytest.raises(NotTaken):
+                gate.lambda_handler(handle)(envelope(), Context())
+        gate.lambda_handler(handle)(envelope(), Context())
+        assert attempts == [1, 2, 3]
+
+    def test_two_invocations_at_once(self, gate: Gate) -> None:
+        """Of two that get the same event, one runs it and the other has it delivered again."""
+        both = threading.Barrier(2, timeout=10)
+        ran = []
+
+        def handle(event: Event) -> None:
+            ran.append(event.id)
+            both.wait()
+
+        answer = gate.lambda_handler(handle)
+
+        def invoked() -> str:
+            try:
+                return str(answer(envelope(), Context())["statusCode"])
+            except NotTaken:
+                both.wait()
+                return "again"
+
+        assert sorted(race([invoked, invoked])) == ["200", "again"]
+        assert len(ran) == 1
+        assert json.loads(answer(envelope(), Context())["body"])["status"] == "duplicate"
+
+
+# ── async handlers ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TestAsync:
+    def test_an_async_handler(self, gate: Gate) -> None:
+        """It is awaited, and its failures are failures."""
+        seen = []
+
+        async def handle(event: Event) -> None:
+            await asyncio.sleep(0)
+            seen.append(event.body["number"])
+            if event.body["number"] == 2:
+                raise ValueError
+
+        assert missed(gate.lambda_handler(handle)(batch(1, 2, 3), Context())) == ["m-2"]
+        assert seen == [1, 2, 3]
+
+    def test_the_loop_is_kept(self, gate: Gate) -> None:
+        """What a handler keeps from one invocation to the next still belongs to a loop that runs."""
+        kept: list[asyncio.Future[str]] = []
+
+        async def handle(event: Event) -> None:
+            if not kept:
+                kept.append(asyncio.get_running_loop().create_future())
+            else:
+                asyncio.get_running_loop().call_soon(kept[0].set_result, "done")
+                assert await kept[0] == "done"
+
+        answer = gate.lambda_handler(handle)
+        assert [answer(envelope(n), Context())["statusCode"] for n in (1, 2)] == [200, 200]
+
+    def test_a_handler_that_cancels_itself(self, gate: Gate) -> None:
+        """That is a failure of this event and of no other."""
+
+        async def handle(event: Event) -> None:
+            if event.body["number"] == 1:
+                raise asyncio.CancelledError
+
+        assert missed(gate.lambda_handler(handle)(batch(1, 2), Context())) == ["m-1"]
+
+    def test_an_object_with_an_async_call(self, gate: Gate) -> None:
+        """What is awaited is what was returned, not what looks like a coroutine function."""
+
+        class Handler:
+            async def __call__(self, event: Event) -> str:
+                return "done"
+
+        gate.lambda_handler(Handler())(envelope(), Context())
+        assert gate.run(envelope(), nothing).result == "done"
+
+    def test_what_could_never_run_is_refused(self, gate: Gate) -> None:
+        """A generator does nothing when it is called."""
+
+        def handle(event: Event) -> Any:
+            yield event
+
+        with pytest.raises(SettingError, match="is a generator"):
+            gate.lambda_handler(handle)
+
+
+# ── what is told ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+class TestLog:
+    def test_one_line_for_each_event(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+        """In order, with what names the event and the invocation."""
+        records = [message({"id": n, "type": "call.ended", "conversationId": "conv-7"}, f"m-{n}") for n in (1, 2, 1)]
+        gate.lambda_handler(nothing)({"Records": records}, Context(request_id="req-9"))
+        first, *others = lines(capsys)
+        key, when = first.pop("key"), first.pop("timestamp")
+        assert first == {
+            "level": "INFO",
+            "status": "processed",
+            "kind": None,
+            "event_id": "1",
+            "namespace": "default",
+            "source": "plain",
+            "type": "call.ended",
+            "entity": "conv-7",
+            "attempt": 1,
+            "reason": "Processed at the first attempt.",
+            "request_id": "req-9",
+        }
+        assert gate.store.browse(key=bytes.fromhex(key))
+        assert when.endswith("Z")
+        assert [(line["status"], line["kind"]) for line in others] == [("processed", None), ("duplicate", "redelivery")]
+
+    def test_nothing_of_the_payload(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+        """Neither what an event says nor what an exception said of it; where it was raised is told."""
+        with pytest.raises(NotTaken) as raised:
+            gate.lambda_handler(fail)(envelope(1, card="4111 1111"), Context())
+        trace, line = lines(capsys)
+        assert "secret" not in str(raised.value) + json.dumps(line)
+        assert "4111" not in str(raised.value) + json.dumps([trace, line])
+        assert (trace["level"], trace["error"], line["status"]) == ("ERROR", "ValueError", "failed")
+        assert "in fail" in trace["trace"]
+
+    def test_what_was_not_run_is_told_too(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+        """An event that has to wait for another of its group says so."""
+        gate.lambda_handler(Handler())(fifo((1, "a", True), (2, "a", False)), Context())
+        last = lines(capsys)[-1]
+        assert (last["status"], last["reason"]) == (
+            "in_flight",
+            "Not run: one before it has to be taken first; deliver it again.",
+        )
+
+
+def test_observers_have_been_told_when_it_returns() -> None:
+    """The process may be frozen after that, so nothing is left to be told later."""
+    told: list[str] = []
+
+    def slow(notice: Notice) -> None:
+        time.sleep(0.05)
+        told.append(notice.name)
+
+    Gate("memory://", observers=[slow]).lambda_handler(nothing)(envelope(), Context())
+    assert told == ["claim.granted", "event.processed"]
+
+
+def test_an_observer_that_hangs() -> None:
+    """It is waited for, but not for long."""
+    never = threading.Event()
+    began = time.monotonic()
+    gate = Gate("memory://", observers=[lambda notice: never.wait(60)])
+    assert gate.lambda_handler(nothing)(envelope(), Context())["statusCode"] == 200
+    assert time.monotonic() - began < 5
+    never.set()
+
+
+def test_what_one_way_completes_the_others_know(stumbling: Stumbling) -> None:
+    """The engines for several lengths of lease share their memory of completions."""
+    handle = Gate(stumbling).lambda_handler(nothing)
+    handle(envelope(), Context(60_000))
+    handle(envelope(), Context(3_000))
+    handle(gateway(envelope()), Context(3_000))
+    assert [verb for verb, _ in stumbling.calls] == ["claim", "settle"]
