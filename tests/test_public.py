@@ -12,6 +12,7 @@ def test_public_names() -> None:
         "close",
         "counts",
         "keep",
+        "lambda_handler",
         "once",
         "run",
         "run_batch",
