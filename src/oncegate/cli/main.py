@@ -1,5 +1,8 @@
 """The command line: one group, and what every command shares."""
 
+import os
+import sys
+
 import click
 
 from oncegate import __version__
@@ -8,6 +11,7 @@ from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
+from oncegate.cli.read import read
 from oncegate.cli.serve import serve
 from oncegate.errors import OncegateError, SettingError, StoreError
 
@@ -20,6 +24,7 @@ def cli(**_config: str | None) -> None:
 
 
 cli.add_command(serve)
+cli.add_command(read)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)
@@ -29,8 +34,11 @@ def run(arguments: list[str] | None = None) -> int:
     """Run a command; every way it can go wrong is one sentence on stderr and a named exit code."""
     try:
         code = cli.main(arguments, prog_name="oncegate", standalone_mode=False)
+        sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
+    except BrokenPipeError:
+        return _left_alone()
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -38,6 +46,12 @@ def run(arguments: list[str] | None = None) -> int:
         say_error(str(error))
         return _code(error)
     return code if isinstance(code, int) else exits.OK
+
+
+def _left_alone() -> int:
+    """Whoever read the output, such as `head`, has what it wanted and has closed it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+    return exits.OK
 
 
 def _code(error: OncegateError) -> int:
