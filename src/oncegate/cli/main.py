@@ -1,8 +1,5 @@
 """The command line: one group, and what every command shares."""
 
-import os
-import sys
-
 import click
 
 from oncegate import __version__
@@ -34,11 +31,8 @@ def run(arguments: list[str] | None = None) -> int:
     """Run a command; every way it can go wrong is one sentence on stderr and a named exit code."""
     try:
         code = cli.main(arguments, prog_name="oncegate", standalone_mode=False)
-        sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
-    except BrokenPipeError:
-        return _left_alone()
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -46,12 +40,6 @@ def run(arguments: list[str] | None = None) -> int:
         say_error(str(error))
         return _code(error)
     return code if isinstance(code, int) else exits.OK
-
-
-def _left_alone() -> int:
-    """Whoever read the output, such as `head`, has what it wanted and has closed it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
-    return exits.OK
 
 
 def _code(error: OncegateError) -> int:
