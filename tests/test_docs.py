@@ -15,6 +15,7 @@ from oncegate.cli.main import cli
 from oncegate.cli.serve import _WELCOME
 from oncegate.settings import load
 from oncegate.settings.known import SETTINGS, Setting
+from oncegate.settings.strategies import _MAKERS, parsed
 from oncegate.settings.values import shown
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +28,7 @@ def commands() -> list[str]:
     """Every `oncegate …` line of the README and the page on settings that is shown to be typed."""
     text = README + SETTINGS_PAGE
     typed = re.findall(r"^ {4}(?:\.venv/bin/)?(oncegate .+)$", text, re.MULTILINE)
-    return typed + re.findall(r"`(oncegate (?:serve|dlq|keys|config) [^`]+)`", text)
+    return typed + re.findall(r"`(oncegate (?:serve|read|dlq|keys|config) [^`]+)`", text)
 
 
 def test_the_readme_runs(tmp_path: Path) -> None:
@@ -85,6 +86,13 @@ def test_the_settings_shown_will_do(tmp_path: Path) -> None:
     (example,) = re.findall(r"```toml\n(.+?)```", SETTINGS_PAGE, re.DOTALL)
     (tmp_path / "example.toml").write_text(example)
     assert load(tmp_path / "example.toml", environ={})["serve.port"] == 8080
+
+
+def test_the_strategies_shown_will_do() -> None:
+    """Each strategy in the list of examples can be written so."""
+    examples = re.findall(r"^- `(.+)`: ", SETTINGS_PAGE, re.MULTILINE)
+    assert {written.partition("(")[0] for written in examples} == set(_MAKERS)
+    assert all(callable(parsed(written)) for written in examples)
 
 
 def test_make_targets_are_real() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate import keys
+from oncegate import keys, lifecycles, timelines
 
 DOCS = Path(__file__).parent.parent / "docs"
 GUIDES = [DOCS / "guide" / "keys.md", DOCS / "sources.md"]
@@ -35,9 +35,21 @@ def test_what_each_key_loses() -> None:
 def test_every_strategy_is_in_the_guide() -> None:
     """Each strategy that there is has its row."""
     page = GUIDES[0].read_text()
-    for name in ("auto", "event_id", "content", "fields", "once_per", "first"):
+    for name in ("auto", "event_id", "content", "fields", "once_per", "first", "state_change"):
         assert callable(getattr(keys, name))
         assert f"| `keys.{name}" in page
+
+
+def test_every_rank_is_in_the_guide() -> None:
+    """The table of ranks is that of the code, and what timelines promise is said in the words of the code."""
+    page = GUIDES[0].read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
+    ranks = {state: int(rank) for rank, states in rows.items() for state in re.findall(r"`(\w+)`", states)}
+    assert ranks == lifecycles.RANKS
+    assert rows[str(lifecycles.UNKNOWN)] == "any other"
+    promises = [line for line in (timelines.__doc__ or "").splitlines() if line.startswith("- ")]
+    assert len(promises) == 2
+    assert all(promise in page for promise in promises)
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)

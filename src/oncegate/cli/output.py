@@ -66,6 +66,8 @@ def show_json_stream(name: str, items: Iterable[Any], rest: Callable[[], dict[st
 
 def _json(value: Any) -> str:
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    if text.replace("\n", "").isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\n" else escaped(c) for c in text)
 
 
