@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import click
@@ -57,6 +58,16 @@ def test_the_line_to_try_is_the_one_printed() -> None:
     printed = _WELCOME.format(version="", url="http://127.0.0.1:8080", store="")
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
+
+
+def test_what_reading_ends_with() -> None:
+    """What the README shows of `oncegate read` is what it prints."""
+    shown = re.search(r"^ {4}\.venv/bin/oncegate (read .+)\n\nIt ends .+\n\n((?: {4}.+\n|\n)+)", README, re.MULTILINE)
+    assert shown
+    command = [sys.executable, "-m", "oncegate", *shlex.split(shown[1])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\n\n" + textwrap.dedent(shown[2]).rstrip("\n") + "\n")
 
 
 def test_exit_codes_are_listed() -> None:

@@ -220,7 +220,7 @@ class TestComparing:
             "content                finds 4 events in 5",
             "                         1 and 2 share a key: the same content (redelivery)",
             'state_change("500ms")  finds 2 events in 4',
-            "                         1, 2 and 3 share a key: other content, merged on purpose"
+            "                         1, 2 and 3 share a key: other content, taken for duplicates"
             " (redelivery, state-echo)",
             "                         5: the state_change key needs entity, state, time, which the event does not have",
         ]
@@ -304,7 +304,7 @@ class TestAdvice:
         """Of a strategy that was asked for it is told, too, where it has no key."""
         said = shown(ONE, self.DIFFERENT, {"id": 1}, options=("--key", 'fields("timestamp")'))["advice"]
         assert said == (
-            'auto keeps all 3 apart; fields("timestamp") would merge 1 and 2, which differ in content'
+            'auto keeps all 3 apart; fields("timestamp") would merge 1 and 2, which differ in content,'
             " and has no key for 3."
         )
 

@@ -49,7 +49,7 @@ def _against(column: Column, auto: Column) -> str | None:
         said.append(f"would keep {listed(splits[0].events)} apart{_more(splits)}")
     if column.own and column.missing:
         said.append(f"has no key for {listed(column.keyless)}")
-    return f"{column.name} {' and '.join(said)}" if said else None
+    return f"{column.name} {', and '.join(said)}" if said else None
 
 
 def _merging(groups: list[Group]) -> str:

@@ -213,7 +213,7 @@ def _relation(group: Group) -> str:
         return f"the same content ({kinds})"
     conflicts = [number for number, each in zip(group.events[1:], group.merged, strict=True) if each.conflict]
     if not conflicts:
-        return f"other content, merged on purpose ({kinds})"
+        return f"other content, taken for duplicates ({kinds})"
     also = f"; the others are the same ({kinds})" if kinds else ""
     return f"other content, so {listed(conflicts)} would be a conflict{also}"
 
