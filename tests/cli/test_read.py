@@ -91,6 +91,15 @@ class TestFiles:
         assert [next(found).raw for _ in range(5)] == [b'{"id": %d}' % number for number in range(1, 6)]
         assert taken == 5
 
+    def test_an_array(self, oncegate: Run, tmp_path: Path) -> None:
+        """The items of an array are read as they are when the array is delivered, whatever they are."""
+        items = [*SAMPLES, [ONE], "text", json.dumps(ONE), 5, None, {"Records": [{"body": "x", "receiptHandle": "r"}]}]
+        (tmp_path / "f.json").write_text(json.dumps(items))
+        events = json.loads(oncegate("read", "f.json", "--output", "json")[1])["events"]
+        assert [(each["id"], each["type"], each["problem"]) for each in events] == [
+            (event.id, event.type, event.problem) for event in read(items)
+        ]
+
     def test_several_files(self, oncegate: Run, tmp_path: Path) -> None:
         """Events are numbered through all files, and each knows its own."""
         (tmp_path / "a.json").write_text(json.dumps([ONE, OTHER]))
@@ -120,6 +129,14 @@ class TestFiles:
         done = subprocess.run(command, input=lines(ONE, OTHER), cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (exits.OK, "")
         assert "1      -:1    plain" in done.stdout
+
+    def test_a_pipe_with_a_name(self, tmp_path: Path) -> None:
+        """What a shell hands over as a file is read from its beginning."""
+        (tmp_path / "f.jsonl").write_text(lines(ONE, OTHER))
+        command = f"{sys.executable} -m oncegate read <(cat f.jsonl)"
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)  # noqa: S607
+        assert (done.returncode, done.stderr) == (exits.OK, "")
+        assert "auto takes 1 and 2 for one, which differ in content" in done.stdout
 
 
 class TestEvents:

@@ -1,6 +1,6 @@
 """Documents: the JSON texts in a file, which may hold one, an array, one on each line, or several one after the other.
 
-Lines are read one at a time, so a file of them may be of any size. A document that spans lines is read whole.
+Lines are read one at a time, so a file of them may be of any size. A document that spans lines is read whole, as text.
 """
 
 import io
@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import BinaryIO
 
-from msgspec import Struct
-
-from oncegate.canonical import decode
+import msgspec
+from msgspec import Raw, Struct
 
 _MARK = b"\xef\xbb\xbf"
 # What a line of a document that goes on in the next one ends with, and a line that is a document by itself cannot.
@@ -40,6 +39,16 @@ def documents(stream: BinaryIO) -> Iterator[Document]:
     return _whole(blank + head[0].raw + gap + head[1].raw + b"\n" + stream.read())
 
 
+def items(raw: bytes) -> list[Raw] | None:
+    """The texts of an array's items, which are cut out without making values of them; None for what is no array."""
+    if not raw.lstrip().startswith(b"["):
+        return None
+    try:
+        return msgspec.json.decode(raw, type=list[Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
 def _lines(stream: Iterable[bytes]) -> Iterator[Document]:
     for number, line in enumerate(stream, 1):
         text = (line.removeprefix(_MARK) if number == 1 else line).strip()
@@ -53,9 +62,10 @@ def _has_lines(first: bytes, second: bytes) -> bool:
 
 
 def _is_whole(raw: bytes, start: bytes = b"") -> bool:
+    """Whether it is one JSON text, without making values of it."""
     try:
-        decode(raw)
-    except ValueError:
+        msgspec.json.decode(raw, type=Raw)
+    except (msgspec.MsgspecError, RecursionError):
         return False
     return raw.startswith(start)
 

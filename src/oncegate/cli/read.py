@@ -1,8 +1,10 @@
 """`oncegate read`: what is read from a file, and which events each key strategy would take for one."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
@@ -13,7 +15,7 @@ from oncegate import keys
 from oncegate.cli import exits
 from oncegate.cli.advice import advice, listed
 from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
-from oncegate.cli.documents import documents
+from oncegate.cli.documents import documents, items
 from oncegate.cli.options import output_option, with_settings
 from oncegate.cli.output import Progress, moment, say, say_error, show_json_stream, show_table
 from oncegate.durations import times
@@ -63,12 +65,10 @@ def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings:
     run or stored.
     """
     comparison = Comparison(_strategies(settings, written))
-    for file in files:
-        with _opened(file):
-            pass  # whether all can be read is said before anything is shown
+    _refuse_unreadable(files)
     if output == "json":
-        documents_of = (_fields(found, comparison.add(found.event)) for found in _events(files))
-        show_json_stream("events", documents_of, lambda: _summary(comparison))
+        events = (_fields(found, comparison.add(found.event)) for found in _events(files))
+        show_json_stream("events", events, lambda: _summary(comparison))
         return
     _show(files, comparison, limit)
 
@@ -91,6 +91,14 @@ def _asked_for(name: str) -> keys.Strategy:
         raise SettingError(said if said.startswith("--key") else f"--key: {said}") from error
 
 
+def _refuse_unreadable(files: tuple[str, ...]) -> None:
+    """Say what cannot be read before anything is shown. A pipe can be opened only once, so it is left alone."""
+    for file in files:
+        if not Path(file).is_fifo():
+            with _opened(file):
+                pass
+
+
 @contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
     """The file, to be read; one that cannot be ends the command with a sentence."""
@@ -99,7 +107,6 @@ def _opened(file: str) -> Iterator[BinaryIO]:
             yield sys.stdin.buffer
             return
         with open(file, "rb") as stream:
-            stream.peek(1)  # a folder can be opened on some systems, but not read
             yield stream
     except OSError as error:
         say_error(f"cannot read {click.format_filename(file)}: {error.strerror or error}")
@@ -114,11 +121,21 @@ def _events(files: tuple[str, ...]) -> Iterator[Found]:
             name = click.format_filename(file)
             with _opened(file) as stream:
                 for document in documents(stream):
-                    events = events_in(document.raw)
+                    alone, events = _within(document.raw)
                     for index, event in enumerate(events, 1):
                         number += 1
-                        yield Found(number, name, document.line, index, len(events) == 1, event)
-                    progress.at(number)
+                        progress.at(number)
+                        yield Found(number, name, document.line, index, alone, event)
+
+
+def _within(raw: bytes) -> tuple[bool, Iterable[Event]]:
+    """Whether a document holds one event only, and what it holds. The items of an array are read one by one, since all
+    of them at once would take many times its size."""
+    cut = items(raw)
+    if cut is not None:
+        return False, chain.from_iterable(events_in(b"[%b]" % item) for item in cut)
+    events = events_in(raw)
+    return len(events) == 1, events
 
 
 def _show(files: tuple[str, ...], comparison: Comparison, limit: int) -> None:
