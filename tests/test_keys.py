@@ -152,6 +152,8 @@ def test_content_without_some_members() -> None:
     assert by(event({"a": 1, "meta": "text"})) != by(event({"a": 1, "meta": {}}))
     with pytest.raises(SettingError, match="exclude"):
         keys.content(exclude=[])
+    with pytest.raises(SettingError, match=r'^exclude=5 must be a path such as "meta\.sentAt", or a list of them$'):
+        keys.content(exclude=5)  # type: ignore[call-overload]
 
 
 def test_once_per() -> None:

@@ -58,6 +58,8 @@ def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ())
     """All that the event says: its canonical body. `content(exclude=["meta.sentAt"])` leaves members of it out."""
     if event is not None:
         return make("content", event, [content_hash(event).hex()])
+    if not isinstance(exclude, Sequence):
+        raise SettingError(f'exclude={exclude!r} must be a path such as "meta.sentAt", or a list of them')
     left_out = _checked("content(exclude=…)", [exclude] if isinstance(exclude, str) else exclude)
 
     def by_the_rest(event: Event) -> Key:
