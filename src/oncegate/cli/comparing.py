@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from oncegate import keys
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
+from oncegate.gate.jobs import arrived_as, kind_by_evidence
 from oncegate.gate.outcome import Kind
 from oncegate.timelines import Timeline, place
 
@@ -143,19 +144,14 @@ class Comparison:
             self._skip()
             return []
         self.count += 1
-        self._ids.append(event.id)
+        self._ids.append(arrived_as(event))
         self._contents.append(keys.content_hash(event))
         return [column.add(event, self) for column in self.columns]
 
     def judged(self, event: Event, key: Key, first: int) -> Merged:
         """What a gate would say of an event whose key was first seen with that one."""
         same = self._contents[-1] == self._contents[first - 1]
-        if event.evidence.replay is not None:
-            kind: Kind = "replay"
-        elif key.change is not None and not same:
-            kind = "state-echo"
-        else:
-            kind = "redelivery" if event.id == self._ids[first - 1] else "re-emission"
+        kind = kind_by_evidence(event, key, self._ids[first - 1], same_content=same)
         return Merged(first, kind, same, key.binds and not same)
 
     def _skip(self) -> None:

@@ -170,11 +170,7 @@ class Gate:
         if isinstance(item, Bare):
             item.outcome = item.refusal
         elif isinstance(item, Job):
-            self._engine.claimer.claim([item])
-            if item.held:
-                self._engine.runner.transact(item, handler, connection)
-            elif item.unguarded is not None:
-                item.outcome = Outcome("failed", item.event, item.key, error=item.unguarded)
+            self._engine.transact(item, handler, connection)
         return self._told([item.outcome])[0]
 
     def seen(self, payload: Any) -> bool:
@@ -189,7 +185,7 @@ class Gate:
         if isinstance(item, Bare):
             return False
         try:
-            return not self._engine.claimer.mark(item)
+            return not self._engine.mark(item)
         except StoreError:
             if not self._terms.unguarded(item.event):
                 raise

@@ -84,7 +84,8 @@ class Copy:
         return Outcome("duplicate", event, first.key, self._kind(), first.result)
 
     def _kind(self) -> Kind:
-        return _kind(self.job, self._first.payload_hash, _arrived_as(self._first.event))
+        same = self.job.payload_hash == self._first.payload_hash
+        return kind_by_evidence(self.job.event, self.job.key, arrived_as(self._first.event), same_content=same)
 
 
 class Refused:
@@ -132,10 +133,10 @@ class Batch:
 
 def about(event: Event) -> About:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
-    return About(event.source, event.type, event.entity, occurred_at, _arrived_as(event))
+    return About(event.source, event.type, event.entity, occurred_at, arrived_as(event))
 
 
-def _arrived_as(event: Event) -> str | None:
+def arrived_as(event: Event) -> str | None:
     """What a second arrival of the same thing has again: the event's id, else that of the message it came in."""
     return event.id or event.evidence.message_id
 
@@ -145,13 +146,14 @@ def kind_of(job: Job, original: Record, at: int) -> Kind:
     was sent anew from an archive, whether it says so or not."""
     if at - original.first_seen > _RETRIED_FOR:
         return "replay"
-    return _kind(job, original.payload_hash, original.about.delivery_id)
+    same = job.payload_hash == original.payload_hash
+    return kind_by_evidence(job.event, job.key, original.about.delivery_id, same_content=same)
 
 
-def _kind(job: Job, original_hash: bytes, original_id: str | None) -> Kind:
+def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_content: bool) -> Kind:
     """A replay, another emission of the same change, a copy under the original's id, or one that was emitted anew."""
-    if job.event.evidence.replay is not None:
+    if event.evidence.replay is not None:
         return "replay"
-    if job.key.change is not None and job.payload_hash != original_hash:
+    if key.change is not None and not same_content:
         return "state-echo"
-    return "redelivery" if _arrived_as(job.event) == original_id else "re-emission"
+    return "redelivery" if arrived_as(event) == original else "re-emission"
