@@ -42,7 +42,7 @@ class Engine:
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
-        if echoing := [item for item in identified if isinstance(item, Job) and item.key.change is not None]:
+        if echoing := [item for item in identified if type(item) is Job and item.key.change is not None]:
             self.echoes.resolve(echoing)
         batch = Batch(identified)
         for together in [[job] for job in batch.jobs] if self._terms.one_by_one else [batch.jobs]:

@@ -106,19 +106,24 @@ class Batch:
         self.items: list[Item] = []
         self.jobs: list[Job] = []
         self.bare: list[Job | Bare] = []
-        self._firsts: dict[bytes, Job] = {}
         self._others: dict[tuple[bytes, bytes], Job] = {}
+        firsts: dict[bytes, Job] = {}
         for item in identified:
-            if isinstance(item, Job) and not item.answered:
-                self._add(item)
+            if type(item) is Job and not item.answered:
+                first = firsts.setdefault(item.key.digest, item)
+                if first is item:
+                    self.items.append(item)
+                    self.jobs.append(item)
+                else:
+                    self._add_again(item, first)
             else:
                 self.items.append(item)
-                if not isinstance(item, Refused):
-                    self.bare.append(item)
+                if type(item) is not Refused:
+                    self.bare.append(item)  # type: ignore[arg-type]  # a job that is answered, or a bare event
 
-    def _add(self, job: Job) -> None:
-        first = self._firsts.setdefault(job.key.digest, job)
-        if first is not job and job.key.binds and job.payload_hash != first.payload_hash:
+    def _add_again(self, job: Job, first: Job) -> None:
+        """A copy of the first with its key; or of another, if what the key binds is another content."""
+        if job.key.binds and job.payload_hash != first.payload_hash:
             first = self._others.setdefault((job.key.digest, job.payload_hash), job)
         if first is job:
             self.items.append(job)
@@ -133,7 +138,7 @@ class Batch:
 
 def about(event: Event) -> About:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
-    return About(event.source, event.type, event.entity, occurred_at, arrived_as(event))
+    return About(event.source, event.type, event.entity, occurred_at, event.id or event.evidence.message_id)
 
 
 def arrived_as(event: Event) -> str | None:
