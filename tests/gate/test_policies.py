@@ -43,7 +43,7 @@ class TestMissingKey:
         outcome = gate.run({"type": "x"}, handler)
         assert (outcome.status, outcome.acked, len(handler.runs)) == ("invalid", False, 0)
         assert "the event_id key needs id" in outcome.reason
-        assert "policy.missing_key" not in gate.counts
+        assert gate.counts["policy.missing_key"] == 1
 
     def test_unguarded(self, store: MemoryStore, handler: Handler) -> None:
         """On request it runs without protection, every time, and is counted; its neighbours are guarded as ever."""
@@ -90,8 +90,10 @@ class TestStoreError:
     def test_refused_by_default(self, stumbling: Stumbling, handler: Handler) -> None:
         """Without a store nothing runs and nothing is acknowledged."""
         stumbling.failures = {"claim": 1}
-        outcome = Gate(stumbling).run({"id": 1, "type": "alarm"}, handler)
+        gate = Gate(stumbling)
+        outcome = gate.run({"id": 1, "type": "alarm"}, handler)
         assert (outcome.status, outcome.acked, len(handler.runs)) == ("failed", False, 0)
+        assert gate.counts["policy.store_error"] == 1
 
     def test_named_types_run(self, stumbling: Stumbling, handler: Handler) -> None:
         """Only events of the named types run when the claim cannot be asked for; it is counted."""
@@ -101,7 +103,7 @@ class TestStoreError:
         assert [outcome.status for outcome in outcomes] == ["unguarded", "failed"]
         assert [event.id for event in handler.runs] == ["1"]
         assert "the store is away" in outcomes[0].reason
-        assert gate.counts["policy.store_error"] == 1
+        assert gate.counts["policy.store_error"] == 2
 
     def test_with_the_store_back_they_are_guarded(self, stumbling: Stumbling, handler: Handler) -> None:
         """The policy is for the outage alone."""
@@ -251,6 +253,7 @@ class TestSliding:
             statuses.append(gate.run({"id": 1}, handler).status)
             clock.advance("50m")
         assert statuses == ["processed", "duplicate", "duplicate", "duplicate", "processed"]
+        assert gate.counts["policy.sliding"] == 3
 
     def test_without_it_they_do_not(self, store: MemoryStore, clock: ManualClock, handler: Handler) -> None:
         """By default copies change nothing."""

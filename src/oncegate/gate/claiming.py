@@ -78,9 +78,12 @@ class Claimer:
         """The store did not say what it was asked for these: each runs without a claim, if its policy lets it, or has
         failed."""
         for job in jobs:
-            if self._terms.unguarded(job.event):
+            unguarded = self._terms.unguarded(job.event)
+            self._observers.tell(
+                "policy.store_error", job.event, job.key, detail="unguarded" if unguarded else "refuse"
+            )
+            if unguarded:
                 job.unguarded = error
-                self._observers.tell("policy.store_error", job.event, job.key, detail="unguarded")
             else:
                 job.outcome = Outcome("failed", job.event, job.key, error=error)
 
@@ -94,6 +97,8 @@ class Claimer:
                 conflicts.append((job, verdict))
             else:
                 job.outcome = _outcome(job, verdict)
+                if self._terms.sliding and isinstance(verdict, Duplicate):
+                    self._observers.tell("policy.sliding", job.event, job.key, detail="slid")
                 self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
         self._observers.granted(granted)
         if conflicts:
