@@ -1,5 +1,6 @@
 """Policies: what becomes of events that are out of the ordinary. Each is counted."""
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,15 @@ class TestAge:
         assert (outcome.status, len(handler.runs)) == ("buried", 1)
         assert "it happened 3 h ago, and max_age is 1 h" in outcome.reason
         assert gate.run(self.event("known"), handler).status == "duplicate"
+
+    def test_buried_in_mark_first_mode(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
+        """There it is marked as done, and kept as a dead letter of its own; for coroutines as well."""
+        gate = Gate(store, max_age="1h", on_too_old="bury", mode="mark_first", wall=wall)
+        wall.advance("3h")
+        outcomes = [gate.run(self.event("a"), handler), asyncio.run(gate.arun(self.event("b"), handler))]
+        assert [outcome.status for outcome in outcomes] == ["buried", "buried"]
+        assert handler.runs == []
+        assert len(store.dead_letters()) == 2
 
     def test_an_event_without_a_time_has_no_age(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
         """What does not say when it happened is not too old."""

@@ -127,6 +127,9 @@ class Runner:
         if self._boot() >= job.lease.valid_until:
             return
         job.started = True
+        if job.hopeless is not None:
+            failed.append(Failed(job, job.hopeless))
+            return
         try:
             ran_marked(job, plain(handler(job.event)))
         except BaseException as error:  # kept, then raised again unless it is an ordinary failure
