@@ -378,8 +378,8 @@ class TestGate:
         ("postgresql://u:hunter2?#@h/db", "postgresql://u:***@h/db"),
         ("postgresql://h/db?user=a&password=hunter2&x=1", "postgresql://h/db?user=a&password=***&x=1"),
         (
-            "x://h?API_KEY=hunter2;authToken=hunter2&client-secret=hunter2",
-            "x://h?API_KEY=***;authToken=***&client-secret=***",
+            "redis://h?API_KEY=hunter2;authToken=hunter2&client-secret=hunter2",
+            "redis://h?API_KEY=***;authToken=***&client-secret=***",
         ),
         ("dynamodb://T?region=r&endpoint=http://u:hunter2@h", "dynamodb://T?region=r&endpoint=http:***@h"),
     ],
