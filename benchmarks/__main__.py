@@ -26,6 +26,7 @@ FULL = Sizes(
     redis_events=10_000,
     redis_singles=500,
     redis_keys=100_000,
+    redis_concurrent=5_000,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -41,6 +42,7 @@ QUICK = Sizes(
     redis_events=1_000,
     redis_singles=50,
     redis_keys=2_000,
+    redis_concurrent=300,
     imports=3,
     scale_keys=20_000,
 )

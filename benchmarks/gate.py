@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.events import BATCH, TYPE, completions, fresh
 from benchmarks.measure import Sizes, by_turns, median, timed
 from benchmarks.progress import Progress
+from benchmarks.reading import decoded, deliveries
 from benchmarks.report import Aim, Row
 from oncegate import Event, Gate
 from oncegate.events import Key
@@ -20,7 +21,7 @@ _CALLERS = 64
 
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
-    return [_bookkeeping(sizes, progress), _concurrent(sizes, folder, progress)]
+    return [_bookkeeping(sizes, progress), _from_bytes(sizes, progress), _concurrent(sizes, folder, progress)]
 
 
 def _bookkeeping(sizes: Sizes, progress: Progress) -> Row:
@@ -70,6 +71,51 @@ def _store_batch(store: MemoryStore) -> float:
     start = time.perf_counter()
     store.settle(ends)
     return seconds + time.perf_counter() - start
+
+
+def _from_bytes(sizes: Sizes, progress: Progress) -> Row:
+    """All of it: an envelope of Genesys Cloud read, its key made, claimed, run and settled on the memory store."""
+    progress.stage("gate, from bytes to outcome")
+    batches = sizes.read_events // BATCH
+    rounds = by_turns(
+        {"gate": partial(_bytes, batches), "decode": partial(_decode, batches)}, sizes.rounds, 1, progress
+    )
+    microseconds = 1e6 / BATCH
+    return Row(
+        "gate, bytes to outcome, memory store",
+        "µs/event",
+        median(rounds, lambda took: microseconds * took["gate"]),
+        median(rounds, lambda took: microseconds * took["decode"]),
+        "msgspec decode + SHA-256",
+        median(rounds, lambda took: took["gate"] / took["decode"]),
+        Aim("at most", 12, on="ours"),
+    )
+
+
+def _bytes(batches: int) -> float:
+    gate = Gate("memory://")
+    return statistics.median(_bytes_batch(gate) for _ in range(batches))
+
+
+def _bytes_batch(gate: Gate) -> float:
+    payloads = deliveries(BATCH)
+    start = time.perf_counter()
+    outcomes = gate.run_batch(payloads, _nothing)
+    seconds = time.perf_counter() - start
+    assert outcomes[-1].status == "processed"
+    return seconds
+
+
+def _decode(batches: int) -> float:
+    return statistics.median(_decode_batch() for _ in range(batches))
+
+
+def _decode_batch() -> float:
+    payloads = deliveries(BATCH)
+    start = time.perf_counter()
+    for payload in payloads:
+        decoded(payload)
+    return time.perf_counter() - start
 
 
 def _job() -> Job:

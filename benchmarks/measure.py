@@ -29,6 +29,7 @@ class Sizes:
     redis_events: int
     redis_singles: int
     redis_keys: int
+    redis_concurrent: int
     imports: int
     scale_keys: int
 

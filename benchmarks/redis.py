@@ -5,18 +5,24 @@ takes one event at a time; a batch of ours is another semantic (its lease must c
 stand beside it.
 """
 
+import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
 from aws_lambda_powertools.utilities.idempotency.persistence.cache import CachePersistenceLayer
+from idemkit.adapters.queue import IdempotentConsumer
+from idemkit.backends.redis import RedisBackend
+from idemkit.core.policy import QueueConfig
 from msgspec.structs import replace
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
 from benchmarks.events import BATCH, RETENTION, Batch, completions, fresh
 from benchmarks.measure import Round, Sizes, Turn, by_turns, median, timed
@@ -39,7 +45,10 @@ _AIMS: Final = {
     "single duplicate": 3,
 }
 
+_CALLERS: Final = 64
+
 Payload = dict[str, Any]
+Caller = AbstractAsyncContextManager[Callable[[Payload], Awaitable[Any]]]
 
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
@@ -49,6 +58,7 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
         return [
             _against_raw(server, sizes, progress),
             *_against_powertools(server, sizes, progress),
+            _against_idemkit(server, sizes, progress),
             _room(server, sizes, progress),
         ]
     finally:
@@ -102,7 +112,7 @@ def _empty(server: RedisServer) -> None:
 def _against_powertools(server: RedisServer, sizes: Sizes, progress: Progress) -> list[Row]:
     progress.stage("Redis, against Powertools")
     _empty(server)
-    gate = Gate(server.url)
+    gate = Gate(server.url, remember=None)  # the other asks the server about every copy, too
     guarded = _guarded(server)
     counts = {"claims": sizes.redis_events, "batches": sizes.redis_events}
     counts |= dict.fromkeys(("single", "theirs"), sizes.redis_singles)
@@ -202,6 +212,70 @@ def _powertools_turn(guarded: Callable[..., Any], events: int, repeated: bool) -
     if repeated:
         work()
     return timed(work)
+
+
+# ── many callers against idemkit ──────────────────────────────────────────────────────────────────────────
+
+
+def _against_idemkit(server: RedisServer, sizes: Sizes, progress: Progress) -> Row:
+    progress.stage(f"Redis, {_CALLERS} callers, against idemkit")
+    events = sizes.redis_concurrent
+    turns: dict[str, Turn] = {
+        "ours": lambda: _together_turn(server, _gates_arun, events),
+        "theirs": lambda: _together_turn(server, _consumers_dispatch, events),
+    }
+    rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
+    name = f"Redis arun, {_CALLERS} callers"
+    return _rate(name, rounds, events, "theirs", "idemkit's consumer", Aim("at least", 4))
+
+
+def _together_turn(server: RedisServer, caller: "Callable[[RedisServer], Caller]", events: int) -> float:
+    """The seconds in which so many callers, each taking the next as soon as it is done with one, take all events."""
+    _empty(server)
+    return asyncio.run(_together(caller(server), _payloads(events)))
+
+
+async def _together(caller: "Caller", payloads: list[Payload]) -> float:
+    async with caller as call:
+        await call(_payloads(1)[0])
+        waiting = iter(payloads)
+
+        async def work() -> None:
+            for payload in waiting:
+                await call(payload)
+
+        start = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(_CALLERS)))
+        return time.perf_counter() - start
+
+
+@asynccontextmanager
+async def _gates_arun(server: RedisServer) -> AsyncIterator[Callable[[Payload], Awaitable[Any]]]:
+    gate = Gate(server.url)
+
+    async def nothing(_event: Event) -> None:
+        """The handler: what is measured is what is around it."""
+
+    yield lambda payload: gate.arun(payload, nothing)
+    gate.store.close()
+
+
+@asynccontextmanager
+async def _consumers_dispatch(server: RedisServer) -> AsyncIterator[Callable[[Payload], Awaitable[Any]]]:
+    client = AsyncRedis(port=server.port)
+
+    async def nothing(_message: Payload) -> None:
+        """The handler: what is measured is what is around it."""
+
+    config = QueueConfig(
+        dedup_id=lambda message: message["id"],
+        visibility_timeout_seconds=60,
+        receive_count=lambda _message: 1,
+        expires_after_seconds=_RETENTION_S,
+    )
+    consumer = IdempotentConsumer(backend=RedisBackend(client), config=config, handler=nothing)
+    yield consumer.dispatch
+    await client.aclose()
 
 
 # ── room ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from oncegate.cli.main import cli
 from oncegate.cli.serve import _WELCOME
 from oncegate.settings import load
 from oncegate.settings.known import SETTINGS, Setting
+from oncegate.settings.strategies import _MAKERS, parsed
 from oncegate.settings.values import shown
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +29,7 @@ def commands() -> list[str]:
     """Every `oncegate …` line of the README and the page on settings that is shown to be typed."""
     text = README + SETTINGS_PAGE
     typed = re.findall(r"^ {4}(?:\.venv/bin/)?(oncegate .+)$", text, re.MULTILINE)
-    return typed + re.findall(r"`(oncegate (?:serve|dlq|keys|config) [^`]+)`", text)
+    return typed + re.findall(r"`(oncegate (?:serve|read|dlq|keys|config) [^`]+)`", text)
 
 
 def test_the_readme_runs(tmp_path: Path) -> None:
@@ -56,6 +58,16 @@ def test_the_line_to_try_is_the_one_printed() -> None:
     printed = _WELCOME.format(version="", url="http://127.0.0.1:8080", store="")
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
+
+
+def test_what_reading_ends_with() -> None:
+    """What the README shows of `oncegate read` is what it prints."""
+    shown = re.search(r"^ {4}\.venv/bin/oncegate (read .+)\n\nIt ends .+\n\n((?: {4}.+\n|\n)+)", README, re.MULTILINE)
+    assert shown
+    command = [sys.executable, "-m", "oncegate", *shlex.split(shown[1])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\n\n" + textwrap.dedent(shown[2]).rstrip("\n") + "\n")
 
 
 def test_exit_codes_are_listed() -> None:
@@ -88,6 +100,13 @@ def test_the_settings_shown_will_do(tmp_path: Path) -> None:
         path.write_text(example)
         load(path, environ={}).hints()
     assert load(tmp_path / "0.toml", environ={})["serve.port"] == 8080
+
+
+def test_the_strategies_shown_will_do() -> None:
+    """Each strategy in the list of examples can be written so."""
+    examples = re.findall(r"^- `(.+)`: ", SETTINGS_PAGE, re.MULTILINE)
+    assert {written.partition("(")[0] for written in examples} == set(_MAKERS)
+    assert all(callable(parsed(written)) for written in examples)
 
 
 def test_make_targets_are_real() -> None:

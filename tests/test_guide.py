@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from oncegate import keys
+from oncegate import keys, lifecycles, timelines
 
 DOCS = Path(__file__).parent.parent / "docs"
-GUIDES = [DOCS / "guide" / "keys.md", DOCS / "sources.md"]
+GUIDES = [DOCS / "guide" / "keys.md", DOCS / "guide" / "from-tutorials.md", DOCS / "sources.md"]
 
 
 def output(page: Path) -> str:
@@ -35,9 +35,31 @@ def test_what_each_key_loses() -> None:
 def test_every_strategy_is_in_the_guide() -> None:
     """Each strategy that there is has its row."""
     page = GUIDES[0].read_text()
-    for name in ("auto", "event_id", "content", "fields", "once_per", "first"):
+    for name in ("auto", "event_id", "content", "fields", "once_per", "first", "state_change"):
         assert callable(getattr(keys, name))
         assert f"| `keys.{name}" in page
+
+
+def test_every_snippet_has_its_answer() -> None:
+    """Each section on a snippet shows it, what it loses, and Python of ours that the test above runs."""
+    _, *sections = re.split(r"^## ", GUIDES[1].read_text(), flags=re.MULTILINE)
+    *snippets, changing = sections
+    assert len(snippets) == 6
+    for section in snippets:
+        assert re.search(r"```py\n.+?```\n.+?^- .+?```python\n", section, re.DOTALL | re.MULTILINE), section
+    assert changing.count("```python\n") == 2
+
+
+def test_every_rank_is_in_the_guide() -> None:
+    """The table of ranks is that of the code, and what timelines promise is said in the words of the code."""
+    page = GUIDES[0].read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
+    ranks = {state: int(rank) for rank, states in rows.items() for state in re.findall(r"`(\w+)`", states)}
+    assert ranks == lifecycles.RANKS
+    assert rows[str(lifecycles.UNKNOWN)] == "any other"
+    promises = [line for line in (timelines.__doc__ or "").splitlines() if line.startswith("- ")]
+    assert len(promises) == 2
+    assert all(promise in page for promise in promises)
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
@@ -45,5 +67,5 @@ def test_links_lead_somewhere(page: Path) -> None:
     """A link names a file that is there, and a heading that it has."""
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         name, _, heading = link.partition("#")
-        headings = re.findall(r"^#+ (.+)$", (page.parent / name).read_text(), re.MULTILINE)
+        headings = re.findall(r"^#+ (.+)$", (page.parent / name if name else page).read_text(), re.MULTILINE)
         assert heading in {re.sub(r"[^a-z0-9 -]", "", each.lower()).replace(" ", "-") for each in headings} | {""}

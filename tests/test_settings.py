@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -229,7 +230,14 @@ class TestKnown:
         assert len({*variables, "ONCEGATE_CONFIG"}) == len(variables) + 1
 
 
-EVENT = Event(source="plain", id="evt-1", body={"id": "evt-1", "a": {"b": 1}, "time": 5})
+EVENT = Event(
+    source="plain",
+    id="evt-1",
+    entity="call-1",
+    state="Answered",
+    occurred_at=datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC),
+    body={"id": "evt-1", "a": {"b": 1}, "time": 5, "at": "2026-02-03T04:05:06Z"},
+)
 
 
 class TestStrategies:
@@ -241,6 +249,19 @@ class TestStrategies:
             ("keys.content", oncegate.keys.content),
             ('fields("a.b")', oncegate.keys.fields("a.b")),
             ("keys.fields('a.b', 'time')", oncegate.keys.fields("a.b", "time")),
+            ("fields('a.b', 'at', round='1m')", oncegate.keys.fields("a.b", "at", round="1m")),
+            ("content(exclude=['a.b', 'at'])", oncegate.keys.content(exclude=["a.b", "at"])),
+            ("once_per('survey', 'a.b')", oncegate.keys.once_per("survey", "a.b")),
+            ("first(fields('no'), content)", oncegate.keys.first(oncegate.keys.fields("no"), oncegate.keys.content)),
+            ("state_change()", oncegate.keys.state_change()),
+            (
+                "keys.state_change(window='2s', aliases={'answered': 'connected'}, rank=['on', 'connected'])",
+                oncegate.keys.state_change(window="2s", aliases={"answered": "connected"}, rank=["on", "connected"]),
+            ),
+            (
+                "state_change('1s', entity='a.b', state='id')",
+                oncegate.keys.state_change("1s", entity="a.b", state="id"),
+            ),
         ],
     )
     def test_written_as_in_python(self, written: str, strategy: Any) -> None:
@@ -263,6 +284,9 @@ class TestStrategies:
             ("fields(**{'a': 1})", "arguments are written out, without **"),
             ("auto()", "auto takes no arguments; write key=auto"),
             ("event_id('a')", "event_id takes no arguments"),
+            ("content(exclude=5)", 'key=content(exclude=5): exclude=5 must be a path such as "meta.sentAt"'),
+            ("state_change", "key=state_change needs its arguments: state_change(…)"),
+            ("state_change(5)", "window=5 is not a duration"),
             ("content('a')", "what content takes is named, such as content(exclude=[…])"),
             ("", "key='' cannot be read; write it like auto or fields("),
             ("auto; auto", "cannot be read"),
@@ -354,8 +378,8 @@ class TestGate:
         ("postgresql://u:hunter2?#@h/db", "postgresql://u:***@h/db"),
         ("postgresql://h/db?user=a&password=hunter2&x=1", "postgresql://h/db?user=a&password=***&x=1"),
         (
-            "x://h?API_KEY=hunter2;authToken=hunter2&client-secret=hunter2",
-            "x://h?API_KEY=***;authToken=***&client-secret=***",
+            "redis://h?API_KEY=hunter2;authToken=hunter2&client-secret=hunter2",
+            "redis://h?API_KEY=***;authToken=***&client-secret=***",
         ),
         ("dynamodb://T?region=r&endpoint=http://u:hunter2@h", "dynamodb://T?region=r&endpoint=http:***@h"),
     ],

@@ -5,7 +5,7 @@ so they must not matter to its identity.
 """
 
 from collections.abc import Callable
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
 import msgspec
@@ -71,6 +71,11 @@ def written(value: Any) -> bytes:
 def normal(value: Any) -> Any:
     """A Python value as it would be read back; ValueError if it is no JSON value."""
     return decode(written(value))
+
+
+def content_digest(body: Any) -> bytes:
+    """The hash of all that a body says. SHA-256, which processors have built in: a body is hashed as a whole."""
+    return sha256(encode(body)).digest()[:HASH_SIZE]
 
 
 def digest_of(value: Any) -> bytes:

@@ -6,13 +6,13 @@ whole document that it came in, else to what the source has read: `entity`, `par
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, overload
 
 from msgspec.structs import replace
 
 from oncegate import lifecycles
-from oncegate.canonical import decode, digest_of, normal
+from oncegate.canonical import content_digest, decode, digest_of, normal
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event, Key, StateChange
@@ -58,13 +58,15 @@ def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ())
     """All that the event says: its canonical body. `content(exclude=["meta.sentAt"])` leaves members of it out."""
     if event is not None:
         return make("content", event, [content_hash(event).hex()])
+    if not isinstance(exclude, Sequence):
+        raise SettingError(f'exclude={exclude!r} must be a path such as "meta.sentAt", or a list of them')
     left_out = _checked("content(exclude=…)", [exclude] if isinstance(exclude, str) else exclude)
 
     def by_the_rest(event: Event) -> Key:
         rest = event.body
         for each in left_out:
             rest = _without(rest, path(each))
-        return make("content", event, [list(left_out), digest_of(rest).hex()], binds=False)
+        return make("content", event, [list(left_out), content_digest(rest).hex()], binds=False)
 
     return by_the_rest
 
@@ -130,17 +132,18 @@ def state_change(
 ) -> Strategy:
     """Emissions of one state change, whatever their ids and content: same entity and state, times within the window.
 
-    `entity` and `state` are paths; without them it is what the source has read. An event without a state is one whose
-    type ends with it, such as `call.ended`. `aliases={"answered": "connected"}` takes one state for another, and `rank`
-    orders states that have the same time. Which emissions are one event, the timeline of the entity decides.
+    `entity` and `state` are paths; without them it is what the source has read. An event without a state may have a
+    type that ends with one, such as `call.ended`. `aliases={"answered": "connected"}` takes one state for another, and
+    `rank` orders states that have the same time. Which emissions are one event, the timeline of the entity decides.
     """
     width = microseconds(window, "window")
     same = {name.casefold(): meant.casefold() for name, meant in _aliases(aliases).items()}
     order = lifecycles.ranks(rank)
+    known = order.keys() | same.keys()
 
     def by_change(event: Event) -> Key:
         who = event.entity if entity is None else _found(event, entity)
-        family, said = _stated(event, None if state is None else _found(event, state))
+        family, said = _stated(event, None if state is None else _found(event, state), known)
         missing = [name for name, part in (("entity", who), ("state", said), ("time", event.occurred_at)) if not part]
         if missing or event.occurred_at is None:
             named = {"entity": entity, "state": state}
@@ -174,7 +177,7 @@ def strategy(given: Callable[[Event], Any]) -> Strategy:
 
 def content_hash(event: Event) -> bytes:
     """The hash of the body without its wrapping: what a key that binds content is bound to."""
-    return digest_of(event.body) if event.content_hash is None else event.content_hash
+    return content_digest(event.body) if event.content_hash is None else event.content_hash
 
 
 def _aliases(given: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -184,14 +187,15 @@ def _aliases(given: Mapping[str, str] | None) -> Mapping[str, str]:
     return aliases
 
 
-def _stated(event: Event, found: Any) -> tuple[str, str]:
-    """The family of the event's type and its state: by itself, else by the last word of the type."""
+def _stated(event: Event, found: Any, known: Collection[str]) -> tuple[str, str]:
+    """The family of the event's type and its state: by itself, else by the last word of the type, if that is a state
+    that is known; not every word is one, and two updates of something are not one change."""
     kind = event.type or ""
     said = event.state if found is None else found
     if isinstance(said, bool | int | str) and said != "":
         return kind, str(said)
     family, _, last = kind.rpartition(".")
-    return family, last
+    return (family, last) if last.casefold() in known else (kind, "")
 
 
 def _checked(what: str, paths: Sequence[str]) -> tuple[str, ...]:

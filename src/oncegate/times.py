@@ -30,7 +30,8 @@ def moment(value: Any) -> datetime | None:
 
 def microseconds_of(when: datetime) -> int:
     """Whole microseconds since 1970, exactly: the float of `timestamp()` cannot hold them."""
-    return (when - EPOCH) // timedelta(microseconds=1)
+    since = when - EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _scaled(number: Any) -> Any:

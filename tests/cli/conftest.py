@@ -1,6 +1,10 @@
 """Commands run in a fresh folder, and a gate on the store that they use there."""
 
-from collections.abc import Callable, Iterator
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,3 +35,21 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=1, remember=None)
     yield gate
     gate.close()
+
+
+def on_terminal(arguments: Sequence[str], folder: Path, **environment: str) -> str:
+    """What a command prints when it has a terminal, for both stdout and stderr."""
+    main, worker = pty.openpty()
+    plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    env = plain | {"TERM": "xterm-256color", "COLUMNS": "80"} | environment
+    command = [sys.executable, "-m", "oncegate", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=worker, stderr=worker, cwd=folder, env=env):
+        os.close(worker)
+        shown = b""
+        try:
+            while chunk := os.read(main, 65536):
+                shown += chunk
+        except OSError:
+            pass  # Linux says so when the other end has closed
+    os.close(main)
+    return shown.decode()

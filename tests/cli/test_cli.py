@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -14,7 +12,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.cli import exits
 from oncegate.cli.output import clean
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, on_terminal
 
 
 def fail(event: Event) -> None:
@@ -206,31 +204,14 @@ class TestErrors:
 
 
 class TestTerminal:
-    def on_terminal(self, tmp_path: Path, **environment: str) -> str:
-        """What a command prints when it has a terminal."""
-        main, worker = pty.openpty()
-        command = [sys.executable, "-m", "oncegate", "dlq", "list"]
-        plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-        env = plain | {"TERM": "xterm-256color", "COLUMNS": "80"} | environment
-        with subprocess.Popen(command, stdout=worker, stderr=worker, cwd=tmp_path, env=env):
-            os.close(worker)
-            shown = b""
-            try:
-                while chunk := os.read(main, 65536):
-                    shown += chunk
-            except OSError:
-                pass  # Linux says so when the other end has closed
-        os.close(main)
-        return shown.decode()
-
     def test_colour_and_table(self, gate: Gate, tmp_path: Path) -> None:
         """A terminal gets a table with bold headers and whole keys, however narrow; NO_COLOR leaves out colour."""
         outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)
-        shown = self.on_terminal(tmp_path)
+        shown = on_terminal(["dlq", "list"], tmp_path)
         assert "\x1b[1m" in shown
         assert str(outcome.key) in shown
         assert "ZeroDivisionError" in shown
-        assert "\x1b[3" not in self.on_terminal(tmp_path, NO_COLOR="1")
+        assert "\x1b[3" not in on_terminal(["dlq", "list"], tmp_path, NO_COLOR="1")
 
 
 def test_clean() -> None:

@@ -291,6 +291,20 @@ class TestBackPressure:
         asyncio.run(main())
 
 
+class SlowClaims(MemoryStore):
+    """A store that has claimed, and answers only when it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def claim(self, requests: Any) -> Any:
+        verdicts = super().claim(requests)
+        self.asked.set()
+        self.go_on.wait(10)
+        return verdicts
+
+
 class TestCancellation:
     def test_while_an_async_handler_runs(self, gate: Gate) -> None:
         """The handler is cancelled with its caller, and the event released with its attempt counted."""
@@ -354,51 +368,35 @@ class TestCancellation:
         assert done.is_set()
         assert gate.run({"id": 1}, lambda event: "again").result == "done"
 
-    def test_while_the_claim_is_being_written(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_while_the_claim_is_being_written(self) -> None:
         """A claim that is granted to a caller who has left is given back, and its attempt with it."""
-        gate = Gate(stumbling)
-        asked, go_on = threading.Event(), threading.Event()
-        claim = stumbling.claim
-
-        def slow_claim(requests: Any) -> Any:
-            verdicts = claim(requests)
-            asked.set()
-            go_on.wait(10)
-            return verdicts
+        slow = SlowClaims()
+        gate = Gate(slow)
 
         async def main() -> None:
-            monkeypatch.setattr(stumbling, "claim", slow_claim)
             task = asyncio.create_task(gate.arun({"id": 1}, fail))
-            await asyncio.to_thread(asked.wait, 10)
+            await asyncio.to_thread(slow.asked.wait, 10)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            go_on.set()
+            slow.go_on.set()
             assert await asyncio.to_thread(eventually, lambda: state(gate) == (RELEASED, 0, None))
 
         asyncio.run(main())
 
-    def test_when_the_loop_is_gone(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_when_the_loop_is_gone(self) -> None:
         """Also if the whole loop has ended before the answer comes."""
-        gate = Gate(stumbling)
-        asked, go_on = threading.Event(), threading.Event()
-        claim = stumbling.claim
-
-        def slow_claim(requests: Any) -> Any:
-            verdicts = claim(requests)
-            asked.set()
-            go_on.wait(10)
-            return verdicts
+        slow = SlowClaims()
+        gate = Gate(slow)
 
         async def main() -> None:
             task = asyncio.create_task(gate.arun({"id": 1}, fail))
-            while not asked.is_set():
+            while not slow.asked.is_set():
                 await asyncio.sleep(0.005)
             task.cancel()
 
-        monkeypatch.setattr(stumbling, "claim", slow_claim)
         asyncio.run(main())
-        go_on.set()
+        slow.go_on.set()
         assert eventually(lambda: state(gate) == (RELEASED, 0, None))
 
     def test_before_a_thread_is_free(self, store: MemoryStore) -> None:

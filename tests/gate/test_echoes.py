@@ -12,6 +12,7 @@ import pytest
 
 from oncegate import Event, Gate, Outcome, keys
 from oncegate.claims import COMPLETED
+from oncegate.errors import Unreadable
 from oncegate.gate import echoes
 from oncegate.stores.base import Change
 from oncegate.stores.memory import MemoryStore
@@ -186,6 +187,42 @@ class TestTheClaimJudges:
             statuses.append(gate.run(emission("held", 0), handler).status)
             clock.advance(wait)
         assert statuses == ["processed", "duplicate", "processed"]
+
+
+class TestEveryWayIn:
+    def test_transaction(self, tmp_path: Path) -> None:
+        """A transaction runs a change once, whichever emission comes first."""
+        gate = Gate(f"sqlite:///{tmp_path}/a.db", key=CHANGE, remember=None)
+        outcomes = [gate.transaction(emission("held", at, n=at), lambda event, db: event.id) for at in (0, 100)]
+        assert told(outcomes) == [("processed", None), ("duplicate", "state-echo")]
+        assert [entry.record.state for entry in gate.store.browse()] == [COMPLETED] * 2
+        gate.close()
+
+    def test_seen(self, gate: Gate) -> None:
+        """`seen` has seen a change in whichever emission, also when its timeline is gone."""
+        assert [gate.seen(emission("held", at)) for at in (0, 100, 200)] == [False, True, True]
+        gate.store._documents.clear()  # type: ignore[attr-defined]
+        assert gate.seen(emission("held", 100)) is True
+
+    def test_mark_first(self, store: MemoryStore, handler: Handler) -> None:
+        """So it is if events are marked before they run."""
+        gate = Gate(store, key=CHANGE, mode="mark_first", remember=None)
+        assert told([gate.run(emission("held", at, n=at), handler) for at in (0, 100)]) == [
+            ("processed", None),
+            ("duplicate", "state-echo"),
+        ]
+
+    def test_once(self, store: MemoryStore) -> None:
+        """Guarded calls are told apart by their arguments; a change among those is theirs to name."""
+        calls: list[str] = []
+
+        @Gate(store).once(name="page", key=keys.state_change(entity="call", state="state"))
+        def page(call: str, state: str, timestamp: int) -> None:
+            calls.append(state)
+
+        with pytest.raises(Unreadable, match="the state_change key needs time"):
+            page("c-1", "held", 1_765_551_600_000)
+        assert calls == []
 
 
 class TestSplitsAndStaleness:

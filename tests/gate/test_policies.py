@@ -1,5 +1,6 @@
 """Policies: what becomes of events that are out of the ordinary. Each is counted."""
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class TestMissingKey:
         outcome = gate.run({"type": "x"}, handler)
         assert (outcome.status, outcome.acked, len(handler.runs)) == ("invalid", False, 0)
         assert "the event_id key needs id" in outcome.reason
-        assert "policy.missing_key" not in gate.counts
+        assert gate.counts["policy.missing_key"] == 1
 
     def test_unguarded(self, store: MemoryStore, handler: Handler) -> None:
         """On request it runs without protection, every time, and is counted; its neighbours are guarded as ever."""
@@ -90,8 +91,10 @@ class TestStoreError:
     def test_refused_by_default(self, stumbling: Stumbling, handler: Handler) -> None:
         """Without a store nothing runs and nothing is acknowledged."""
         stumbling.failures = {"claim": 1}
-        outcome = Gate(stumbling).run({"id": 1, "type": "alarm"}, handler)
+        gate = Gate(stumbling)
+        outcome = gate.run({"id": 1, "type": "alarm"}, handler)
         assert (outcome.status, outcome.acked, len(handler.runs)) == ("failed", False, 0)
+        assert gate.counts["policy.store_error"] == 1
 
     def test_named_types_run(self, stumbling: Stumbling, handler: Handler) -> None:
         """Only events of the named types run when the claim cannot be asked for; it is counted."""
@@ -101,7 +104,7 @@ class TestStoreError:
         assert [outcome.status for outcome in outcomes] == ["unguarded", "failed"]
         assert [event.id for event in handler.runs] == ["1"]
         assert "the store is away" in outcomes[0].reason
-        assert gate.counts["policy.store_error"] == 1
+        assert gate.counts["policy.store_error"] == 2
 
     def test_with_the_store_back_they_are_guarded(self, stumbling: Stumbling, handler: Handler) -> None:
         """The policy is for the outage alone."""
@@ -237,6 +240,15 @@ class TestAge:
         assert "it happened 3 h ago, and max_age is 1 h" in outcome.reason
         assert gate.run(self.event("known"), handler).status == "duplicate"
 
+    def test_buried_in_mark_first_mode(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
+        """There it is marked as done, and kept as a dead letter of its own; for coroutines as well."""
+        gate = Gate(store, max_age="1h", on_too_old="bury", mode="mark_first", wall=wall)
+        wall.advance("3h")
+        outcomes = [gate.run(self.event("a"), handler), asyncio.run(gate.arun(self.event("b"), handler))]
+        assert [outcome.status for outcome in outcomes] == ["buried", "buried"]
+        assert handler.runs == []
+        assert len(store.dead_letters()) == 2
+
     def test_an_event_without_a_time_has_no_age(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
         """What does not say when it happened is not too old."""
         assert Gate(store, max_age="1h", on_too_old="bury", wall=wall).run({"id": 1}, handler).status == "processed"
@@ -251,6 +263,7 @@ class TestSliding:
             statuses.append(gate.run({"id": 1}, handler).status)
             clock.advance("50m")
         assert statuses == ["processed", "duplicate", "duplicate", "duplicate", "processed"]
+        assert gate.counts["policy.sliding"] == 3
 
     def test_without_it_they_do_not(self, store: MemoryStore, clock: ManualClock, handler: Handler) -> None:
         """By default copies change nothing."""

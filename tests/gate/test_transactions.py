@@ -122,6 +122,8 @@ class TestTransaction:
         with pytest.raises(SettingError, match="mark_first"):
             Gate(store, mode="mark_first").transaction({"id": "a"}, write)
         assert store.browse() == []
+        with pytest.raises(SettingError, match="the store's own connection"):
+            Gate(store).transaction({"id": "a"}, write, connection=sqlite3.connect(":memory:"))
 
     def test_unreadable(self, store: SqliteStore) -> None:
         """What cannot be read is refused as everywhere."""

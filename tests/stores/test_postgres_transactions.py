@@ -13,10 +13,13 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy
 from psycopg.rows import dict_row
+from sqlalchemy.orm import Session
 
 from oncegate import Event, Gate, open_store
 from oncegate.claims import Complete, Granted, Held, InFlight
+from oncegate.errors import SettingError
 from oncegate.stores.postgres import PostgresStore
 from oncegate.testing import ManualClock
 from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, claim_of, granted, stored
@@ -277,3 +280,88 @@ def test_killed_workers(url: str, postgres: PostgresServer, tmp_path: Any) -> No
     assert sorted(effects(postgres), key=int) == [str(number) for number in range(40)]
     assert kills >= 3
     assert len(log.read_text().split()) > 40
+
+
+class TestOwnConnection:
+    @pytest.fixture(params=["psycopg", "psycopg autocommit", "session", "connection"])
+    def own(self, postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Any]:
+        """A connection of the user's own, of every sort there is."""
+        url = postgres.url()
+        if request.param.startswith("psycopg"):
+            with psycopg.connect(url, autocommit="auto" in request.param) as db:
+                yield db
+            return
+        engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
+        with Session(engine) if request.param == "session" else engine.connect() as db:
+            yield db
+        engine.dispose()
+
+    def write(self, event: Event, connection: Any) -> str:
+        """An effect by way of whatever connection it is."""
+        if isinstance(connection, psycopg.Connection):
+            return write(event, connection)
+        connection.execute(sqlalchemy.text("INSERT INTO effects VALUES (:name)"), {"name": event.id})
+        return "written"
+
+    def write_and_fail(self, event: Event, connection: Any) -> None:
+        self.write(event, connection)
+        raise ValueError("boom")
+
+    def test_effect_and_completion(self, store: PostgresStore, postgres: PostgresServer, own: Any) -> None:
+        """The handler gets the very connection, and what it writes is committed with the completion."""
+        given: list[Any] = []
+
+        def handler(event: Event, connection: Any) -> str:
+            given.append(connection)
+            return self.write(event, connection)
+
+        gate = Gate(store)
+        outcomes = [gate.transaction({"id": name}, handler, connection=own) for name in ("a", "a", "b")]
+        assert [outcome.status for outcome in outcomes] == ["processed", "duplicate", "processed"]
+        assert given == [own, own]
+        assert effects(postgres) == ["a", "b"]
+
+    def test_a_failure(self, store: PostgresStore, postgres: PostgresServer, own: Any) -> None:
+        """What a failing handler wrote is rolled back, its attempt counts, and the connection can be used again."""
+        gate = Gate(store, max_attempts=3)
+        failed = gate.transaction({"id": "a"}, self.write_and_fail, connection=own)
+        assert (failed.status, failed.error) == ("failed", "ValueError: boom")
+        again = gate.transaction({"id": "a"}, self.write, connection=own)
+        assert (again.status, again.event.attempt) == ("processed", 2)
+        assert effects(postgres) == ["a"]
+
+    def test_a_stale_owner(self, store: PostgresStore, clock: ManualClock, postgres: PostgresServer, own: Any) -> None:
+        """An owner whose claim was taken over does not even start."""
+        record = granted(store)
+        clock.advance(LEASE)
+        granted(store, "bob")
+        held = Held(NAMESPACE, KEY, record.owner, record.fence)
+        assert store.transact(held, lambda connection: pytest.fail("it ran"), own) is False
+        assert effects(postgres) == []
+
+    def test_a_commit_by_the_handler(self, store: PostgresStore, postgres: PostgresServer, own: Any) -> None:
+        """A handler that commits is found out, and what it wrote is not there."""
+
+        def handler(event: Event, connection: Any) -> None:
+            self.write(event, connection)
+            connection.commit()
+
+        assert Gate(store).transaction({"id": "a"}, handler, connection=own).status == "failed"
+        assert effects(postgres) == []
+
+    def test_in_a_transaction_already(self, store: PostgresStore, own: Any) -> None:
+        """A connection with a transaction open is refused: it would be committed with ours."""
+        if isinstance(own, psycopg.Connection):
+            own.autocommit = False
+            own.execute("SELECT 1")
+        else:
+            own.execute(sqlalchemy.text("SELECT 1"))
+        with pytest.raises(SettingError, match="in a transaction already"):
+            Gate(store).transaction({"id": "a"}, self.write, connection=own)
+
+    def test_what_is_no_connection(self, store: PostgresStore, postgres: PostgresServer) -> None:
+        """Anything else, and SQLAlchemy on another driver or database, is refused clearly."""
+        with pytest.raises(SettingError, match="is none to Postgres"):
+            Gate(store).transaction({"id": "a"}, self.write, connection="postgres")
+        with sqlalchemy.create_engine("sqlite://").connect() as db, pytest.raises(SettingError, match="postgresql"):
+            Gate(store).transaction({"id": "b"}, self.write, connection=db)

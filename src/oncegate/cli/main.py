@@ -8,6 +8,7 @@ from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
+from oncegate.cli.read import read
 from oncegate.cli.serve import serve
 from oncegate.errors import OncegateError, SettingError, StoreError
 
@@ -20,6 +21,7 @@ def cli(**_config: str | None) -> None:
 
 
 cli.add_command(serve)
+cli.add_command(read)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)

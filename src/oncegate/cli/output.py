@@ -1,8 +1,10 @@
 """What people and pipes see: colour and tables on a terminal, plain lines and JSON elsewhere."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
+from textwrap import indent
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -10,10 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from oncegate.clocks import since_boot
 from oncegate.gate.log import escaped
 
 _WIDE = 150
-_NARROW = 24
+_BETWEEN = 2
+_SLIM = 8
+_PATIENCE = 1_000_000  # in microseconds: what takes no longer needs no progress
+_PACE = 200_000
 _STATES = {"P": "in progress", "R": "waiting", "C": "completed", "D": "dead letter"}
 _COLOURS = {"in progress": "yellow", "waiting": "cyan", "completed": "green", "dead letter": "red"}
 
@@ -44,8 +50,25 @@ def say_error(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
+    print(_json(value))
+
+
+def show_json_stream(name: str, items: Iterable[Any], rest: Callable[[], dict[str, Any]]) -> None:
+    """One object: a member with a list that may be longer than memory, and what is known when that is at its end."""
+    print(f'{{\n  "{name}": [', end="")
+    before = "\n"
+    for item in items:
+        print(f"{before}{indent(_json(item), '    ')}", end="")
+        before = ",\n"
+    print("\n  ]," if before == ",\n" else "],")
+    print(_json(rest()).removeprefix("{\n"))
+
+
+def _json(value: Any) -> str:
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    print("".join(c if c.isprintable() or c == "\n" else escaped(c) for c in text))
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else escaped(c) for c in text)
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Collection[str]) -> None:
@@ -58,13 +81,24 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential:
     wide = console.width >= _WIDE
     shown = [index for index, header in enumerate(headers) if wide or header in essential]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for index in shown:
-        widest = max(len(row[index]) for row in [headers, *texts])
-        width = widest if index == 0 else min(widest, _NARROW)
-        table.add_column(headers[index], overflow="ellipsis", no_wrap=True, min_width=width)
+    widths = [max(len(row[index]) for row in [headers, *texts]) for index in shown]
+    for index, width in zip(shown, _fitted(console.width, widths), strict=True):
+        table.add_column(headers[index], overflow="ellipsis", no_wrap=True, width=width)
     for row in texts:
         table.add_row(*(Text(row[index]) for index in shown))
     console.print(table)
+
+
+def _fitted(room: int, widths: Sequence[int]) -> list[int]:
+    """Widths for columns: the first as it is, the others share the rest evenly, and none takes more than it needs."""
+    fitted = list(widths)
+    left = room - widths[0] - _BETWEEN * (len(widths) - 1)
+    narrow_first = sorted(range(1, len(widths)), key=widths.__getitem__)
+    for done, column in enumerate(narrow_first):
+        fair = left // (len(narrow_first) - done)
+        fitted[column] = min(widths[column], max(fair, _SLIM))
+        left -= fitted[column]
+    return fitted
 
 
 def _plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -80,3 +114,28 @@ def show_facts(facts: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name, value in known.items():
         console.print(Text.assemble((name.ljust(width), "dim"), "  ", (value, _COLOURS.get(value, ""))))
+
+
+class Progress:
+    """A line on stderr that tells how far something is, if that is a terminal and it takes long."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._next = since_boot() + _PATIENCE
+        self._told = False
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def at(self, count: int) -> None:
+        now = since_boot()
+        if now < self._next or not sys.stderr.isatty():
+            return
+        self._next, self._told = now + _PACE, True
+        print(f"\r{count:,} {self._what} read", end="", file=sys.stderr, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._told:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

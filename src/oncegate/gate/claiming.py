@@ -78,9 +78,12 @@ class Claimer:
         """The store did not say what it was asked for these: each runs without a claim, if its policy lets it, or has
         failed."""
         for job in jobs:
-            if self._terms.unguarded(job.event):
+            unguarded = self._terms.unguarded(job.event)
+            self._observers.tell(
+                "policy.store_error", job.event, job.key, detail="unguarded" if unguarded else "refuse"
+            )
+            if unguarded:
                 job.unguarded = error
-                self._observers.tell("policy.store_error", job.event, job.key, detail="unguarded")
             else:
                 job.outcome = Outcome("failed", job.event, job.key, error=error)
 
@@ -94,7 +97,9 @@ class Claimer:
                 conflicts.append((job, verdict))
             else:
                 job.outcome = _outcome(job, verdict)
-                self._memory.found(self._lease(job, verdict.record, verdict.at, sent_at))
+                if self._terms.sliding and isinstance(verdict, Duplicate):
+                    self._observers.tell("policy.sliding", job.event, job.key, detail="slid")
+                self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
         self._observers.granted(granted)
         if conflicts:
             self._answer_conflicts(conflicts, {job.key.digest: job.event.body for job in jobs if job.held})
@@ -147,17 +152,13 @@ class Claimer:
 
     def _hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
         terms, key = self._terms, job.key
-        job.lease = self._lease(job, record, at, sent_at)
+        job.lease = Lease(terms.namespace, key.digest, record, at, sent_at, sent_at + record.lease_until - at)
         job.held = True
         job.event = replace(job.event, key=key, attempt=record.attempts, fence=record.fence)
         if terms.max_attempts is not None and record.attempts > terms.max_attempts:
             job.hopeless = f"its worker did not come back from {times(terms.max_attempts, 'attempt')}"
         if record.completed_at is not None:
             self._memory.found(job.lease)
-
-    def _lease(self, job: Job, record: Record, at: int, sent_at: int) -> Lease:
-        valid_until = sent_at + record.lease_until - at
-        return Lease(self._terms.namespace, job.key.digest, record, at, sent_at, valid_until)
 
     def mark(self, job: Job) -> bool:
         """Mark one event as done, without running anything; False if it was known. Raises StoreError."""

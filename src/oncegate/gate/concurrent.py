@@ -5,7 +5,7 @@ common batches, async handlers run in their caller's loop and plain ones in a po
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -88,15 +88,18 @@ class Concurrent:
     async def run(self, item: Job | Bare, handler: AsyncHandler | Handler) -> None:
         """Take one through the gate; it has its outcome afterwards."""
         room = self._room()
-        async with room.inside:
-            if isinstance(item, Job) and not (item.key.change is None and self._claimer.recall(item)):
+        if not room.enter_now():
+            await room.enter()
+        try:
+            if isinstance(item, Job) and (item.key.change is not None or not self._claimer.recall(item)):
                 await self._run_claimed(item, handler, room)
             if item.unguarded is not None:
-                await self._call(
-                    item.event, handler, _Way(partial(ran_unguarded, item), partial(failed_unguarded, item))
-                )
+                way = _Way(partial(ran_unguarded, item), partial(failed_unguarded, item))
+                await self._called(item.event, handler, way)
             if isinstance(item, Job) and item.emission is not None:
                 await self._gatherer.done(_Echo(item))
+        finally:
+            room.leave()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -114,7 +117,9 @@ class Concurrent:
         """A last attempt is claimed, run and settled alone: an event that kills its process then takes no neighbour
         with it, and is not taken along itself. One that was claimed with others is given back first."""
         if not self._terms.one_by_one:
-            async with room.work(alone=False):
+            if not room.begin_now():
+                await room.begin()
+            try:
                 await self._gatherer.done(job)
                 if not job.held:
                     return
@@ -123,37 +128,39 @@ class Concurrent:
                     return
                 await self._gatherer.done(self._endings.unstarted(job))
                 job.held = False
-        async with room.work(alone=True):
+            finally:
+                room.end()
+        await room.begin_alone()
+        try:
             await self._gatherer.done(job)
             if job.held:
                 await self._run_granted(job, handler)
+        finally:
+            room.end()
 
     async def _run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
         marked = self._terms.marks_first
         if not marked:
             self._heartbeat.hold([job.lease])
         try:
-            await (self._attempt_marked(job, handler) if marked else self._attempt(job, handler))
+            plan = self._planned(job)
+            await (self._called(job.event, handler, plan) if isinstance(plan, _Way) else self._gatherer.done(plan))
         except BaseException:
             if not job.started:
                 self._gatherer.post(never_started(job) if marked else self._endings.unstarted(job))
             raise
 
-    async def _attempt(self, job: Job, handler: AsyncHandler | Handler) -> None:
+    def _planned(self, job: Job) -> "_Way | Ending | Failed":
+        """How its handler is to be called; or what to write, if it is not."""
+        marked = self._terms.marks_first
         if job.hopeless is not None:
             job.started = True
-            await self._gatherer.done(self._endings.buried(job, job.hopeless))
-        elif (late := job.too_late(self._boot())) is not None:
-            await self._gatherer.done(self._endings.unstarted(job, late))
-        else:
-            way = _Way(partial(self._endings.processed, job), partial(self._failed, job), job)
-            await self._call(job.event, handler, way)
-
-    async def _attempt_marked(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        if self._boot() >= job.lease.valid_until:
-            await self._gatherer.done(never_started(job))
-        else:
-            await self._call(job.event, handler, _Way(partial(ran_marked, job), partial(failed_marked, job), job))
+            return Failed(job, job.hopeless) if marked else self._endings.buried(job, job.hopeless)
+        if (late := job.too_late(self._boot())) is not None:
+            return never_started(job) if marked else self._endings.unstarted(job, late)
+        if marked:
+            return _Way(partial(ran_marked, job), partial(failed_marked, job), job)
+        return _Way(partial(self._endings.processed, job), partial(self._failed, job), job)
 
     def _failed(self, job: Job, error: BaseException) -> Ending:
         """The caller's going away is no fault of the event: it is released, and never buried for that."""
@@ -165,11 +172,10 @@ class Concurrent:
 
     # ── calling the handler ───────────────────────────────────────────────────────────────────────────────
 
-    async def _call(self, event: Event, handler: AsyncHandler | Handler, way: "_Way") -> None:
+    def _called(self, event: Event, handler: AsyncHandler | Handler, way: "_Way") -> Coroutine[Any, Any, None]:
         if _is_async(handler):
-            await self._call_here(event, handler, way)
-        else:
-            await self._call_in_thread(event, handler, way)
+            return self._call_here(event, handler, way)
+        return self._call_in_thread(event, handler, way)
 
     async def _call_here(self, event: Event, handler: AsyncHandler, way: "_Way") -> None:
         way.start()

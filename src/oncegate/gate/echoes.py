@@ -37,13 +37,17 @@ class Echoes:
 
     def resolve(self, jobs: Sequence[Job]) -> None:
         """Give each job the key under which its change is known. Some are answered by that."""
-        waiting = [job for job in jobs if job.key.change is not None]
         try:
-            self._place_all(waiting)
+            self.place(jobs)
         except StoreError as error:
+            waiting = [job for job in jobs if job.key.change is not None]
             self._claimer.unanswered(waiting, str(error))
             for job in waiting:
                 job.answered = True
+
+    def place(self, jobs: Sequence[Job]) -> None:
+        """The same, but a store that does not answer is the caller's affair."""
+        self._place_all([job for job in jobs if job.key.change is not None])
 
     def confirm(self, items: Iterable[Item]) -> None:
         """What has come of joined emissions holds for the keys that they had by themselves, too."""

@@ -18,9 +18,12 @@ class Endings:
         self._terms = terms
 
     def processed(self, job: Job, result: Any) -> Ending:
-        stored, problem = (b"null", None) if result is None else self._stored(result)
         terms, lease = self._terms, job.lease
         record = lease.record
+        if result is None:
+            complete = Complete(terms.namespace, lease.key, record.owner, record.fence, terms.retention, b"null")
+            return Ending(job, complete, Outcome("processed", job.event, job.key))
+        stored, problem = self._stored(result)
         complete = Complete(terms.namespace, lease.key, record.owner, record.fence, terms.retention, stored, problem)
         return Ending(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
 

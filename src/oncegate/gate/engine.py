@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from oncegate.clocks import Clock
+from oncegate.errors import StoreUnavailable
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import Endings
-from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler
 from oncegate.gate.jobs import Batch, Identified, Job, Refused
 from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observing import Observers
@@ -47,7 +48,7 @@ class Engine:
         self._hints = hints
         self._memory = memory = memory or Memory(None if terms.sliding else terms.remember, terms.retention, boot)
         self.claimer = Claimer(store, terms, boot, memory, observers, hints)
-        self._echoes = Echoes(store, terms, self.claimer, observers)
+        self.echoes = Echoes(store, terms, self.claimer, observers)
         self._heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
         self.runner = Runner(store, terms, boot, self.claimer, self._endings, self._heartbeat, memory)
 
@@ -59,16 +60,37 @@ class Engine:
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
-        if echoing := [item for item in identified if isinstance(item, Job) and item.key.change is not None]:
-            self._echoes.resolve(echoing)
+        if echoing := [item for item in identified if type(item) is Job and item.key.change is not None]:
+            self.echoes.resolve(echoing)
         batch = Batch(identified)
         for together in [[job] for job in batch.jobs] if self.terms.one_by_one else [batch.jobs]:
             self.claimer.claim(together)
             self.runner.run(together, handler)
         self.runner.run_unguarded([*batch.jobs, *batch.bare], handler)
         if echoing:
-            self._echoes.confirm(batch.items)
+            self.echoes.confirm(batch.items)
         return batch.outcomes
+
+    def transact(self, job: Job, handler: TransactionHandler, connection: Any) -> None:
+        """Claim one and run it in a transaction; it has its outcome afterwards. Nothing runs unguarded here."""
+        self.echoes.resolve([job])
+        if not job.answered:
+            self.claimer.claim([job])
+            if job.held:
+                self.runner.transact(job, handler, connection)
+        if job.unguarded is not None:
+            job.outcome = Outcome("failed", job.event, job.key, error=job.unguarded)
+        self.echoes.confirm([job])
+
+    def mark(self, job: Job) -> bool:
+        """Mark one as done without running anything; False if it was known. Raises StoreError."""
+        self.echoes.place([job])
+        if job.answered:
+            raise StoreUnavailable(job.outcome.reason)
+        marked = self.claimer.mark(job)
+        if job.emission is not None:
+            self.claimer.mark(Job(job.event, job.emission, job.payload_hash))
+        return marked
 
     async def athrough(self, item: Identified, handler: AsyncHandler | Handler) -> Outcome:
         """The same for one, beside others that come at the same time."""
@@ -80,7 +102,7 @@ class Engine:
     def concurrent(self) -> "Concurrent":
         """Made when first used: asyncio would cost every cold start that does without it."""
         concurrent: Concurrent = import_module("oncegate.gate.concurrent").Concurrent(
-            self.terms, self.boot, self.claimer, self._endings, self.runner, self._heartbeat, self._echoes
+            self.terms, self.boot, self.claimer, self._endings, self.runner, self._heartbeat, self.echoes
         )
         return concurrent
 

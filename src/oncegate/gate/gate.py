@@ -153,13 +153,14 @@ class Gate:
         calls: Calls = import_module("oncegate.gate.calls").Calls(self._engine, self._observers, identifier)
         return calls
 
-    def transaction(self, payload: Any, handler: TransactionHandler) -> Outcome:
+    def transaction(self, payload: Any, handler: TransactionHandler, *, connection: Any = None) -> Outcome:
         """Take one event through the gate, its effect and its completion in one transaction: exactly once.
 
         The handler gets the event and a connection to the store's database; what it writes with that is committed
         together with the completion or not at all. It must neither commit nor keep the connection, and should be
-        quick: nobody else can write meanwhile. For stores with transactions (SQLite). Nothing runs unguarded here,
-        whatever the policies say."""
+        quick: on SQLite nobody else can write meanwhile. On Postgres, `connection` may be one of your own to the same
+        database, psycopg's or a session or connection of SQLAlchemy, in no transaction yet: it is committed here.
+        Nothing runs unguarded, whatever the policies say."""
         check_handler(handler)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
@@ -169,11 +170,7 @@ class Gate:
         if isinstance(item, Bare):
             item.outcome = item.refusal
         elif isinstance(item, Job):
-            self._engine.claimer.claim([item])
-            if item.held:
-                self._engine.runner.transact(item, handler)
-            elif item.unguarded is not None:
-                item.outcome = Outcome("failed", item.event, item.key, error=item.unguarded)
+            self._engine.transact(item, handler, connection)
         return self._told([item.outcome])[0]
 
     def lambda_handler(
@@ -212,7 +209,7 @@ class Gate:
         if isinstance(item, Bare):
             return False
         try:
-            return not self._engine.claimer.mark(item)
+            return not self._engine.mark(item)
         except StoreError:
             if not self._terms.unguarded(item.event):
                 raise

@@ -37,11 +37,9 @@ class Identifier:
         return Job(event, self._replayed(event, key), keys.content_hash(event), self._too_old(event))
 
     def _without_key(self, event: Event, error: str, raised: str | None) -> Bare | Refused:
+        self._observers.tell("policy.missing_key", event, detail=self._terms.on_missing_key)
         refusal = Outcome("invalid", event, error=error, raised=raised)
-        if self._terms.on_missing_key == "refuse":
-            return Refused(refusal)
-        self._observers.tell("policy.missing_key", event, detail="unguarded")
-        return Bare(event, error, refusal)
+        return Refused(refusal) if self._terms.on_missing_key == "refuse" else Bare(event, error, refusal)
 
     def _replayed(self, event: Event, key: Key) -> Key:
         """A replay that shall run is an event of its own, once for each name under which it was replayed."""

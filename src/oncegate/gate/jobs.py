@@ -97,7 +97,8 @@ class Copy:
         return Outcome("duplicate", event, first.key, self._kind(), first.result)
 
     def _kind(self) -> Kind:
-        return _kind(self.job, self._first.payload_hash, _arrived_as(self._first.event))
+        same = self.job.payload_hash == self._first.payload_hash
+        return kind_by_evidence(self.job.event, self.job.key, arrived_as(self._first.event), same_content=same)
 
 
 class Refused:
@@ -118,19 +119,24 @@ class Batch:
         self.items: list[Item] = []
         self.jobs: list[Job] = []
         self.bare: list[Job | Bare] = []
-        self._firsts: dict[bytes, Job] = {}
         self._others: dict[tuple[bytes, bytes], Job] = {}
+        firsts: dict[bytes, Job] = {}
         for item in identified:
-            if isinstance(item, Job) and not item.answered:
-                self._add(item)
+            if type(item) is Job and not item.answered:
+                first = firsts.setdefault(item.key.digest, item)
+                if first is item:
+                    self.items.append(item)
+                    self.jobs.append(item)
+                else:
+                    self._add_again(item, first)
             else:
                 self.items.append(item)
-                if not isinstance(item, Refused):
-                    self.bare.append(item)
+                if type(item) is not Refused:
+                    self.bare.append(item)  # type: ignore[arg-type]  # a job that is answered, or a bare event
 
-    def _add(self, job: Job) -> None:
-        first = self._firsts.setdefault(job.key.digest, job)
-        if first is not job and job.key.binds and job.payload_hash != first.payload_hash:
+    def _add_again(self, job: Job, first: Job) -> None:
+        """A copy of the first with its key; or of another, if what the key binds is another content."""
+        if job.key.binds and job.payload_hash != first.payload_hash:
             first = self._others.setdefault((job.key.digest, job.payload_hash), job)
         if first is job:
             self.items.append(job)
@@ -145,10 +151,10 @@ class Batch:
 
 def about(event: Event) -> About:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
-    return About(event.source, event.type, event.entity, occurred_at, _arrived_as(event))
+    return About(event.source, event.type, event.entity, occurred_at, event.id or event.evidence.message_id)
 
 
-def _arrived_as(event: Event) -> str | None:
+def arrived_as(event: Event) -> str | None:
     """What a second arrival of the same thing has again: the event's id, else that of the message it came in."""
     return event.id or event.evidence.message_id
 
@@ -158,13 +164,14 @@ def kind_of(job: Job, original: Record, at: int) -> Kind:
     was sent anew from an archive, whether it says so or not."""
     if at - original.first_seen > _RETRIED_FOR:
         return "replay"
-    return _kind(job, original.payload_hash, original.about.delivery_id)
+    same = job.payload_hash == original.payload_hash
+    return kind_by_evidence(job.event, job.key, original.about.delivery_id, same_content=same)
 
 
-def _kind(job: Job, original_hash: bytes, original_id: str | None) -> Kind:
+def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_content: bool) -> Kind:
     """A replay, another emission of the same change, a copy under the original's id, or one that was emitted anew."""
-    if job.event.evidence.replay is not None:
+    if event.evidence.replay is not None:
         return "replay"
-    if job.key.change is not None and job.payload_hash != original_hash:
+    if key.change is not None and not same_content:
         return "state-echo"
-    return "redelivery" if _arrived_as(job.event) == original_id else "re-emission"
+    return "redelivery" if arrived_as(event) == original else "re-emission"

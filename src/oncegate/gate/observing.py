@@ -7,7 +7,8 @@ Every notice has a dotted name:
     event.kept         a refused event was kept as a dead letter
     lease.lost         a claim was lost, or can no longer be trusted, while its handler ran
     memory.hit         a duplicate was answered by this process, without asking the store
-    policy.NAME        a policy decided: missing_key, store_error, conflict, replay, too_old, stale; `detail` says how
+    policy.NAME        a policy decided: missing_key, store_error, conflict, replay, too_old, stale, sliding; `detail`
+                       has what it decided
     breaker.opened     the store failed or was slow too often, and is left alone for a while; `detail` says why
     breaker.closed     it has answered again
     timeline.split     a state change lies between emissions that were taken for one

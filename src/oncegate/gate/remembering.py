@@ -71,9 +71,12 @@ class Memory:
         """Completions that the store has accepted since `sent_at`."""
         if self._within is not None:
             until = sent_at + self._longest
-            small = ((job, complete) for job, complete in ended if len(complete.result or b"") <= _LARGEST_RESULT)
             self._keep(
-                {job.lease.key: (until, job.lease, complete, sent_at, job.event.body) for job, complete in small}
+                {
+                    job.lease.key: (until, job.lease, complete, sent_at, job.event.body)
+                    for job, complete in ended
+                    if complete.result is None or len(complete.result) <= _LARGEST_RESULT
+                }
             )
 
     def found(self, lease: Lease) -> None:

@@ -1,31 +1,67 @@
-"""Room: how many coroutines of one loop may be at work, and one that must be at work alone."""
+"""Room: how many coroutines of one loop may be inside and at work, and one that must be at work alone.
+
+What can be had at once is had without a coroutine of its own: nearly always nobody has to wait.
+"""
 
 import asyncio
-from types import TracebackType
+from collections import deque
+
+_Waiter = asyncio.Future[None]
 
 
 class Room:
-    """At most `most` are inside. `work` may be shared, or had alone: then nobody else works until it is given up."""
+    """At most `most` are inside. Of those, work may be shared, or had alone: then nobody else works until it ends."""
 
     def __init__(self, most: int) -> None:
-        self.inside = asyncio.Semaphore(most)
+        self._most = most
+        self._inside = 0
+        self._outside: deque[_Waiter] = deque()
         self._working = 0
         self._alone = False
         self._wanted_alone = 0
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[_Waiter] = []
 
-    def work(self, *, alone: bool) -> "_Turn":
-        return _Turn(self, alone)
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def begin(self, *, alone: bool) -> None:
-        if alone:
-            await self._begin_alone()
-        else:
-            while self._alone or self._wanted_alone:
-                await self._change()
-            self._working += 1
+    def enter_now(self) -> bool:
+        if self._inside >= self._most:
+            return False
+        self._inside += 1
+        return True
 
-    async def _begin_alone(self) -> None:
+    async def enter(self) -> None:
+        """Wait for a place, which whoever leaves passes on; a caller that gives up passes it on too."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._outside.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        while self._outside:
+            waiter = self._outside.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._inside -= 1
+
+    # ── at work ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin_now(self) -> bool:
+        """Work beside others, unless one is or wants to be alone."""
+        if self._alone or self._wanted_alone:
+            return False
+        self._working += 1
+        return True
+
+    async def begin(self) -> None:
+        while not self.begin_now():
+            await self._change()
+
+    async def begin_alone(self) -> None:
         """Whoever comes later waits, so that those at work become fewer until there is none."""
         self._wanted_alone += 1
         try:
@@ -53,19 +89,3 @@ class Room:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-class _Turn:
-    """A context manager by hand: one made from a generator would cost more than all of the above."""
-
-    def __init__(self, room: Room, alone: bool) -> None:
-        self._room = room
-        self._alone = alone
-
-    async def __aenter__(self) -> None:
-        await self._room.begin(alone=self._alone)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._room.end()

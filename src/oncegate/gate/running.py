@@ -90,12 +90,12 @@ class Runner:
                 except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
                     failed_unguarded(item, error)
 
-    def transact(self, job: Job, handler: TransactionHandler) -> None:
+    def transact(self, job: Job, handler: TransactionHandler, connection: Any = None) -> None:
         """Run one grant in a transaction of the store that completes it too. The claim is committed before, so its
         attempt counts even if the transaction is rolled back; there is no heartbeat, since nobody else can write."""
-        self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler))
+        self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection))
 
-    def _handle_in_transaction(self, job: Job, handler: TransactionHandler) -> Ending | None:
+    def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
         store = cast(Transactional, self._store)  # the gate has asked
         endings: list[Ending] = []
 
@@ -108,7 +108,7 @@ class Runner:
         proof = job.lease.renewal(self._terms.lease)
         sent_at = self._boot()
         try:
-            accepted = store.transact(proof, effect)
+            accepted = store.transact(proof, effect, own)
         except EffectFailed as failure:
             if not isinstance(failure.cause, Exception):
                 raise failure.cause from None
@@ -132,6 +132,9 @@ class Runner:
         if self._boot() >= job.lease.valid_until:
             return
         job.started = True
+        if job.hopeless is not None:
+            failed.append(Failed(job, job.hopeless))
+            return
         try:
             ran_marked(job, plain(handler(job.event)))
         except BaseException as error:  # kept, then raised again unless it is an ordinary failure

@@ -11,6 +11,7 @@ from oncegate.settings.functions import names_function
 from oncegate.settings.known import Kind, Setting
 from oncegate.settings.masking import masked
 from oncegate.settings.strategies import parsed
+from oncegate.stores import scheme_of
 from oncegate.wording import not_a_choice
 
 OFF: Final = "off"
@@ -101,6 +102,7 @@ def _url(setting: Setting, value: Any) -> Any:
     if not isinstance(value, str) or not _URL.fullmatch(value):
         said = masked(value) if isinstance(value, str) else value
         raise SettingError(f"{setting.path}={said!r} is not a URL; write one such as {setting.default}")
+    scheme_of(value)
     return value
 
 

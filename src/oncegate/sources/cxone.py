@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oncegate.canonical import digest_of
+from oncegate.canonical import content_digest
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import at, first, folded, identifier, name, named, places, stated, text, when
 
@@ -60,7 +60,7 @@ def _digital(delivery: Delivery) -> Event | None:
         state=said,
         occurred_at=told,
         identity=identity,
-        content_hash=None if identity else digest_of(data),
+        content_hash=None if identity else content_digest(data),
         body=data,
         raw=delivery.raw,
         evidence=delivery.evidence,
@@ -86,7 +86,7 @@ def _acd(delivery: Delivery) -> Event | None:
         state=f"{status} (final)" if status and final else status,
         occurred_at=told,
         identity=identity,
-        content_hash=None if identity else digest_of(delivery.body),
+        content_hash=None if identity else content_digest(delivery.body),
         body=delivery.body,
         raw=delivery.raw,
         evidence=delivery.evidence,
@@ -113,7 +113,7 @@ def _byoc(delivery: Delivery) -> Event | None:
         type="byoc.outbound",
         entity=thread,
         identity=identity,
-        content_hash=digest_of(body) if found is None else None,
+        content_hash=content_digest(body) if found is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,

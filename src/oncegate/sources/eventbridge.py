@@ -1,6 +1,6 @@
 """EventBridge events of any other sender."""
 
-from oncegate.canonical import digest_of
+from oncegate.canonical import content_digest
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import identifier, named, stated, text, when
 from oncegate.sources.tutorials import ENTITY, STATE, TIME
@@ -21,7 +21,7 @@ def read(delivery: Delivery) -> Event | None:
         state=stated(body, STATE),
         occurred_at=when(body, TIME) or moment(envelope.get("time")),
         identity=() if found is None else (source, found),
-        content_hash=digest_of(body) if found is None else None,
+        content_hash=content_digest(body) if found is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,

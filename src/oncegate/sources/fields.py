@@ -1,5 +1,6 @@
 """Reading single fields of a body, with what hostile values get."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -96,15 +97,7 @@ def name(value: Any) -> str | None:
 
 def named(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
     """The first value that names something."""
-    for member, rest in candidates:
-        found = body.get(member)
-        if found is None:
-            continue
-        if type(found) is str and found and not rest:
-            return found
-        if (known := name(at(found, rest))) is not None:
-            return known
-    return None
+    return _said(body, candidates, name)
 
 
 def text(value: Any) -> str | None:
@@ -120,13 +113,17 @@ def state(value: Any) -> str | None:
 
 def stated(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
     """The first value that is a state."""
+    return _said(body, candidates, state)
+
+
+def _said(body: dict[str, Any], candidates: tuple[Place, ...], meaning: Callable[[Any], str | None]) -> str | None:
     for member, rest in candidates:
         found = body.get(member)
         if found is None:
             continue
         if type(found) is str and found and not rest:
             return found
-        if (said := state(at(found, rest))) is not None:
+        if (said := meaning(at(found, rest))) is not None:
             return said
     return None
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from oncegate.canonical import decode, digest_of
+from oncegate.canonical import content_digest, decode
 from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
 from oncegate.sources.fields import at, identifier, latest, name, named, state, stated, text, when
 from oncegate.sources.topics import Topic, id_in, topic_of
@@ -128,7 +128,7 @@ def _read(
         occurred_at=told or moment(sent) or moment(sender.time),
         own_id=own,
         identity=identity or ((topic_name,) if told is not None else _apart(topic_name, sent, sender.id)),
-        content_hash=None if identity else digest_of(body),
+        content_hash=None if identity else content_digest(body),
         body=body,
         raw=raw,
         evidence=evidence,

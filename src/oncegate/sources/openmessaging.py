@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oncegate.canonical import digest_of
+from oncegate.canonical import content_digest
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import at, folded, identifier, name, state, text
 from oncegate.times import moment
@@ -26,7 +26,7 @@ def read(delivery: Delivery) -> Event | None:
         identity=()
         if message is None
         else ("openmessaging", text(channel.get("id")), message, kind.casefold(), folded(said)),
-        content_hash=digest_of(body) if message is None else None,
+        content_hash=content_digest(body) if message is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,

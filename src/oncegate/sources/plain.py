@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from oncegate.canonical import digest_of
+from oncegate.canonical import content_digest
 from oncegate.errors import SettingError
 from oncegate.events import Delivery, Event
 from oncegate.sources import tutorials
@@ -62,7 +62,7 @@ def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
         part=named(body, paths.part),
         state=stated(body, paths.state),
         occurred_at=when(body, paths.time),
-        content_hash=digest_of(body) if found is None else None,
+        content_hash=content_digest(body) if found is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,

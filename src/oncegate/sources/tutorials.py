@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oncegate.canonical import digest_of
+from oncegate.canonical import content_digest
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import at, first, identifier, name, places, stated, text, when
 from oncegate.times import moment
@@ -47,7 +47,7 @@ def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any
         occurred_at=told or moment(envelope.get("time")),
         own_id=() if own is None else (own,),
         identity=("event", None, own) if numbered else ("tutorial", name(entity), kind, apart),
-        content_hash=None if numbered else digest_of(body),
+        content_hash=None if numbered else content_digest(body),
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,

@@ -26,12 +26,17 @@ def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> 
     `create=False` refuses a place where there is none yet, for people who look at one and may have mistyped.
     `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.
     """
+    module, opener = _OPENERS[scheme_of(url)]
+    store: Store = getattr(import_module(module), opener)(url, create=create, clock=clock)
+    return store
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL, if it is one that a store speaks."""
     if not isinstance(url, str):
         raise SettingError(f"a store is named by a URL such as sqlite:///oncegate.db, not by {url!r}")
     scheme, _, _ = url.partition("://")
     if scheme not in _OPENERS:
         known = " or ".join(f"{name}://" for name in _OPENERS)
         raise SettingError(f"no store speaks {scheme!r}; a store URL starts with {known}")
-    module, opener = _OPENERS[scheme]
-    store: Store = getattr(import_module(module), opener)(url, create=create, clock=clock)
-    return store
+    return scheme

@@ -55,8 +55,9 @@ class EffectFailed(Exception):
 class Transactional(Protocol):
     """A store in which an effect can be written together with its completion."""
 
-    def transact(self, held: Held, effect: Callable[[Any], Complete]) -> bool:
-        """Run an effect in a transaction that completes the claim, while nobody else can be granted it.
+    def transact(self, held: Held, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
+        """Run an effect in a transaction that completes the claim, while nobody else can be granted it: on a connection
+        of the user's own if one is given and the store can work with it.
 
         The effect gets the connection and answers how to complete. False: the claim is no longer the asker's, and
         nothing was written. Raises EffectFailed, or StoreError, and then nothing was written either; but where the

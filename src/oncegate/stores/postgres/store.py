@@ -4,8 +4,8 @@ Every batch is one statement, a call of a function in store.sql that judges the 
 rules are stated there a second time: judging in Python would hold locks on the rows over a round trip.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -32,6 +32,8 @@ from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
 from oncegate.stores.postgres.connections import Connection, Connections
+from oncegate.stores.postgres.failures import explained
+from oncegate.stores.postgres.own import Own, begun
 from oncegate.stores.postgres.rows import (
     addresses,
     blobs,
@@ -39,6 +41,7 @@ from oncegate.stores.postgres.rows import (
     flags,
     numbers,
     record_of,
+    register,
     rounds,
     settlements_of,
     statements,
@@ -127,7 +130,7 @@ class PostgresStore:
                     answers[part[place - 1]] = True
         return answers
 
-    def _places(self, db: Connection, statement: str, values: Any, count: int) -> Sequence[int]:
+    def _places(self, db: psycopg.Connection[Any], statement: str, values: Any, count: int) -> Sequence[int]:
         ((places,),) = self._ask(db, statement, values)
         return range(1, count + 1) if places is None else places
 
@@ -184,8 +187,10 @@ class PostgresStore:
 
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
-    def transact(self, held: Held, effect: Callable[[psycopg.Connection[Any]], Complete]) -> bool:
+    def transact(self, held: Held, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
         """See `oncegate.stores.base.Transactional`. The claim's row stays locked until the commit, and no other."""
+        if connection is not None:
+            return self._transact_on(connection, held, effect)
         with self._lent.borrowed() as db:
             ((now,),) = self._ask(db, "time", (self._now(),))
             db.autocommit = False
@@ -197,9 +202,20 @@ class PostgresStore:
                 _roll_back(db)
         return done
 
-    def _transact(
-        self, db: Connection, held: Held, effect: Callable[[psycopg.Connection[Any]], Complete], now: int
-    ) -> bool:
+    def _transact_on(self, connection: Any, held: Held, effect: Callable[[Any], Complete]) -> bool:
+        """The same on a connection of the user's own, to the database that has the store."""
+        with self._connections.borrowed() as db:
+            ((now,),) = self._ask(db, "time", (self._now(),))
+        try:
+            with begun(connection) as own:
+                done = self._transact(own.driver, held, lambda _: effect(connection), now)
+                if done:
+                    _commit(own)
+        except psycopg.Error as error:
+            raise explained(error, self._settings.place) from error
+        return done
+
+    def _transact(self, db: psycopg.Connection[Any], held: Held, effect: Callable[[Any], Complete], now: int) -> bool:
         (pledge,) = self._ask(db, "pledge", ())
         if not self._ask(db, "held", (held.namespace, held.key, held.owner, held.fence, now)):
             return False
@@ -207,17 +223,26 @@ class PostgresStore:
         self._redeem(db, pledge)
         return bool(self._places(db, "settle", (self._now(), *settlements_of([complete])), 1))
 
-    def _effected(self, db: Connection, effect: Callable[[psycopg.Connection[Any]], Complete]) -> Complete:
+    def _effected(self, db: psycopg.Connection[Any], effect: Callable[[Any], Complete]) -> Complete:
         """Run the user's effect, for as long as it takes."""
+        with self._unlimited(db):
+            try:
+                return effect(db)
+            except BaseException as error:
+                raise EffectFailed(error) from error
+
+    @contextmanager
+    def _unlimited(self, db: psycopg.Connection[Any]) -> Iterator[None]:
+        if not isinstance(db, Connection):
+            yield
+            return
         db.limit = None
         try:
-            return effect(db)
-        except BaseException as error:
-            raise EffectFailed(error) from error
+            yield
         finally:
             db.limit = self._settings.timeout
 
-    def _redeem(self, db: Connection, pledge: tuple[int, str]) -> None:
+    def _redeem(self, db: psycopg.Connection[Any], pledge: tuple[int, str]) -> None:
         """The transaction may be committed now, if it still is the one that was begun."""
         try:
             redeemed = self._ask(db, "redeem", pledge)
@@ -233,9 +258,11 @@ class PostgresStore:
     def _now(self) -> int | None:
         return None if self._clock is None else self._clock()
 
-    def _ask(self, db: Connection, statement: str, values: Any) -> list[Any]:
+    def _ask(self, db: psycopg.Connection[Any], statement: str, values: Any) -> list[Any]:
         # A cursor of our own making: handlers may have changed what the connection makes.
         cursor = psycopg.Cursor(db, row_factory=tuple_row)
+        if not isinstance(db, Connection):
+            register(cursor.adapters)
         return cursor.execute(self._sql[statement], values, binary=True).fetchall()
 
     def _sweep(self, table: str, written: int) -> None:
@@ -283,11 +310,14 @@ def _taken_by(want: Want, taken: list[Entry]) -> Entry | None:
     return None
 
 
-def _commit(db: Connection) -> None:
+def _commit(transaction: Connection | Own) -> None:
     try:
-        db.commit()
-    except (psycopg.IntegrityError, psycopg.errors.RaiseException) as error:
-        raise EffectFailed(error) from error  # a constraint of the user's that is checked at the end
+        transaction.commit()
+    except Exception as error:
+        cause = getattr(error, "orig", error)  # SQLAlchemy wraps what the driver raised
+        if isinstance(cause, psycopg.IntegrityError | psycopg.errors.RaiseException):
+            raise EffectFailed(error) from error  # a constraint of the user's that is checked at the end
+        raise cause from error if cause is not error else None
 
 
 def _roll_back(db: Connection) -> None:

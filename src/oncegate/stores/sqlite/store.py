@@ -120,8 +120,10 @@ class SqliteStore(JudgedStore):
         self._remember({where: record})
         return Entry(*where, record) if record else None
 
-    def transact(self, held: Held, effect: Callable[[sqlite3.Connection], Complete]) -> bool:
+    def transact(self, held: Held, effect: Callable[[sqlite3.Connection], Complete], connection: Any = None) -> bool:
         """See `oncegate.stores.base.Transactional`. The write lock keeps all others out until the commit."""
+        if connection is not None:
+            raise SettingError("SQLite's transactions are on the store's own connection; the handler is given it")
         where = (held.namespace, held.key)
         try:
             with self._writing() as (db, now):

@@ -1,0 +1,161 @@
+"""Comparing: the keys of events under several strategies, and which of the events each would take for one.
+
+Of each event no more is kept than its id, the hash of its content, and for each strategy its key and the event that
+its key was first seen with.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncegate import keys
+from oncegate.errors import MissingKey
+from oncegate.events import Event, Key
+from oncegate.gate.jobs import arrived_as, kind_by_evidence
+from oncegate.gate.outcome import Kind
+from oncegate.timelines import Timeline, place
+
+
+class Named(Struct, frozen=True):
+    """A strategy as it is written. `own`: somebody has chosen it, in the settings or by a flag."""
+
+    name: str
+    make: keys.Strategy
+    own: bool = False
+
+
+class Merged(Struct, frozen=True):
+    """What an event is to the first with its key: a duplicate of some kind, or a conflict."""
+
+    first: int
+    kind: Kind
+    same_content: bool
+    conflict: bool
+
+
+class Made(Struct, frozen=True):
+    """The key of one event under one strategy, or why it has none.
+
+    `key` is the one under which it is known. Where that is another emission's, `emission` is the one of its own.
+    """
+
+    strategy: str
+    key: Key | None = None
+    emission: Key | None = None
+    missing: str | None = None
+    merged: Merged | None = None
+    stale: bool = False
+    splits: bool = False
+
+
+class Group(Struct, frozen=True):
+    """Events with one key, in order, and what each but the first is to the first."""
+
+    events: list[int]
+    merged: list[Merged]
+
+    @property
+    def same_content(self) -> bool:
+        return all(each.same_content for each in self.merged)
+
+
+class Column:
+    """One strategy and what it has made of the events so far. Events are known by their numbers, from 1 on."""
+
+    def __init__(self, named: Named) -> None:
+        self.name, self.own = named.name, named.own
+        self.firsts: list[int | None] = []
+        self.merged: dict[int, Merged] = {}
+        self.missing: dict[str, list[int]] = {}
+        self.splits: list[int] = []
+        self._make = named.make
+        self._known: dict[bytes, int] = {}
+        self._timelines: dict[bytes, Timeline] = {}
+
+    @property
+    def distinct(self) -> int:
+        return sum(first == number for number, first in enumerate(self.firsts, 1))
+
+    @property
+    def keyless(self) -> list[int]:
+        return sorted(number for numbers in self.missing.values() for number in numbers)
+
+    @property
+    def groups(self) -> list[Group]:
+        found: dict[int, Group] = {}
+        for number, merged in self.merged.items():
+            group = found.setdefault(merged.first, Group([merged.first], []))
+            group.events.append(number)
+            group.merged.append(merged)
+        return sorted(found.values(), key=lambda group: group.events)
+
+    def add(self, event: Event, others: "Comparison") -> Made:
+        """The key of the event that comes next."""
+        number = len(self.firsts) + 1
+        made = self._made(event)
+        if made.key is None:
+            self.firsts.append(None)
+            self.missing.setdefault(made.missing or "", []).append(number)
+            return made
+        first = self._known.setdefault(made.key.digest, number)
+        if made.emission is not None:  # once it is processed, its own key is known too
+            self._known.setdefault(made.emission.digest, first)
+        self.firsts.append(first)
+        if made.splits:
+            self.splits.append(number)
+        if first == number:
+            return made
+        self.merged[number] = others.judged(event, made.key, first)
+        return replace(made, merged=self.merged[number])
+
+    def _made(self, event: Event) -> Made:
+        try:
+            key = self._make(event)
+        except MissingKey as error:
+            return Made(self.name, missing=str(error))
+        except Exception as error:  # noqa: BLE001  # the key function is the user's
+            return Made(self.name, missing=f"its key function raised {type(error).__name__}: {error}")
+        return Made(self.name, key) if key.change is None else self._placed(key)
+
+    def _placed(self, key: Key) -> Made:
+        """A state change, by the timeline of its entity: under its own key or that of the emission that it joins."""
+        assert key.change is not None  # noqa: S101  # only these are placed
+        timeline = self._timelines.get(key.change.timeline, Timeline())
+        placed = place(timeline, key.change, key.digest)
+        self._timelines[key.change.timeline] = placed.timeline
+        joined = placed.key != key.digest
+        known = replace(key, digest=placed.key) if joined else key
+        return Made(self.name, known, key if joined else None, stale=placed.stale, splits=placed.splits)
+
+
+class Comparison:
+    """A column for each strategy, over the same events."""
+
+    def __init__(self, strategies: Sequence[Named]) -> None:
+        self.columns = [Column(named) for named in strategies]
+        self.count = 0
+        self._ids: list[str | None] = []
+        self._contents: list[bytes] = []
+
+    def add(self, event: Event) -> list[Made]:
+        """The keys of the next event; none if it is none or cannot be read, and then it is not counted."""
+        if event.problem is not None or event.frame is not None:
+            self._skip()
+            return []
+        self.count += 1
+        self._ids.append(arrived_as(event))
+        self._contents.append(keys.content_hash(event))
+        return [column.add(event, self) for column in self.columns]
+
+    def judged(self, event: Event, key: Key, first: int) -> Merged:
+        """What a gate would say of an event whose key was first seen with that one."""
+        same = self._contents[-1] == self._contents[first - 1]
+        kind = kind_by_evidence(event, key, self._ids[first - 1], same_content=same)
+        return Merged(first, kind, same, key.binds and not same)
+
+    def _skip(self) -> None:
+        self._ids.append(None)
+        self._contents.append(b"")
+        for column in self.columns:
+            column.firsts.append(None)

@@ -1,0 +1,106 @@
+"""Documents: the JSON texts in a file, which may hold one, an array, one on each line, or several one after the other.
+
+Lines are read one at a time, so a file of them may be of any size. A document that spans lines is read whole, as text.
+"""
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Raw, Struct
+
+_MARK = b"\xef\xbb\xbf"
+# What a line of a document that goes on in the next one ends with, and a line that is a document by itself cannot.
+_OPEN = (b"[", b"{", b",", b":")
+_BLANK = re.compile(r"[ \t\r\n]*")
+
+
+class Document(Struct, frozen=True):
+    """`line` is where it starts, None if it is all that the file holds."""
+
+    raw: bytes
+    line: int | None = None
+
+
+def documents(stream: BinaryIO) -> Iterator[Document]:
+    """The documents of a stream, in order. What cannot be read is one too, so that its place can be told."""
+    lines = _lines(stream)
+    head = [document for _, document in zip(range(2), lines, strict=False)]
+    if len(head) < 2:
+        return _whole(head[0].raw) if head else iter(())
+    if _has_lines(head[0].raw, head[1].raw):
+        return chain(head, lines)
+    blank = b"\n" * ((head[0].line or 1) - 1)  # so that lines are counted from the beginning
+    gap = b"\n" * ((head[1].line or 2) - (head[0].line or 1))
+    return _whole(blank + head[0].raw + gap + head[1].raw + b"\n" + stream.read())
+
+
+def items(raw: bytes) -> list[Raw] | None:
+    """The texts of an array's items, which are cut out without making values of them; None for what is no array."""
+    if not raw.lstrip().startswith(b"["):
+        return None
+    try:
+        return msgspec.json.decode(raw, type=list[Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _lines(stream: Iterable[bytes]) -> Iterator[Document]:
+    for number, line in enumerate(stream, 1):
+        text = (line.removeprefix(_MARK) if number == 1 else line).strip()
+        if text:
+            yield Document(text, number)
+
+
+def _has_lines(first: bytes, second: bytes) -> bool:
+    """Whether each line is a document. The first may be broken if the second is whole and does not go on with it."""
+    return _is_whole(first) or (not first.endswith(_OPEN) and _is_whole(second, b"{"))
+
+
+def _is_whole(raw: bytes, start: bytes = b"") -> bool:
+    """Whether it is one JSON text, without making values of it."""
+    try:
+        msgspec.json.decode(raw, type=Raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return raw.startswith(start)
+
+
+def _whole(raw: bytes) -> Iterator[Document]:
+    """A document over many lines; else several of them; else lines of which the first is broken."""
+    if _is_whole(raw):
+        return iter([Document(raw)])
+    lines = list(_lines(io.BytesIO(raw)))
+    if len(lines) > 1 and _is_whole(lines[1].raw, b"{"):
+        return iter(lines)
+    return _one_after_the_other(raw)
+
+
+def _one_after_the_other(raw: bytes) -> Iterator[Document]:
+    """Documents with nothing but white space between them, as tools that print JSON leave them behind."""
+    starts = _starts(raw)
+    if len(starts) < 2:
+        yield Document(raw)
+        return
+    for start, end in zip(starts, [*starts[1:], len(raw)], strict=True):
+        yield Document(raw[start:end].strip(), 1 + raw.count(b"\n", 0, start))
+
+
+def _starts(raw: bytes) -> list[int]:
+    """Where documents start; what comes after the last that can be read is one more."""
+    text, at = raw.decode("latin-1"), 0  # a character for each byte: only brackets and quotes matter here
+    starts: list[int] = []
+    scan = json.JSONDecoder(strict=False).raw_decode
+    while True:
+        at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        if at == len(text):
+            return starts
+        starts.append(at)
+        try:
+            _, at = scan(text, at)
+        except (ValueError, RecursionError):
+            return starts

@@ -1,0 +1,288 @@
+"""`oncegate read`: what is read from a file, and which events each key strategy would take for one."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+import msgspec
+from msgspec import Struct
+
+from oncegate import keys
+from oncegate.cli import exits
+from oncegate.cli.advice import advice, listed
+from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
+from oncegate.cli.documents import documents, items
+from oncegate.cli.options import output_option, with_settings
+from oncegate.cli.output import Progress, moment, say, say_error, show_json_stream, show_table
+from oncegate.durations import times
+from oncegate.errors import SettingError
+from oncegate.events import Event
+from oncegate.settings import Settings
+from oncegate.settings.strategies import strategy_of
+from oncegate.sources import read as events_in
+from oncegate.times import microseconds_of
+
+_ALWAYS = ("auto", "event_id", "content", 'state_change("500ms")')
+_MOST_GROUPS = 10
+_STDIN = "-"
+
+
+class Found(Struct, frozen=True):
+    """An event where it was found: the file, the line its document starts at unless that is the whole file, and which
+    of the events in the document it is."""
+
+    number: int
+    file: str
+    line: int | None
+    index: int
+    alone: bool
+    event: Event
+
+    @property
+    def place(self) -> str:
+        line = "" if self.line is None else f":{self.line}"
+        return f"{self.file}{line}" if self.alone else f"{self.file}{line}#{self.index}"
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option(
+    "--key", "written", metavar="STRATEGY", multiple=True, help="A strategy to compare, too; may be repeated."
+)
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="How many events to list as text."
+)
+@with_settings()
+@output_option
+def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings: Settings, output: str) -> None:
+    """Show each event of the files, its key under every strategy, and which events each strategy takes for one.
+
+    A FILE holds one JSON document, an array, or a document on each line; - is what comes on stdin. Nothing is claimed,
+    run or stored.
+    """
+    comparison = Comparison(_strategies(settings, written))
+    _refuse_unreadable(files)
+    if output == "json":
+        events = (_fields(found, comparison.add(found.event)) for found in _events(files))
+        show_json_stream("events", events, lambda: _summary(comparison))
+        return
+    _show(files, comparison, limit)
+
+
+def _strategies(settings: Settings, written: tuple[str, ...]) -> list[Named]:
+    """Those that are always compared, that of the settings, and those asked for; each once."""
+    found = {name: Named(name, strategy_of(name, "")) for name in _ALWAYS}
+    if settings.chosen("key") is not None:
+        found.setdefault(settings["key"], Named(settings["key"], keys.strategy(settings.strategy()), own=True))
+    for name in written:
+        found.setdefault(name.strip(), Named(name.strip(), _asked_for(name.strip()), own=True))
+    return list(found.values())
+
+
+def _asked_for(name: str) -> keys.Strategy:
+    try:
+        return keys.strategy(strategy_of(name, "--key"))
+    except SettingError as error:
+        said = str(error)
+        raise SettingError(said if said.startswith("--key") else f"--key: {said}") from error
+
+
+def _refuse_unreadable(files: tuple[str, ...]) -> None:
+    """Say what cannot be read before anything is shown. A pipe can be opened only once, so it is left alone."""
+    for file in files:
+        if not Path(file).is_fifo():
+            with _opened(file):
+                pass
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    """The file, to be read; one that cannot be ends the command with a sentence."""
+    try:
+        if file == _STDIN:
+            yield sys.stdin.buffer
+            return
+        with open(file, "rb") as stream:
+            yield stream
+    except OSError as error:
+        say_error(f"cannot read {click.format_filename(file)}: {error.strerror or error}")
+        raise click.exceptions.Exit(exits.FAILED) from error
+
+
+def _events(files: tuple[str, ...]) -> Iterator[Found]:
+    """The events of the files, one document at a time."""
+    number = 0
+    with Progress("events") as progress:
+        for file in files:
+            name = click.format_filename(file)
+            with _opened(file) as stream:
+                for document in documents(stream):
+                    alone, events = _within(document.raw)
+                    for index, event in enumerate(events, 1):
+                        number += 1
+                        progress.at(number)
+                        yield Found(number, name, document.line, index, alone, event)
+
+
+def _within(raw: bytes) -> tuple[bool, Iterable[Event]]:
+    """Whether a document holds one event only, and what it holds. The items of an array are read one by one, since all
+    of them at once would take many times its size."""
+    cut = items(raw)
+    if cut is not None:
+        return False, chain.from_iterable(events_in(b"[%b]" % item) for item in cut)
+    events = events_in(raw)
+    return len(events) == 1, events
+
+
+def _show(files: tuple[str, ...], comparison: Comparison, limit: int) -> None:
+    """Tables of the first events and their keys; then what holds for all."""
+    shown: list[tuple[Found, list[Made]]] = []
+    total = 0
+    for found in _events(files):
+        made = comparison.add(found.event)
+        total = found.number
+        if total <= limit:
+            shown.append((found, made))
+    if shown:
+        _show_events([found for found, _ in shown])
+        _show_keys(shown)
+    if total > limit:
+        say(f"These are the first {limit} of {total} events; see more of them with --limit.\n")
+    if comparison.count > 1:
+        _show_columns(comparison)
+    say(advice(comparison))
+
+
+def _show_events(events: list[Found]) -> None:
+    noted = any(found.event.problem or found.event.frame for found in events)
+    rows = [_row(found) for found in events]
+    headers = ("event", "place", "source", "type", "entity", "part", "state", "time", "id", "problem")
+    essential = ("event", "type", "entity", "state", "time", "problem") if noted else headers[:1] + headers[3:8]
+    last = None if noted else -1
+    show_table(headers[:last], [row[:last] for row in rows], essential=essential)
+    print()
+
+
+def _row(found: Found) -> tuple[Any, ...]:
+    event = found.event
+    problem = f"no event: {event.frame}" if event.frame else event.problem
+    source = None if problem else event.source
+    what = (event.type, event.entity, event.part, event.state, _time(event), event.id)
+    return found.number, found.place, source, *what, problem
+
+
+def _time(event: Event) -> str | None:
+    return None if event.occurred_at is None else moment(microseconds_of(event.occurred_at))
+
+
+def _show_keys(shown: list[tuple[Found, list[Made]]]) -> None:
+    rows = [_key_row(found, made) for found, each in shown for made in each]
+    if rows:
+        show_table(("key", "event", "strategy", "made of"), rows, essential=("key", "event", "strategy", "made of"))
+        print()
+
+
+def _key_row(found: Found, made: Made) -> tuple[Any, ...]:
+    if made.key is None:
+        return "none", found.number, made.strategy, made.missing
+    parts = msgspec.json.encode(made.key.parts).decode()
+    joins = f", joins {made.merged.first}" if made.emission is not None and made.merged is not None else ""
+    return str(made.key), found.number, made.strategy, f"{parts}{joins}"
+
+
+def _show_columns(comparison: Comparison) -> None:
+    """A line for each strategy, and one for each group of events that it takes for one."""
+    width = max(len(column.name) for column in comparison.columns)
+    for column in comparison.columns:
+        say(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}")
+        for line in _details(column):
+            say(f"{' ' * width}    {line}")
+    print()
+
+
+def _verdict(column: Column, count: int) -> str:
+    keyless = len(column.keyless)
+    if keyless == count:
+        return "has no key for any of them"
+    said = f"finds {times(column.distinct, 'event')} in {count - keyless}"
+    return said if column.merged else f"all {column.distinct} distinct" if not keyless else f"{said}, all distinct"
+
+
+def _details(column: Column) -> Iterator[str]:
+    groups = column.groups
+    for group in groups[:_MOST_GROUPS]:
+        yield f"{listed(group.events)} share a key: {_relation(group)}"
+    if len(groups) > _MOST_GROUPS:
+        yield f"and {len(groups) - _MOST_GROUPS} more groups"
+    for reason, numbers in list(column.missing.items())[:_MOST_GROUPS]:
+        yield f"{listed(numbers)}: {reason}"
+    if column.splits:
+        yield f"{listed(column.splits)} came too late to keep apart what is joined around it (timeline.split)"
+
+
+def _relation(group: Group) -> str:
+    kinds = ", ".join(dict.fromkeys(merged.kind for merged in group.merged if not merged.conflict))
+    if group.same_content:
+        return f"the same content ({kinds})"
+    conflicts = [number for number, each in zip(group.events[1:], group.merged, strict=True) if each.conflict]
+    if not conflicts:
+        return f"other content, taken for duplicates ({kinds})"
+    also = f"; the others are the same ({kinds})" if kinds else ""
+    return f"other content, so {listed(conflicts)} would be a conflict{also}"
+
+
+def _fields(found: Found, made: list[Made]) -> dict[str, Any]:
+    """An event and its keys as JSON."""
+    event = found.event
+    return {
+        "number": found.number,
+        "file": found.file,
+        "line": found.line,
+        "index": found.index,
+        "source": event.source,
+        "type": event.type,
+        "entity": event.entity,
+        "part": event.part,
+        "state": event.state,
+        "occurred_at": None if event.occurred_at is None else event.occurred_at.isoformat(),
+        "id": event.id,
+        "replay": event.evidence.replay,
+        "problem": event.problem,
+        "frame": event.frame,
+        "keys": [_key_fields(each) for each in made],
+    }
+
+
+def _key_fields(made: Made) -> dict[str, Any]:
+    key, merged = made.key, made.merged
+    return {
+        "strategy": made.strategy,
+        "key": None if key is None else str(key),
+        "emission": None if made.emission is None else str(made.emission),
+        "parts": None if key is None else key.parts,
+        "binds": None if key is None else key.binds,
+        "missing": made.missing,
+        "same_as": None if merged is None else merged.first,
+        "kind": None if merged is None or merged.conflict else merged.kind,
+        "conflict": merged is not None and merged.conflict,
+        "stale": made.stale,
+        "splits": made.splits,
+    }
+
+
+def _summary(comparison: Comparison) -> dict[str, Any]:
+    return {"strategies": [_column_fields(column) for column in comparison.columns], "advice": advice(comparison)}
+
+
+def _column_fields(column: Column) -> dict[str, Any]:
+    return {
+        "strategy": column.name,
+        "distinct": column.distinct,
+        "groups": [{"events": each.events, "same_content": each.same_content} for each in column.groups],
+        "missing": [{"reason": reason, "events": numbers} for reason, numbers in column.missing.items()],
+        "splits": column.splits,
+    }

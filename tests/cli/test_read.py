@@ -1,0 +1,358 @@
+"""`oncegate read`: what is in a file, its keys, and what each strategy would take for one event."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Gate, keys, read
+from oncegate.cli import exits
+from oncegate.cli.documents import documents
+from oncegate.cli.output import Progress
+from tests.cli.conftest import Run, on_terminal
+
+SAMPLES = [each["document"] for each in json.loads((Path(__file__).parents[1] / "data" / "events.json").read_text())]
+
+ONE = {"id": "evt-1", "type": "call.ended", "conversationId": "c-1", "timestamp": "2026-02-03T04:05:06.100Z"}
+AGAIN = ONE | {"id": "evt-2"}
+ECHO = ONE | {"id": "evt-3", "timestamp": "2026-02-03T04:05:06.300Z"}
+OTHER = ONE | {"id": "evt-1", "conversationId": "c-2"}
+
+
+def lines(*documents: Any) -> str:
+    return "\n".join(map(json.dumps, documents))
+
+
+@pytest.fixture
+def shown(oncegate: Run, tmp_path: Path) -> Any:
+    """What `read` says of these documents as JSON, with these options."""
+
+    def call(*documents: Any, options: tuple[str, ...] = ()) -> Any:
+        (tmp_path / "events.jsonl").write_text(lines(*documents))
+        code, out, err = oncegate("read", "events.jsonl", "--output", "json", *options)
+        assert (code, err) == (exits.OK, "")
+        return json.loads(out)
+
+    return call
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("text", "places"),
+        [
+            ("", []),
+            (" \n\n", []),
+            ('{"id": 1}', [("1", None, 1)]),
+            ('\ufeff{"id": 1}\r\n', [("1", None, 1)]),
+            ('{\n"id": 1\n}\n', [("1", None, 1)]),
+            ('[{"id": 1}, {"id": 2}]', [("1", None, 1), ("2", None, 2)]),
+            ('[\n{"id": 1},\n{"id": 2}\n]', [("1", None, 1), ("2", None, 2)]),
+            ('[\n{"id": 1}\n]', [("1", None, 1)]),
+            ('\n{"id": 1}\r\n\r\n{"id": 2}\r\n', [("1", 2, 1), ("2", 4, 1)]),
+            ('[{"id": 1}, {"id": 2}]\n{"id": 3}', [("1", 1, 1), ("2", 1, 2), ("3", 2, 1)]),
+            ('{"id": 1}\n{"id": \n{"id": 3}', [("1", 1, 1), (None, 2, 1), ("3", 3, 1)]),
+            ('{"id": "1\n{"id": 2}\n{"id": 3}', [(None, 1, 1), ("2", 2, 1), ("3", 3, 1)]),
+            ('{"id":\n{"id": 2}\n{"id": 3}', [(None, 1, 1), ("2", 2, 1), ("3", 3, 1)]),
+            ('{\n"id": 1\n}\n\n{\n"id": "ü"\n}', [("1", 1, 1), ("ü", 5, 1)]),
+            ('{"id": 1}{"id": 2} {"id": 3', [("1", 1, 1), ("2", 1, 1), (None, 1, 1)]),
+            ("{\nnothing\n}", [(None, None, 1)]),
+            ("[" * 5000, [(None, None, 1)]),
+        ],
+    )
+    def test_forms(self, oncegate: Run, tmp_path: Path, text: str, places: list[Any]) -> None:
+        """One document, an array, lines or one after the other: each event is found where it is, whatever is broken."""
+        (tmp_path / "f.json").write_bytes(text.encode())
+        code, out, _ = oncegate("read", "f.json", "--output", "json")
+        found = json.loads(out)["events"]
+        assert code == exits.OK
+        assert [(each["id"], each["line"], each["index"]) for each in found] == places
+        assert all((each["problem"] is None) == (each["id"] is not None) for each in found)
+
+    def test_lines_are_read_one_by_one(self) -> None:
+        """No more of a file of lines is read than is asked for."""
+        taken = 0
+
+        class Endless(io.BytesIO):
+            def __iter__(self) -> Any:
+                return self._lines()
+
+            def _lines(self) -> Iterator[bytes]:
+                nonlocal taken
+                while True:
+                    taken += 1
+                    yield b'{"id": %d}\n' % taken
+
+        found = documents(Endless())
+        assert [next(found).raw for _ in range(5)] == [b'{"id": %d}' % number for number in range(1, 6)]
+        assert taken == 5
+
+    def test_an_array(self, oncegate: Run, tmp_path: Path) -> None:
+        """The items of an array are read as they are when the array is delivered, whatever they are."""
+        items = [*SAMPLES, [ONE], "text", json.dumps(ONE), 5, None, {"Records": [{"body": "x", "receiptHandle": "r"}]}]
+        (tmp_path / "f.json").write_text(json.dumps(items))
+        events = json.loads(oncegate("read", "f.json", "--output", "json")[1])["events"]
+        assert [(each["id"], each["type"], each["problem"]) for each in events] == [
+            (event.id, event.type, event.problem) for event in read(items)
+        ]
+
+    def test_several_files(self, oncegate: Run, tmp_path: Path) -> None:
+        """Events are numbered through all files, and each knows its own."""
+        (tmp_path / "a.json").write_text(json.dumps([ONE, OTHER]))
+        (tmp_path / "b.jsonl").write_text(lines([ECHO, ECHO], AGAIN))
+        _, out, _ = oncegate("read", "a.json", "b.jsonl")
+        assert [line.split()[:2] for line in out.splitlines()[1:6]] == [
+            ["1", "a.json#1"],
+            ["2", "a.json#2"],
+            ["3", "b.jsonl:1#1"],
+            ["4", "b.jsonl:1#2"],
+            ["5", "b.jsonl:2"],
+        ]
+
+    @pytest.mark.parametrize(("name", "said"), [("no.json", "No such file or directory"), (".", "Is a directory")])
+    def test_a_file_that_cannot_be_read(self, oncegate: Run, tmp_path: Path, name: str, said: str) -> None:
+        """A file that is not there is one sentence, before anything of the others is shown."""
+        (tmp_path / "a.json").write_text("{}")
+        assert oncegate("read", "a.json", name) == (exits.FAILED, "", f"Error: cannot read {name}: {said}\n")
+
+    def test_no_file(self, oncegate: Run) -> None:
+        """Without any file there is nothing to be meant."""
+        assert oncegate("read")[0] == exits.USAGE
+
+    def test_stdin(self, tmp_path: Path) -> None:
+        """A dash is what comes on stdin."""
+        command = [sys.executable, "-m", "oncegate", "read", "-"]
+        done = subprocess.run(command, input=lines(ONE, OTHER), cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (exits.OK, "")
+        assert "1      -:1    plain" in done.stdout
+
+    def test_a_pipe_with_a_name(self, tmp_path: Path) -> None:
+        """What a shell hands over as a file is read from its beginning."""
+        (tmp_path / "f.jsonl").write_text(lines(ONE, OTHER))
+        command = f"{sys.executable} -m oncegate read <(cat f.jsonl)"
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)  # noqa: S607
+        assert (done.returncode, done.stderr) == (exits.OK, "")
+        assert "auto takes 1 and 2 for one, which differ in content" in done.stdout
+
+
+class TestEvents:
+    def test_what_was_read(self, shown: Any) -> None:
+        """Each sample is shown as its source reads it, with the key that Python gives it."""
+        events = shown(*SAMPLES)["events"]
+        known = json.loads((Path(__file__).parents[1] / "data" / "events.json").read_text())
+        assert len(events) == len(known)
+        for event, sample in zip(events, known, strict=True):
+            assert {name: event[name] for name in sample["read"]} == sample["read"]
+
+    def test_keys_and_parts(self, shown: Any) -> None:
+        """Each strategy has its key with the parts that it was made from, or says what it lacks."""
+        document = {"id": "evt-1", "state": "on", "conversationId": "c"}
+        (event,), (read_here,) = shown(document)["events"], read(document)
+        found = {each["strategy"]: each for each in event["keys"]}
+        assert list(found) == ["auto", "event_id", "content", 'state_change("500ms")']
+        assert [found[name]["key"] for name in ("auto", "content")] == [
+            str(keys.auto(read_here)),
+            str(keys.content(read_here)),
+        ]
+        assert (found["event_id"]["parts"], found["event_id"]["binds"]) == (["evt-1"], True)
+        assert found['state_change("500ms")']["missing"].startswith("the state_change key needs time,")
+
+    def test_frames_and_problems(self, oncegate: Run, tmp_path: Path) -> None:
+        """A heartbeat and a broken line are shown for what they are, have no key, and are not compared."""
+        heartbeat = {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}
+        (tmp_path / "f.jsonl").write_text(f"{lines(ONE, heartbeat)}\n{{\n{lines(OTHER)}")
+        _, out, _ = oncegate("read", "f.jsonl")
+        rows = out.splitlines()
+        assert rows[0].split()[-1] == "problem"
+        assert "f.jsonl:2" in rows[2]
+        assert "no event: " in rows[2]
+        assert rows[3].endswith("the text is not JSON: Input data was truncated")
+        assert "auto                   finds 1 event in 2" in out
+
+    @pytest.mark.parametrize("output", ["text", "json"])
+    def test_hostile_text(self, oncegate: Run, tmp_path: Path, output: str) -> None:
+        """No payload can steer the terminal, whichever of its members it hides in."""
+        hostile = "\x1b[31m\u202e\x9b"
+        document = dict.fromkeys(("id", "type", "conversationId", "state", "call"), hostile)
+        (tmp_path / "f.jsonl").write_text(lines(document, document | {"id": "x"}))
+        own = ("--key", 'fields("call")', "--key", 'first(fields("no"), event_id)')
+        code, out, _ = oncegate("read", "f.jsonl", "--output", output, *own)
+        assert code == exits.OK
+        assert "[31m" in out
+        assert not {"\x1b", "\u202e", "\x9b"} & set(out)
+
+    def test_limit(self, oncegate: Run, tmp_path: Path) -> None:
+        """Only so many events are listed, and all are compared."""
+        (tmp_path / "f.jsonl").write_text(lines(ONE, OTHER, ECHO))
+        _, out, _ = oncegate("read", "f.jsonl", "--limit", "1")
+        assert "f.jsonl:2" not in out
+        assert "These are the first 1 of 3 events; see more of them with --limit." in out
+        assert "1 and 2 share a key" in out
+
+
+class TestComparing:
+    STRATEGIES = (
+        "auto",
+        "event_id",
+        "content",
+        'state_change("500ms")',
+        'fields("conversationId")',
+        'once_per("x", "conversationId")',
+        'first(state_change("1h"), content(exclude="id"))',
+    )
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_as_a_gate_would(self, shown: Any, strategy: str) -> None:
+        """What is said of each event is what a gate with that key says of it: what runs, which kind, which conflict."""
+        moved = [document | {"id": f"again-{number}"} for number, document in enumerate(SAMPLES)]
+        replayed = [document | {"replay-name": "r"} for document in SAMPLES[:3]]
+        delivered = [ONE, ECHO, OTHER, AGAIN, *SAMPLES, *moved, *replayed, ECHO, *SAMPLES]
+        events = shown(*delivered, options=("--key", strategy))["events"]
+        gate = Gate("memory://", key=eval(strategy, vars(keys)), remember=None)  # noqa: S307  # as in Python
+        for event, document in zip(events, delivered, strict=True):
+            (said,) = [each for each in event["keys"] if each["strategy"] == strategy]
+            outcome = gate.run(document, lambda event: None)
+            assert said["key"] == (None if outcome.key is None else str(outcome.key))
+            assert (said["missing"] is not None) == (outcome.status == "invalid")
+            assert said["conflict"] == (outcome.status in ("conflict", "buried"))
+            assert said["kind"] == (outcome.kind if outcome.status == "duplicate" else None)
+            assert said["stale"] == outcome.event.stale
+
+    def test_groups(self, oncegate: Run, tmp_path: Path) -> None:
+        """Below the keys stands which events each strategy takes for one, and whether they say the same."""
+        (tmp_path / "f.jsonl").write_text(lines(ONE, ONE, ECHO, OTHER, {"note": 1}))
+        out = oncegate("read", "f.jsonl")[1]
+        assert out.split("\n\n")[2].splitlines() == [
+            "auto                   finds 3 events in 5",
+            "                         1, 2 and 4 share a key: other content, so 4 would be a conflict;"
+            " the others are the same (redelivery)",
+            "event_id               finds 2 events in 4",
+            "                         1, 2 and 4 share a key: other content, so 4 would be a conflict;"
+            " the others are the same (redelivery)",
+            "                         5: the event_id key needs id, which the event does not have",
+            "content                finds 4 events in 5",
+            "                         1 and 2 share a key: the same content (redelivery)",
+            'state_change("500ms")  finds 2 events in 4',
+            "                         1, 2 and 3 share a key: other content, taken for duplicates"
+            " (redelivery, state-echo)",
+            "                         5: the state_change key needs entity, state, time, which the event does not have",
+        ]
+
+    def test_split(self, shown: Any, oncegate: Run) -> None:
+        """A state that comes too late between two that were joined is told, as a gate tells it."""
+        times = {"a": "00.000", "b": "00.400", "c": "00.200"}
+        said = [
+            {"conversationId": "c", "id": each, "state": "held" if each != "c" else "connected"}
+            | {"timestamp": f"2026-02-03T04:05:{time}Z"}
+            for each, time in times.items()
+        ]
+        column = shown(*said)["strategies"][3]
+        assert (column["distinct"], column["splits"]) == (2, [3])
+        assert (
+            "3 came too late to keep apart what is joined around it (timeline.split)"
+            in oncegate("read", "events.jsonl")[1]
+        )
+
+    def test_strategies_of_ones_own(self, shown: Any, tmp_path: Path) -> None:
+        """The strategy of the settings and those that are asked for are compared too, each once."""
+        (tmp_path / "oncegate.toml").write_text("key = 'fields(\"type\")'")
+        (tmp_path / "mine.py").write_text("def parts(event):\n    return event.body['conversationId']\n")
+        own = ("--key", "auto", "--key", "mine:parts", "--key", ' fields("type") ', "--key", 'once_per("x", "type")')
+        columns = shown(ONE, OTHER, {"type": "call.ended"}, options=own)["strategies"]
+        found = {
+            each["strategy"]: (each["distinct"], [group["events"] for group in each["groups"]]) for each in columns
+        }
+        assert list(found)[4:] == ['fields("type")', "mine:parts", 'once_per("x", "type")']
+        assert found['fields("type")'] == (1, [[1, 2, 3]])
+        assert found["mine:parts"] == (2, [])
+        assert columns[5]["missing"] == [
+            {"reason": "its key function raised KeyError: 'conversationId'", "events": [3]}
+        ]
+
+    @pytest.mark.parametrize(
+        ("strategy", "said"),
+        [
+            ("feilds('a')", "--key: there is no key strategy feilds; did you mean fields?"),
+            ("json:nothing", "--key json:nothing: there is no nothing in json"),
+            ("state_change('5')", "--key: key=state_change('5'): window='5' is not a duration"),
+        ],
+    )
+    def test_a_strategy_that_is_none(self, oncegate: Run, strategy: str, said: str) -> None:
+        """What cannot be meant is refused with the flag's name."""
+        code, out, err = oncegate("read", "no.json", "--key", strategy)
+        assert (code, out) == (exits.USAGE, "")
+        assert err.startswith(f"Error: {said}")
+
+
+class TestAdvice:
+    DIFFERENT = ONE | {"id": "evt-9", "conversationId": "c-9", "type": "call.started"}
+
+    @pytest.mark.parametrize(
+        ("documents", "said"),
+        [
+            ([], "There is no event in it."),
+            ([ONE], "That is one event: give others of its kind, or copies of it,"),
+            (
+                [ONE, DIFFERENT],
+                "auto keeps all 2 apart; no other strategy that has a key for them takes them otherwise.",
+            ),
+            ([ONE, ONE], "auto takes 1 and 2 for one event; no other strategy that has a key for them"),
+            ([ONE, ONE, DIFFERENT, DIFFERENT], "auto finds 2 events in these 4; no other"),
+            (
+                [ONE, ECHO],
+                'auto keeps all 2 apart; state_change("500ms") would merge 1 and 2, which differ in content.',
+            ),
+            (
+                [ONE, OTHER],
+                "auto takes 1 and 2 for one, which differ in content; content would keep 1 and 2 apart;"
+                ' state_change("500ms") would keep 1 and 2 apart.',
+            ),
+        ],
+    )
+    def test_sentence(self, shown: Any, documents: list[Any], said: str) -> None:
+        """One sentence says how the default takes the events, and who takes them otherwise."""
+        assert shown(*documents)["advice"].startswith(said)
+
+    def test_own_strategies(self, shown: Any) -> None:
+        """Of a strategy that was asked for it is told, too, where it has no key."""
+        said = shown(ONE, self.DIFFERENT, {"id": 1}, options=("--key", 'fields("timestamp")'))["advice"]
+        assert said == (
+            'auto keeps all 3 apart; fields("timestamp") would merge 1 and 2, which differ in content,'
+            " and has no key for 3."
+        )
+
+    def test_many(self, shown: Any) -> None:
+        """Long lists are cut."""
+        documents = [{"id": number, "call": number // 20} for number in range(60)]
+        said = shown(*documents, options=("--key", 'once_per("x", "call")'))["advice"]
+        assert said.endswith("would merge 1, 2, 3, 4, 5, 6, 7, 8 and 12 more, which differ in content (and 2 more).")
+
+
+class TestTerminal:
+    def test_table(self, tmp_path: Path) -> None:
+        """On a terminal keys are whole and what does not fit is cut, so that no line is longer than the terminal."""
+        (tmp_path / "f.jsonl").write_text(lines(*SAMPLES[:3]))
+        shown = on_terminal(["read", "f.jsonl"], tmp_path, NO_COLOR="1", TERM="dumb")
+        tables = shown.split("\r\n\r\n")[:2]
+        assert all(len(line) <= 80 for table in tables for line in table.splitlines())
+        assert str(keys.event_id(read(SAMPLES[0])[0])) in tables[1]
+        assert "…" in tables[1]
+
+    def test_progress(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What takes long says on a terminal how far it is, and takes that away in the end; elsewhere it is silent."""
+        stream, now = io.StringIO(), 0
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setattr("oncegate.cli.output.since_boot", lambda: now)
+        for terminal, said in ((True, "\r1,000 events read\r\x1b[K"), (False, "")):
+            monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
+            stream.seek(stream.truncate(0))
+            with Progress("events") as progress:
+                progress.at(1)
+                now += 1_500_000
+                progress.at(1_000)
+                progress.at(1_001)
+            assert stream.getvalue() == said
