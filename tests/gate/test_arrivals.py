@@ -320,6 +320,14 @@ def test_a_request_without_an_event(gate: Gate, wrap: Callable[[Any], Any], docu
     assert gate.lambda_handler(boom)(wrap(document), Context())["statusCode"] == 400
 
 
+def test_senders_are_not_told_what_was_raised(gate: Gate, handler: Handler) -> None:
+    """The answer has the name of an exception and not its text; the record has that."""
+    answer = gate.lambda_handler(handler)(function_url(envelope(1, fail=True)), Context())
+    assert "ValueError" in answer["body"]
+    assert "secret" not in answer["body"]
+    assert "secret" in str(gate.store.browse()[0].record.error)
+
+
 def test_a_request_with_several_events(gate: Gate, handler: Handler) -> None:
     """All run, and the one that fared worst decides the code."""
     answer = gate.lambda_handler(handler)(gateway([envelope(1), envelope(2, fail=True), envelope(3)]), Context())

@@ -45,17 +45,18 @@ def keep_refused(outcomes: list[Outcome], keep: Callable[[Sequence[Outcome]], li
     return [next(kept) if outcome.status == "invalid" else outcome for outcome in outcomes]
 
 
-def answer_of(outcomes: list[Outcome]) -> Answer:
-    """One answer for a request: of several events the one that fared worst decides the code."""
+def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
+    """One answer for a request: of several events the one that fared worst decides the code. A discreet one does not
+    repeat what exceptions said."""
     if not outcomes:
         return problem(400, "the body is an empty array: it holds no event")
     code = max(_CODES[outcome.status] for outcome in outcomes)
-    said = [_fields(outcome) for outcome in outcomes]
+    said = [_fields(outcome, discreet=discreet) for outcome in outcomes]
     body = said[0] if len(said) == 1 else {"outcomes": said}
     if code == 200:
         return Answer(200, msgspec.json.encode(body), [(b"content-type", b"application/json")])
     worst = next(outcome for outcome in outcomes if _CODES[outcome.status] == code)
-    return problem(code, worst.reason, body, _retry_after(worst))
+    return problem(code, _sentence(worst, discreet=discreet), body, _retry_after(worst))
 
 
 def problem(
@@ -76,14 +77,18 @@ def problem(
     return Answer(code, msgspec.json.encode(body), sent)
 
 
-def _fields(outcome: Outcome) -> dict[str, Any]:
+def _fields(outcome: Outcome, *, discreet: bool) -> dict[str, Any]:
     return {
         "status": outcome.status,
         "event_id": outcome.event.id,
         "key": None if outcome.key is None else str(outcome.key),
         "kind": outcome.kind,
-        "reason": outcome.reason,
+        "reason": _sentence(outcome, discreet=discreet),
     }
+
+
+def _sentence(outcome: Outcome, *, discreet: bool) -> str:
+    return outcome.discreet if discreet else outcome.reason
 
 
 def _retry_after(outcome: Outcome) -> int:

@@ -160,6 +160,8 @@ class Firehose(Arrival):
 
 
 class Request(Arrival):
+    """A function's address is open to whoever finds it, so that its answers say nothing that an exception said."""
+
     ours = True
 
     def __init__(self, event: dict[str, Any], read: Read) -> None:
@@ -170,7 +172,9 @@ class Request(Arrival):
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
         answer = (
-            answer_of(outcomes[0]) if self._posted else problem(405, "events are posted", headers=[(b"allow", b"POST")])
+            answer_of(outcomes[0], discreet=True)
+            if self._posted
+            else problem(405, "events are posted", headers=[(b"allow", b"POST")])
         )
         headers = {name.decode(): value.decode() for name, value in answer.headers}
         return {"statusCode": answer.code, "headers": headers, "body": answer.body.decode(), "isBase64Encoded": False}

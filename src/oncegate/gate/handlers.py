@@ -20,11 +20,19 @@ def check_handler(handler: Callable[..., Any], *, may_await: bool = False) -> No
     """Refuse at once what could never do its work when it is called."""
     if not callable(handler):
         raise SettingError(f"handler={handler!r} cannot be called")
-    flags = getattr(getattr(handler, "__code__", None), "co_flags", 0)
-    if flags & _GENERATOR:
+    if _flags(handler) & _GENERATOR:
         raise SettingError(f"{handler.__name__} is a generator; the handler must be a function that does its work")
-    if flags & _COROUTINE and not may_await:
+    if is_coroutine(handler) and not may_await:
         raise SettingError(f"{handler.__name__} is async; the handler must be a plain function, or use arun()")
+
+
+def is_coroutine(handler: Callable[..., Any]) -> bool:
+    """Whether it is written as `async def`; inspect would say so of more, but takes long to import."""
+    return bool(_flags(handler) & _COROUTINE)
+
+
+def _flags(handler: Callable[..., Any]) -> int:
+    return int(getattr(getattr(handler, "__code__", None), "co_flags", 0))
 
 
 def plain(result: Any) -> Any:

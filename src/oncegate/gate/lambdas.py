@@ -20,7 +20,7 @@ from oncegate.events import Event
 from oncegate.gate.answers import keep_refused
 from oncegate.gate.arrivals import Arrival, Read, Record, arrival
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
+from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine
 from oncegate.gate.jobs import NO_TIME, Identified, Job
 from oncegate.gate.log import fields_of, spelt, write_line
 from oncegate.gate.observing import Observers
@@ -65,6 +65,8 @@ class LambdaHandler:
         self._observers = observers
         self._wall = wall
         self._loop = _Loop()
+        if is_coroutine(function):
+            import_module("asyncio")  # now, where Lambda gives a start all of a processor, not with the first event
 
     def __call__(self, event: Any, context: Any = None) -> dict[str, Any]:
         time = self._time(context)
