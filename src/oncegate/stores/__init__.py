@@ -10,11 +10,12 @@ from oncegate.stores.base import Store
 _OPENERS = {
     "memory": ("oncegate.stores.memory", "open_memory"),
     "sqlite": ("oncegate.stores.sqlite", "open_sqlite"),
+    "dynamodb": ("oncegate.stores.dynamodb", "open_dynamodb"),
 }
 
 
 def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> Store:
-    """Open the store at a URL: `memory://` or `sqlite:///path`.
+    """Open the store at a URL: `memory://`, `sqlite:///path` or `dynamodb://Table?region=`.
 
     `create=False` refuses a place where there is none yet, for people who look at one and may have mistyped.
     `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.

@@ -1,0 +1,63 @@
+"""DynamoDB for tests: the emulator `ministack`, whose conditional writes have one winner."""
+
+import shutil
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import botocore.session
+
+from tests.stores.servers import ServerProcess, free_port, missing, until
+
+REGION = "eu-central-1"
+# The emulator takes any; so that nothing of the machine's own is ever sent.
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def executable() -> str:
+    """The emulator beside this Python, or in PATH."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("ministack", path=beside) or shutil.which("ministack") or missing("DynamoDB", _INSTALL)
+
+
+_INSTALL = "pip install ministack"
+
+
+class DynamoServer(ServerProcess):
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._tables = 0
+        listening = [f"GATEWAY_PORT={self.port}", "BIND_HOST=127.0.0.1"]
+        super().__init__(["/usr/bin/env", *listening, executable()], folder)
+        until(self.answers, f"the emulator in {folder}")
+        self.client: Any = botocore.session.Session().create_client(
+            "dynamodb",
+            region_name=REGION,
+            endpoint_url=self.endpoint,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",  # noqa: S106  # the emulator takes any
+        )
+
+    def answers(self) -> bool:
+        assert self.running, (self.folder / "output.log").read_text()[-2_000:]
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/_ministack/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (URLError, ConnectionError):
+            return False
+
+    def url(self, table: str, port: int | None = None, **options: str) -> str:
+        given = "".join(f"&{name}={value}" for name, value in options.items())
+        return f"dynamodb://{table}?region={REGION}&endpoint=http://127.0.0.1:{port or self.port}{given}"
+
+    def new_table(self) -> str:
+        """The name of a table that is not there yet."""
+        self._tables += 1
+        return f"Claims{self._tables}"
+
+    def stop(self) -> None:
+        self.client.close()
+        super().stop()

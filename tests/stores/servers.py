@@ -1,0 +1,69 @@
+"""Real servers for tests: each on a free loopback port, in a folder of its own, ended by its process id."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+_PATIENCE = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def missing(what: str, command: str) -> NoReturn:
+    """A server that is not installed: on a laptop a reason to skip, where all must be tested a failure."""
+    reason = f"{what} is not installed: {command}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def until(ready: Callable[[], bool], what: str, patience: float = _PATIENCE) -> None:
+    """Wait for something that takes a server a moment."""
+    deadline = time.monotonic() + patience
+    while not ready():
+        assert time.monotonic() < deadline, f"waited {patience:.0f} s for {what}"
+        time.sleep(0.02)
+
+
+class ServerProcess:
+    """A server that this process has started. What it prints goes to a file in its folder."""
+
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._command = command
+        self.start()
+
+    def start(self) -> None:
+        with (self.folder / "output.log").open("ab") as output:
+            self._process = subprocess.Popen(self._command, cwd=self.folder, stdout=output, stderr=output)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """As a crash would end it."""
+        self._process.kill()
+        self._process.wait(_PATIENCE)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
