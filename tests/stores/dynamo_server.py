@@ -2,10 +2,11 @@
 
 import shutil
 import sys
-import urllib.request
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import botocore.session
 
@@ -19,10 +20,8 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing
 def executable() -> str:
     """The emulator beside this Python, or in PATH."""
     beside = str(Path(sys.executable).parent)
-    return shutil.which("ministack", path=beside) or shutil.which("ministack") or missing("DynamoDB", _INSTALL)
-
-
-_INSTALL = "pip install ministack"
+    found = shutil.which("ministack", path=beside) or shutil.which("ministack")
+    return found or missing("the emulator of DynamoDB", "pip install ministack")
 
 
 class DynamoServer(ServerProcess):
@@ -43,11 +42,12 @@ class DynamoServer(ServerProcess):
 
     def answers(self) -> bool:
         assert self.running, (self.folder / "output.log").read_text()[-2_000:]
-        try:
-            with urllib.request.urlopen(f"{self.endpoint}/_ministack/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (URLError, ConnectionError):
-            return False
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=2)) as connection:
+            try:
+                connection.request("GET", "/_ministack/health")
+                return connection.getresponse().status == HTTPStatus.OK
+            except (OSError, HTTPException):
+                return False
 
     def url(self, table: str, port: int | None = None, **options: str) -> str:
         given = "".join(f"&{name}={value}" for name, value in options.items())

@@ -4,11 +4,13 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final
 
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.loaders import Loader
 from botocore.parsers import ResponseParserError
 
 from oncegate import forks
@@ -101,7 +103,9 @@ class Calls:
             user_agent_extra="oncegate",
         )
         try:
-            return botocore.session.Session().create_client(
+            session = botocore.session.Session()
+            session.register_component("data_loader", _descriptions())
+            return session.create_client(
                 "dynamodb", region_name=settings.region, endpoint_url=settings.endpoint, config=config
             )
         except BotoCoreError as error:
@@ -127,6 +131,12 @@ class Calls:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+@cache
+def _descriptions() -> Loader:
+    """botocore's descriptions of AWS, which take longer to read than all else: once for all stores of a process."""
+    return Loader()
 
 
 def _camel(action: str) -> str:
