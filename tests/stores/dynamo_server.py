@@ -1,7 +1,9 @@
 """DynamoDB for tests: the emulator `ministack`, whose conditional writes have one winner."""
 
+import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
@@ -9,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import botocore.session
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
+from oncegate.stores.dynamodb import DynamoStore
 from tests.stores.servers import ServerProcess, free_port, missing, until
 
 REGION = "eu-central-1"
@@ -61,3 +65,45 @@ class DynamoServer(ServerProcess):
     def stop(self) -> None:
         self.client.close()
         super().stop()
+
+
+class Wire:
+    """What a store sends to DynamoDB, by the names of the requests; a test may answer in its stead."""
+
+    def __init__(self, store: DynamoStore) -> None:
+        self.sent: list[str] = []
+        self.capacity = 0.0
+        self.before: Callable[[str], AWSResponse | None] = lambda _action: None
+        events = store._calls.client().meta.events
+        events.register("provide-client-params.dynamodb", self._ask_for_capacity)
+        events.register("before-send.dynamodb", self._send)
+        events.register("after-call.dynamodb", self._count_capacity)
+
+    def _send(self, request: AWSPreparedRequest, **_rest: Any) -> AWSResponse | None:
+        target = request.headers["X-Amz-Target"]
+        action = (target.decode() if isinstance(target, bytes) else target).partition(".")[2]
+        self.sent.append(action)
+        return self.before(action)
+
+    def _ask_for_capacity(self, params: dict[str, Any], model: Any, **_rest: Any) -> dict[str, Any]:
+        return params | ({"ReturnConsumedCapacity": "TOTAL"} if model.name in _COUNTED else {})
+
+    def _count_capacity(self, parsed: dict[str, Any], **_rest: Any) -> None:
+        self.capacity += parsed.get("ConsumedCapacity", {}).get("CapacityUnits", 0.0)
+
+
+_COUNTED = ("PutItem", "GetItem", "DeleteItem", "Query", "Scan")
+
+
+def reply(status: int, code: str, said: str = "", **more: Any) -> AWSResponse:
+    """An answer of DynamoDB's that an emulator cannot be brought to give."""
+    body = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": said, **more}).encode()
+    return AWSResponse("http://dynamodb.invalid", status, {"x-amzn-errortype": code}, _Raw(body))
+
+
+class _Raw:
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def stream(self) -> Iterator[bytes]:
+        yield self._body

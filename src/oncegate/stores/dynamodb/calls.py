@@ -98,7 +98,7 @@ class Calls:
         config = Config(
             retries={"total_max_attempts": 1},
             connect_timeout=min(2.0, settings.timeout),
-            read_timeout=settings.timeout,
+            read_timeout=settings.timeout / 2,  # so that there is time to ask again
             max_pool_connections=settings.parallel,
             user_agent_extra="oncegate",
         )

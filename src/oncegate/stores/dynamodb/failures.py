@@ -94,6 +94,10 @@ def explained(error: Exception, place: str, action: str) -> StoreError:
         return StoreUnavailable(f"{place} cannot be reached ({error}); check region, endpoint and network")
     if isinstance(error, BotoCoreError):
         return StoreError(f"{place} cannot be asked ({error})")
+    return unlike(place)
+
+
+def unlike(place: str) -> StoreRefused:
     return StoreRefused(f"{place} does not answer as DynamoDB does; check the endpoint")
 
 
@@ -114,6 +118,8 @@ def _answered(error: ClientError, place: str, action: str) -> StoreError:
             f"a record for {place} is larger than the 400 kB that DynamoDB keeps; return a smaller result (max_result)"
             " or keep large payloads elsewhere"
         )
+    if code.isdecimal():  # a status of HTTP and no error of DynamoDB's
+        return unlike(place)
     return StoreError(f"{place} refused {action} ({code}: {said})")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncegate import forks
 from oncegate.claims import IN_PROGRESS, Answer, Claim, Operation, Record, Take, step
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import StoreUnavailable
@@ -44,6 +45,7 @@ class Judge:
         self._lock = threading.Lock()
         # Claims in progress as this process wrote them. They may have changed since: the condition notices.
         self._held: dict[Where, Seen] = {}
+        forks.watch(self)
 
     def now(self) -> int:
         with self._lock:
@@ -83,6 +85,12 @@ class Judge:
         answer = self._calls.ask("get_item", Key={"id": {"S": record_id(where)}}, ConsistentRead=True)
         return seen_in(answer.get("Item"))
 
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # what is remembered is checked anyway
+        self._lock.release()
+
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def present(self, record: Record | None, operation: Operation, now: int) -> Record | None:
@@ -113,10 +121,17 @@ class Judge:
             self._calls.ask("put_item", Item=item, **self.unless_changed(seen, now))
         except Changed as changed:
             if stamp_of(changed.item) != stamp:  # else an earlier try of this very request had been carried out
-                self._held.pop(where, None)
-                return seen_in(changed.item)
+                return self._as_found(where, changed.item)
         self.remember(where, Seen(after, stamp, sure=False))
         return None
+
+    def _as_found(self, where: Where, item: Item | None) -> Seen:
+        """What is there instead. It may be a claim that this process holds, asked for by another delivery."""
+        found = seen_in(item)
+        held = self._held.get(where)
+        if held is not None and held.stamp != found.stamp:
+            self._held.pop(where, None)
+        return found
 
     def _delete(self, where: Where, seen: Seen, now: int) -> Seen | None:
         key = {"id": {"S": record_id(where)}}

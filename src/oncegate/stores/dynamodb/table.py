@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.dynamodb.calls import Calls
-from oncegate.stores.dynamodb.failures import InUse, NoTable
+from oncegate.stores.dynamodb.failures import InUse, NoTable, unlike
 
 INDEX: Final = "unfinished"
 _KEYS: Final = {"id": "HASH"}
@@ -19,7 +19,7 @@ _LOOK_EVERY: Final = 0.5
 def prepare(calls: Calls, *, create: bool, sweeping: bool) -> None:
     """Make sure that the table is there and is ours. `sweeping` has DynamoDB delete what has expired."""
     try:
-        table = calls.ask("describe_table")["Table"]
+        table = _described(calls)
     except NoTable:
         if not create:
             raise
@@ -52,12 +52,19 @@ def _sweep(calls: Calls) -> None:
         calls.ask("update_time_to_live", TimeToLiveSpecification={"AttributeName": "expiresAt", "Enabled": True})
 
 
+def _described(calls: Calls) -> dict[str, Any]:
+    table: dict[str, Any] | None = calls.ask("describe_table").get("Table")
+    if table is None:  # botocore takes any body of a 200 for an answer
+        raise unlike(calls.place)
+    return table
+
+
 def _active(calls: Calls) -> dict[str, Any]:
     """The table, once it is made. Just after it was asked for, DynamoDB may not know of it yet."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         with suppress(NoTable):
-            table: dict[str, Any] = calls.ask("describe_table")["Table"]
+            table = _described(calls)
             if table["TableStatus"] != "CREATING":
                 return table
         if time.monotonic() > deadline:

@@ -15,6 +15,7 @@ from oncegate.stores.dynamodb.items import Where, item_of
 from oncegate.stores.dynamodb.judging import STAMP_SIZE, Judge, Seen, seen_in
 
 _MOST_WRITES: Final = 99
+_TOKEN_SIZE: Final = 16
 _FAILED: Final = "ConditionalCheckFailed"
 _PASSING: Final = frozenset({"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
 
@@ -72,6 +73,7 @@ class Transaction:
         self._judge = judge
         self._where = where
         self._seen = judge.held(where)
+        self._stamp = os.urandom(STAMP_SIZE)  # one for all tries, so that each knows the work of the others
 
     def holds(self, renew: Renew) -> bool:
         """Whether the claim is still the asker's, so that its effect may begin."""
@@ -84,9 +86,8 @@ class Transaction:
         count: its writes were made then."""
         pauses = self._calls.pauses()
         while (after := self._after(complete)) is not None:
-            stamp = os.urandom(STAMP_SIZE)
-            if self._committed(after, stamp, writes):
-                self._judge.remember(self._where, Seen(after, stamp, sure=False))
+            if self._committed(after, writes):
+                self._judge.remember(self._where, Seen(after, self._stamp, sure=False))
                 return True
             pause = next(pauses, None)
             if pause is None:
@@ -103,29 +104,29 @@ class Transaction:
         after, answer = step(before, operation, now)
         return after if answer is True and after is not before else None
 
-    def _committed(self, after: Record, stamp: bytes, writes: list[dict[str, Any]]) -> bool:
+    def _committed(self, after: Record, writes: list[dict[str, Any]]) -> bool:
         """Send it all. False: it was not done, for a reason that may be gone at the next try."""
-        item = item_of(self._where, after, stamp, self._judge.margin)
+        item = item_of(self._where, after, self._stamp, self._judge.margin)
         condition = self._judge.unless_changed(self._seen, 0)
         ours = {"Put": {"TableName": self._calls.table, "Item": item, **condition}}
         # By the token DynamoDB knows a repeated request for ten minutes, and answers it as it did the first time.
-        together = {"TransactItems": [ours, *writes], "ClientRequestToken": stamp.hex()}
+        together = {"TransactItems": [ours, *writes], "ClientRequestToken": os.urandom(_TOKEN_SIZE).hex()}
         try:
             self._calls.ask_of_any("transact_write_items", **together)
         except Changed as changed:
-            return self._cancelled(changed.reasons, stamp, writes)
+            return self._cancelled(changed.reasons, writes)
         except StoreError as error:
             if writes and _is_about_writes(error.__cause__):
-                raise EffectFailed(WriteRefused(str(error), [])) from error
+                raise EffectFailed(WriteRefused(str(error.__cause__), [])) from error
             raise
         return True
 
-    def _cancelled(self, reasons: list[dict[str, Any]], stamp: bytes, writes: list[dict[str, Any]]) -> bool:
-        """Why it was cancelled. True: it was not, since an earlier try of this very request had been carried out."""
+    def _cancelled(self, reasons: list[dict[str, Any]], writes: list[dict[str, Any]]) -> bool:
+        """Why it was cancelled. True: it was not needed, since an earlier try had been carried out."""
         ours, *others = reasons
         if ours["Code"] == _FAILED:
             self._seen = seen_in(ours.get("Item"))
-            return self._seen.stamp == stamp
+            return self._seen.stamp == self._stamp
         for reason, write in zip(others, writes, strict=True):
             if reason["Code"] != "None" and reason["Code"] not in _PASSING:
                 raise EffectFailed(WriteRefused(_sentence(reason, write), others))
