@@ -35,7 +35,11 @@ class DynamoServer(ServerProcess):
         self._tables = 0
         listening = [f"GATEWAY_PORT={self.port}", "BIND_HOST=127.0.0.1"]
         super().__init__(["/usr/bin/env", *listening, executable()], folder)
-        until(self.answers, f"the emulator in {folder}")
+        try:
+            until(self.answers, f"the emulator in {folder}")
+        except BaseException:
+            super().stop()
+            raise
         self.client: Any = botocore.session.Session().create_client(
             "dynamodb",
             region_name=REGION,

@@ -9,7 +9,7 @@ from msgspec import Struct
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 
-_OPTIONS: Final = ("region", "endpoint", "skew", "timeout", "parallel")
+OPTIONS: Final = ("region", "endpoint", "skew", "timeout", "parallel")
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 _MOST_PARALLEL: Final = 256
 _SKEW: Final = 2_000_000
@@ -49,8 +49,8 @@ def read_url(url: str) -> Settings:
             " (3 to 255 letters, digits, and _ . -; credentials are not written in it)"
         )
     options = dict(parse_qsl(parts.query))
-    if unknown := sorted(options.keys() - set(_OPTIONS)):
-        raise SettingError(f"the DynamoDB store has no option {unknown[0]!r}; it has {', '.join(_OPTIONS)}")
+    if unknown := sorted(options.keys() - set(OPTIONS)):
+        raise SettingError(f"the DynamoDB store has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
     return Settings(
         parts.netloc,
         options.get("region"),
