@@ -165,7 +165,7 @@ class TestRequests:
             assert len(opened.claim([claim_of(key=bytes([number]) * 16) for number in range(40)])) == 40
 
     def test_looking_for_work(self, store: DynamoStore, wire: Wire) -> None:
-        """A dispatcher that finds nothing asks the index once; finding is two more requests and the claim."""
+        """A dispatcher that finds nothing asks the index once; what it finds it reads and claims."""
         granted(store)
         assert take(store) is None
         assert wire.sent == ["PutItem", "Query"]
@@ -174,7 +174,7 @@ class TestRequests:
         assert redrive(store, b"x" * 16)
         wire.sent.clear()
         assert take(store) is not None
-        assert wire.sent == ["Query", "BatchGetItem", "PutItem"]
+        assert wire.sent == ["Query", "GetItem", "PutItem"]
 
     def test_looking_at_a_key(self, store: DynamoStore, wire: Wire) -> None:
         """With its namespace a key is found in one read; without, the table is scanned."""

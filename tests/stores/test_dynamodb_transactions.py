@@ -1,5 +1,6 @@
 """Transactions on DynamoDB: the handler's writes and the completion are one request."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from oncegate import Event, Gate, open_store
 from oncegate.claims import Complete, Held, Renew
-from oncegate.errors import StoreUnavailable
+from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import EffectFailed
 from oncegate.stores.dynamodb import DynamoStore, WriteRefused, Writes
 from oncegate.testing import ManualClock
@@ -283,6 +284,16 @@ class TestCommit:
         assert effects.counts() == {}
         wire.before = lambda _action: None
         assert store.transact(held, completing(held))
+
+    def test_a_completion_that_cannot_be_written(self, store: DynamoStore, effects: Effects) -> None:
+        """When it is the completion that DynamoDB does not take, nothing is tried again, and it is told as such."""
+        wire, held = Wire(store), hold(store)
+        reasons = [{"Code": "ValidationError", "Message": "too large"}, {"Code": "None"}]
+        cancelled = reply(400, "TransactionCanceledException", CancellationReasons=reasons)
+        wire.before = lambda action: cancelled if action == "TransactWriteItems" else None
+        with pytest.raises(StoreRefused, match=re.escape("refused a completion (ValidationError: too large)")):
+            store.transact(held, completing(held))
+        assert wire.sent == ["PutItem", "TransactWriteItems"]
 
     def test_reasons(self, store: DynamoStore, effects: Effects) -> None:
         """The reasons of DynamoDB are there for whoever asks what was refused."""

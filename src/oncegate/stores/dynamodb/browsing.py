@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from oncegate.claims import Address
+from oncegate.claims import DEAD, Address
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.base import Entry
 from oncegate.stores.dynamodb.calls import Calls
@@ -12,15 +12,18 @@ from oncegate.stores.dynamodb.items import (
     DEAD_SHELF,
     WAITING_SHELF,
     Item,
+    Where,
     past_namespace,
     place_of,
     record_of,
+    waiting_key,
     waiting_place,
     where_of,
 )
 from oncegate.stores.dynamodb.table import INDEX
 
 _BATCH: Final = 100
+_FEW: Final = 20
 _START: Final = b"\0"
 _END: Final = b"\xff"  # no text begins with it
 _SHELVED: Final = "shelf = :shelf AND place BETWEEN :first AND :last"
@@ -50,15 +53,14 @@ def _fetch(calls: Calls, keys: list[dict[str, Any]], found: dict[str, Item]) -> 
         time.sleep(0 if answered else pause)
 
 
-def waiting(calls: Calls, namespace: str, now: int) -> Iterator[Item]:
+def waiting(calls: Calls, namespace: str, now: int) -> Iterator[Where]:
     """What a dispatcher may find free, first what was let go first."""
-    last = waiting_place(namespace, now + 1)
-    for ids in _shelved(calls, WAITING_SHELF, place_of(namespace), last):
-        found = items_of(calls, ids)
-        yield from (found[id_] for id_ in ids if id_ in found)
+    first, last = place_of(namespace), waiting_place(namespace, now + 1)
+    for page in _shelved(calls, WAITING_SHELF, first, last, _FEW):
+        yield from ((namespace, waiting_key(namespace, item["place"]["B"])) for item in page)
 
 
-def dead(calls: Calls, namespace: str | None, after: Address | None) -> Iterator[Entry]:
+def dead(calls: Calls, namespace: str | None, after: Address | None, limit: int) -> Iterator[Entry]:
     """Dead letters in the order of their addresses."""
     first = place_of(namespace) if namespace is not None else _START
     last = past_namespace(namespace) if namespace is not None else _END
@@ -66,19 +68,17 @@ def dead(calls: Calls, namespace: str | None, after: Address | None) -> Iterator
         first = max(first, place_of(after.namespace, after.key))
     if first > last:
         return
-    for ids in _shelved(calls, DEAD_SHELF, first, last):
-        found = items_of(calls, ids)
-        yield from (
-            _entry(found[id_]) for id_ in ids if id_ in found and found[id_].get("shelf", {}).get("S") == DEAD_SHELF
-        )
+    for page in _shelved(calls, DEAD_SHELF, first, last, min(limit + 1, _BATCH)):
+        found = items_of(calls, [item["id"]["S"] for item in page])
+        entries = [_entry(found[item["id"]["S"]]) for item in page if item["id"]["S"] in found]
+        yield from (entry for entry in entries if entry.record.state == DEAD)
 
 
-def _shelved(calls: Calls, shelf: str, first: bytes, last: bytes) -> Iterator[list[str]]:
-    """The ids on a stretch of a shelf, in pages. The index lags behind the table by a moment."""
+def _shelved(calls: Calls, shelf: str, first: bytes, last: bytes, size: int) -> Iterator[list[Item]]:
+    """The keys on a stretch of a shelf, in pages of a size. The index lags behind the table by a moment."""
     values = {":shelf": {"S": shelf}, ":first": {"B": first}, ":last": {"B": last}}
     asked = {"IndexName": INDEX, "KeyConditionExpression": _SHELVED, "ExpressionAttributeValues": values}
-    for page in _pages(calls, "query", asked | {"Limit": _BATCH}):
-        yield [item["id"]["S"] for item in page]
+    return _pages(calls, "query", asked | {"Limit": size})
 
 
 def every(calls: Calls, namespace: str | None, key: bytes | None) -> Iterator[Entry]:

@@ -108,10 +108,10 @@ class Calls:
             return session.create_client(
                 "dynamodb", region_name=settings.region, endpoint_url=settings.endpoint, config=config
             )
+        except ValueError as error:  # some of botocore's own are also this
+            raise SettingError(f"{self.place} cannot be asked: {error}") from error
         except BotoCoreError as error:
             raise explained(error, self.place, "") from error
-        except ValueError as error:
-            raise SettingError(f"{self.place} cannot be asked: {error}") from error
 
     def close(self) -> None:
         with self._lock:

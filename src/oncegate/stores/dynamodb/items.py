@@ -44,6 +44,7 @@ _STATUS: Final[dict[State, str]] = {
 _STATE: Final[dict[str, State]] = {status: state for state, status in _STATUS.items()}
 _READABLE: Final = 1_024
 _LONGEST_PLACE: Final = 1_024
+_TIME_SIZE: Final = 8
 _SECOND: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -84,7 +85,11 @@ def past_namespace(namespace: str) -> bytes:
 
 
 def waiting_place(namespace: str, lease_until: int, key: bytes = b"") -> bytes:
-    return place_of(namespace, lease_until.to_bytes(8) + key)
+    return place_of(namespace, lease_until.to_bytes(_TIME_SIZE) + key)
+
+
+def waiting_key(namespace: str, place: bytes) -> bytes:
+    return place[len(place_of(namespace)) + _TIME_SIZE :]
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────

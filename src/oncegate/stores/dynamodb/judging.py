@@ -55,9 +55,9 @@ class Judge:
         """The time that is over on every clock within the margin."""
         return self.now() - self.margin
 
-    def answer(self, operation: Operation, seen: Seen | None = None) -> Answer:
+    def answer(self, operation: Operation) -> Answer:
         where = (operation.namespace, operation.key)
-        seen = seen or self._guessed(where, operation)
+        seen = self._guessed(where, operation)
         for _ in range(_ROUNDS):
             now = self.now()
             before = self.present(seen.record, operation, now)

@@ -16,8 +16,8 @@ from oncegate.clocks import Clock
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
 from oncegate.stores.dynamodb import browsing
 from oncegate.stores.dynamodb.calls import Calls, Changed
-from oncegate.stores.dynamodb.items import document_id, document_item, document_of, where_of
-from oncegate.stores.dynamodb.judging import STAMP_SIZE, Judge, seen_in, stamp_of
+from oncegate.stores.dynamodb.items import document_id, document_item, document_of
+from oncegate.stores.dynamodb.judging import STAMP_SIZE, Judge, stamp_of
 from oncegate.stores.dynamodb.pool import Pool
 from oncegate.stores.dynamodb.settings import Settings
 from oncegate.stores.dynamodb.table import prepare
@@ -46,9 +46,8 @@ class DynamoStore(JudgedStore):
         return [self._take(want) for want in wants]
 
     def _take(self, want: Want) -> Entry | None:
-        for item in browsing.waiting(self._calls, want.namespace, self._judge.now()):
-            where = where_of(item)
-            granted = self._judge.answer(Take(*where, want.owner, want.lease), seen_in(item))
+        for where in browsing.waiting(self._calls, want.namespace, self._judge.now()):
+            granted = self._judge.answer(Take(*where, want.owner, want.lease))
             if isinstance(granted, Granted):
                 return Entry(*where, granted.record)
         return None
@@ -101,7 +100,7 @@ class DynamoStore(JudgedStore):
     def dead_letters(
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
     ) -> list[Entry]:
-        found = browsing.dead(self._calls, namespace, after)
+        found = browsing.dead(self._calls, namespace, after, limit)
         return list(islice(self._shown(found, after), limit))
 
     def browse(

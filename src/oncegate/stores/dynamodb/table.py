@@ -47,9 +47,11 @@ def _create(calls: Calls) -> None:
 
 
 def _sweep(calls: Calls) -> None:
-    """What has expired is absent whether it is swept or not, so a table that cannot be swept works, and grows."""
-    with suppress(StoreError):
+    try:
         calls.ask("update_time_to_live", TimeToLiveSpecification={"AttributeName": "expiresAt", "Enabled": True})
+    except StoreError as error:
+        if "already enabled" not in str(error):  # by another process, which is making the table too
+            raise
 
 
 def _described(calls: Calls) -> dict[str, Any]:

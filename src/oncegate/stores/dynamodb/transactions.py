@@ -7,7 +7,7 @@ from typing import Any, Final
 from botocore.exceptions import ClientError, ParamValidationError
 
 from oncegate.claims import Complete, Record, Renew, step
-from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import EffectFailed
 from oncegate.stores.dynamodb.calls import Calls, Changed
 from oncegate.stores.dynamodb.failures import code_of
@@ -17,7 +17,7 @@ from oncegate.stores.dynamodb.judging import STAMP_SIZE, Judge, Seen, seen_in
 _MOST_WRITES: Final = 99
 _TOKEN_SIZE: Final = 16
 _FAILED: Final = "ConditionalCheckFailed"
-_PASSING: Final = frozenset({"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
+_PASSING: Final = frozenset({"None", "TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
 
 
 class WriteRefused(Exception):
@@ -127,8 +127,10 @@ class Transaction:
         if ours["Code"] == _FAILED:
             self._seen = seen_in(ours.get("Item"))
             return self._seen.stamp == self._stamp
+        if ours["Code"] not in _PASSING:
+            raise StoreRefused(f"{self._calls.place} refused a completion ({_said(ours)})")
         for reason, write in zip(others, writes, strict=True):
-            if reason["Code"] != "None" and reason["Code"] not in _PASSING:
+            if reason["Code"] not in _PASSING:
                 raise EffectFailed(WriteRefused(_sentence(reason, write), others))
         return False
 
@@ -142,4 +144,8 @@ def _is_about_writes(error: BaseException | None) -> bool:
 
 def _sentence(reason: dict[str, Any], write: dict[str, Any]) -> str:
     ((kind, parameters),) = write.items()
-    return f"{kind} on {parameters['TableName']} was refused ({reason['Code']}: {reason.get('Message', '')})"
+    return f"{kind} on {parameters['TableName']} was refused ({_said(reason)})"
+
+
+def _said(reason: dict[str, Any]) -> str:
+    return f"{reason['Code']}: {reason.get('Message', '')}"
