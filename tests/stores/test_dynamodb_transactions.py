@@ -252,6 +252,14 @@ class TestCommit:
         assert store.transact(held, never) is False
         assert effects.counts() == {"a": 1}
 
+    def test_completed_meanwhile(self, store: DynamoStore, effects: Effects) -> None:
+        """A claim that is completed by other means while the handler runs takes none of its writes."""
+        held = hold(store)
+        done = Complete(held.namespace, held.key, held.owner, held.fence, RETENTION, b'"first"')
+        assert store.transact(held, completing(held, lambda: store.settle([done]))) is False
+        assert effects.counts() == {}
+        assert stored(store).result == b'"first"'  # type: ignore[union-attr]
+
     def test_renewed_meanwhile(self, store: DynamoStore, effects: Effects) -> None:
         """A claim that is still the owner's but was written since is completed at the second try."""
         held, wire = hold(store), Wire(store)
