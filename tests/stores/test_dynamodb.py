@@ -77,7 +77,7 @@ def test_what_is_remembered_may_be_wrong(dynamo_server: DynamoServer) -> None:
         url = dynamo_server.url(dynamo_server.new_table())
         return cast("Store", Alternating(open_store(url, clock=clock), open_store(url, clock=clock)))
 
-    run_state_machine_as_test(machine(open_two, histories=15))
+    run_state_machine_as_test(machine(open_two, histories=10))
 
 
 def test_a_no_is_never_a_guess(store: DynamoStore, dynamo_server: DynamoServer, table: str, clock: ManualClock) -> None:
