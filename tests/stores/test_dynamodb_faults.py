@@ -1,5 +1,6 @@
 """The DynamoDB store when networks, limits and rights are not as it wants them."""
 
+import itertools
 import os
 import re
 import threading
@@ -10,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from botocore.awsrequest import AWSResponse
+from msgspec.structs import replace
 
 from oncegate import open_store
-from oncegate.claims import Address, Duplicate, Granted
+from oncegate.claims import COMPLETED, RELEASED, Address, Claim, Complete, Duplicate, Granted
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Store
 from oncegate.stores.dynamodb import DynamoStore
@@ -278,17 +279,42 @@ def test_forks(store: DynamoStore) -> None:
     assert status == 0
 
 
-def test_a_batch_that_fails_midway(store: DynamoStore, wire: Wire) -> None:
-    """One key that cannot be written fails its batch; asked again, all of it is granted at attempt 1."""
-    seen: set[int] = set()
+class TestHalfABatch:
+    """A batch is as many writes as it has keys: when one of them fails, the others may have been made."""
 
-    def refuse_one(_action: str) -> AWSResponse | None:
-        seen.add(len(seen))
-        return reply(400, "ValidationException", "no") if len(seen) == 5 else None
+    @pytest.fixture
+    def batch(self) -> list[Claim]:
+        return [claim_of(key=bytes([number]) * 16) for number in range(10)]
 
-    wire.before = refuse_one
-    batch = [claim_of(key=bytes([number]) * 16) for number in range(10)]
-    with pytest.raises(StoreError, match="ValidationException"):
-        store.claim(batch)
-    wire.before = lambda _action: None
-    assert {answer.record.attempts for answer in store.claim(batch) if isinstance(answer, Granted)} == {1}
+    @pytest.fixture
+    def refused(self, wire: Wire) -> None:
+        """The fifth request is refused."""
+        numbers = itertools.count(1)
+        wire.before = lambda _action: reply(400, "ValidationException", "no") if next(numbers) == 5 else None
+
+    def test_claims_are_given_back(self, store: DynamoStore, batch: list[Claim], refused: None) -> None:
+        """What was granted by then is free at once, and has lost no attempt."""
+        with pytest.raises(StoreError, match="ValidationException"):
+            store.claim(batch)
+        assert {entry.record.state for entry in store.browse()} == {RELEASED}
+        again = [claim_of("bob", key=claim.key) for claim in batch]
+        assert [(type(verdict), verdict.record.attempts) for verdict in store.claim(again)] == [(Granted, 1)] * 10
+
+    def test_marks_stay(self, store: DynamoStore, batch: list[Claim], refused: None) -> None:
+        """What was marked as done by then stays so: it may be lost, and is not doubled."""
+        with pytest.raises(StoreError):
+            store.claim([replace(claim, marks=True) for claim in batch])
+        assert {entry.record.state for entry in store.browse()} == {COMPLETED}
+
+    def test_settlements_stay(self, store: DynamoStore, wire: Wire, batch: list[Claim]) -> None:
+        """What was settled by then is settled, and true when it is asked again."""
+        records = [verdict.record for verdict in store.claim(batch)]
+        completions = [
+            Complete(claim.namespace, claim.key, record.owner, record.fence, RETENTION)
+            for claim, record in zip(batch, records, strict=True)
+        ]
+        numbers = itertools.count(1)
+        wire.before = lambda _action: reply(400, "ValidationException", "no") if next(numbers) == 5 else None
+        with pytest.raises(StoreError):
+            store.settle(completions)
+        assert store.settle(completions) == [True] * 10

@@ -19,11 +19,16 @@ class Pool:
         forks.watch(self)
 
     def each(self, work: Callable[[_Asked], Any], batch: Sequence[_Asked]) -> list[Any]:
-        """What comes of each, in the order of the batch; those of one key come one after the other."""
+        """What comes of each, in the order of the batch."""
+        answers: list[Any] = [None] * len(batch)
+        self.fill(answers, work, batch)
+        return answers
+
+    def fill(self, answers: list[Any], work: Callable[[_Asked], Any], batch: Sequence[_Asked]) -> None:
+        """The same, put in its place as it comes; those of one key come one after the other."""
         places: dict[tuple[str, bytes], list[int]] = {}
         for place, asked in enumerate(batch):
             places.setdefault((asked.namespace, asked.key), []).append(place)
-        answers: list[Any] = [None] * len(batch)
 
         def of_one_key(where: tuple[str, bytes]) -> None:
             for place in places[where]:
@@ -33,7 +38,6 @@ class Pool:
             self._together(of_one_key, list(places))
         else:
             list(map(of_one_key, places))
-        return answers
 
     def _together(self, work: Callable[[tuple[str, bytes]], None], wheres: Sequence[tuple[str, bytes]]) -> None:
         """After a failure nothing more is begun, and it is raised when all that was begun has ended."""

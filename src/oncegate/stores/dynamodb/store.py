@@ -1,18 +1,32 @@
 """The DynamoDB store: no server to run, any number of machines, durable in several places when it answers.
 
 Every item is judged by itself (see judging.py), different keys of a batch side by side on a few threads. A batch is
-therefore not one write: if it fails midway, claims that were granted by then last until their lease ends, and what
-was settled stays settled. Asking again with the same owners gives the same answers.
+therefore not one write: if it fails midway, what was settled by then stays settled, and claims that were granted are
+given back with their attempt.
 """
 
 import heapq
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from oncegate.claims import Address, Complete, Granted, Held, Operation, Renew, Take
+from oncegate.claims import (
+    IN_PROGRESS,
+    Address,
+    Claim,
+    Complete,
+    Granted,
+    Held,
+    Operation,
+    Release,
+    Renew,
+    Take,
+    Verdict,
+)
 from oncegate.clocks import Clock
+from oncegate.errors import StoreError
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
 from oncegate.stores.dynamodb import browsing
 from oncegate.stores.dynamodb.calls import Calls, Changed
@@ -41,6 +55,26 @@ class DynamoStore(JudgedStore):
 
     def _apply(self, operations: Sequence[Operation]) -> list[Any]:
         return self._pool.each(self._judge.answer, operations)
+
+    def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
+        answers: list[Any] = [None] * len(requests)
+        try:
+            self._pool.fill(answers, self._judge.answer, requests)
+        except StoreError:
+            self._give_back(requests, answers)
+            raise
+        return answers
+
+    def _give_back(self, requests: Sequence[Claim], answers: Sequence[Verdict | None]) -> None:
+        """Release what nobody will run, or throttling would use up the attempts of events that never ran. What cannot
+        be given back either comes free when its lease ends."""
+        granted = [
+            Release(request.namespace, request.key, request.owner, answer.record.fence, unstarted=True)
+            for request, answer in zip(requests, answers, strict=True)
+            if isinstance(answer, Granted) and answer.record.state == IN_PROGRESS
+        ]
+        with suppress(StoreError):
+            self._apply(granted)
 
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
         return [self._take(want) for want in wants]
