@@ -21,6 +21,7 @@ from oncegate.stores.dynamodb.settings import Settings
 
 _FIRST_PAUSE: Final = 0.025
 _LONGEST_PAUSE: Final = 1.0
+_CALLERS: Final = 16  # threads of the caller's own that ask beside those of batches; more of them reconnect
 _CONDITION: Final = "ConditionalCheckFailedException"
 _CANCELLED: Final = "TransactionCanceledException"
 _FAILURES: Final = (ClientError, BotoCoreError, ResponseParserError)
@@ -99,7 +100,8 @@ class Calls:
             retries={"total_max_attempts": 1},
             connect_timeout=min(2.0, settings.timeout),
             read_timeout=settings.timeout / 2,  # so that there is time to ask again
-            max_pool_connections=settings.parallel,
+            max_pool_connections=settings.parallel + _CALLERS,
+            tcp_keepalive=True,
             user_agent_extra="oncegate",
         )
         try:
