@@ -35,7 +35,7 @@ SECOND = 1_000_000
 
 class TestDynamoStore(SharedStoreContract):
     # Every key is a request of its own, and the emulator answers a few hundred of them in a second.
-    histories = 20
+    histories = 12
     crowd = 100
 
     @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_what_is_remembered_may_be_wrong(dynamo_server: DynamoServer) -> None:
         url = dynamo_server.url(dynamo_server.new_table())
         return cast("Store", Alternating(open_store(url, clock=clock), open_store(url, clock=clock)))
 
-    run_state_machine_as_test(machine(open_two, histories=10))
+    run_state_machine_as_test(machine(open_two, histories=8))
 
 
 def test_a_no_is_never_a_guess(store: DynamoStore, dynamo_server: DynamoServer, table: str, clock: ManualClock) -> None:
