@@ -156,11 +156,11 @@ class Gate:
     def transaction(self, payload: Any, handler: TransactionHandler, *, connection: Any = None) -> Outcome:
         """Take one event through the gate, its effect and its completion in one transaction: exactly once.
 
-        The handler gets the event and a connection to the store's database; what it writes with that is committed
-        together with the completion or not at all. It must neither commit nor keep the connection, and should be
-        quick: on SQLite nobody else can write meanwhile. On Postgres, `connection` may be one of your own to the same
-        database, psycopg's or a session or connection of SQLAlchemy, in no transaction yet: it is committed here.
-        Nothing runs unguarded, whatever the policies say."""
+        The handler gets the event and a connection to the store's database, or on DynamoDB what collects its writes;
+        what it writes with that is committed together with the completion or not at all. It must neither commit nor
+        keep it, and should be quick: on SQLite nobody else can write meanwhile. On Postgres, `connection` may be one of
+        your own to the same database, psycopg's or a session or connection of SQLAlchemy, in no transaction yet: it is
+        committed here. Nothing runs unguarded, whatever the policies say."""
         check_handler(handler)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")

@@ -16,12 +16,13 @@ _OPENERS = {
     "rediss": ("oncegate.stores.redis", "open_redis"),
     "redis+cluster": ("oncegate.stores.redis", "open_redis"),
     "rediss+cluster": ("oncegate.stores.redis", "open_redis"),
+    "dynamodb": ("oncegate.stores.dynamodb", "open_dynamodb"),
 }
 
 
 def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> Store:
-    """Open the store at a URL: `memory://`, `sqlite:///path`, `redis://host`, `redis+cluster://host` or
-    `postgresql://host/database`.
+    """Open the store at a URL: `memory://`, `sqlite:///path`, `redis://host`, `redis+cluster://host`,
+    `postgresql://host/database` or `dynamodb://Table?region=`.
 
     `create=False` refuses a place where there is none yet, for people who look at one and may have mistyped.
     `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.

@@ -26,6 +26,8 @@ from oncegate.clocks import Clock
 from oncegate.stores.base import Change, Document, Entry, Store, Want
 from oncegate.testing.clock import ManualClock
 
+HISTORIES = 200
+
 # Few names, so that histories meet; short times, so that leases and records end within a history.
 _NAMESPACES = st.sampled_from(["a", "b"])
 _KEYS = st.sampled_from([bytes([number]) * 16 for number in range(3)])
@@ -52,13 +54,13 @@ _CLAIMS = st.builds(
 )
 
 
-def machine(open_empty: Callable[[Clock], Store]) -> type[RuleBasedStateMachine]:
+def machine(open_empty: Callable[[Clock], Store], histories: int = HISTORIES) -> type[RuleBasedStateMachine]:
     """A state machine whose rules are the verbs; each compares the store's answers with the model's."""
 
     class Comparison(_Comparison):
         open_store = staticmethod(open_empty)
 
-    Comparison.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+    Comparison.TestCase.settings = settings(max_examples=histories, stateful_step_count=40, deadline=None)
     return Comparison
 
 

@@ -9,7 +9,7 @@ from oncegate.clocks import Clock
 from oncegate.stores.base import Store
 from oncegate.testing.claiming import ClaimContract, ExpiryContract, TakeContract
 from oncegate.testing.clock import ManualClock
-from oncegate.testing.comparing import machine
+from oncegate.testing.comparing import HISTORIES, machine
 from oncegate.testing.operating import DocumentContract, NamespaceContract, OperatorContract
 from oncegate.testing.racing import ProcessRaceContract, RaceContract
 from oncegate.testing.settling import RenewContract, SettleContract
@@ -26,7 +26,10 @@ class StoreContract(
     DocumentContract,
     RaceContract,
 ):
-    """Subclass it and say how the store is opened."""
+    """Subclass it and say how the store is opened. A store that is slow to ask may be tried with fewer `histories`, and
+    with less of a `crowd` where a test takes very many keys."""
+
+    histories = HISTORIES
 
     def open(self, clock: Clock | None) -> Store:
         """An empty store, or for a second call in one test the same one again."""
@@ -48,7 +51,7 @@ class StoreContract(
 
     def test_agrees_with_the_model(self) -> None:
         """Step by step, over random histories, the store answers as the pure function does."""
-        run_state_machine_as_test(machine(self.open_empty))
+        run_state_machine_as_test(machine(self.open_empty, self.histories))
 
     def test_closing_twice(self, store: Store) -> None:
         """A store may be closed again."""

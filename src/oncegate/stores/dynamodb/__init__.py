@@ -1,0 +1,20 @@
+"""The DynamoDB store and its URL."""
+
+try:
+    import botocore  # noqa: F401  # asked for here, so that the error can say what to install
+except ImportError as _error:
+    from oncegate.errors import MissingExtra
+
+    raise MissingExtra("the DynamoDB store", "dynamodb") from _error
+
+from oncegate.clocks import Clock
+from oncegate.stores.dynamodb.settings import read_url
+from oncegate.stores.dynamodb.store import DynamoStore
+from oncegate.stores.dynamodb.transactions import WriteRefused, Writes
+
+__all__ = ["DynamoStore", "WriteRefused", "Writes", "open_dynamodb"]
+
+
+def open_dynamodb(url: str, *, create: bool, clock: Clock | None) -> DynamoStore:
+    """`dynamodb://Table?region=eu-central-1`; see docs/stores/dynamodb.md."""
+    return DynamoStore(read_url(url), create=create, clock=clock)
