@@ -1,22 +1,24 @@
-"""A function behind a queue and a bus of the emulator `ministack`, which redrives and deletes by its answers."""
+"""A function behind a queue and a bus, with its claims in DynamoDB.
+
+All of it is in the emulator `ministack`, which deletes and redrives messages by what the function answers.
+"""
 
 import io
 import json
-import shutil
 import sys
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import httpx
+import botocore.session
 import pytest
 
 from oncegate import open_store
 from tests.gate.invocations import envelope
-from tests.stores.servers import ServerProcess, free_port, missing, until
+from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
+from tests.stores.servers import until
 
 FUNCTION = """
 from oncegate import Gate
@@ -31,55 +33,36 @@ handler = Gate({store!r}).lambda_handler(handle)
 """
 
 
-def executable() -> str:
-    """The emulator beside this Python, or in PATH; functions run in its interpreter."""
-    found = shutil.which("ministack", path=str(Path(sys.executable).parent)) or shutil.which("ministack")
-    return found or missing("the emulator of AWS", "pip install ministack")
-
-
-class Cloud(ServerProcess):
-    """The emulator with one function in it, whose store and effects are files."""
+class Cloud(DynamoServer):
+    """The emulator with one function in it, whose effects are lines of a file."""
 
     def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        settings = [f"GATEWAY_PORT={self.port}", "BIND_HOST=127.0.0.1"]
-        super().__init__(["/usr/bin/env", *settings, executable()], folder)
-        until(self._answers, f"the emulator in {folder}")
+        super().__init__(folder)
         self.effects = folder / "effects"
-        self.store = f"sqlite:////{str(folder / 'claims.db').lstrip('/')}"
+        self.store = self.url("Claims")
         self.function = self._made_function()
 
-    def _answers(self) -> bool:
-        assert self.running, (self.folder / "output.log").read_text()[-2_000:]
-        try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/_ministack/health").is_success
-        except httpx.TransportError:
-            return False
-
-    def client(self, service: str) -> Any:
-        return (
-            import_module("botocore.session")
-            .Session()
-            .create_client(
-                service,
-                region_name="eu-central-1",
-                endpoint_url=f"http://127.0.0.1:{self.port}",
-                aws_access_key_id="testing",
-                aws_secret_access_key="testing",  # noqa: S106  # the emulator takes any
-            )
+    def client_of(self, service: str) -> Any:
+        return botocore.session.Session().create_client(
+            service,
+            region_name=REGION,
+            endpoint_url=self.endpoint,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",  # noqa: S106  # the emulator takes any
         )
 
     def _made_function(self) -> str:
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as package:
             package.writestr("app.py", FUNCTION.format(effects=str(self.effects), store=self.store))
-        made = self.client("lambda").create_function(
+        made = self.client_of("lambda").create_function(
             FunctionName="crm",
             Runtime=f"python3.{sys.version_info.minor}",
             Role="arn:aws:iam::000000000000:role/crm",
             Handler="app.handler",
             Code={"ZipFile": archive.getvalue()},
             Timeout=10,
+            Environment={"Variables": CREDENTIALS},
         )
         return str(made["FunctionArn"])
 
@@ -89,7 +72,9 @@ class Cloud(ServerProcess):
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[Cloud]:
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
     cloud = Cloud(tmp_path)
     yield cloud
     cloud.stop()
@@ -109,7 +94,7 @@ def address(sqs: Any, queue: str) -> str:
 def test_behind_a_queue(cloud: Cloud) -> None:
     """Copies have one effect, what is taken leaves the queue, and what fails goes to the queue's dead letters after as
     many receives as its redrive policy allows."""
-    sqs = cloud.client("sqs")
+    sqs = cloud.client_of("sqs")
     dead = sqs.create_queue(QueueName="dead")["QueueUrl"]
     policy = {"deadLetterTargetArn": address(sqs, dead), "maxReceiveCount": "3"}
     attributes = {"VisibilityTimeout": "1", "RedrivePolicy": json.dumps(policy)}
@@ -117,7 +102,7 @@ def test_behind_a_queue(cloud: Cloud) -> None:
     for number in (1, 2, 1, 3, 4, 2):
         sqs.send_message(QueueUrl=queue, MessageBody=json.dumps(envelope(number, fail=number == 3)))
     sqs.send_message(QueueUrl=queue, MessageBody="no JSON")
-    cloud.client("lambda").create_event_source_mapping(
+    cloud.client_of("lambda").create_event_source_mapping(
         EventSourceArn=address(sqs, queue),
         FunctionName="crm",
         BatchSize=10,
@@ -134,7 +119,7 @@ def test_behind_a_queue(cloud: Cloud) -> None:
 
 def test_behind_a_bus(cloud: Cloud) -> None:
     """An event that a rule hands over runs once, also when it is sent to the function again."""
-    events, function = cloud.client("events"), cloud.client("lambda")
+    events, function = cloud.client_of("events"), cloud.client_of("lambda")
     events.put_rule(Name="all", EventPattern='{"source": ["com.example.shop"]}')
     events.put_targets(Rule="all", Targets=[{"Id": "crm", "Arn": cloud.function}])
     entry = {"Source": "com.example.shop", "DetailType": "Order Placed", "Detail": '{"number": 1}'}
