@@ -12,8 +12,9 @@ from msgspec import Struct
 from oncegate.claims import Complete, Held
 from oncegate.stores.base import Store
 
-# In the order in which an event passes them. A verb is "called" before its first statement and "written" when its
-# commit is done, but nobody has used the answer yet.
+# In the order in which an event passes them. A verb is "called" before its first statement, "sent" when its first bytes
+# are out to a server and nothing of the answer was read, and "written" when its commit is done, but nobody has used the
+# answer yet.
 LEASED: Final = (
     "claim called",
     "claim written",
@@ -37,6 +38,15 @@ TRANSACTED: Final = (
     "transact written",
     "before the ack",
 )
+
+
+class _Asking(threading.local):
+    """What this thread asks of its store just now, until its first bytes are out."""
+
+    verb: str | None = None
+
+
+asking: Final = _Asking()
 
 
 class Strike(Struct, frozen=True):
@@ -77,7 +87,11 @@ def watch(store: Store, trap: Trap) -> None:
 
 def _passing(trap: Trap, name: str, verb: Callable[..., Any], *arguments: Any) -> Any:
     trap(f"{name} called")
-    answer = verb(*arguments)
+    asking.verb = name
+    try:
+        answer = verb(*arguments)
+    finally:
+        asking.verb = None
     trap(f"{name} written")
     return answer
 
@@ -102,5 +116,12 @@ def watch_statements(trap: Trap) -> None:
     sqlite3.connect = partial(sqlite3.connect, factory=Traced)  # type: ignore[assignment]  # it is called in one way
 
 
-def points_of(way: str) -> Sequence[str]:
-    return TRANSACTED if way == "transaction" else LEASED
+def points_of(way: str, *, remote: bool = False) -> Sequence[str]:
+    points = TRANSACTED if way == "transaction" else LEASED
+    return [each for point in points for each in _around(point, remote=remote)]
+
+
+def _around(point: str, *, remote: bool) -> list[str]:
+    """Before its answer was read, what is written was sent."""
+    verb = point.removesuffix(" written")
+    return [f"{verb} sent", point] if remote and verb != point else [point]
