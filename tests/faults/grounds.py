@@ -30,6 +30,7 @@ class Ground(Struct, frozen=True):
     answer for a short while only; `crash` and `start` are for restarts."""
 
     place: Place
+    folder: Path | None = None
     port: int = 0
     at: Callable[[int], Place] = _nothing
     crash: Callable[[], None] = _nothing
@@ -51,7 +52,8 @@ def redis(*options: str) -> Iterator[Ground]:
             server.wait()
 
         try:
-            yield Ground(_redis_at(server.port), server.port, partial(_redis_at, wait="150ms"), server.kill, start)
+            at = partial(_redis_at, wait="150ms")
+            yield Ground(_redis_at(server.port), server.folder, server.port, at, server.kill, start)
         finally:
             server.stop()
 
@@ -75,7 +77,7 @@ def postgres() -> Iterator[Ground]:
     with postgres_server.running() as server:
         crash = partial(server.stop, signal.SIGQUIT)
         at = partial(_postgres_at, wait="150ms")
-        yield Ground(_postgres_at(server.port), server.port, at, crash, server.start)
+        yield Ground(_postgres_at(server.port), server.data, server.port, at, crash, server.start)
 
 
 def _postgres_at(port: int, wait: str = "5s") -> Place:

@@ -23,14 +23,14 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Weather:
-    """Decides what befalls a request, as long as there is any of `left`."""
+    """Decides what befalls a request, as long as there is any of `left`; at first there is none."""
 
-    def __init__(self, seed: int, left: int, kinds: tuple[str, ...] = KINDS) -> None:
+    def __init__(self, seed: int, kinds: tuple[str, ...] = KINDS) -> None:
         self._chance = random.Random(seed)  # noqa: S311  # to be repeated
         self._lock = threading.Lock()
         self._kinds = kinds
         self._calm = 0
-        self.left = left
+        self.left = 0
         self.struck: Counter[str] = Counter()
 
     def strike(self) -> str | None:
