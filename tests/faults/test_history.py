@@ -70,6 +70,7 @@ _LATER = _claimed(b"bob", 2_000, fence=8, attempts=2, lease_until=3_000)
         [_GRANTED, _LATER, _asked("complete", b"ann", 2_010, answer=False)],
         [_GRANTED, _asked("release", b"ann", 20), _claimed(b"bob", 30, fence=8, attempts=2)],
         [_GRANTED, _asked("release", b"ann", 20, answer=None), _claimed(b"bob", 30, fence=8, attempts=2)],
+        [_GRANTED, _asked("release", b"ann", 29, answer=False), _claimed(b"bob", 30, fence=8, attempts=2)],
         [_GRANTED, _asked("complete", b"ann", 20, answer=None), _asked("complete", b"ann", 40)],
         [_GRANTED, _claimed(b"ann", 30, lease_until=1_010)],
         [_GRANTED, _asked("bury", b"ann", 20), _claimed(b"bob", 30, "Buried", owner=b"ann", state="D")],
@@ -84,6 +85,7 @@ def test_what_can_be(history: list[Operation]) -> None:
     ("history", "sign"),
     [
         ([_GRANTED, _claimed(b"bob", 500, fence=8)], "two owners at once"),
+        ([_GRANTED, _asked("release", b"ann", 20, answer=False), _claimed(b"bob", 30, fence=8)], "two owners at once"),
         ([_GRANTED, _asked("renew", b"ann", 900), _claimed(b"bob", 1_500, fence=8)], "two owners at once"),
         ([_GRANTED, _claimed(b"bob", 2_000)], "fence 7 has two owners"),
         ([_LATER, _claimed(b"ann", 4_000, fence=6)], "the fence fell from 8 to 6"),

@@ -9,8 +9,8 @@ It does not search for an order of all operations. It looks for what no order co
 - a settlement or renewal refused to its owner although nobody else can have come between;
 - a record shown whose owner never asked.
 
-An operation without an answer may have been done or not, at any time since it began. A request that was sent twice
-because its first answer was lost counts as one.
+An operation without an answer may have been done or not, at any time since it began. A store may send a request again
+whose first answer was lost; here both are one, which was done at any time until it was answered.
 """
 
 from bisect import bisect_left
@@ -135,9 +135,9 @@ class _Key:
         return max([grant.lease_until, *renewed])
 
     def _given_back(self, grant: Shown, by: Operation) -> bool:
-        return any(
-            each.item.verb == "release" and each.answer is not False and _begun(each, by) for each in self._of(grant)
-        )
+        """A release that was refused may have been accepted when it was first sent: then the grant fell in between."""
+        releases = [each for each in self._of(grant) if each.item.verb == "release" and _begun(each, by)]
+        return any(each.answer is not False or _begun(by, each) for each in releases)
 
     def _of(self, grant: Shown) -> list[Operation]:
         return [each for each in self._held if (each.item.owner, each.item.fence) == (grant.owner, grant.fence)]
