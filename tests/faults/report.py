@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.faults import grounds
 from tests.faults.grounds import GROUNDS, Ground
-from tests.faults.restarts import Restarted, restart
+from tests.faults.restarts import restart
 from tests.faults.rough import KINDS
 from tests.faults.storms import Storm, storm
 from tests.faults.stress import stressed
@@ -18,6 +18,7 @@ from tests.kills.report import NAMES, Say, Wrong, figures, sound, total
 from tests.kills.worker import WAYS, Way
 from tests.kills.zombies import STOPS, Rising, rise
 
+_BY_CHANGES: Final[Way] = "change"
 _KILLS: Final = 400
 _ZOMBIES: Final = 20
 _CUTS: Final = 500
@@ -115,7 +116,7 @@ What they asked came of seed {seed}. All of it took {seconds:.0f} s.
 def server_kills(say: Say) -> str:
     began, seed, rows = time.perf_counter(), random.getrandbits(32), []
     for ground in _servers(say, seed):
-        for way in _ways(ground):
+        for way in (*_ways(ground), _BY_CHANGES):
             for where, run in _kills(ground, way, seed):
                 _unbroken(f"{ground.place.name} {way} {where}, seed {seed}", run.complaints)
                 say(f"  {ground.place.name} {way} {where}: {run.kills:,} kills, {run.finding.redos:,} redone")
@@ -129,6 +130,8 @@ def _kills(ground: Ground, way: Way, seed: int) -> Iterator[tuple[str, Run]]:
     named = total(strike_at(way, point, place=place) for point in points_of(way, remote=True))
     sound(f"{place.name} {way} at named points", named)
     yield "at named points", named
+    if way == _BY_CHANGES:
+        return
     yield "at every request", total(sweep(way, "sent", events=1, place=place))
     if place.name != "Redis Cluster":
         yield "at random", at_random(way, _KILLS, seed, place=place)
@@ -167,17 +170,12 @@ def restarts(say: Say) -> str:
     for opened in (grounds.redis("--appendfsync", "always"), grounds.postgres()):
         with opened as ground:
             for way in _ways(ground):
-                found = _restarted(ground, way, seed)
-                say(f"  {ground.place.name} {way}: {found.restarts} restarts")
-                counts = (found.restarts, *_counts(found.run), found.run.history.unanswered, *_wrong(found.run))
+                run = restart(ground, way, _RESTARTS, seed)
+                _unbroken(f"{ground.place.name} {way}, seed {seed}", run.complaints)
+                say(f"  {ground.place.name} {way}: {_RESTARTS} restarts")
+                counts = (_RESTARTS, *_counts(run), run.history.unanswered, *_wrong(run))
                 rows.append(f"| {ground.place.name} | {NAMES[way]} | {figures(counts)} |")
     return _page(_RESTARTS_PAGE, began, rows, seed=seed)
-
-
-def _restarted(ground: Ground, way: Way, seed: int) -> Restarted:
-    found = restart(ground, way, _RESTARTS, seed)
-    _unbroken(f"{ground.place.name} {way}, seed {seed}", found.complaints)
-    return found
 
 
 def history(say: Say) -> str:

@@ -66,6 +66,7 @@ def _weathered(ground: Ground, way: Way, weather: Weather, cuts: int, workers: i
         proxy = stack.enter_context(closing(RoughProxy(ground.port, weather)))
         place = ground.at(proxy.port)
         plan = stack.enter_context(new_world(way, cuts * _EVENTS_FOR_A_CUT, place=place, **changes))
+        stack.callback(setattr, weather, "left", 0)  # also for those who clean up
         hands = stack.enter_context(crew())
         weather.left = cuts
         for number in range(workers):

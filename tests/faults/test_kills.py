@@ -10,13 +10,20 @@ from tests.kills.points import points_of
 from tests.kills.worker import Way
 
 _ALL: list[tuple[str, Way]] = [("redis", "run"), ("postgres", "run"), ("postgres", "transaction")]
-_NAMED = [(name, way, point) for name, way in _ALL for point in points_of(way, remote=True)]
+_NAMED: list[tuple[str, Way, str]] = [(name, way, point) for name, way in _ALL for point in points_of(way, remote=True)]
 # The parts of a batch go to several servers of a cluster at once.
 _BATCHES: list[tuple[str, Way, str]] = [("redis", "batch", "settle sent"), ("postgres", "batch", "settle sent")]
 _BATCHES += [("redis-cluster", "batch", point) for point in ("claim sent", "half-way", "settle sent", "settle written")]
 
 
-@pytest.mark.parametrize(("name", "way", "point"), _NAMED + _BATCHES)
+# What is told apart by its changes of state has a timeline that is read and written before the claim.
+_CHANGES: list[tuple[str, Way, str]] = [
+    (name, "change", point) for name in ("sqlite", "redis", "postgres") for point in ("load written", "swap written")
+]
+_CHANGES += [(name, "change", "swap sent") for name in ("redis", "postgres")]
+
+
+@pytest.mark.parametrize(("name", "way", "point"), _NAMED + _BATCHES + _CHANGES)
 def test_once_each(ground_of: Callable[[str], Ground], name: str, way: Way, point: str) -> None:
     """Killed at this point, a worker leaves nothing that the next cannot bring to one effect for each event."""
     run = strike_at(way, point, place=ground_of(name).place)

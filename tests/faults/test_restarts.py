@@ -17,8 +17,7 @@ def test_postgres(ground_of: Callable[[str], Ground], way: Way, seed: int) -> No
     """After Postgres was stopped at once, work goes on by itself; what was acknowledged stands, and stands once."""
     run = restart(ground_of("postgres"), way, 2, seed)
     assert run.complaints == []
-    assert run.resumed == 2
-    assert run.run.history.unanswered > 0, "nobody asked while the server was away: nothing was tested"
+    assert run.history.unanswered > 0, "nobody asked while the server was away: nothing was tested"
 
 
 def test_redis(seed: int) -> None:

@@ -40,6 +40,10 @@ TRANSACTED: Final = (
 )
 
 
+# What is told apart by its changes of state has its timeline read and written first.
+CHANGED: Final = ("load called", "load written", "swap called", "swap written", "half-way", "before the ack")
+
+
 class _Asking(threading.local):
     """What this thread asks of its store just now, until its first bytes are out."""
 
@@ -78,7 +82,7 @@ class Trap:
 
 def watch(store: Store, trap: Trap) -> None:
     """Let the verbs of any store pass their points."""
-    for verb in ("claim", "settle", "renew"):
+    for verb in ("claim", "settle", "renew", "load", "swap"):
         setattr(store, verb, partial(_passing, trap, verb, getattr(store, verb)))
     if hasattr(store, "transact"):
         transact = partial(_transact, trap, store.transact)
@@ -117,7 +121,7 @@ def watch_statements(trap: Trap) -> None:
 
 
 def points_of(way: str, *, remote: bool = False) -> Sequence[str]:
-    points = TRANSACTED if way == "transaction" else LEASED
+    points = {"transaction": TRANSACTED, "change": CHANGED}.get(way, LEASED)
     return [each for point in points for each in _around(point, remote=remote)]
 
 

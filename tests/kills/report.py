@@ -19,7 +19,12 @@ _CONTROL: Final = 200
 _ZOMBIES: Final = 500
 _AT_A_TIME: Final = 12
 _ATTEMPTS: Final = 3
-NAMES: Final[dict[Way, str]] = {"run": "`run`", "batch": "`run_batch`", "transaction": "`transaction`"}
+NAMES: Final[dict[Way, str]] = {
+    "run": "`run`",
+    "batch": "`run_batch`",
+    "transaction": "`transaction`",
+    "change": "`run` by `state_change`",
+}
 
 _KILLED: Final = """\
 ## Workers that are killed

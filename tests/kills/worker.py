@@ -21,7 +21,7 @@ from tests.kills.points import Strike, Trap, watch, watch_statements
 from tests.kills.wire import watch_sending
 from tests.kills.world import World
 
-Way: TypeAlias = Literal["run", "batch", "transaction", "bare"]
+Way: TypeAlias = Literal["run", "batch", "transaction", "change", "bare"]
 WAYS: Final[tuple[Way, ...]] = ("run", "batch", "transaction")
 
 BATCH: Final = 4
@@ -73,7 +73,14 @@ class Worker:
         store = _opened(self._world.url)
         Recorder(plan.folder, plan.name).watch(store)
         watch(store, self._trap)
-        self._gate = Gate(store, lease=plan.lease, max_attempts=plan.max_attempts, mode=plan.mode, breaker=plan.breaker)
+        self._gate = Gate(
+            store,
+            key=keys.state_change() if plan.way == "change" else keys.auto,
+            lease=plan.lease,
+            max_attempts=plan.max_attempts,
+            mode=plan.mode,
+            breaker=plan.breaker,
+        )
 
     def drain(self) -> None:
         """Take what is not acknowledged, again and again until nothing is left; what has survived its strike says
@@ -108,6 +115,7 @@ class Worker:
             "run": lambda events: [self._gate.run(_payload(event), self._effect) for event in events],
             "batch": lambda events: self._gate.run_batch([_payload(event) for event in events], self._effect),
             "transaction": lambda events: [self._gate.transaction(_payload(event), self._rows) for event in events],
+            "change": lambda events: [self._gate.run(_change(event), self._effect) for event in events],
             "bare": lambda events: [self._bare(event) for event in events],
         }
 
@@ -163,6 +171,12 @@ def _opened(url: str) -> Store:
 
 def _payload(event: str) -> dict[str, str]:
     return {"id": event}
+
+
+def _change(event: str) -> dict[str, str]:
+    """An event that is told apart by the state of its conversation."""
+    at = "2026-01-01T00:00:00Z"
+    return {"id": event, "conversationId": f"of {event}", "type": "call", "state": "connected", "timestamp": at}
 
 
 def work(plan: Plan) -> None:
