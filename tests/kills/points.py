@@ -61,6 +61,10 @@ class Strike(Struct, frozen=True):
     signal: int = signal.SIGKILL
 
 
+# Held by a thread that writes to the sink of its world: a worker stopped by another thread would keep the sink locked.
+at_rest: Final = threading.RLock()
+
+
 class Trap:
     """Called at every point; strikes its own process at the one it was set for, and tells whether it has."""
 
@@ -76,8 +80,9 @@ class Trap:
         self._passed += 1
         if self._passed == strike.passage:
             self.sprung = True
-            # To this very thread: a signal to the process would let it run on for a while if another one takes it.
-            signal.pthread_kill(threading.get_ident(), strike.signal)
+            with at_rest:
+                # To this very thread: a signal to the process would let it run on for a while if another one takes it.
+                signal.pthread_kill(threading.get_ident(), strike.signal)
 
 
 def watch(store: Store, trap: Trap) -> None:

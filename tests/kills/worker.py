@@ -17,7 +17,7 @@ from oncegate.stores.base import Store
 from tests.kills.ablations import ablate
 from tests.kills.history import Recorder
 from tests.kills.places import SQLITE, Place
-from tests.kills.points import Strike, Trap, watch, watch_statements
+from tests.kills.points import Strike, Trap, at_rest, watch, watch_statements
 from tests.kills.wire import watch_sending
 from tests.kills.world import World
 
@@ -132,7 +132,8 @@ class Worker:
         """An attempt that is seen outside, some time, and a write that is idempotent on the key."""
         name = self._begin(event)
         self._pause()
-        self._world.keep_once(str(getattr(event, self._plan.sink_key)), name, self._plan.name)
+        with at_rest:
+            self._world.keep_once(str(getattr(event, self._plan.sink_key)), name, self._plan.name)
         self._trap("after the effect")
         return self._plan.name
 
