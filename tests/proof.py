@@ -1,17 +1,20 @@
 """The long proofs: `python -m tests.proof`, or `make prove`, runs them and writes docs/proof.md.
 
 Each layer is a function that says on the way what it finds and returns its section of the page. A layer that
-finds something broken raises, and the page stays as it was.
+finds something broken raises, and the page stays as it was. With names, as in `python -m tests.proof network history`,
+only these layers are run, and the other sections stay.
 """
 
 import os
 import platform
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.faults import report as faults
 from tests.kills import report
 from tests.model.ablations import ABLATIONS, Ablation, attempt
 from tests.model.explore import Report
@@ -146,19 +149,65 @@ def zombies() -> str:
     return report.zombies(_say)
 
 
+def server_kills() -> str:
+    """Workers killed while they ask a server."""
+    return faults.server_kills(_say)
+
+
+def server_zombies() -> str:
+    """Workers of a server's store stopped past their lease and let go on."""
+    return faults.server_zombies(_say)
+
+
+def network() -> str:
+    """Requests and answers cut off, reset and held up."""
+    return faults.network(_say)
+
+
+def restarts() -> str:
+    """Servers killed and started again under load."""
+    return faults.restarts(_say)
+
+
+def history() -> str:
+    """A million operations, key by key."""
+    return faults.history(_say)
+
+
 # ── the page ──────────────────────────────────────────────────────────────────────────────────────────────
 
-LAYERS: Final[tuple[Layer, ...]] = (model, kills, zombies)
+# By the heading of the section.
+LAYERS: Final[dict[str, Layer]] = {
+    "The claim protocol, in every state of a small world": model,
+    "Workers that are killed": kills,
+    "Workers that are stopped": zombies,
+    "Workers that are killed, on servers": server_kills,
+    "Workers that are stopped, on servers": server_zombies,
+    "A rough network": network,
+    "Servers that are restarted": restarts,
+    "The history": history,
+}
 
 
-def main() -> None:
-    sections = []
-    for layer in LAYERS:
-        _say(f"{layer.__name__}: {layer.__doc__}")
-        sections.append(layer())
+def main(names: Sequence[str]) -> None:
+    known = {layer.__name__ for layer in LAYERS.values()}
+    if unknown := set(names) - known:
+        raise SystemExit(f"no layer is called {unknown.pop()}; there are {', '.join(sorted(known))}")
+    sections = _sections(PAGE.read_text()) if names else {}
+    for title, layer in LAYERS.items():
+        if not names or layer.__name__ in names:
+            _say(f"{layer.__name__}: {layer.__doc__}")
+            sections[title] = layer()
     machine = f"Python {platform.python_version()} and {os.cpu_count()} processors"
-    PAGE.write_text("\n".join([_INTRODUCTION.format(machine=machine), *sections]))
+    written = [sections[title] for title in LAYERS if title in sections]
+    PAGE.write_text("\n".join([_INTRODUCTION.format(machine=machine), *written]))
     _say(f"written to {PAGE}")
+
+
+def _sections(page: str) -> dict[str, str]:
+    """The sections of a page that was written before."""
+    _, *sections = re.split(r"\n(?=## )", page)
+    return {section.partition("\n")[0].removeprefix("## "): section.rstrip("\n") + "\n" for section in sections}
 
 
 def _say(line: str) -> None:
@@ -167,4 +216,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -35,6 +35,20 @@ def test_catches_up_with_others() -> None:
     assert steady() == 9_001
 
 
+def test_a_pause_between_the_clocks() -> None:
+    """However long a process is held up between its looks at the two clocks, time does not get ahead of the wall."""
+    true, pauses = ManualClock(1_000), iter([1, 300, 1, 1, 1, 1])
+
+    def looked_at() -> int:
+        seen = true.now
+        true.advance(next(pauses))
+        return seen
+
+    steady = Steady(looked_at, looked_at)  # looks at the boot clock once
+    for _ in range(2):
+        assert steady() <= true.now
+
+
 def test_a_clock_passed_in_moves_alone() -> None:
     """Around a test's clock nothing moves but that clock."""
     clock = ManualClock(1_000)

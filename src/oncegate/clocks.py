@@ -35,8 +35,10 @@ class Steady:
 
     def __call__(self, at_least: int = 0) -> int:
         """The time now, no earlier than `at_least` (what others on the same store have seen)."""
+        # The wall first: were the boot clock read before it, a pause between the two would put time ahead of the wall.
+        wall = self._wall()
         boot = self._boot()
-        self._last = max(self._wall(), at_least, self._last + boot - self._last_boot)
+        self._last = max(wall, at_least, self._last + boot - self._last_boot)
         self._last_boot = boot
         return self._last
 

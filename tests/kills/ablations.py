@@ -1,15 +1,19 @@
 """Ablations: a worker's gate or store with one rule taken out, to show that the judge would notice."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from oncegate import claims
-from oncegate.claims import Complete, Held, Record, Release, Renew
+from oncegate.claims import COMPLETED, Answer, Claim, Complete, Held, Record, Release, Renew, Verdict
+from oncegate.errors import StoreUnavailable
 from oncegate.gate.handlers import Handler
 from oncegate.gate.jobs import Job
 from oncegate.gate.running import Runner
+from oncegate.stores.postgres import rows, schema
+from oncegate.stores.redis import RedisStore, buckets, scripts
 from oncegate.stores.sqlite import SqliteStore
 
 
@@ -37,6 +41,64 @@ def _unfenced() -> None:
     claims._RULES[Renew] = renew
     claims._RULES[Complete] = complete
     claims._RULES[Release] = release
+    _script("SETTLE", b"not value or string.sub(value, PROOF, PROOF + #proof - 1) ~= proof", b"not value")
+    _schema(b" AND c.state = 'P' AND c.owner = a.owner AND c.fence = a.fence", b"")
+
+
+def _settled_once() -> None:
+    """The same settlement again is refused."""
+
+    ended = claims._RULES[Complete]
+
+    def complete(record: Record | None, complete: Complete, now: int) -> tuple[Record | None, Answer]:
+        return (record, False) if record is not None and record.state == COMPLETED else ended(record, complete, now)
+
+    claims._RULES[Complete] = complete
+    _script("SETTLE", b"string.upper(state) == verb and '1' or '0'", b"'0'")
+    _schema(b"WHERE c.state = a.ending AND c.owner", b"WHERE c.state = 'P' AND c.owner")
+
+
+def _stolen() -> None:
+    """A claim is granted while the lease of another is alive."""
+
+    claims._alive = lambda record, now: False
+    _script("CLAIM", b"elseif living then", b"elseif false then")
+    _schema(b"WHEN c.state = 'P' AND c.lease_until > now THEN 'held'", b"")
+
+
+def _redrawn() -> None:
+    """The owner is drawn anew each time that a claim is sent."""
+
+    setattr(buckets, "_PAUSES", ())  # noqa: B010  # it is fixed; asked again is here instead
+    claim = RedisStore.claim
+
+    def redrawing(self: RedisStore, requests: Sequence[Claim]) -> list[Verdict]:
+        while True:
+            try:
+                return claim(self, [replace(each, owner=os.urandom(16)) for each in requests])
+            except StoreUnavailable:
+                self._open().servers.look_again()
+
+    setattr(RedisStore, "claim", redrawing)  # noqa: B010  # mypy takes a method for fixed
+
+
+def _script(name: str, text: bytes, instead: bytes) -> None:
+    """Change the script that this process sends to Redis."""
+    whole = getattr(scripts, name).text
+    if whole.count(text) != 1:
+        raise ValueError(f"{text!r} must mean one place")
+    setattr(scripts, name, scripts.script_of(whole.replace(text, instead)))
+
+
+def _schema(text: bytes, instead: bytes) -> None:
+    """Change the functions that this process creates in Postgres, where they are not there yet."""
+    if b"".join(schema.migrations(rows.statements("any"))).count(text) != 1:
+        raise ValueError(f"{text!r} must mean one place")
+
+    def changed(name: str) -> dict[str, bytes]:
+        return {part: sql.replace(text, instead) for part, sql in rows.statements(name).items()}
+
+    setattr(schema, "statements", changed)  # noqa: B010  # it is not the module's own
 
 
 def _committed_apart() -> None:
@@ -73,6 +135,9 @@ def _started_late() -> None:
 
 ABLATIONS: Final[dict[str, Callable[[], None]]] = {
     "unfenced": _unfenced,
+    "settled once": _settled_once,
+    "stolen": _stolen,
+    "redrawn": _redrawn,
     "committed apart": _committed_apart,
     "in company": _in_company,
     "started late": _started_late,

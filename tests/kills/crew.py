@@ -18,7 +18,7 @@ _LOOK: Final = 0.002
 # Forked from a server that has imported all but opened nothing: starting Python anew would take most of the time.
 # Each fork runs the main module of this process once more, so what `tests.proof` imports is there already too.
 _FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.kills.report", "tests.model.run", "tests.model.ablations"])
+_FORKS.set_forkserver_preload(["tests.faults.report", "tests.model.run", "tests.model.ablations"])
 
 
 class Stuck(Exception):
@@ -29,8 +29,8 @@ class Crew:
     def __init__(self) -> None:
         self._started: list[ForkServerProcess] = []
 
-    def start(self, plan: Plan) -> ForkServerProcess:
-        worker = _FORKS.Process(target=work, args=(plan,), name=plan.name)
+    def start(self, plan: Plan, does: Callable[[Plan], None] = work) -> ForkServerProcess:
+        worker = _FORKS.Process(target=does, args=(plan,), name=plan.name)
         worker.start()
         self._started.append(worker)
         return worker

@@ -5,8 +5,8 @@ from contextlib import closing
 
 from msgspec import Struct
 
+from oncegate import open_store
 from oncegate.claims import COMPLETED, DEAD, Record
-from oncegate.stores.sqlite import SqliteStore
 from tests.kills.worker import Plan, Way
 from tests.kills.world import World
 
@@ -76,6 +76,6 @@ def _effects(world: World, way: Way) -> dict[str, list[int]]:
 
 def records_of(world: World) -> dict[str, Record]:
     """The record of every event that has one."""
-    with closing(SqliteStore(world.store)) as store:
+    with closing(open_store(world.url)) as store:
         entries = store.browse(limit=len(world.events) + 1)
     return {str(entry.record.about.delivery_id): entry.record for entry in entries}

@@ -14,8 +14,11 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tests.kills.checker import Check, check
 from tests.kills.crew import Crew, Stuck, begun, crew, killed, wait_until
+from tests.kills.history import read_history
 from tests.kills.judge import Finding, judge
+from tests.kills.places import SQLITE, Place
 from tests.kills.points import Strike
 from tests.kills.worker import Plan, Way
 
@@ -30,24 +33,34 @@ _BETWEEN: Final = (0.002, 0.04)
 
 
 class Run(Struct, frozen=True):
-    """How many workers were killed, and what was found when the last had drained the world."""
+    """How many workers were killed, what was found when the last had drained the world, and how its history was."""
 
     kills: int
     finding: Finding
+    history: Check
 
     def __add__(self, other: "Run") -> "Run":
-        return Run(self.kills + other.kills, self.finding + other.finding)
+        return Run(self.kills + other.kills, self.finding + other.finding, self.history + other.history)
 
     @property
     def complaints(self) -> list[str]:
-        return self.finding.complaints
+        return self.finding.complaints + self.history.complaints
+
+
+def found(kills: int, plan: Plan) -> Run:
+    return Run(kills, judge(plan), check(read_history(plan.folder)))
 
 
 @contextmanager
 def new_world(way: Way, events: int = FEW, **changes: Any) -> Iterator[Plan]:
     """A plan for a world in a folder of its own, which is removed in the end."""
     with tempfile.TemporaryDirectory(prefix="oncegate-kills-") as folder:
-        yield Plan(folder, events, way, **changes)
+        plan = Plan(folder, events, way, **changes)
+        plan.world.begin()
+        try:
+            yield plan
+        finally:
+            plan.world.end()
 
 
 def strike(way: Way, blow: Strike, **changes: Any) -> Run:
@@ -55,19 +68,21 @@ def strike(way: Way, blow: Strike, **changes: Any) -> Run:
     with new_world(way, **changes) as plan, crew() as hands:
         code = hands.run(replace(plan, strike=blow, name="struck"))
         _drain(hands, plan)
-        return Run(int(code == _KILLED), judge(plan))
+        return found(int(code == _KILLED), plan)
 
 
-def strike_at(way: Way, point: str) -> Run:
+def strike_at(way: Way, point: str, **changes: Any) -> Run:
     """Have a worker struck at a named point of its second event; at a renewal, in an effect that takes longer."""
     beating = point.startswith("renew")
-    return strike(way, Strike(point, 1 if beating else 2), pause=_LONGER_THAN_A_BEAT if beating else 0.0)
+    pause = _LONGER_THAN_A_BEAT if beating else 0.0
+    return strike(way, Strike(point, 1 if beating else 2), pause=pause, **changes)
 
 
-def sweep(way: Way, **changes: Any) -> Iterator[Run]:
-    """Strike at the first SQL statement, at the second and so on, until a worker ends before it can be struck."""
+def sweep(way: Way, point: str = "statement", **changes: Any) -> Iterator[Run]:
+    """Strike at the first SQL statement, or whatever is sent to a server, at the second and so on, until a worker ends
+    before it can be struck."""
     for passage in count(1):
-        run = strike(way, Strike("statement", passage), **changes)
+        run = strike(way, Strike(point, passage), **changes)
         yield run
         if not run.kills:
             return
@@ -78,24 +93,24 @@ def poison(way: Way, events: tuple[str, ...], **changes: Any) -> Run:
     with new_world(way, poison=events, **changes) as plan, crew() as hands:
         for deaths in range(_MOST_DEATHS):
             if hands.run(replace(plan, name=f"worker-{deaths}")) != _KILLED:
-                return Run(deaths, judge(plan))
+                return found(deaths, plan)
         raise Stuck(f"{', '.join(events)} killed {_MOST_DEATHS} workers and was never buried")
 
 
-def at_random(way: Way, kills: int, seed: int, workers: int = 2) -> Run:
+def at_random(way: Way, kills: int, seed: int, workers: int = 2, place: Place = SQLITE) -> Run:
     """Keep so many workers going and kill them at random moments, in as many worlds as it takes; all together."""
     chance = random.Random(seed)  # noqa: S311  # to be repeated
     runs: list[Run] = []
     while (left := kills - sum(run.kills for run in runs)) > 0:
-        runs.append(_harried(way, min(left, _KILLS_OF_A_WORLD), workers, chance))
+        runs.append(_harried(way, min(left, _KILLS_OF_A_WORLD), workers, chance, place))
     return reduce(add, runs)
 
 
-def _harried(way: Way, kills: int, workers: int, chance: random.Random) -> Run:
-    with new_world(way, _MANY, pause=_PAUSE) as plan, crew() as hands:
+def _harried(way: Way, kills: int, workers: int, chance: random.Random, place: Place) -> Run:
+    with new_world(way, _MANY, pause=_PAUSE, place=place) as plan, crew() as hands:
         struck = _harry(hands, [_next(plan, number, chance) for number in range(workers)], kills, chance)
         _drain(hands, plan)
-        return Run(struck, judge(plan))
+        return found(struck, plan)
 
 
 def _harry(hands: Crew, plans: list[Plan], kills: int, chance: random.Random) -> int:

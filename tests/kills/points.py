@@ -12,8 +12,9 @@ from msgspec import Struct
 from oncegate.claims import Complete, Held
 from oncegate.stores.base import Store
 
-# In the order in which an event passes them. A verb is "called" before its first statement and "written" when its
-# commit is done, but nobody has used the answer yet.
+# In the order in which an event passes them. A verb is "called" before its first statement, "sent" when its first bytes
+# are out to a server and nothing of the answer was read, and "written" when its commit is done, but nobody has used the
+# answer yet.
 LEASED: Final = (
     "claim called",
     "claim written",
@@ -39,12 +40,29 @@ TRANSACTED: Final = (
 )
 
 
+# What is told apart by its changes of state has its timeline read and written first.
+CHANGED: Final = ("load called", "load written", "swap called", "swap written", "half-way", "before the ack")
+
+
+class _Asking(threading.local):
+    """What this thread asks of its store just now, until its first bytes are out."""
+
+    verb: str | None = None
+
+
+asking: Final = _Asking()
+
+
 class Strike(Struct, frozen=True):
     """What befalls a worker when it passes a point for the n-th time."""
 
     point: str
     passage: int = 1
     signal: int = signal.SIGKILL
+
+
+# Held by a thread that writes to the sink of its world: a worker stopped by another thread would keep the sink locked.
+at_rest: Final = threading.RLock()
 
 
 class Trap:
@@ -62,13 +80,14 @@ class Trap:
         self._passed += 1
         if self._passed == strike.passage:
             self.sprung = True
-            # To this very thread: a signal to the process would let it run on for a while if another one takes it.
-            signal.pthread_kill(threading.get_ident(), strike.signal)
+            with at_rest:
+                # To this very thread: a signal to the process would let it run on for a while if another one takes it.
+                signal.pthread_kill(threading.get_ident(), strike.signal)
 
 
 def watch(store: Store, trap: Trap) -> None:
     """Let the verbs of any store pass their points."""
-    for verb in ("claim", "settle", "renew"):
+    for verb in ("claim", "settle", "renew", "load", "swap"):
         setattr(store, verb, partial(_passing, trap, verb, getattr(store, verb)))
     if hasattr(store, "transact"):
         transact = partial(_transact, trap, store.transact)
@@ -77,7 +96,11 @@ def watch(store: Store, trap: Trap) -> None:
 
 def _passing(trap: Trap, name: str, verb: Callable[..., Any], *arguments: Any) -> Any:
     trap(f"{name} called")
-    answer = verb(*arguments)
+    asking.verb = name
+    try:
+        answer = verb(*arguments)
+    finally:
+        asking.verb = None
     trap(f"{name} written")
     return answer
 
@@ -102,5 +125,12 @@ def watch_statements(trap: Trap) -> None:
     sqlite3.connect = partial(sqlite3.connect, factory=Traced)  # type: ignore[assignment]  # it is called in one way
 
 
-def points_of(way: str) -> Sequence[str]:
-    return TRANSACTED if way == "transaction" else LEASED
+def points_of(way: str, *, remote: bool = False) -> Sequence[str]:
+    points = {"transaction": TRANSACTED, "change": CHANGED}.get(way, LEASED)
+    return [each for point in points for each in _around(point, remote=remote)]
+
+
+def _around(point: str, *, remote: bool) -> list[str]:
+    """Before its answer was read, what is written was sent."""
+    verb = point.removesuffix(" written")
+    return [f"{verb} sent", point] if remote and verb != point else [point]

@@ -8,6 +8,7 @@ from operator import add
 from typing import Final, TypeVar
 
 from tests.kills.cases import KILLED, STOPPED, Case
+from tests.kills.checker import Check
 from tests.kills.kills import Run, at_random, poison, strike_at, sweep
 from tests.kills.points import points_of
 from tests.kills.worker import WAYS, Way
@@ -18,7 +19,12 @@ _CONTROL: Final = 200
 _ZOMBIES: Final = 500
 _AT_A_TIME: Final = 12
 _ATTEMPTS: Final = 3
-_NAMES: Final[dict[Way, str]] = {"run": "`run`", "batch": "`run_batch`", "transaction": "`transaction`"}
+NAMES: Final[dict[Way, str]] = {
+    "run": "`run`",
+    "batch": "`run_batch`",
+    "transaction": "`transaction`",
+    "change": "`run` by `state_change`",
+}
 
 _KILLED: Final = """\
 ## Workers that are killed
@@ -68,7 +74,7 @@ of it took {seconds:.0f} s.
 """
 
 Say = Callable[[str], None]
-_Found = TypeVar("_Found", Run, Rising)
+_Found = TypeVar("_Found", Run, Rising, Check)
 
 
 class Wrong(Exception):
@@ -78,7 +84,7 @@ class Wrong(Exception):
 def kills(say: Say) -> str:
     began, seed = time.perf_counter(), random.getrandbits(32)
     say(f"  seed {seed}")
-    rows = [_kill_row(_NAMES[way], where, run) for way, where, run in _kills(seed, say)]
+    rows = [_kill_row(NAMES[way], where, run) for way, where, run in _kills(seed, say)]
     _poisoned(say)
     control = _control(seed)
     return _KILLED.format(
@@ -97,12 +103,12 @@ def _kills(seed: int, say: Say) -> Iterator[tuple[Way, str, Run]]:
     for number, way in enumerate(WAYS):
         share = _KILLS // len(WAYS) + (number < _KILLS % len(WAYS))
         struck = {
-            "at named points": _sum(strike_at(way, point) for point in points_of(way)),
-            "at every statement": _sum(sweep(way, events=2)),
+            "at named points": total(strike_at(way, point) for point in points_of(way)),
+            "at every statement": total(sweep(way, events=2)),
             "at random": at_random(way, share, seed),
         }
         for where, run in struck.items():
-            _sound(f"{way} {where}, seed {seed}", run)
+            sound(f"{way} {where}, seed {seed}", run)
             say(f"  {way} {where}: {run.kills:,} kills, {run.finding.redos:,} redone")
             yield way, where, run
 
@@ -110,7 +116,7 @@ def _kills(seed: int, say: Say) -> Iterator[tuple[Way, str, Run]]:
 def _kill_row(how: str, where: str, run: Run) -> str:
     found = run.finding
     counts = (run.kills, found.events, found.attempted, found.applied, found.redos, len(found.lost), len(found.doubled))
-    return f"| {how} | {where} | {_figures(counts)} |"
+    return f"| {how} | {where} | {figures(counts)} |"
 
 
 def _control(seed: int) -> Run:
@@ -123,7 +129,7 @@ def _control(seed: int) -> Run:
 def _poisoned(say: Say) -> None:
     for way in WAYS:
         run = poison(way, ("event-1",), max_attempts=_ATTEMPTS)
-        _sound(f"{way} with poison", run)
+        sound(f"{way} with poison", run)
         if run.finding.buried != ("event-1",) or run.kills != _ATTEMPTS:
             raise Wrong(f"{way}: poison killed {run.kills} workers, and {run.finding.buried} were buried")
         say(f"  {way} with poison: buried after {run.kills} kills")
@@ -132,7 +138,7 @@ def _poisoned(say: Say) -> None:
 def zombies(say: Say) -> str:
     began = time.perf_counter()
     risings = {(way, point): _rise(way, point, say) for way, points in STOPS.items() for point in points}
-    together = _sum(risings.values())
+    together = total(risings.values())
     return _STOPPED.format(
         rows="\n".join(_zombie_row(way, point, rising) for (way, point), rising in risings.items()),
         zombies=together.zombies,
@@ -148,7 +154,7 @@ def zombies(say: Say) -> str:
 def _rise(way: Way, point: str, say: Say) -> Rising:
     """A share of all the zombies, a few at a time."""
     share = -(-_ZOMBIES // sum(map(len, STOPS.values())))
-    rising = _sum(rise(way, point, min(_AT_A_TIME, share - done)) for done in range(0, share, _AT_A_TIME))
+    rising = total(rise(way, point, min(_AT_A_TIME, share - done)) for done in range(0, share, _AT_A_TIME))
     if rising.complaints:
         raise Wrong(f"{way} stopped at {point}: {rising.complaints}")
     say(f"  {way} stopped at {point}: {rising.zombies} zombies")
@@ -158,21 +164,21 @@ def _rise(way: Way, point: str, say: Say) -> Rising:
 def _zombie_row(way: Way, point: str, rising: Rising) -> str:
     found = rising.finding
     counts = (rising.zombies, found.events, found.attempted, found.applied, len(rising.stale))
-    return f"| {_NAMES[way]} | {point} | {_figures(counts)} |"
+    return f"| {NAMES[way]} | {point} | {figures(counts)} |"
 
 
 # ── both ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _figures(counts: Iterable[int]) -> str:
+def figures(counts: Iterable[int]) -> str:
     return " | ".join(f"{count:,}" for count in counts)
 
 
-def _sum(found: Iterable[_Found]) -> _Found:
+def total(found: Iterable[_Found]) -> _Found:
     return reduce(add, found)
 
 
-def _sound(what: str, run: Run) -> None:
+def sound(what: str, run: Run) -> None:
     if run.complaints:
         raise Wrong(f"{what}: {run.complaints}")
     if not run.finding.redos:

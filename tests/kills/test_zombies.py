@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from oncegate import Gate
-from oncegate.stores.sqlite import SqliteStore
+from oncegate import Gate, open_store
 from tests.kills.crew import crew, resume, stopped, wait_until
 from tests.kills.judge import judge
 from tests.kills.kills import new_world
@@ -35,7 +34,7 @@ def test_a_stale_failure() -> None:
 def test_in_a_transaction() -> None:
     """A worker stopped in its transaction keeps all others out past its lease, and then has the one effect."""
     with new_world("transaction", 1, lease="50ms") as plan, crew() as hands:
-        with closing(SqliteStore(plan.world.store, busy_timeout=100_000)) as store:
+        with closing(open_store(plan.world.url.replace("=20s", "=100ms"))) as store:
             zombie = hands.start(replace(plan, strike=Strike("half-way", 1, signal.SIGSTOP)))
             wait_until(partial(stopped, zombie), "a worker stopped in its transaction")
             gate = Gate(store)

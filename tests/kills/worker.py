@@ -3,44 +3,50 @@
 import os
 import random
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncegate import Event, Gate, Outcome, keys, read
-from oncegate.stores.sqlite import SqliteStore
+from oncegate import Event, Gate, Outcome, keys, open_store, read
+from oncegate.durations import Duration
+from oncegate.errors import StoreUnavailable
+from oncegate.stores.base import Store
 from tests.kills.ablations import ablate
-from tests.kills.points import Strike, Trap, watch, watch_statements
-from tests.kills.world import World, write_half
+from tests.kills.history import Recorder
+from tests.kills.places import SQLITE, Place
+from tests.kills.points import Strike, Trap, at_rest, watch, watch_statements
+from tests.kills.wire import watch_sending
+from tests.kills.world import World
 
-Way: TypeAlias = Literal["run", "batch", "transaction", "bare"]
+Way: TypeAlias = Literal["run", "batch", "transaction", "change", "bare"]
 WAYS: Final[tuple[Way, ...]] = ("run", "batch", "transaction")
 
 BATCH: Final = 4
 _PAUSE: Final = 0.005
-_BUSY_TIMEOUT: Final = 20_000_000
 _LONGEST_LIFE: Final = 100  # seconds; nobody outlives a driver that was killed itself for longer than that
 
 
 class Plan(Struct, frozen=True):
     """How a worker shall work, and what shall befall it.
 
-    An effect takes `pause` seconds. Without a seed the events are taken in their order; `only` says which, if not
-    all. One that is named in `poison` kills its worker each time it is begun. With `fails`, the effect raises in which
-    the worker was stopped. The last three fields are there to be set wrongly."""
+    An effect takes `pause` seconds; a store that fails is left alone for a while if there is a `breaker`. Without a
+    seed the events are taken in their order; `only` says which, if not all. One that is named in `poison` kills its
+    worker each time it is begun. With `fails`, the effect raises in which the worker was stopped. The last three fields
+    are there to be set wrongly."""
 
     folder: str
     events: int
     way: Way
+    place: Place = SQLITE
     name: str = "worker"
     seed: int | None = None
     lease: str = "150ms"
     max_attempts: int | None = None
     pause: float = 0.0
+    breaker: Duration | None = None
     poison: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     strike: Strike | None = None
@@ -51,7 +57,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def world(self) -> World:
-        return World(self.folder, self.events)
+        return World(self.folder, self.events, self.place)
 
 
 class Worker:
@@ -62,9 +68,19 @@ class Worker:
         self._random = random.Random(plan.seed)  # noqa: S311  # a test's choice, to be repeated
         if plan.strike is not None and plan.strike.point == "statement":
             watch_statements(self._trap)
-        store = SqliteStore(self._world.store, busy_timeout=_BUSY_TIMEOUT)
+        if plan.strike is not None and plan.strike.point.endswith("sent"):
+            watch_sending(plan.place.scheme, self._trap)
+        store = _opened(self._world.url)
+        Recorder(plan.folder, plan.name).watch(store)
         watch(store, self._trap)
-        self._gate = Gate(store, lease=plan.lease, max_attempts=plan.max_attempts, mode=plan.mode)
+        self._gate = Gate(
+            store,
+            key=keys.state_change() if plan.way == "change" else keys.auto,
+            lease=plan.lease,
+            max_attempts=plan.max_attempts,
+            mode=plan.mode,
+            breaker=plan.breaker,
+        )
 
     def drain(self) -> None:
         """Take what is not acknowledged, again and again until nothing is left; what has survived its strike says
@@ -99,6 +115,7 @@ class Worker:
             "run": lambda events: [self._gate.run(_payload(event), self._effect) for event in events],
             "batch": lambda events: self._gate.run_batch([_payload(event) for event in events], self._effect),
             "transaction": lambda events: [self._gate.transaction(_payload(event), self._rows) for event in events],
+            "change": lambda events: [self._gate.run(_change(event), self._effect) for event in events],
             "bare": lambda events: [self._bare(event) for event in events],
         }
 
@@ -115,16 +132,17 @@ class Worker:
         """An attempt that is seen outside, some time, and a write that is idempotent on the key."""
         name = self._begin(event)
         self._pause()
-        self._world.keep_once(str(getattr(event, self._plan.sink_key)), name, self._plan.name)
+        with at_rest:
+            self._world.keep_once(str(getattr(event, self._plan.sink_key)), name, self._plan.name)
         self._trap("after the effect")
         return self._plan.name
 
-    def _rows(self, event: Event, connection: sqlite3.Connection) -> str:
+    def _rows(self, event: Event, connection: Any) -> str:
         """Two rows in the store's own transaction; the attempt is seen outside, whatever becomes of them."""
         name = self._begin(event)
-        write_half(connection, name, 1, self._plan.name)
+        self._world.write_half(connection, name, 1, self._plan.name)
         self._pause()
-        write_half(connection, name, 2, self._plan.name)
+        self._world.write_half(connection, name, 2, self._plan.name)
         self._trap("after the effect")
         return self._plan.name
 
@@ -143,8 +161,23 @@ class Worker:
             raise ValueError("the world has changed meanwhile")
 
 
+def _opened(url: str) -> Store:
+    """A store, as soon as it can be reached."""
+    while True:
+        try:
+            return open_store(url)
+        except StoreUnavailable:
+            time.sleep(_PAUSE)
+
+
 def _payload(event: str) -> dict[str, str]:
     return {"id": event}
+
+
+def _change(event: str) -> dict[str, str]:
+    """An event that is told apart by the state of its conversation."""
+    at = "2026-01-01T00:00:00Z"
+    return {"id": event, "conversationId": f"of {event}", "type": "call", "state": "connected", "timestamp": at}
 
 
 def work(plan: Plan) -> None:

@@ -1,14 +1,15 @@
-"""The world of one run: a folder with the store, what the workers did to the outside, and who said what."""
+"""The world of one run: a folder, the place of its store, what the workers did to the outside, and who said what."""
 
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from tests.kills.places import Place, Row
 
 _SINK: Final = "CREATE TABLE IF NOT EXISTS effects (key TEXT UNIQUE, event TEXT, half INTEGER, worker TEXT)"
-_ROWS: Final = "CREATE TABLE IF NOT EXISTS effects (event TEXT, half INTEGER, worker TEXT)"
 
 
 class World:
@@ -17,13 +18,14 @@ class World:
     What is appended to a file is one write: a killed process leaves all of it or nothing, and what the kernel has
     taken survives the process without a sync."""
 
-    def __init__(self, folder: str, events: int) -> None:
+    def __init__(self, folder: str, events: int, place: Place) -> None:
         self._folder = Path(folder)
+        self._place = place
         self.events = [f"event-{number}" for number in range(events)]
 
     @property
-    def store(self) -> str:
-        return str(self._folder / "store.db")
+    def url(self) -> str:
+        return self._place.url_in(self._folder)
 
     # ── the queue ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -48,16 +50,26 @@ class World:
         with self._sink() as db:
             db.execute("INSERT OR IGNORE INTO effects VALUES (?, ?, 1, ?)", (key, event, worker))
 
-    def kept(self) -> list[tuple[str, int, str]]:
+    def kept(self) -> list[Row]:
         """What the idempotent sink holds: event, half, worker."""
         with self._sink() as db:
             return db.execute("SELECT event, half, worker FROM effects").fetchall()
 
-    def rows(self) -> list[tuple[str, int, str]]:
+    def begin(self) -> None:
+        if self._place.transacts:
+            self._place.rows_in(self._folder).prepare()
+
+    def write_half(self, connection: Any, event: str, half: int, worker: str) -> None:
+        """One of the two rows that are the effect of an event in a transaction."""
+        self._place.rows_in(self._folder).write(connection, (event, half, worker))
+
+    def rows(self) -> list[Row]:
         """What was written in the store's own transactions."""
-        with closing(sqlite3.connect(self.store, isolation_level=None)) as db:
-            db.execute(_ROWS)
-            return db.execute("SELECT event, half, worker FROM effects").fetchall()
+        return self._place.rows_in(self._folder).all()
+
+    def end(self) -> None:
+        if self._place.transacts:
+            self._place.rows_in(self._folder).remove()
 
     @contextmanager
     def _sink(self) -> Iterator[sqlite3.Connection]:
@@ -87,9 +99,3 @@ class World:
     def _lines(self, name: str) -> list[str]:
         path = self._folder / name
         return path.read_text().splitlines() if path.exists() else []
-
-
-def write_half(connection: sqlite3.Connection, event: str, half: int, worker: str) -> None:
-    """One of the two rows that are the effect of an event in a transaction."""
-    connection.execute(_ROWS)
-    connection.execute("INSERT INTO effects VALUES (?, ?, ?)", (event, half, worker))

@@ -12,7 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate.claims import COMPLETED, Record
+from tests.kills.checker import Check, check
 from tests.kills.crew import Crew, crew, resume, stopped, wait_until
+from tests.kills.history import read_history
 from tests.kills.judge import Finding, judge, records_of
 from tests.kills.kills import new_world
 from tests.kills.points import Strike
@@ -37,13 +39,14 @@ class Rising(Struct, frozen=True):
     zombies: int
     finding: Finding
     stale: tuple[str, ...]
+    history: Check
 
     def __add__(self, other: "Rising") -> "Rising":
         return Rising(*(getattr(self, field) + getattr(other, field) for field in self.__struct_fields__))
 
     @property
     def complaints(self) -> list[str]:
-        return [*self.stale, *self.finding.complaints]
+        return [*self.stale, *self.finding.complaints, *self.history.complaints]
 
 
 def rise(way: Way, point: str, zombies: int, **changes: Any) -> Rising:
@@ -60,7 +63,7 @@ def rise(way: Way, point: str, zombies: int, **changes: Any) -> Rising:
         _go_on(hands, undead)
         stale = [*_takeovers(held, taken), *_changes(taken, records_of(plan.world)), *_claims(dead, point)]
         stale += _writes(plan) + (_late_starts(plan) if point in _NOT_BEGUN else [])
-        return Rising(zombies, judge(plan), tuple(stale))
+        return Rising(zombies, judge(plan), tuple(stale), check(read_history(plan.folder)))
 
 
 def _stopping(plan: Plan, point: str, number: int, size: int) -> Plan:

@@ -1,0 +1,93 @@
+"""Grounds: the servers on which faults are tried, each with the place that workers share on it.
+
+Another store joins with a function that starts its server, a row in `GROUNDS`, and for transactions a way to write
+rows in `tests.kills.places`.
+"""
+
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from tests.kills.places import SQLITE, Place
+from tests.stores import postgres_server
+from tests.stores.redis_server import RedisCluster, RedisServer
+
+_NAME: Final = "{world}"
+
+
+def _nothing(*_: Any) -> Any:
+    raise NotImplementedError("a file has no network and no server")
+
+
+class Ground(Struct, frozen=True):
+    """A store on a server of its own. `at(port)` is the same place by way of a proxy, with a client that waits for an
+    answer for a short while only; `crash` and `start` are for restarts."""
+
+    place: Place
+    folder: Path | None = None
+    port: int = 0
+    at: Callable[[int], Place] = _nothing
+    crash: Callable[[], None] = _nothing
+    start: Callable[[], None] = _nothing
+
+
+@contextmanager
+def sqlite() -> Iterator[Ground]:
+    yield Ground(SQLITE)
+
+
+@contextmanager
+def redis(*options: str) -> Iterator[Ground]:
+    with tempfile.TemporaryDirectory(prefix="oncegate-redis-") as folder:
+        server = RedisServer(Path(folder), *options)
+
+        def start() -> None:
+            server.start()
+            server.wait()
+
+        try:
+            at = partial(_redis_at, wait="150ms")
+            yield Ground(_redis_at(server.port), server.folder, server.port, at, server.kill, start)
+        finally:
+            server.stop()
+
+
+def _redis_at(port: int, wait: str = "5s") -> Place:
+    return Place("Redis", f"redis://127.0.0.1:{port}?prefix={_NAME}&timeout={wait}")
+
+
+@contextmanager
+def redis_cluster() -> Iterator[Ground]:
+    with tempfile.TemporaryDirectory(prefix="oncegate-cluster-") as folder:
+        cluster = RedisCluster(Path(folder))
+        try:
+            yield Ground(Place("Redis Cluster", f"{cluster.url}?prefix={_NAME}"))
+        finally:
+            cluster.stop()
+
+
+@contextmanager
+def postgres() -> Iterator[Ground]:
+    with postgres_server.running() as server:
+        crash = partial(server.stop, signal.SIGQUIT)
+        at = partial(_postgres_at, wait="150ms")
+        yield Ground(_postgres_at(server.port), server.data, server.port, at, crash, server.start)
+
+
+def _postgres_at(port: int, wait: str = "5s") -> Place:
+    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    return Place("Postgres", f"{url}?oncegate_schema={_NAME}&oncegate_timeout={wait}")
+
+
+GROUNDS: Final[dict[str, Callable[[], AbstractContextManager[Ground]]]] = {
+    "sqlite": sqlite,
+    "redis": redis,
+    "redis-cluster": redis_cluster,
+    "postgres": postgres,
+}

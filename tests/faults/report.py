@@ -1,0 +1,251 @@
+"""The long figures of faults on all stores, each as a section of docs/proof.md."""
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from tests.faults import grounds
+from tests.faults.grounds import GROUNDS, Ground
+from tests.faults.restarts import restart
+from tests.faults.rough import KINDS
+from tests.faults.storms import Storm, storm
+from tests.faults.stress import stressed
+from tests.kills.checker import Check
+from tests.kills.kills import Run, at_random, strike_at, sweep
+from tests.kills.points import points_of
+from tests.kills.report import NAMES, Say, Wrong, figures, sound, total
+from tests.kills.worker import WAYS, Way
+from tests.kills.zombies import STOPS, Rising, rise
+
+_BY_CHANGES: Final[Way] = "change"
+_KILLS: Final = 400
+_ZOMBIES: Final = 20
+_CUTS: Final = 500
+_RESTARTS: Final = 20
+_OPERATIONS: Final = 250_000
+_OPERATIONS_OF_A_WORLD: Final = 25_000
+
+_SERVER_KILLS: Final = """\
+## Workers that are killed, on servers
+
+The same on stores that are asked over a network, where there is one more point: the bytes of a request are out and
+nothing of the answer was read. Workers are struck at every named point, with any one of their requests sent and
+unanswered (those that make the store included), and at random moments. The history of what they asked and were answered
+is checked as described below.
+
+| store | how | struck | kills | events | attempted | applied | redone | lost | doubled |
+|---|---|---|--:|--:|--:|--:|--:|--:|--:|
+{rows}
+
+Every event was completed and took effect once. The random moments came of seed {seed}. All of it took {seconds:.0f} s.
+"""
+
+_SERVER_ZOMBIES: Final = """\
+## Workers that are stopped, on servers
+
+| store | how | zombies | events | attempted | applied | stale writes accepted |
+|---|---|--:|--:|--:|--:|--:|
+{rows}
+
+Workers were stopped at the points that are named above. All of it took {seconds:.0f} s.
+
+### Ablations
+
+| store | what is done instead | complaint |
+|---|---|---|
+{ablations}
+"""
+
+_NETWORK: Final = """\
+## A rough network
+
+Three workers reach their store through a proxy that strikes requests at random: it closes or resets the connection
+before a request is passed on, or when it is done but its answer is not, or it holds the answer back for longer than the
+client waits.
+
+| store | how | cuts | {kinds} | events | attempted | applied | unanswered | lost | doubled |
+|---|---|--:|{lines}--:|--:|--:|--:|--:|--:|
+{rows}
+
+Every event was completed and took effect once. *Unanswered* are operations that ended in an error for whoever asked;
+the Redis store asks again by itself where it can. The storms came of seed {seed}. All of it took {seconds:.0f} s.
+"""
+
+_RESTARTS_PAGE: Final = """\
+## Servers that are restarted
+
+The server is killed under two workers, comes back after a moment, and work must go on by itself: Redis with
+`appendfsync always` by SIGKILL, Postgres by an immediate shutdown.
+
+| store | how | restarts | events | attempted | applied | unanswered | lost | doubled |
+|---|---|--:|--:|--:|--:|--:|--:|--:|
+{rows}
+
+What was acknowledged stood, and stood once. The moments came of seed {seed}. All of it took {seconds:.0f} s.
+"""
+
+_HISTORY: Final = """\
+## The history
+
+In all runs above every worker writes down what it asks its store and is answered, with the time before and after. A
+checker looks in the history of each key for what the protocol cannot have: two owners at once, a fence that falls, a
+write accepted from one who was not granted it or after a later grant was known, a completed or buried record that was
+left or ended twice, an owner refused although nobody can have come between, an owner shown that never asked. What was
+not answered may have been done or not, at any time. These are necessary conditions: the checker does not search for an
+order of all operations.
+
+Here three workers ask for everything at once, on keys that they share: they claim, claim again, renew, complete,
+release and bury, in time, late and twice.
+
+| store | operations | keys | grants | takeovers | refused | broken rules |
+|---|--:|--:|--:|--:|--:|--:|
+{rows}
+| **together** | {together} |
+
+What they asked came of seed {seed}. All of it took {seconds:.0f} s.
+
+### Ablations
+
+| store | what is done instead | complaint |
+|---|---|---|
+{ablations}
+"""
+
+
+def server_kills(say: Say) -> str:
+    began, seed, rows = time.perf_counter(), random.getrandbits(32), []
+    for ground in _servers(say, seed):
+        for way in (*_ways(ground), _BY_CHANGES):
+            for where, run in _kills(ground, way, seed):
+                _unbroken(f"{ground.place.name} {way} {where}, seed {seed}", run.complaints)
+                say(f"  {ground.place.name} {way} {where}: {run.kills:,} kills, {run.finding.redos:,} redone")
+                counts = figures((run.kills, *_counts(run), run.finding.redos, *_wrong(run)))
+                rows.append(f"| {ground.place.name} | {NAMES[way]} | {where} | {counts} |")
+    return _page(_SERVER_KILLS, began, rows, seed=seed)
+
+
+def _kills(ground: Ground, way: Way, seed: int) -> Iterator[tuple[str, Run]]:
+    place = ground.place
+    named = total(strike_at(way, point, place=place) for point in points_of(way, remote=True))
+    sound(f"{place.name} {way} at named points", named)
+    yield "at named points", named
+    if way == _BY_CHANGES:
+        return
+    yield "at every request", total(sweep(way, "sent", events=1, place=place))
+    if place.name != "Redis Cluster":
+        yield "at random", at_random(way, _KILLS, seed, place=place)
+
+
+def server_zombies(say: Say) -> str:
+    began, rows, caught = time.perf_counter(), [], []
+    for ground in _servers(say):
+        for way in _ways(ground):
+            rising: Rising = total(rise(way, point, _ZOMBIES, place=ground.place) for point in STOPS[way])
+            _unbroken(f"{ground.place.name} {way}", rising.complaints)
+            say(f"  {ground.place.name} {way}: {rising.zombies} zombies")
+            counts = figures((rising.zombies, *_counts(rising), len(rising.stale)))
+            rows.append(f"| {ground.place.name} | {NAMES[way]} | {counts} |")
+        unfenced = rise("run", "half-way", 2, place=ground.place, ablation="unfenced")
+        caught.append(_caught(ground, "neither owner nor fence is looked at", unfenced.complaints, "event-0"))
+    return _page(_SERVER_ZOMBIES, began, rows, ablations="\n".join(caught))
+
+
+def network(say: Say) -> str:
+    began, seed, rows = time.perf_counter(), random.getrandbits(32), []
+    for ground in _servers(say, seed, without="redis-cluster"):
+        for way in _ways(ground):
+            run: Storm = storm(ground, way, _CUTS, seed)
+            _unbroken(f"{ground.place.name} {way}, seed {seed}", run.complaints)
+            say(f"  {ground.place.name} {way}: {run.cuts} cuts, {run.history.unanswered} unanswered")
+            struck = [run.struck.get(kind, 0) for kind in KINDS]
+            counts = figures((run.cuts, *struck, *_counts(run), run.history.unanswered, *_wrong(run)))
+            rows.append(f"| {ground.place.name} | {NAMES[way]} | {counts} |")
+    return _page(_NETWORK, began, rows, seed=seed, kinds=" | ".join(KINDS), lines="--:|" * len(KINDS))
+
+
+def restarts(say: Say) -> str:
+    began, seed, rows = time.perf_counter(), random.getrandbits(32), []
+    say(f"  seed {seed}")
+    for opened in (grounds.redis("--appendfsync", "always"), grounds.postgres()):
+        with opened as ground:
+            for way in _ways(ground):
+                run = restart(ground, way, _RESTARTS, seed)
+                _unbroken(f"{ground.place.name} {way}, seed {seed}", run.complaints)
+                say(f"  {ground.place.name} {way}: {_RESTARTS} restarts")
+                counts = (_RESTARTS, *_counts(run), run.history.unanswered, *_wrong(run))
+                rows.append(f"| {ground.place.name} | {NAMES[way]} | {figures(counts)} |")
+    return _page(_RESTARTS_PAGE, began, rows, seed=seed)
+
+
+def history(say: Say) -> str:
+    began, seed, rows, caught = time.perf_counter(), random.getrandbits(32), [], []
+    together = Check()
+    for ground in _servers(say, seed, without=None):
+        found = _stressed(ground, seed)
+        _unbroken(f"{ground.place.name}, seed {seed}", found.complaints)
+        say(f"  {ground.place.name}: {found.operations:,} operations on {found.keys:,} keys")
+        rows.append(f"| {ground.place.name} | {_checked(found)} |")
+        together += found
+        for ablation, (instead, sign) in _ABLATIONS.items():
+            caught.append(_caught(ground, instead, stressed(ground, 2_000, seed, ablation).complaints, sign))
+    text = {"together": _checked(together), "ablations": "\n".join(caught)}
+    return _page(_HISTORY, began, rows, seed=seed, **text)
+
+
+_ABLATIONS: Final = {
+    "unfenced": ("neither owner nor fence is looked at", "was accepted after"),
+    "settled once": ("the same settlement again is refused", "was refused to its owner"),
+}
+
+
+def _stressed(ground: Ground, seed: int) -> Check:
+    worlds = range(seed, seed + _OPERATIONS // _OPERATIONS_OF_A_WORLD)
+    return total(stressed(ground, _OPERATIONS_OF_A_WORLD, each) for each in worlds)
+
+
+def _checked(found: Check) -> str:
+    counts = (found.operations, found.keys, found.grants, found.takeovers, found.refused, len(found.broken))
+    return figures(counts)
+
+
+# ── all ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _servers(say: Say, seed: int | None = None, without: str | None = "sqlite") -> Iterator[Ground]:
+    """Each ground in turn; `without` a file, unless something else is to be left out as well."""
+    if seed is not None:
+        say(f"  seed {seed}")
+    left_out = () if without is None else ("sqlite", without)
+    for name, opened in GROUNDS.items():
+        if name not in left_out:
+            with opened() as ground:
+                yield ground
+
+
+def _ways(ground: Ground) -> list[Way]:
+    return [way for way in WAYS if way != "transaction" or ground.place.transacts]
+
+
+def _counts(run: Run | Storm | Rising) -> tuple[int, int, int]:
+    return run.finding.events, run.finding.attempted, run.finding.applied
+
+
+def _wrong(run: Run | Storm) -> tuple[int, int]:
+    return len(run.finding.lost), len(run.finding.doubled)
+
+
+def _unbroken(what: str, complaints: list[str]) -> None:
+    if complaints:
+        raise Wrong(f"{what}: {complaints}")
+
+
+def _caught(ground: Ground, instead: str, complaints: list[str], sign: str) -> str:
+    complaint = next((each for each in complaints if sign in each), None)
+    if complaint is None:
+        raise Wrong(f"{ground.place.name}: {instead}, and it is not caught")
+    return f"| {ground.place.name} | {instead} | {complaint} |"
+
+
+def _page(page: str, began: float, rows: Iterable[str], **more: object) -> str:
+    return page.format(rows="\n".join(rows), seconds=time.perf_counter() - began, **more)

@@ -1,0 +1,125 @@
+"""Stress: workers that ask a store for everything at once, on keys they share, for the sake of the history."""
+
+import os
+import random
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from oncegate import open_store
+from oncegate.claims import About, Bury, Claim, Complete, Granted, Held, Release, Renew, Settlement
+from oncegate.errors import StoreError
+from oncegate.stores.base import Store
+from tests.faults.grounds import Ground
+from tests.kills.ablations import ablate
+from tests.kills.checker import Check, check
+from tests.kills.crew import crew
+from tests.kills.history import Recorder, read_history
+from tests.kills.kills import new_world
+from tests.kills.worker import Plan
+
+_WORKERS: Final = 3
+_BATCH: Final = 16
+_KEYS: Final = 24
+_FOR_A_KEY: Final = 0.06  # seconds for which workers are at the same keys; what they still hold is settled late
+_LEASE: Final = 8_000
+_RETENTION: Final = 3_600_000_000
+_REMEMBERED: Final = 64
+_LONGEST_LIFE: Final = 300
+
+
+def stressed(ground: Ground, operations: int, seed: int, ablation: str | None = None) -> Check:
+    """The history of workers that have asked for about so many operations."""
+    chance = random.Random(seed)  # noqa: S311  # to be repeated
+    with new_world("run", operations // _WORKERS, place=ground.place, ablation=ablation) as plan, crew() as hands:
+        for number in range(_WORKERS):
+            hands.start(replace(plan, name=f"worker-{number}", seed=chance.getrandbits(32)), ask_for_everything)
+        hands.finish()
+        return check(read_history(plan.folder))
+
+
+def ask_for_everything(plan: Plan) -> None:
+    """What a worker's process does; `plan.events` is how many operations it asks for."""
+    signal.alarm(_LONGEST_LIFE)
+    if plan.ablation is not None:
+        ablate(plan.ablation)
+    with closing(open_store(plan.world.url)) as store:
+        Recorder(plan.folder, plan.name).watch(store)
+        _Asker(store, random.Random(plan.seed), plan.events).run()  # noqa: S311  # to be repeated
+
+
+class _Asker:
+    """Claims keys of the present, and does with what it is granted, now or later, anything that can be done."""
+
+    def __init__(self, store: Store, chance: random.Random, operations: int) -> None:
+        self._store = store
+        self._chance = chance
+        self._left = operations
+        self._asked: deque[Claim] = deque(maxlen=_REMEMBERED)
+        self._held: deque[Held] = deque(maxlen=_REMEMBERED)
+        self._settled: deque[Settlement] = deque(maxlen=_REMEMBERED)
+
+    def run(self) -> None:
+        while self._left > 0:
+            for ask in (self._claim, self._claim_again, self._renew, self._settle, self._settle_again):
+                try:
+                    ask()
+                except StoreError:
+                    continue
+
+    def _claim(self) -> None:
+        present = int(time.monotonic() / _FOR_A_KEY)
+        keys = self._chance.sample(range(_KEYS), _BATCH)
+        self._ask([_claim_of(f"{present}-{key}".rjust(16)[-16:].encode()) for key in keys])
+
+    def _claim_again(self) -> None:
+        """As if the answer had been lost."""
+        self._ask(self._some(self._asked))
+
+    def _ask(self, claims: list[Claim]) -> None:
+        verdicts = self._counted(self._store.claim, claims)
+        self._asked += claims
+        granted = (verdict.record for verdict in verdicts if isinstance(verdict, Granted))
+        by_owner = {claim.owner: claim for claim in claims}
+        self._held += [
+            Held("stress", by_owner[record.owner].key, record.owner, record.fence)
+            for record in granted
+            if record.owner in by_owner
+        ]
+
+    def _renew(self) -> None:
+        self._counted(self._store.renew, [Renew(*_proof(held), _LEASE) for held in self._some(self._held)])
+
+    def _settle(self) -> None:
+        settlements = [self._ending(held) for held in self._some(self._held)]
+        self._settled += settlements
+        self._counted(self._store.settle, settlements)
+
+    def _settle_again(self) -> None:
+        self._counted(self._store.settle, self._some(self._settled))
+
+    def _counted(self, verb: Callable[[Any], list[Any]], batch: list[Any]) -> list[Any]:
+        self._left -= len(batch)
+        return verb(batch)
+
+    def _some(self, kept: deque[Any]) -> list[Any]:
+        return self._chance.sample(list(kept), min(len(kept), _BATCH // 2))
+
+    def _ending(self, held: Held) -> Settlement:
+        chosen = self._chance.random()
+        if chosen < 0.5:
+            return Release(*_proof(held))
+        return Complete(*_proof(held), _RETENTION) if chosen < 0.9 else Bury(*_proof(held), _RETENTION, b"{}", "poison")
+
+
+def _claim_of(key: bytes) -> Claim:
+    return Claim("stress", key, os.urandom(16), b"h" * 16, _LEASE, _RETENTION, About("plain"))
+
+
+def _proof(held: Held) -> tuple[str, bytes, bytes, int]:
+    return held.namespace, held.key, held.owner, held.fence

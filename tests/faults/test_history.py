@@ -1,0 +1,112 @@
+"""The history of all that was asked and answered, and the checker that reads it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.grounds import Ground
+from tests.faults.stress import stressed
+from tests.kills.checker import check
+from tests.kills.history import Item, Operation, Shown
+
+_GROUNDS = ["sqlite", "redis", "redis-cluster", "postgres"]
+
+
+@pytest.mark.parametrize("name", _GROUNDS)
+def test_nothing_that_cannot_be(ground_of: Callable[[str], Ground], name: str, seed: int) -> None:
+    """Workers that claim, renew and settle the same keys, late and again, get no answer that breaks a rule."""
+    found = stressed(ground_of(name), 6_000, seed)
+    assert found.complaints == []
+    assert found.operations >= 6_000
+    assert found.takeovers > 50
+    assert found.refused > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "ablation", "sign"),
+    [
+        ("sqlite", "stolen", "two owners at once"),
+        ("redis", "stolen", "two owners at once"),
+        ("sqlite", "unfenced", "was accepted after"),
+        ("redis", "unfenced", "was accepted after"),
+        ("postgres", "unfenced", "was accepted after"),
+        ("sqlite", "settled once", "was refused to its owner"),
+        ("redis", "settled once", "was refused to its owner"),
+        ("postgres", "settled once", "was refused to its owner"),
+    ],
+)
+def test_an_ablation_is_caught(
+    ground_of: Callable[[str], Ground], name: str, ablation: str, sign: str, seed: int
+) -> None:
+    """With this one rule taken out of the store, its history breaks one too."""
+    assert any(sign in line for line in stressed(ground_of(name), 1_500, seed, ablation).broken)
+
+
+# ── the checker alone ─────────────────────────────────────────────────────────────────────────────────────
+
+_LEASE = 1_000
+
+
+def _claimed(asker: bytes, begin: int, verdict: str = "Granted", **shown: object) -> Operation:
+    """A claim that was answered two ticks later, at a store whose clock is that of the workers."""
+    fields: dict[str, object] = {"state": "P", "owner": asker, "fence": 7, "attempts": 1, "lease_until": begin + _LEASE}
+    answer = Shown(verdict, begin + 1, **(fields | shown))  # type: ignore[arg-type]
+    return Operation(Item("n", b"k", asker, "claim", lease=_LEASE), begin, begin + 2, answer)
+
+
+def _asked(verb: str, owner: bytes, begin: int, answer: bool | None = True, fence: int = 7) -> Operation:
+    end = None if answer is None else begin + 2
+    return Operation(Item("n", b"k", owner, verb, fence, _LEASE), begin, end, answer)
+
+
+_GRANTED = _claimed(b"ann", 10)
+_LATER = _claimed(b"bob", 2_000, fence=8, attempts=2, lease_until=3_000)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [_GRANTED, _asked("complete", b"ann", 20), _claimed(b"bob", 30, "Duplicate", owner=b"ann", state="C")],
+        [_GRANTED, _LATER, _asked("complete", b"ann", 2_010, answer=False)],
+        [_GRANTED, _asked("release", b"ann", 20), _claimed(b"bob", 30, fence=8, attempts=2)],
+        [_GRANTED, _asked("release", b"ann", 20, answer=None), _claimed(b"bob", 30, fence=8, attempts=2)],
+        [_GRANTED, _asked("release", b"ann", 29, answer=False), _claimed(b"bob", 30, fence=8, attempts=2)],
+        [_GRANTED, _asked("complete", b"ann", 20, answer=None), _asked("complete", b"ann", 40)],
+        [_GRANTED, _claimed(b"ann", 30, lease_until=1_010)],
+        [_GRANTED, _asked("bury", b"ann", 20), _claimed(b"bob", 30, "Buried", owner=b"ann", state="D")],
+    ],
+)
+def test_what_can_be(history: list[Operation]) -> None:
+    """Histories of the protocol, those with lost answers included, are not complained of."""
+    assert check(history).complaints == []
+
+
+@pytest.mark.parametrize(
+    ("history", "sign"),
+    [
+        ([_GRANTED, _claimed(b"bob", 500, fence=8)], "two owners at once"),
+        ([_GRANTED, _asked("release", b"ann", 20, answer=False), _claimed(b"bob", 30, fence=8)], "two owners at once"),
+        ([_GRANTED, _asked("renew", b"ann", 900), _claimed(b"bob", 1_500, fence=8)], "two owners at once"),
+        ([_GRANTED, _claimed(b"bob", 2_000)], "fence 7 has two owners"),
+        ([_LATER, _claimed(b"ann", 4_000, fence=6)], "the fence fell from 8 to 6"),
+        ([_GRANTED, _LATER, _asked("complete", b"ann", 2_010)], "stale complete of 7 was accepted"),
+        ([_GRANTED, _LATER, _asked("renew", b"ann", 2_010)], "stale renew of 7 was accepted"),
+        ([_GRANTED, _asked("complete", b"eve", 20)], "was accepted from one who was not granted it"),
+        ([_GRANTED, _asked("complete", b"ann", 20), _LATER], "8 was granted although 7 ended it"),
+        (
+            [_GRANTED, _asked("complete", b"ann", 20), _claimed(b"bob", 30, "InFlight", owner=b"ann")],
+            "it was P after 7 had ended it",
+        ),
+        (
+            [_GRANTED, _asked("complete", b"ann", 20), _LATER, _asked("complete", b"bob", 2_010, fence=8)],
+            "it was ended under 2 claims",
+        ),
+        ([_GRANTED, _asked("complete", b"ann", 20, answer=False)], "complete of 7 was refused to its owner"),
+        ([_GRANTED, _asked("renew", b"ann", 20, answer=False)], "renew of 7 was refused to its owner"),
+        ([_claimed(b"bob", 10, owner=b"ann")], "was granted to one who did not ask"),
+        ([_claimed(b"bob", 10, "Duplicate", owner=b"eve", state="C")], "showed an owner who had not asked"),
+    ],
+)
+def test_what_cannot_be(history: list[Operation], sign: str) -> None:
+    """Each of these breaks one rule, and is told by it."""
+    assert any(sign in complaint for complaint in check(history).complaints), check(history).complaints

@@ -1,0 +1,44 @@
+"""A rough network between workers and their store: requests and answers that are lost, late or cut off."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.grounds import Ground
+from tests.faults.rough import KINDS
+from tests.faults.storms import lost_answers, storm
+from tests.kills.worker import Way
+
+
+@pytest.mark.parametrize(("name", "way"), [("redis", "run"), ("postgres", "run"), ("postgres", "transaction")])
+def test_once_each(ground_of: Callable[[str], Ground], name: str, way: Way, seed: int) -> None:
+    """Workers whose requests are cut off before or after they are done, or held up, leave one effect for each event."""
+    run = storm(ground_of(name), way, 30, seed)
+    assert run.cuts == 30
+    assert set(run.struck) <= set(KINDS)
+    assert run.complaints == []
+    assert run.finding.applied == run.finding.events
+    assert run.history.unanswered > 0, "no request was left without an answer: nothing was tested"
+
+
+@pytest.mark.parametrize("kind", ["cut after", "reset after"])
+def test_a_lost_answer_costs_nothing(ground_of: Callable[[str], Ground], kind: str, seed: int) -> None:
+    """Redis is asked again with the same owner: no lost answer counts as an attempt or has an effect redone."""
+    run = lost_answers(ground_of("redis"), "run", kind, 10, seed)
+    assert run.cuts > 0
+    assert run.complaints == []
+    assert (run.finding.redos, run.spent) == (0, 0)
+
+
+def test_an_owner_drawn_anew_is_caught(ground_of: Callable[[str], Ground], seed: int) -> None:
+    """If the owner were drawn anew whenever a claim is sent again, lost answers would cost attempts."""
+    run = lost_answers(ground_of("redis"), "run", "cut after", 14, seed, ablation="redrawn")
+    assert run.spent > 0
+    assert any("was granted to one who did not ask" in complaint for complaint in run.complaints)
+
+
+@pytest.mark.parametrize("name", ["redis", "postgres"])
+def test_a_settlement_accepted_once_is_caught(ground_of: Callable[[str], Ground], name: str, seed: int) -> None:
+    """If the same settlement again were refused, its owner would be told that it lost what it has completed."""
+    run = lost_answers(ground_of(name), "run", "reset after", 14, seed, ablation="settled once")
+    assert any("was refused to its owner" in complaint for complaint in run.complaints)

@@ -1,0 +1,40 @@
+"""Servers that are killed and started again while workers work."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults import grounds
+from tests.faults.grounds import Ground
+from tests.faults.restarts import restart
+from tests.kills.worker import Way
+
+
+@pytest.mark.parametrize("way", ["run", "transaction"])
+def test_postgres(ground_of: Callable[[str], Ground], way: Way, seed: int) -> None:
+    """After Postgres was stopped at once, work goes on by itself; what was acknowledged stands, and stands once."""
+    run = restart(ground_of("postgres"), way, 2, seed)
+    assert run.complaints == []
+    assert run.history.unanswered > 0, "nobody asked while the server was away: nothing was tested"
+
+
+def test_redis(seed: int) -> None:
+    """The same after Redis was killed, which keeps all that it answered with appendfsync always; the gate that has
+    left it alone meanwhile asks again."""
+    with grounds.redis("--appendfsync", "always") as ground:
+        assert restart(ground, "run", 2, seed).complaints == []
+        assert restart(ground, "run", 1, seed, breaker="50ms").complaints == []
+
+
+def test_a_server_that_forgets_is_caught(seed: int) -> None:
+    """A Redis that comes back without its file has lost what was acknowledged."""
+    with grounds.redis() as ground:
+        run = restart(ground, "run", 1, seed, meanwhile=lambda: _forget(ground))
+        assert any("neither completed nor buried" in complaint for complaint in run.complaints)
+
+
+def _forget(ground: Ground) -> None:
+    assert isinstance(ground.folder, Path)
+    shutil.rmtree(ground.folder / "appendonlydir")
