@@ -5,6 +5,8 @@ and starts anew after it, in the child with nothing of the parent's in hand.
 """
 
 import os
+import threading
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
@@ -17,6 +19,31 @@ class Forkable(Protocol):
         """Go on; in the child, without what was the parent's."""
 
 
+class Holding:
+    """A lock that nobody has in the middle of a fork; the child does `afresh` before it goes on."""
+
+    fork_order = 2
+
+    def __init__(self, lock: threading.Lock, afresh: Callable[[], object] | None = None) -> None:
+        self._lock = lock
+        self._afresh = afresh
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child and self._afresh is not None:
+            self._afresh()
+        self._lock.release()
+
+
+def holding(lock: threading.Lock, afresh: Callable[[], object] | None = None) -> Holding:
+    """Have a lock held over forks, for as long as what is answered is kept."""
+    held = Holding(lock, afresh)
+    watch(held)
+    return held
+
+
 _watched: WeakSet[Forkable] = WeakSet()
 _at_rest: list[Forkable] = []
 
@@ -26,7 +53,8 @@ def watch(forkable: Forkable) -> None:
 
 
 def _before() -> None:
-    _at_rest.extend(_watched)
+    # Stores first: whoever holds one may be on the way to another lock, but not the other way round.
+    _at_rest.extend(sorted(_watched, key=lambda forkable: getattr(forkable, "fork_order", 1)))
     for forkable in _at_rest:
         forkable.before_fork()
 

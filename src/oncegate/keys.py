@@ -137,6 +137,7 @@ def state_change(
     `rank` orders states that have the same time. Which emissions are one event, the timeline of the entity decides.
     """
     width = microseconds(window, "window")
+    _checked("state_change(entity=…, state=…)", [each for each in (entity, state) if each is not None] or ["entity"])
     same = {name.casefold(): meant.casefold() for name, meant in _aliases(aliases).items()}
     order = lifecycles.ranks(rank)
     known = order.keys() | same.keys()
@@ -144,7 +145,9 @@ def state_change(
     def by_change(event: Event) -> Key:
         who = event.entity if entity is None else _found(event, entity)
         family, said = _stated(event, None if state is None else _found(event, state), known)
-        missing = [name for name, part in (("entity", who), ("state", said), ("time", event.occurred_at)) if not part]
+        missing = [
+            name for name, part in (("entity", who), ("state", said), ("time", event.occurred_at)) if _absent(part)
+        ]
         if missing or event.occurred_at is None:
             named = {"entity": entity, "state": state}
             raise MissingKey("state_change", tuple(named.get(name) or name for name in missing))
@@ -199,7 +202,7 @@ def _stated(event: Event, found: Any, known: Collection[str]) -> tuple[str, str]
 
 
 def _checked(what: str, paths: Sequence[str]) -> tuple[str, ...]:
-    if not paths or not all(isinstance(each, str) and each.strip(".") for each in paths):
+    if not paths or not all(isinstance(each, str) and all(path(each)) for each in paths):
         raise SettingError(f'{what} takes at least one path such as "data.case.id"')
     return tuple(paths)
 

@@ -62,12 +62,15 @@ def written(timeline: Timeline) -> bytes:
     return _encode(timeline)
 
 
-def place(timeline: Timeline, change: StateChange, key: bytes) -> Placed:
-    """Place an emission whose own key is this one. The timeline is the same object if nothing has changed."""
+def place(timeline: Timeline, change: StateChange, key: bytes, *, until: int | None = None) -> Placed:
+    """Place an emission whose own key is this one. The timeline is the same object if nothing has changed.
+
+    What claims to be of after `until`, a time that has not come, makes nothing stale."""
     anchors = timeline.anchors
     joined = _joined(anchors, change)
     others = [anchor for anchor in anchors if anchor is not joined]
-    stale = any((anchor.at, anchor.rank) > (change.at, change.rank) for anchor in others)
+    come = others if until is None else [anchor for anchor in others if anchor.at <= until]
+    stale = any((anchor.at, anchor.rank) > (change.at, change.rank) for anchor in come)
     if joined is not None:
         return Placed(_widened(timeline, joined, change.at), joined.key, False, stale)
     fresh = Anchor(change.at, change.rank, change.state, key, change.at, change.at)

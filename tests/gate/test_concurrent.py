@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, keys
-from oncegate.claims import COMPLETED, IN_PROGRESS, RELEASED
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED
 from oncegate.errors import SettingError
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -439,8 +439,102 @@ class TestCancellation:
         asyncio.run(main())
         assert eventually(lambda: len(store.dead_letters()) == 1)
 
+    def test_after_it_was_woken(self) -> None:
+        """A caller cancelled in the very turn in which its claim was answered gives it back, whatever the mode."""
+        for mode, left in (("lease", [COMPLETED, RELEASED]), ("mark_first", [COMPLETED, COMPLETED, DEAD])):
+            gate = Gate("memory://", mode=mode)  # type: ignore[arg-type]
+
+            async def main(gate: Gate = gate) -> None:
+                async def cancel_the_other(event: Event) -> None:
+                    other.cancel()
+
+                first = asyncio.create_task(gate.arun({"id": 1}, cancel_the_other))
+                other = asyncio.create_task(gate.arun({"id": 2}, succeed))
+                await asyncio.gather(first, other, return_exceptions=True)
+                assert other.cancelled()
+
+            asyncio.run(main())
+            assert eventually(lambda gate=gate, left=left: sorted(e.record.state for e in gate.store.browse()) == left)  # type: ignore[misc]
+
+    def test_a_handler_that_cancels_itself(self, gate: Gate) -> None:
+        """A CancelledError that nobody asked for is a failure of the handler, and its caller lives on."""
+
+        async def cancel_itself(event: Event) -> None:
+            raise asyncio.CancelledError
+
+        def cancel_plainly(event: Event) -> None:
+            raise asyncio.CancelledError
+
+        async def main() -> None:
+            for number, handler in enumerate((cancel_itself, cancel_plainly)):
+                outcome = await gate.arun({"id": number}, handler)
+                assert (outcome.status, outcome.raised) == ("failed", "RuntimeError")
+
+        asyncio.run(main())
+
+    def test_closing_waits_for_plain_handlers(self, tmp_path: Path) -> None:
+        """What a thread is still at when the gate is closed, or the process ends, is recorded all the same."""
+        code = """
+            import asyncio, sys, time
+            from oncegate import Gate
+            gate = Gate("sqlite:///a.db")
+            async def main():
+                try:
+                    await asyncio.wait_for(gate.arun({"id": 1}, lambda event: (time.sleep(0.3), print("ran"))), 0.1)
+                except TimeoutError:
+                    print("gone")
+            asyncio.run(main())
+            if sys.argv[1] == "close":
+                gate.close()
+            """
+        for number, how in enumerate(("close", "end")):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            command = [sys.executable, "-c", dedent(code), how]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+            assert (done.stdout.split(), done.stderr) == (["gone", "ran"], "")
+            gate = Gate(f"sqlite:///{folder}/a.db")
+            assert gate.run({"id": 1}, lambda event: None).status == "duplicate"
+            gate.close()
+
+
+class TestNested:
+    @pytest.mark.parametrize("wishes", [{"max_attempts": 1}, {"max_in_hand": 1}, {"max_attempts": 2}])
+    def test_a_handler_that_asks_its_own_gate(self, store: MemoryStore, wishes: Any) -> None:
+        """A handler may take other events through the gate it runs in: it does not wait for its own end."""
+        gate = Gate(store, **wishes)
+
+        async def outer(event: Event) -> str:
+            inner = await gate.arun({"id": f"inner of {event.id}"}, succeed)
+            return inner.status
+
+        async def main() -> list[Any]:
+            async with asyncio.timeout(10):
+                return await asyncio.gather(*(gate.arun({"id": number}, outer) for number in range(5)))
+
+        assert [outcome.result for outcome in asyncio.run(main())] == ["processed"] * 5
+
 
 class TestLostLeases:
+    def test_a_thread_that_comes_too_late(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A plain handler that waited for a thread until its lease was over does not start any more."""
+        boot = ManualClock(0)
+        gate = Gate(store, threads=1, boot=boot)
+        go_on, ran = threading.Event(), []
+
+        async def main() -> None:
+            first = asyncio.create_task(gate.arun({"id": 1}, lambda event: go_on.wait(10)))
+            second = asyncio.create_task(gate.arun({"id": 2}, lambda event: ran.append(event.id)))
+            assert await asyncio.to_thread(eventually, lambda: len(store.browse()) == 2)
+            await asyncio.sleep(0.02)
+            boot.advance("30s")
+            go_on.set()
+            outcomes = await asyncio.gather(first, second)
+            assert [outcome.status for outcome in outcomes] == ["processed", "in_flight"]
+
+        asyncio.run(main())
+        assert ran == []
+
     def test_an_async_handler_is_cancelled(self, store: MemoryStore) -> None:
         """When the claim is another's, the handler is cancelled and its caller told; the caller itself lives on."""
         gate = Gate(store, lease="60ms")

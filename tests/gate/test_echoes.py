@@ -243,6 +243,19 @@ class TestSplitsAndStaleness:
         assert [event.stale for event in handler.runs] == [False, True]
         assert gate.counts["policy.stale"] == 1
 
+    def test_a_time_that_has_not_come(self, store: MemoryStore, handler: Handler) -> None:
+        """One event from the far future does not make all others of its entity stale."""
+        gate = Gate(store, key=CHANGE, on_stale="skip")
+        far = {**emission("connected", 0), "timestamp": 4_000_000_000_000}
+        outcomes = [gate.run(each, handler) for each in (far, emission("held", 0), emission("connected", 900))]
+        assert [outcome.status for outcome in outcomes] == ["processed"] * 3
+
+    def test_seen_and_skipped(self, store: MemoryStore) -> None:
+        """What would be skipped counts as seen: it is not to be run."""
+        gate = Gate(store, key=CHANGE, on_stale="skip")
+        assert gate.seen(emission("connected", 1000)) is False
+        assert gate.seen(emission("alerting", 0)) is True
+
     def test_skipped_on_request(self, store: MemoryStore, handler: Handler) -> None:
         """With on_stale="skip" it is not run, and may be acknowledged."""
         gate = Gate(store, key=CHANGE, on_stale="skip")

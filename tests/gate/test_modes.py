@@ -107,9 +107,20 @@ class TestSeen:
         """The first time no, from then on yes."""
         assert [gate.seen({"id": 1}), gate.seen(b'{"id":1}'), gate.seen({"id": 2})] == [False, True, False]
 
-    def test_other_content_was_not_seen(self, gate: Gate) -> None:
-        """Another content under the same key is another event."""
-        assert [gate.seen({"id": 1, "n": n}) for n in (1, 2, 2, 1)] == [False, False, True, True]
+    @pytest.mark.parametrize(
+        ("policy", "seen", "dead"),
+        [
+            ("bury", [False, True, True, True], 1),
+            ("run", [False, False, True, True], 0),
+            ("duplicate", [False, True, True, True], 0),
+        ],
+    )
+    def test_other_content(self, store: MemoryStore, policy: Any, seen: list[bool], dead: int) -> None:
+        """Other content under the same key is what the policy says: kept and not to be run, an event, or a copy."""
+        gate = Gate(store, on_conflict=policy)
+        assert [gate.seen({"id": 1, "n": n}) for n in (1, 2, 2, 1)] == seen
+        assert len(store.dead_letters()) == dead
+        assert gate.counts["policy.conflict"] > 0
 
     def test_what_is_run_was_seen(self, gate: Gate) -> None:
         """`seen` and `run` speak of the same events."""

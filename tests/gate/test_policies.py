@@ -1,7 +1,7 @@
 """Policies: what becomes of events that are out of the ordinary. Each is counted."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +191,41 @@ class TestConflict:
         assert gate.counts["policy.conflict"] == 1
         assert gate.seen(self.OTHER) is True
 
+    def test_duplicate_of_what_failed(self, store: MemoryStore) -> None:
+        """What was never processed has no copies: other content under its key is the next attempt."""
+        gate = Gate(store, on_conflict="duplicate")
+        assert gate.run(self.ONE, Handler(ValueError("boom"))).status == "failed"
+        outcome = gate.run(self.OTHER, Handler())
+        assert (outcome.status, outcome.event.attempt) == ("processed", 2)
+
+    def test_duplicate_in_a_batch(self, store: MemoryStore, handler: Handler) -> None:
+        """In one batch the first stands for all."""
+        outcomes = Gate(store, on_conflict="duplicate").run_batch([self.ONE, self.OTHER], handler)
+        assert [outcome.status for outcome in outcomes] == ["processed", "duplicate"]
+
 
 class TestReplay:
+    def test_echoes_within_a_replay(self, store: MemoryStore, handler: Handler) -> None:
+        """In a replay that runs, emissions of one change are one event as they were the first time."""
+        gate = Gate(store, on_replay="run", key=keys.state_change())
+        said = {"conversationId": "c-1", "type": "call", "state": "held"}
+        events = [
+            Event(
+                source="plain",
+                type="call",
+                entity="c-1",
+                state="held",
+                body=said | {"n": number},
+                raw=b"{}",
+                occurred_at=NOON + timedelta(milliseconds=100 * number),
+                evidence=Evidence(replay=replay),
+            )
+            for replay in (None, "monday")
+            for number in range(2)
+        ]
+        statuses = [gate.run(event, handler).status for event in events]
+        assert statuses == ["processed", "duplicate", "processed", "duplicate"]
+
     def event(self, replay: str | None = None) -> Event:
         return Event(source="plain", id="1", body={"id": 1}, raw=b'{"id":1}', evidence=Evidence(replay=replay))
 
@@ -248,6 +281,18 @@ class TestAge:
         assert [outcome.status for outcome in outcomes] == ["buried", "buried"]
         assert handler.runs == []
         assert len(store.dead_letters()) == 2
+
+    def test_never_unguarded(self, stumbling: Stumbling, wall: ManualClock, handler: Handler) -> None:
+        """What is to be buried for its age does not run without a claim either, for want of a store or of a key."""
+        wishes: Any = {"max_age": "1h", "on_too_old": "bury", "wall": wall, "key": keys.event_id}
+        wall.advance("3h")
+        gate = Gate(stumbling, on_store_error="unguarded", unguarded_types=["alarm"], **wishes)
+        stumbling.failures = {"claim": 1}
+        old = Event(source="plain", id="1", type="alarm", body={}, raw=b"{}", occurred_at=NOON)
+        assert gate.run(old, handler).status == "failed"
+        nameless = Event(source="plain", body={}, raw=b"{}", occurred_at=NOON)
+        assert Gate(stumbling, on_missing_key="unguarded", **wishes).run(nameless, handler).status == "invalid"
+        assert handler.runs == []
 
     def test_an_event_without_a_time_has_no_age(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
         """What does not say when it happened is not too old."""

@@ -139,6 +139,25 @@ def test_bounded(stumbling: Stumbling) -> None:
     assert claims(stumbling) == before + 1
 
 
+def test_large_bodies_are_not_kept(stumbling: Stumbling) -> None:
+    """A body only serves to say where a conflict differs, so a large one is not worth its room."""
+    gate = Gate(stumbling)
+    gate.run({"id": "a", "text": "x" * 10_000}, succeed)
+    assert [known[4] for known in gate._engine.claimer._memory._new.values()] == [None]
+
+
+def test_what_is_over_is_let_go(stumbling: Stumbling) -> None:
+    """When its time is over it goes, also if nothing else fills the memory."""
+    boot = ManualClock(0)
+    gate = Gate(stumbling, remember="10s", boot=boot)
+    gate.run_batch([{"id": number} for number in range(100)], succeed)
+    for _ in range(2):
+        boot.advance("10s")
+        gate.run({"id": str(boot.now)}, succeed)
+    memory = gate._engine.claimer._memory
+    assert len(memory._new) + len(memory._old) == 2
+
+
 def test_too_long() -> None:
     """More than a minute is refused: what other processes do would go unnoticed."""
     with pytest.raises(SettingError, match="remember='61s' is too long"):

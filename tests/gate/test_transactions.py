@@ -125,6 +125,24 @@ class TestTransaction:
         with pytest.raises(SettingError, match="the store's own connection"):
             Gate(store).transaction({"id": "a"}, write, connection=sqlite3.connect(":memory:"))
 
+    def test_asking_the_same_store(self, store: SqliteStore) -> None:
+        """A handler that asks its own gate is told that it cannot, instead of waiting for its own end."""
+        gate = Gate(store)
+
+        def handler(event: Event, connection: sqlite3.Connection) -> None:
+            gate.run({"id": "inner"}, lambda event: None)
+
+        outcome = gate.transaction({"id": "a"}, handler)
+        assert (outcome.status, outcome.raised) == ("failed", "SettingError")
+        assert gate.run({"id": "b"}, lambda event: None).status == "processed"
+
+    def test_a_closed_connection(self, store: SqliteStore) -> None:
+        """A handler that closes the connection fails; the store gets itself another."""
+        gate = Gate(store)
+        outcome = gate.transaction({"id": "a"}, lambda event, connection: connection.close())
+        assert outcome.status == "failed"
+        assert gate.run({"id": "b"}, lambda event: None).status == "processed"
+
     def test_unreadable(self, store: SqliteStore) -> None:
         """What cannot be read is refused as everywhere."""
         assert Gate(store).transaction("{", write).status == "invalid"

@@ -104,6 +104,26 @@ class TestOpening:
         assert changes == ["breaker.opened", "breaker.closed"]
         assert not refused(breaker, server)
 
+    def test_large_batches_may_take_longer(self, breaker: Breaker, server: Server) -> None:
+        """A batch has as much time again for every ten things in it."""
+        server.takes = 10 * SLOW
+        for _ in range(2 * IN_A_ROW):
+            breaker.call(server, list(range(100)))
+        server.takes = 12 * SLOW
+        for _ in range(IN_A_ROW):
+            breaker.call(server, list(range(100)))
+        assert refused(breaker, server)
+
+    def test_failing_endings_change_nothing(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:
+        """While it is open, endings that fail do not prolong the pause: only a try does."""
+        break_it(breaker, server)
+        for _ in range(9):
+            with pytest.raises(StoreUnavailable):
+                breaker.call(server, [1], always=True)
+        boot.advance("1s")
+        server.fails = False
+        assert breaker.call(server, [1]) == [1]
+
 
 class TestClosing:
     def test_one_call_tries(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:

@@ -23,7 +23,7 @@ class Background(Generic[_Item]):
         self._name = name
         self._work = work
         self._most = most
-        self._queue: SimpleQueue[_Item] = SimpleQueue()
+        self._queue: SimpleQueue[_Item | threading.Event] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         forks.watch(self)
@@ -37,6 +37,15 @@ class Background(Generic[_Item]):
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
+
+    def flush(self, within: float) -> bool:
+        """Wait until all that was given so far is worked off; False if that takes too long."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                return self._queue.empty()
+            done = threading.Event()
+            self._queue.put(done)
+        return done.wait(within)
 
     def before_fork(self) -> None:
         self._lock.acquire()
@@ -59,4 +68,13 @@ class Background(Generic[_Item]):
                 continue
             while len(items) < self._most and not queue.empty():
                 items.append(queue.get())
-            self._work(items)
+            self._work_off(items)
+
+    def _work_off(self, items: list[_Item | threading.Event]) -> None:
+        """Work on these, and tell those who wait for all before them."""
+        work = [item for item in items if not isinstance(item, threading.Event)]
+        if work:
+            self._work(work)
+        for item in items:
+            if isinstance(item, threading.Event):
+                item.set()

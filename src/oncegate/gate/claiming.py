@@ -24,7 +24,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock
 from oncegate.durations import times
-from oncegate.errors import StoreError
+from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.events import Event, Key
 from oncegate.gate.differences import differences
 from oncegate.gate.endings import Failed
@@ -72,13 +72,20 @@ class Claimer:
             return False
         job.outcome = outcome
         self._observers.tell("memory.hit", job.event, job.key)
+        if outcome.original is not None:
+            self._tell_of_loosened(job, outcome.original)
         return True
+
+    def _tell_of_loosened(self, job: Job, original: Record) -> None:
+        """Other content under a known key that the policy takes for a copy."""
+        if job.loosened and original.payload_hash != job.payload_hash:
+            self._observers.tell("policy.conflict", job.event, job.key, detail="duplicate")
 
     def unanswered(self, jobs: Sequence[Job], error: str) -> None:
         """The store did not say what it was asked for these: each runs without a claim, if its policy lets it, or has
         failed."""
         for job in jobs:
-            unguarded = self._terms.unguarded(job.event)
+            unguarded = self._terms.unguarded(job.event) and job.hopeless is None
             self._observers.tell(
                 "policy.store_error", job.event, job.key, detail="unguarded" if unguarded else "refuse"
             )
@@ -97,6 +104,7 @@ class Claimer:
                 conflicts.append((job, verdict))
             else:
                 job.outcome = _outcome(job, verdict)
+                self._tell_of_loosened(job, verdict.record)
                 if self._terms.sliding and isinstance(verdict, Duplicate):
                     self._observers.tell("policy.sliding", job.event, job.key, detail="slid")
                 self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
@@ -165,9 +173,26 @@ class Claimer:
         if self.recall(job):
             return False
         (verdict,) = self._store.claim(self._requests([job], marks=True))
-        if isinstance(verdict, Conflict) and self._terms.on_conflict != "duplicate":
-            other = Job(job.event, _copy_key(job), job.payload_hash)
-            (verdict,) = self._store.claim(self._requests([other], marks=True))
+        if isinstance(verdict, Conflict):
+            return self._mark_conflict(job, verdict)
+        if not isinstance(verdict, Granted):
+            self._tell_of_loosened(job, verdict.record)
+            return False
+        if job.hopeless is not None:
+            self.bury_failed([Failed(job, job.hopeless)])
+            return False
+        return True
+
+    def _mark_conflict(self, job: Job, conflict: Conflict) -> bool:
+        """Other content under a known key, by the policy: an event of its own, or one to be kept and not run."""
+        self._observers.tell("policy.conflict", job.event, job.key, detail=self._terms.on_conflict)
+        if self._terms.on_conflict == "bury":
+            self._bury_conflicts([(job, conflict)], {})
+            if job.outcome.status != "conflict":
+                raise StoreUnavailable(job.outcome.reason)
+            return False
+        other = Job(job.event, _copy_key(job), job.payload_hash)
+        (verdict,) = self._store.claim(self._requests([other], marks=True))
         return isinstance(verdict, Granted)
 
     def mark_emissions(self, own: Sequence[Job]) -> None:
@@ -205,13 +230,10 @@ class Claimer:
             self._observers.tell("policy.conflict", job.event, job.key, detail=policy)
         if policy == "bury":
             self._bury_conflicts(conflicts, beside)
-        elif policy == "run":
+        else:
             for job, _ in conflicts:
                 job.key = _copy_key(job)
             self.claim([job for job, _ in conflicts])
-        else:
-            for job, verdict in conflicts:
-                job.outcome = _outcome(job, Duplicate(verdict.record, verdict.at))
 
     def _bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
         """A conflict is acknowledged only once a copy of it is a dead letter."""

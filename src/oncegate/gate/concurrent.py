@@ -5,14 +5,16 @@ common batches, async handlers run in their caller's loop and plain ones in a po
 """
 
 import asyncio
+import atexit
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Final, TypeGuard
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec import Struct
 
@@ -40,6 +42,9 @@ from oncegate.gate.settling import Ending
 from oncegate.gate.terms import Terms
 
 MOST_AT_A_TIME: Final = 256
+# The gates whose handlers are being awaited around what runs here.
+_inside: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
+_CLOSE_WITHIN: Final = 10.0
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
 _CANCELLED: Final = "its caller was cancelled while the handler ran"
 
@@ -77,6 +82,7 @@ class Concurrent:
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
         forks.watch(self)
+        _open.add(self)
 
     def before_fork(self) -> None:
         """Nothing to do: what runs in the threads is not the child's."""
@@ -101,10 +107,20 @@ class Concurrent:
         finally:
             room.leave()
 
+    def close(self) -> None:
+        """Let plain handlers come to their end, and write what is left to write."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        self._gatherer.flush(_CLOSE_WITHIN)
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def _room(self) -> Room:
+        """One for each loop. What a handler asks of its own gate has one to itself: it would wait for its own end."""
+        if id(self) in _inside.get():
+            return Room(1)
         loop = asyncio.get_running_loop()
         room = self._rooms.get(loop)
         if room is None:
@@ -163,7 +179,7 @@ class Concurrent:
         return _Way(partial(self._endings.processed, job), partial(self._failed, job), job)
 
     def _failed(self, job: Job, error: BaseException) -> Ending:
-        """The caller's going away is no fault of the event: it is released, and never buried for that."""
+        """The caller's going away is no fault of the event: it is released, at the last attempt too."""
         if isinstance(error, _Lost):
             return self._endings.released(job, _LOST)
         if isinstance(error, asyncio.CancelledError):
@@ -179,14 +195,20 @@ class Concurrent:
 
     async def _call_here(self, event: Event, handler: AsyncHandler, way: "_Way") -> None:
         way.start()
+        cancelling = _cancelling()
+        inside = _inside.set(_inside.get() | {id(self)})
         try:
             with _CancelledOnLoss(way.lease):
                 asked = way.ran(plain(await handler(event)))
         except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
             asked = way.failed(error)
         except BaseException as error:
-            self._gatherer.post(way.failed(error))
-            raise
+            if not isinstance(error, asyncio.CancelledError) or _cancelling() > cancelling:
+                self._gatherer.post(way.failed(error))
+                raise
+            asked = way.failed(_itself(error))
+        finally:
+            _inside.reset(inside)
         if asked is not None:
             await self._gatherer.done(asked)
 
@@ -202,12 +224,23 @@ class Concurrent:
             raise
 
     def _work(self, event: Event, handler: Handler, way: "_Way", waiter: Waiter) -> None:
+        """In a thread that may have been long in coming: by now the lease may be over."""
+        if (late := self._late(way)) is not None:
+            self._gatherer.post(late, waiter)
+            return
         way.start()
         try:
             asked = way.ran(plain(handler(event)))
+        except asyncio.CancelledError as error:
+            asked = way.failed(_itself(error))
         except BaseException as error:  # noqa: BLE001  # a thread has nobody above it to raise to
             asked = way.failed(error)
         self._gatherer.post(asked, waiter)
+
+    def _late(self, way: "_Way") -> Ending | Failed | None:
+        if way.job is None or (late := way.job.too_late(self._boot())) is None:
+            return None
+        return never_started(way.job) if self._terms.marks_first else self._endings.unstarted(way.job, late)
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -239,22 +272,34 @@ class Concurrent:
 class _Way:
     """How a handler is called for an item: what is to be written when it ran or failed, and under which claim."""
 
-    __slots__ = ("_job", "failed", "ran")
+    __slots__ = ("failed", "job", "ran")
 
     def __init__(
         self, ran: Callable[[Any], _Asked], failed: Callable[[BaseException], _Asked], job: Job | None = None
     ) -> None:
         self.ran = ran
         self.failed = failed
-        self._job = job
+        self.job = job
 
     @property
     def lease(self) -> Lease | None:
-        return None if self._job is None else self._job.lease
+        return None if self.job is None else self.job.lease
 
     def start(self) -> None:
-        if self._job is not None:
-            self._job.started = True
+        if self.job is not None:
+            self.job.started = True
+
+
+def _cancelling() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _itself(error: BaseException) -> RuntimeError:
+    """Nobody has cancelled the handler: that it says so is a failure like any other."""
+    failure = RuntimeError("the handler cancelled itself")
+    failure.__cause__ = error
+    return failure
 
 
 class _Lost(Exception):
@@ -299,3 +344,13 @@ class _CancelledOnLoss:
 
 def _is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:
     return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+# At the end of a process threads that only wait are not waited for, so what they have left to write is asked for here.
+_open: WeakSet[Concurrent] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in list(_open):
+        each.close()

@@ -24,6 +24,7 @@ from oncegate.stores.base import Change, Document, Store
 _TRIES: Final = 12
 _PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.05
+_AHEAD: Final = 300_000_000  # how far ahead of ours the clock of a sender may be
 _BUSY: Final = "others keep changing the timeline of its entity"
 _STALE: Final = "a newer state of its entity is known"
 
@@ -34,6 +35,7 @@ class Echoes:
         self._terms = terms
         self._claimer = claimer
         self._observers = observers
+        self._wall = observers.wall
 
     def resolve(self, jobs: Sequence[Job]) -> None:
         """Give each job the key under which its change is known. Some are answered by that."""
@@ -89,8 +91,9 @@ class Echoes:
         loaded = self._store.load([line.address for line in lines.values()])
         for line, document in zip(lines.values(), loaded, strict=True):
             line.open(document)
+        until = self._wall() + _AHEAD
         for job in jobs:
-            lines[_change(job).timeline].place(job)
+            lines[_change(job).timeline].place(job, until)
         changed = [line for line in lines.values() if line.changed]
         swapped = self._store.swap([line.swap(self._terms.retention) for line in changed]) if changed else []
         lost = [line for line, done in zip(changed, swapped, strict=True) if not done]
@@ -131,8 +134,8 @@ class _Line:
         self._version = document.version
         self._loaded = self._timeline = timelines.read(document.body)
 
-    def place(self, job: Job) -> None:
-        placed = timelines.place(self._timeline, _change(job), job.key.digest)
+    def place(self, job: Job, until: int) -> None:
+        placed = timelines.place(self._timeline, _change(job), job.key.digest, until=until)
         self._timeline = placed.timeline
         self.placed.append((job, placed))
 

@@ -85,6 +85,8 @@ class Engine:
     def mark(self, job: Job) -> bool:
         """Mark one as done without running anything; False if it was known. Raises StoreError."""
         self.echoes.place([job])
+        if job.answered and job.outcome.status == "skipped":
+            return False
         if job.answered:
             raise StoreUnavailable(job.outcome.reason)
         marked = self.claimer.mark(job)
@@ -97,6 +99,10 @@ class Engine:
         if not isinstance(item, Refused):
             await self.concurrent.run(item, handler)
         return item.outcome
+
+    def close(self) -> None:
+        if "concurrent" in self.__dict__:
+            self.concurrent.close()
 
     @cached_property
     def concurrent(self) -> "Concurrent":

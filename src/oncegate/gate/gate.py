@@ -3,7 +3,7 @@
 read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settle ─▶ outcome
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
@@ -222,13 +222,22 @@ class Gate:
         They run here and now, one after the other, in the order in which they were let go, each once."""
         check_handler(handler)
         outcomes: dict[bytes, Outcome] = {}
-        while len(outcomes) < limit and (job := self._engine.claimer.take()) is not None:
+        while len(outcomes) < limit and (job := self._next_waiting(outcomes)) is not None:
             if job.key.digest in outcomes:
                 self._engine.runner.give_back([job])
                 break
             self._engine.runner.run_alone(job, handler)
             outcomes[job.key.digest] = job.outcome
         return self._told(list(outcomes.values()))
+
+    def _next_waiting(self, before: Collection[bytes]) -> Job | None:
+        """One that waits. If the store fails after some have run, they are told of first."""
+        try:
+            return self._engine.claimer.take()
+        except StoreError:
+            if not before:
+                raise
+            return None
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
         """Keep dead letters of events that were refused as invalid, before their senders are told so."""
@@ -240,7 +249,8 @@ class Gate:
         return self._observers.counts
 
     def close(self) -> None:
-        """Tell the observers what is left to tell, and let go of the store."""
+        """Let handlers in threads end and be recorded, tell the observers what is left, and let go of the store."""
+        self._engine.close()
         self._observers.flush(_CLOSE_WITHIN)
         self.store.close()
 

@@ -53,11 +53,20 @@ class Gatherer(Generic[_Asked]):
             handed_in = self._handed_in[loop] = []
             loop.call_soon(self._pass_on, loop)
         handed_in.append(_Ask(asked, waiter))
-        await waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():  # it was answered, and the caller cancelled before it could see that
+                self._orphaned(asked)
+            raise
 
     def post(self, asked: _Asked, waiter: Waiter | None = None) -> None:
         """Have this worked on, from any thread."""
         self._background.put([_Ask(asked, waiter)])
+
+    def flush(self, within: float) -> bool:
+        """Wait until all that was asked so far has been worked on; False if that takes too long."""
+        return self._background.flush(within)
 
     def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
         self._background.put(self._handed_in.pop(loop))

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from oncegate import keys
+from oncegate.canonical import digest_of
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import MissingKey
-from oncegate.events import Event, Key
+from oncegate.events import Event, Key, StateChange
 from oncegate.gate.jobs import Bare, Identified, Job, Refused
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -34,12 +37,18 @@ class Identifier:
         except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
             name = type(error).__name__
             return self._without_key(event, f"its key function raised {name}: {error}", f"its key function: {name}")
-        return Job(event, self._replayed(event, key), keys.content_hash(event), self._too_old(event))
+        job = Job(event, self._replayed(event, key), keys.content_hash(event), self._too_old(event))
+        if self._terms.on_conflict == "duplicate" and job.key.binds:
+            job.key, job.loosened = replace(job.key, binds=False), True
+        return job
 
     def _without_key(self, event: Event, error: str, raised: str | None) -> Bare | Refused:
         self._observers.tell("policy.missing_key", event, detail=self._terms.on_missing_key)
-        refusal = Outcome("invalid", event, error=error, raised=raised)
-        return Refused(refusal) if self._terms.on_missing_key == "refuse" else Bare(event, error, refusal)
+        too_old = self._too_old(event)
+        refusal = Outcome("invalid", event, error=f"{error}; and {too_old}" if too_old else error, raised=raised)
+        if self._terms.on_missing_key == "refuse" or too_old is not None:
+            return Refused(refusal)
+        return Bare(event, error, refusal)
 
     def _replayed(self, event: Event, key: Key) -> Key:
         """A replay that shall run is an event of its own, once for each name under which it was replayed."""
@@ -49,7 +58,8 @@ class Identifier:
         self._observers.tell("policy.replay", event, key, detail=self._terms.on_replay)
         if self._terms.on_replay == "duplicate":
             return key
-        return keys.make("replay", event, [str(key), replay], binds=key.binds)
+        own = keys.make("replay", event, [str(key), replay], binds=key.binds)
+        return own if key.change is None else replace(own, change=_in_replay(key.change, replay))
 
     def _too_old(self, event: Event) -> str | None:
         """Why not to run an event that is older than what is remembered; None to run it."""
@@ -63,3 +73,8 @@ class Identifier:
         if self._terms.on_too_old == "run":
             return None
         return f"it happened {spoken(age)} ago, and max_age is {spoken(longest)}: it may have been processed before"
+
+
+def _in_replay(change: StateChange, replay: str) -> StateChange:
+    """The same change in a timeline of the replay's own: what is replayed is told apart as it was the first time."""
+    return replace(change, timeline=digest_of(("replay", change.timeline.hex(), replay)))

@@ -24,8 +24,8 @@ class Job:
 
     `lease` is there while it is `held`, `outcome` when it has come to one. `hopeless` is why it is buried instead of
     run, `unguarded` why it runs without a claim. `emission` is the key it had by itself, if its change was known under
-    another. One that is `answered` is not to be claimed any more. Its handler is not started from `start_by` on, on the
-    boot clock.
+    another. One that is `answered` is not to be claimed any more. `loosened`: its key would bind content, but for the
+    policy. Its handler is not started from `start_by` on, on the boot clock.
     """
 
     __slots__ = (
@@ -36,6 +36,7 @@ class Job:
         "hopeless",
         "key",
         "lease",
+        "loosened",
         "outcome",
         "payload_hash",
         "start_by",
@@ -53,6 +54,7 @@ class Job:
         self.hopeless = hopeless
         self.emission: Key | None = None
         self.answered = False
+        self.loosened = False
         self.held = False
         self.start_by = _NEVER
         self.started = False

@@ -25,6 +25,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from oncegate import forks
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError
 from oncegate.events import Event, Key
@@ -59,12 +60,11 @@ class Observers:
             raise SettingError("observers=[…] must be a list of things that can be called with one notice")
         self._observers = tuple(observers)
         self._namespace = namespace
-        self._wall = wall
+        self.wall = wall
         self._lock = threading.Lock()
+        self._watch = forks.holding(self._lock)
         self._counts: Counter[str] = Counter()
-        self._background: Background[Notice | threading.Event] = Background(
-            "oncegate-observers", self._deliver, most=_AT_A_TIME
-        )
+        self._background: Background[Notice] = Background("oncegate-observers", self._deliver, most=_AT_A_TIME)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -100,11 +100,7 @@ class Observers:
 
     def flush(self, within: float) -> bool:
         """Wait until all that was told so far has been delivered; False if that takes too long."""
-        if not self._observers:
-            return True
-        done = threading.Event()
-        self._background.put(done)
-        return done.wait(within)
+        return self._background.flush(within)
 
     def _send(
         self,
@@ -119,17 +115,14 @@ class Observers:
         if len(self._background) >= _MOST_WAITING:
             self._count("observer.dropped")
         else:
-            self._background.put(Notice(name, self._wall(), self._namespace, event, key, outcome, detail))
+            self._background.put(Notice(name, self.wall(), self._namespace, event, key, outcome, detail))
 
     def _count(self, name: str) -> None:
         with self._lock:
             self._counts[name] += 1
 
-    def _deliver(self, notices: list[Notice | threading.Event]) -> None:
+    def _deliver(self, notices: list[Notice]) -> None:
         for notice in notices:
-            if isinstance(notice, threading.Event):
-                notice.set()
-                continue
             for observer in self._observers:
                 try:
                     observer(notice)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from oncegate import forks
 from oncegate.claims import COMPLETED, Complete
 from oncegate.clocks import Clock
 from oncegate.gate.jobs import Job, kind_of
@@ -19,6 +20,7 @@ from oncegate.gate.outcome import Outcome
 
 _MOST: Final = 10_000
 _LARGEST_RESULT: Final = 4_096
+_LARGEST_BODY: Final = 4_096
 
 
 # Until when it may be trusted on the boot clock, the claim, how it was completed, when that was sent, and the body.
@@ -26,14 +28,16 @@ _Completion = tuple[int, Lease, Complete, int, Any]
 
 
 class Memory:
-    """Two dicts by turns: when the new one is full, the old one is thrown away as a whole."""
+    """Two dicts by turns: when the new one is full, or old enough, the old one is thrown away as a whole."""
 
     def __init__(self, within: int | None, retention: int, boot: Clock) -> None:
         self._within = within
         self._longest = min(within or 0, retention)
         self._boot = boot
         self._lock = threading.Lock()
+        self._watch = forks.holding(self._lock)
         self._new: dict[bytes, _Completion] = {}
+        self._new_until = 0
         self._old: dict[bytes, _Completion] = {}
 
     def knows_none(self, jobs: Sequence[Job]) -> bool:
@@ -72,11 +76,12 @@ class Memory:
         if self._within is not None:
             until = sent_at + self._longest
             self._keep(
+                sent_at,
                 {
-                    job.lease.key: (until, job.lease, complete, sent_at, job.event.body)
+                    job.lease.key: (until, job.lease, complete, sent_at, _small_body(job))
                     for job, complete in ended
                     if complete.result is None or len(complete.result) <= _LARGEST_RESULT
-                }
+                },
             )
 
     def found(self, lease: Lease) -> None:
@@ -89,10 +94,16 @@ class Memory:
             proof = (lease.namespace, lease.key, record.owner, record.fence)
             complete = Complete(*proof, retention, record.result, record.error)
             until = lease.held_since + min(self._within, retention)
-            self._keep({lease.key: (until, lease, complete, lease.held_since, None)})
+            self._keep(lease.held_since, {lease.key: (until, lease, complete, lease.held_since, None)})
 
-    def _keep(self, completions: dict[bytes, _Completion]) -> None:
+    def _keep(self, now: int, completions: dict[bytes, _Completion]) -> None:
         with self._lock:
-            if len(self._new) >= _MOST // 2:
+            if len(self._new) >= _MOST // 2 or now >= self._new_until:
                 self._old, self._new = self._new, {}
+                self._new_until = now + (self._within or 0)
             self._new.update(completions)
+
+
+def _small_body(job: Job) -> Any:
+    """What the event said, if it is worth its room: it only serves to say where a conflict differs."""
+    return job.event.body if len(job.event.raw) <= _LARGEST_BODY else None

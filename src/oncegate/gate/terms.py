@@ -20,6 +20,7 @@ OnStale: TypeAlias = Literal["pass", "skip"]
 
 _LONGEST_NAMESPACE: Final = 128
 _LONGEST_MEMORY: Final = 60_000_000
+_SHORTEST_LEASE: Final = 10_000
 
 
 class Wishes(TypedDict, total=False):
@@ -168,6 +169,8 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _check_times(terms: Terms, asked: Mapping[str, Any]) -> None:
+    if terms.lease < _SHORTEST_LEASE:
+        raise SettingError(f"lease={asked['lease']!r} is too short to do anything in; 10ms is the least")
     if terms.retention < terms.lease and not terms.marks_first:
         raise SettingError(
             f"retention={asked['retention']!r} is shorter than lease={asked['lease']!r}:"

@@ -49,8 +49,7 @@ def examine(
         _read_file(named, found)
     _read_environment(environ, found)
     _read_flags(flags, found)
-    if not found.problems:
-        _check_together(found)
+    _check_together(found)
     return Settings(found.values, found.origins), found.problems
 
 

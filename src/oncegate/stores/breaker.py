@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from oncegate import forks
 from oncegate.claims import Address, Claim, Renew, Settlement, Verdict
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
@@ -21,6 +22,7 @@ from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, Entry, Store, Want
 
 IN_A_ROW: Final = 5
+_AT_ONCE: Final = 10
 _FIRST_PAUSE: Final = 1_000_000
 _LONGEST_PAUSE: Final = 30_000_000
 
@@ -28,7 +30,8 @@ _Answer = TypeVar("_Answer")
 
 
 class Breaker:
-    """`slow` is the time in microseconds from which on an answer counts as a failure; `told` hears of each change."""
+    """`slow` is the time in microseconds from which on an answer counts as a failure, longer for a batch: as much again
+    for every ten things in it. `told` hears of each change."""
 
     def __init__(self, slow: int, boot: Clock, told: Callable[[str, str], object] | None = None) -> None:
         self._slow = slow
@@ -41,6 +44,11 @@ class Breaker:
         self._open_until: int | None = None
         self._probing = False
         self._why = ""
+        self._watch = forks.holding(self._lock, self._let_try)
+
+    def _let_try(self) -> None:
+        """A child of a fork has no part in what its parent is just trying."""
+        self._probing = False
 
     def call(self, ask: Callable[[Sequence[Any]], _Answer], batch: Sequence[Any], *, always: bool = False) -> _Answer:
         """Ask the store, if it is to be asked; a refusal says why and until when."""
@@ -54,7 +62,8 @@ class Breaker:
             self._abandon(generation)
             raise
         took = self._boot() - sent_at
-        self._count(generation, f"it took {spoken(took)} to answer" if took > self._slow else None)
+        allowed = self._slow * (1 + len(batch) // _AT_ONCE)
+        self._count(generation, f"it took {spoken(took)} to answer" if took > allowed else None)
         return answer
 
     def _admitted(self, *, always: bool) -> int:
@@ -79,6 +88,8 @@ class Breaker:
             self._told(change, self._why)
 
     def _failed(self, why: str) -> str | None:
+        if self._open_until is not None and not self._probing:
+            return None  # what goes through always has failed once more: that is known
         self._failures += 1
         self._why = why
         if self._failures < IN_A_ROW and self._open_until is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import msgpack
 
+from oncegate import forks
 from oncegate.claims import (
     COMPLETED,
     DEAD,
@@ -35,6 +36,7 @@ class MemoryStore(JudgedStore):
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = store_clock(clock)
         self._lock = threading.Lock()
+        self._watch = forks.holding(self._lock)
         self._records: dict[str, dict[bytes, Record | bytes]] = {}
         self._documents: dict[str, dict[bytes, tuple[Document, int]]] = {}
         self._waiting: dict[tuple[str, bytes], None] = {}

@@ -39,6 +39,8 @@ _WRITES: Final = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite
 
 
 class SqliteStore(JudgedStore):
+    fork_order = 0
+
     def __init__(
         self,
         path: str,
@@ -61,6 +63,7 @@ class SqliteStore(JudgedStore):
         self._version = 0
         self._closed = False
         self._lock = threading.Lock()
+        self._transacting: int | None = None  # the thread whose handler has the connection
         self._db: sqlite3.Connection | None = None
         self._connected()
         forks.watch(self)
@@ -129,13 +132,20 @@ class SqliteStore(JudgedStore):
             with self._writing() as (db, now):
                 found = find(db, [where])
                 self._still(found.get(where), Renew(*where, held.owner, held.fence, 1), now)
-                complete = _guarded(db, effect)
+                complete = self._effected(db, effect)
                 record = self._still(found.get(where), complete, self._clock())
                 save(db, found, {where: record})
                 self._remember({where: record})
         except _Lost:
             return False
         return True
+
+    def _effected(self, db: sqlite3.Connection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
+        self._transacting = threading.get_ident()
+        try:
+            return _guarded(db, effect)
+        finally:
+            self._transacting = None
 
     def _still(self, record: Record | None, operation: Renew | Complete, now: int) -> Record | None:
         """The record after an operation that only the holder of the claim may do."""
@@ -193,12 +203,17 @@ class SqliteStore(JudgedStore):
             self._disconnect()
 
     def before_fork(self) -> None:
-        """A connection that two processes know of would lose what they write, so both start with one of their own."""
-        self._lock.acquire()
-        self._disconnect()
+        """A connection that two processes know of would lose what they write, so both start with one of their own.
+        From within a transaction only the parent can go on."""
+        if self._transacting != threading.get_ident():
+            self._lock.acquire()
+            self._disconnect()
 
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # both sides reconnect when they next ask
-        self._lock.release()
+    def after_fork(self, *, in_child: bool) -> None:
+        if self._transacting != threading.get_ident():
+            self._lock.release()
+        elif in_child:
+            self._closed = True
 
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -222,6 +237,8 @@ class SqliteStore(JudgedStore):
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
+        if self._transacting == threading.get_ident():
+            raise SettingError("a transaction's handler cannot ask the same store: it would wait for its own end")
         with self._lock:
             if self._closed:
                 raise StoreRefused(f"the store {self._path} was closed")
@@ -233,6 +250,9 @@ class SqliteStore(JudgedStore):
                 yield db
             except sqlite3.Error as error:
                 raise explained(error, self._path) from error
+            finally:
+                if _is_closed(db):
+                    self._db = None
 
     def _connected(self) -> sqlite3.Connection:
         if self._db is None:
@@ -247,8 +267,8 @@ class SqliteStore(JudgedStore):
 
     def _roll_back(self, db: sqlite3.Connection) -> None:
         self._held.clear()
-        if db.in_transaction:
-            with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error):
+            if db.in_transaction:
                 db.execute("ROLLBACK")
 
     def _sweep(self, db: sqlite3.Connection, table: str, written: int, now: int) -> None:
@@ -277,10 +297,21 @@ def _guarded(db: sqlite3.Connection, effect: Callable[[sqlite3.Connection], Comp
     except BaseException as error:
         raise EffectFailed(error) from error
     finally:
-        db.set_authorizer(None)
+        if not _is_closed(db):
+            db.set_authorizer(None)
+    if _is_closed(db):
+        raise EffectFailed(RuntimeError("the handler closed the connection"))
     if not db.in_transaction:  # SQLite has rolled back by itself, and the handler has overlooked it
         raise EffectFailed(RuntimeError("the transaction was rolled back while the handler ran"))
     return complete
+
+
+def _is_closed(db: sqlite3.Connection) -> bool:
+    try:
+        db.total_changes  # noqa: B018  # asking is what tells
+    except sqlite3.ProgrammingError:
+        return True
+    return False
 
 
 def _authorize(action: int, name: str | None, _two: str | None, _three: str | None, _four: str | None) -> int:
