@@ -40,7 +40,7 @@ def serve(settings: Settings) -> None:
     url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
     click.echo(_WELCOME.format(version=__version__, url=url, store=masked(settings["store"])), err=True)
     with closing(gate), suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
-        service.run(gate, handler, listener)
+        service.run(gate, handler, listener, threads=settings["threads"], most_in_hand=settings["max_in_hand"])
 
 
 _WELCOME = """\

@@ -23,8 +23,6 @@ _log = logging.getLogger("oncegate.service")
 _LARGEST_BODY = 1024 * 1024
 _BODY_WITHIN = 10.0
 _LOOK_FOR_WAITING_EVERY = 1.0
-_WORKERS = 32
-_MOST_IN_HAND = 256
 
 
 class TooLarge(Exception):
@@ -38,10 +36,11 @@ class Gone(Exception):
 class App:
     """Takes POST /events through the gate, and runs what waits in the store with its payload."""
 
-    def __init__(self, gate: Gate, handler: Handler) -> None:
+    def __init__(self, gate: Gate, handler: Handler, *, threads: int = 32, most_in_hand: int = 1_000) -> None:
         self._gate = gate
         self._handler = handler
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="oncegate-worker")
+        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="oncegate-worker")
+        self._most_in_hand = most_in_hand
         self._in_hand = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +70,7 @@ class App:
             return problem(403, "pages in a browser may not send events")
         if b"content-encoding" in headers:
             return problem(415, "send the body as it is, without a content encoding")
-        if self._in_hand >= _MOST_IN_HAND:
+        if self._in_hand >= self._most_in_hand:
             return problem(503, "too many events are in hand; send it again")
         self._in_hand += 1
         try:
@@ -94,8 +93,8 @@ class App:
         """In a worker thread: gate and store are synchronous. Whatever goes wrong here is no acknowledgement."""
         try:
             outcomes = keep_refused(self._gate.run_batch([body], self._handle), self._gate.keep)
-        except BaseException:  # noqa: BLE001  # a handler may even call sys.exit
-            _log.exception("a request failed")
+        except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
+            _log.error("a request failed with %s\n%s", type(error).__name__, _trace(error))
             return problem(503, "the event could not be taken; send it again")
         return answer_of(outcomes)
 
@@ -105,8 +104,7 @@ class App:
         try:
             return self._handler(event)
         except Exception as error:
-            where = "".join(traceback.format_tb(error.__traceback__))
-            _log.warning("the handler failed at event %r with %s\n%s", event.id, type(error).__name__, where)
+            _log.warning("the handler failed at event %r with %s\n%s", event.id, type(error).__name__, _trace(error))
             raise
 
     # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
@@ -139,6 +137,11 @@ class App:
             _log.warning("waiting events could not be taken: %s", error)
         except BaseException:  # noqa: BLE001  # whatever one event does, the others must not wait for ever
             _log.exception("a waiting event could not be run")
+
+
+def _trace(error: BaseException) -> str:
+    """Where an error came from; not what it said, which may be of the payload."""
+    return "".join(traceback.format_tb(error.__traceback__))
 
 
 _CLOSE = [(b"connection", b"close")]

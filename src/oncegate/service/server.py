@@ -13,12 +13,12 @@ from oncegate.service.app import App
 _DRAIN_WITHIN = 25
 
 
-def run(gate: Gate, handler: Handler, listener: socket.socket) -> None:
+def run(gate: Gate, handler: Handler, listener: socket.socket, *, threads: int, most_in_hand: int) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what is in hand; either ends in KeyboardInterrupt."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # uvicorn raises a signal anew when it has stopped: SIGTERM must not end the process before the gate is closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    app = App(gate, handler)
+    app = App(gate, handler, threads=threads, most_in_hand=most_in_hand)
     config = uvicorn.Config(
         app,
         http="httptools",
