@@ -92,11 +92,13 @@ In all runs above every worker writes down what it asks its store and is answere
 checker looks in the history of each key for what the protocol cannot have: two owners at once, a fence that falls, a
 write accepted from one who was not granted it or after a later grant was known, a completed or buried record that was
 left or ended twice, an owner refused although nobody can have come between, an owner shown that never asked. What was
-not answered may have been done or not, at any time. These are necessary conditions: the checker does not search for an
-order of all operations.
+not answered may have been done or not, at any time.
 
 Here three workers ask for everything at once, on keys that they share: they claim, claim again, renew, complete,
-release and bury, in time, late and twice.
+release and bury, in time, late and twice. All of that is answered, so more can be asked of it: for each key there must
+be an order of its operations that keeps to real time and in which `oncegate.claims.step` gives every answer that was
+given. (A claim that meets another operation on its key may be told that it is in flight, which the function would not
+say: Postgres does not wait for locks there.)
 
 | store | operations | keys | grants | takeovers | refused | broken rules |
 |---|--:|--:|--:|--:|--:|--:|

@@ -40,7 +40,7 @@ def stressed(ground: Ground, operations: int, seed: int, ablation: str | None = 
         for number in range(_WORKERS):
             hands.start(replace(plan, name=f"worker-{number}", seed=chance.getrandbits(32)), ask_for_everything)
         hands.finish()
-        return check(read_history(plan.folder))
+        return check(read_history(plan.folder), search=True)
 
 
 def ask_for_everything(plan: Plan) -> None:

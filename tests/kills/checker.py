@@ -1,6 +1,6 @@
 """The checker: whether a history is one that the claim protocol can have, key by key.
 
-It does not search for an order of all operations. It looks for what no order could explain:
+It looks for what no order of the operations could explain:
 
 - two owners at once: a grant before the lease of the one before it was over, or two owners of one fence;
 - a fence that does not rise from a grant to the next;
@@ -20,9 +20,11 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncegate.claims import COMPLETED, DEAD
 from tests.kills.history import Operation, Shown
+from tests.kills.linear import explained
 
 _ENDS: Final = frozenset({"complete", "transact", "bury"})
 _SETTLES: Final = _ENDS | {"release"}
@@ -49,12 +51,19 @@ class Check(Struct, frozen=True):
         return [f"history: {each}" for each in self.broken[:_TOLD]]
 
 
-def check(history: Iterable[Operation]) -> Check:
+def check(history: Iterable[Operation], *, search: bool = False) -> Check:
+    """With `search`, for a history that is answered in whole, an order of all operations is searched for as well."""
     by_key: dict[tuple[str, bytes], list[Operation]] = defaultdict(list)
     for operation in history:
         by_key[operation.item.namespace, operation.item.key].append(operation)
     ahead = _ahead(each for operations in by_key.values() for each in operations)
-    return _sum([_Key(key.hex()[:8], operations, ahead).check() for (_, key), operations in by_key.items()])
+    found = _sum([_Key(key.hex()[-8:], operations, ahead).check() for (_, key), operations in by_key.items()])
+    if not search:
+        return found
+    inexplicable = [key for (_, key), operations in by_key.items() if not explained(operations, ahead)]
+    return replace(
+        found, broken=(*found.broken, *(f"key {key.hex()[-8:]}: no order explains it" for key in inexplicable))
+    )
 
 
 def _ahead(operations: Iterable[Operation]) -> int:
