@@ -16,7 +16,7 @@ run: $(READY) ## start the service on the embedded store, with a curl line to tr
 	@$(BIN)/oncegate serve
 
 test: check ## check the code and run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY) ## lint, strict types, import direction
 	$(BIN)/ruff check .

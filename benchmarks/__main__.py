@@ -31,8 +31,8 @@ FULL = Sizes(
     scale_keys=10_000_000,
 )
 QUICK = Sizes(
-    rounds=3,
-    warm_ups=1,
+    rounds=1,
+    warm_ups=0,
     sqlite_events=1_000,
     postgres_events=1_000,
     memory_events=5_000,

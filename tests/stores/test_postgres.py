@@ -32,6 +32,8 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "stores" / "postgres.md"
 
 
 class TestPostgresStore(SharedStoreContract):
+    histories = 60
+
     @pytest.fixture(autouse=True)
     def _server(self, postgres: PostgresServer) -> None:
         self.server = postgres

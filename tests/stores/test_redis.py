@@ -41,6 +41,8 @@ from tests.stores.servers import until
 
 
 class TestRedisStore(SharedStoreContract):
+    histories = 60
+
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: RedisServer) -> None:
         self.server = redis_server

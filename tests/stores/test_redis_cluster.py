@@ -24,6 +24,8 @@ from tests.stores.servers import until
 
 
 class TestRedisClusterStore(SharedStoreContract):
+    histories = 60
+
     @pytest.fixture(autouse=True)
     def _cluster(self, redis_cluster: RedisCluster) -> None:
         self.cluster = redis_cluster

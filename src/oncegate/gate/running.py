@@ -108,7 +108,7 @@ class Runner:
         proof = job.lease.renewal(self._terms.lease)
         sent_at = self._boot()
         try:
-            accepted = store.transact(proof, effect, own)
+            accepted = store.transact(proof, effect) if own is None else store.transact(proof, effect, own)
         except EffectFailed as failure:
             if not isinstance(failure.cause, Exception):
                 raise failure.cause from None
