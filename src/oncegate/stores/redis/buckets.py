@@ -136,7 +136,7 @@ class Buckets:
         reached = replies.pop()
         if isinstance(reached, Failed):
             replies[:] = [each if isinstance(each, Failed) else Failed(reached.error, unsure=True) for each in replies]
-        elif reached < self._settings.wait_replicas:
+        elif reached < self._settings.wait_replicas and not all(isinstance(each, Failed) for each in replies):
             raise StoreUnavailable(
                 f"{reached} of {self._settings.wait_replicas} replicas of {server.name} have confirmed the write in "
                 "time; it is not safe yet: ask again, or lower wait_replicas"
