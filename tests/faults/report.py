@@ -97,8 +97,9 @@ not answered may have been done or not, at any time.
 Here three workers ask for everything at once, on keys that they share: they claim, claim again, renew, complete,
 release and bury, in time, late and twice. All of that is answered, so more can be asked of it: for each key there must
 be an order of its operations that keeps to real time and in which `oncegate.claims.step` gives every answer that was
-given. (A claim that meets another operation on its key may be told that it is in flight, which the function would not
-say: Postgres does not wait for locks there.)
+given. Two answers are allowed beyond that, both of Postgres, which writes what is absent first, then looks at the whole
+batch, and does not wait for locks: a claim that meets another operation on its key may be told that it is in flight,
+and one that takes longer than its own lease may take over from itself, which counts as a second attempt.
 
 | store | operations | keys | grants | takeovers | refused | broken rules |
 |---|--:|--:|--:|--:|--:|--:|
