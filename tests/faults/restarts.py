@@ -39,7 +39,7 @@ def restart(
             some = number * _EVENTS_FOR_A_RESTART + chance.randrange(*_ACKNOWLEDGED)
             _wait_for(plan, events - some, "events to be acknowledged")
             _bounce(ground, chance.uniform(*_AWAY), meanwhile)
-            _wait_for(plan, len(plan.world.waiting()) - 1, "work to go on")
+            _wait_for(plan, max(0, len(plan.world.waiting()) - 1), "work to go on")
         hands.finish()
         hands.run(replace(plan, name="last", pause=0.0))
         return found(0, plan)
