@@ -22,12 +22,15 @@ _CODES: dict[Status, int] = {
 }
 _TITLES = {
     400: "Not a readable event",
+    401: "Not signed as it should be",
     403: "Not from here",
     404: "No such place",
     405: "Not that way",
     408: "Too slow",
     413: "Too large",
     415: "Encoded",
+    429: "Too much",
+    431: "Too many headers",
     503: "Not taken",
 }
 _RETRY_AFTER = 5
@@ -72,7 +75,7 @@ def problem(
         body["outcome"] = body.pop("status")
     body["status"] = code
     sent = [(b"content-type", b"application/problem+json"), *(headers or [])]
-    if code == 503:
+    if code in (429, 503):
         sent.append((b"retry-after", str(retry_after).encode()))
     return Answer(code, msgspec.json.encode(body), sent)
 

@@ -248,9 +248,13 @@ class Gate:
         """How often the gate did what, since it was made: by the names of notices."""
         return self._observers.counts
 
-    def close(self) -> None:
-        """Let handlers in threads end and be recorded, tell the observers what is left, and let go of the store."""
+    def drain(self) -> None:
+        """Let handlers in threads end and be recorded: all gates of one store, before one of them closes it."""
         self._engine.close()
+
+    def close(self) -> None:
+        """Drain, tell the observers what is left, and let go of the store."""
+        self.drain()
         self._observers.flush(_CLOSE_WITHIN)
         self.store.close()
 

@@ -30,11 +30,17 @@ class Setting(Struct, frozen=True, kw_only=True):
     table: str = ""
     choices: tuple[str, ...] = ()
     optional: bool = False
+    of_gate: bool = False
 
     @property
     def path(self) -> str:
         """Its name in the file, with that of its table."""
         return f"{self.table}.{self.name}" if self.table else self.name
+
+    @property
+    def parameter(self) -> str:
+        """Its name as an argument of a function."""
+        return self.path.replace(".", "_")
 
     @property
     def variable(self) -> str:
@@ -43,7 +49,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     @property
     def flag(self) -> str:
         """Its name on the command line, where the command tells whether its own table is meant."""
-        path = self.path if self.table in _SHARED else self.name
+        path = self.path if self.table in _SHARED or (self.table and self.name in DEFAULTS) else self.name
         return f"--{path.replace('_', '-').replace('.', '-')}"
 
 
@@ -92,6 +98,7 @@ def _of_gate(name: str, default: object) -> Setting:
         meaning=_MEANINGS.get(name, ""),
         choices=CHOICES.get(name, ()),
         optional=name in OPTIONAL,
+        of_gate=True,
     )
 
 
@@ -126,7 +133,91 @@ SERVE: Final = (
         optional=True,
         meaning="Called with each new event, `module:function`; without it an event is only logged.",
     ),
+    Setting(
+        table="serve",
+        name="signature",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="How `POST /events` is signed, or `none`; without it only this machine's own addresses are listened on.",
+    ),
+    Setting(
+        table="serve",
+        name="secret_env",
+        kind="names",
+        default=(),
+        meaning="The variables that hold its secret; several may be valid at a time.",
+    ),
+    Setting(
+        table="serve", name="secret_file", kind="names", default=(), meaning="The same in files, one secret in each."
+    ),
+    Setting(
+        table="serve",
+        name="signature_options",
+        kind="names",
+        default=(),
+        meaning="How exactly it is signed, each written `header=x-signature`.",
+    ),
+    Setting(
+        table="serve",
+        name="max_rate",
+        kind="count",
+        default=None,
+        optional=True,
+        meaning="How many events a second each route takes; more is 429.",
+    ),
+    Setting(
+        table="serve",
+        name="max_live_keys",
+        kind="count",
+        default=None,
+        optional=True,
+        meaning="How many events each route may have remembered at a time; more is 429.",
+    ),
+    Setting(table="serve", name="max_body", kind="count", default=1024 * 1024, meaning="The largest body, in bytes."),
+    Setting(
+        table="serve",
+        name="max_bytes_in_hand",
+        kind="count",
+        default=64 * 1024 * 1024,
+        meaning="How many bytes of bodies may be in hand at a time; more is 503.",
+    ),
+    Setting(
+        table="serve",
+        name="request_within",
+        kind="duration",
+        default="10s",
+        meaning="A request that has not arrived in full after this is closed.",
+    ),
+    Setting(
+        table="serve",
+        name="drain_within",
+        kind="duration",
+        default="25s",
+        meaning="How long what is in hand may take when the service is told to stop.",
+    ),
+    Setting(
+        table="serve",
+        name="proxies",
+        kind="names",
+        default=(),
+        meaning="The addresses or networks of proxies whose `X-Forwarded-*` headers are believed.",
+    ),
+    Setting(
+        table="serve",
+        name="tls_cert",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="The file with the certificate chain; with it the service speaks TLS 1.2 or newer only.",
+    ),
+    Setting(
+        table="serve", name="tls_key", kind="text", default=None, optional=True, meaning="The file with its private key."
+    ),
 )
+# What a table [route.NAME] can have of the table [serve], under the same names. Those of its signature are never inherited.
+OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
+OF_ROUTE: Final = (*OF_SIGNATURE, "handler", "max_rate", "max_live_keys")
 
 # What payloads do not say themselves. Of several paths, with blanks between them, the first that leads there counts.
 READ: Final = tuple(
