@@ -84,7 +84,8 @@ class App:
             await self._live(receive, send)
         elif scope["type"] == "http":
             door = self._doors.get(scope["path"])
-            with suppress(Gone):
+            # A second Ctrl-C cancels what is being answered; its handler still ends in its own thread.
+            with suppress(Gone, asyncio.CancelledError):
                 answer = await (self._elsewhere(scope) if door is None else self._timed(door, scope, receive))
                 await _send(send, answer)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from oncegate.clocks import Clock, since_boot, wall
+from oncegate.clocks import Clock, wall
 from oncegate.events import Event
 from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
@@ -35,6 +35,9 @@ class Limits(Struct, frozen=True):
             self.live_keys.spend(outcomes)
 
 
+NO_LIMITS = Limits()
+
+
 class Door:
     """One route. Nothing of a request is read, and no store is asked, before its signature was found to be right."""
 
@@ -46,7 +49,7 @@ class Door:
         *,
         verifier: Verifier | None = None,
         hints: Hints = NO_HINTS,
-        limits: Limits = Limits(),
+        limits: Limits = NO_LIMITS,
         wall: Clock = wall,
     ) -> None:
         self.name = name

@@ -52,9 +52,7 @@ _TAKEN: Final[dict[str, Any]] = {
     "description": "Every event is taken: its effect is done, or a durable copy is kept.",
     "content": {
         "application/json": {
-            "schema": {
-                "oneOf": [{"$ref": "#/components/schemas/Outcome"}, {"$ref": "#/components/schemas/Outcomes"}]
-            }
+            "schema": {"oneOf": [{"$ref": "#/components/schemas/Outcome"}, {"$ref": "#/components/schemas/Outcomes"}]}
         }
     },
 }

@@ -6,7 +6,7 @@ from asyncio.events import TimerHandle
 from typing import ClassVar, Final
 
 from msgspec import Struct
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from oncegate.gate.answers import problem
 
@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = (code, detail)
         raise _Refused
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words are for a log
         """What uvicorn calls when the parser stops, whatever stopped it."""
         self._answer(*(self._refusal or (400, "the request is not HTTP as it should be")))
 
@@ -177,9 +177,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_unanswered(self) -> bool:
         """Whether the request that is arriving is the next to be answered, and was not yet."""
-        if self.cycle is None:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None:
             return True
-        return not self.cycle.response_started if self._has_head else self.cycle.response_complete
+        return not cycle.response_started if self._has_head else cycle.response_complete
 
     def _let_go_of_cycle(self) -> None:
         """The application, if it waits for the rest of the body, is told that none will come."""

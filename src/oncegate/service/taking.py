@@ -41,14 +41,15 @@ class Inline:
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
         outcomes = await self._run(events)
         if any(outcome.status == "invalid" for outcome in outcomes):
-            return await self._in_thread(keep_refused, outcomes, self._gate.keep)
+            outcomes = await self._in_thread(keep_refused, outcomes, self._gate.keep)
         return outcomes
 
     async def _run(self, events: Sequence[Event]) -> list[Outcome]:
         """A single event shares its writes with those of other requests; several share theirs with one another."""
         if len(events) == 1 or is_coroutine(self._handler):
             return [await self._gate.arun(event, self._handler) for event in events]
-        return await self._in_thread(self._gate.run_batch, events, self._handler)
+        outcomes: list[Outcome] = await self._in_thread(self._gate.run_batch, events, self._handler)
+        return outcomes
 
     async def work(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -75,7 +76,11 @@ def in_thread(handler: AsyncHandler | Handler) -> Handler:
     """The handler as a plain function, for a thread that has no event loop."""
     if not is_coroutine(handler):
         return handler
-    return lambda event: asyncio.run(handler(event))
+    return lambda event: asyncio.run(_awaited(handler, event))
+
+
+async def _awaited(handler: AsyncHandler, event: Event) -> Any:
+    return await handler(event)
 
 
 def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:

@@ -139,7 +139,7 @@ SERVE: Final = (
         kind="text",
         default=None,
         optional=True,
-        meaning="How `POST /events` is signed, or `none`; without it only this machine's own addresses are listened on.",
+        meaning="How `POST /events` is signed, or `none`; without it only this machine itself can send.",
     ),
     Setting(
         table="serve",
@@ -212,10 +212,15 @@ SERVE: Final = (
         meaning="The file with the certificate chain; with it the service speaks TLS 1.2 or newer only.",
     ),
     Setting(
-        table="serve", name="tls_key", kind="text", default=None, optional=True, meaning="The file with its private key."
+        table="serve",
+        name="tls_key",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="The file with its private key.",
     ),
 )
-# What a table [route.NAME] can have of the table [serve], under the same names. Those of its signature are never inherited.
+# What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
 OF_ROUTE: Final = (*OF_SIGNATURE, "handler", "max_rate", "max_live_keys")
 

@@ -37,9 +37,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def read_routes(
-    tables: Mapping[str, Any], settings: Settings, file: str
-) -> tuple[dict[str, Settings], list[str]]:
+def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tuple[dict[str, Settings], list[str]]:
     """The settings of each route, and all that is wrong with them."""
     routes: dict[str, Settings] = {}
     problems: list[str] = []
@@ -102,7 +100,7 @@ class _Route:
 
 
 _INLINE: Final = (
-    "a secret does not belong in this file; put it into a variable and write secret_env = \"ITS_NAME\","
+    'a secret does not belong in this file; put it into a variable and write secret_env = "ITS_NAME",'
     ' or into a file and write secret_file = "its/path"'
 )
 

@@ -1,0 +1,92 @@
+"""The service put together: from settings to an application, and from start to stop."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from oncegate.claims import Address
+from oncegate.clocks import since_boot, wall
+from oncegate.durations import microseconds
+from oncegate.errors import StoreError
+from oncegate.gate import Gate
+from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.observing import Observer
+from oncegate.service.addresses import Proxies, networks
+from oncegate.service.app import App, Room
+from oncegate.service.door import Door, Limits
+from oncegate.service.limits import LiveKeys, Rate
+from oncegate.service.metrics import Metrics
+from oncegate.service.routes import name_of, routes_of, verifier_for
+from oncegate.service.taking import Inline
+from oncegate.settings import Settings
+from oncegate.stores.base import Entry, Store
+
+_PAGE = 1_000
+_READY_WITHIN = 2.0
+_PROBE = [Address("oncegate.service", b"ready")]
+
+
+class Service:
+    """All that a running service has: one store, and for each route a gate and a door."""
+
+    def __init__(
+        self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler], observers: Sequence[Observer]
+    ) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
+        routes = routes_of(settings)
+        verifiers = {path: verifier_for(route) for path, route in routes.items()}
+        proxies = Proxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
+        self._store = settings.open_store()
+        self._gates: dict[str, Gate] = {}
+        doors: dict[str, Door] = {}
+        for path, route in routes.items():
+            name = name_of(path)
+            gate = self._gates[path] = route.gate(self._store, observers=[*observers, self._metrics.observer(name)])
+            taking = Inline(gate, handlers[path], self._threads)
+            doors[path] = Door(
+                name, taking, self._metrics, verifier=verifiers[path], hints=route.hints(), limits=_limits(route)
+            )
+        self._doors = doors
+        room = Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"])
+        self.app = App(doors, self._metrics, room=room, proxies=proxies, ready=self._ready, starting=self._start)
+
+    def close(self) -> None:
+        """Wait for the handlers that are running, and let go of the store when the last is recorded."""
+        self._threads.shutdown()
+        for gate in self._gates.values():
+            gate.drain()
+        for gate in self._gates.values():
+            gate.close()
+
+    async def _start(self) -> None:
+        for path, door in self._doors.items():
+            if (limit := door.limits.live_keys) is not None:
+                known = _known(self._store, routes_of(self._settings)[path]["namespace"])
+                await asyncio.to_thread(limit.count_in, known)
+
+    async def _ready(self) -> bool:
+        """Whether the store can be asked for something that is not there."""
+        try:
+            async with asyncio.timeout(_READY_WITHIN):
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._store.load, _PROBE)
+        except (StoreError, TimeoutError):
+            return False
+        return True
+
+
+def _limits(route: Settings) -> Limits:
+    rate, keys = route["serve.max_rate"], route["serve.max_live_keys"]
+    return Limits(
+        None if rate is None else Rate(rate, since_boot),
+        None if keys is None else LiveKeys(keys, microseconds(route["retention"]), wall),
+    )
+
+
+def _known(store: Store, namespace: str) -> Iterator[Entry]:
+    """Every record of a namespace."""
+    after: Address | None = None
+    while page := store.browse(namespace, after=after, limit=_PAGE):
+        yield from page
+        after = Address(page[-1].namespace, page[-1].key)
