@@ -19,76 +19,13 @@ import httpx
 import pytest
 
 from oncegate import open_store
-
-HANDLER = """
-import pathlib, time
-
-def handle(event):
-    with open("effects", "a") as file:
-        file.write(f"{event.id}\\n")
-    if event.body.get("do") == "fail":
-        raise ValueError("boom")
-    if event.body.get("do") == "exit":
-        raise SystemExit(3)
-    if event.body.get("do") == "mend" and not pathlib.Path("mended").exists():
-        raise ValueError("not mended yet")
-    if event.body.get("do") == "wait":
-        while not pathlib.Path("go").exists():
-            time.sleep(0.01)
-"""
-
-
-class Service:
-    """A service process of its own, in a folder of its own."""
-
-    def __init__(self, folder: Path, *options: str, log: int | None = None) -> None:
-        self.folder = folder
-        (folder / "app.py").write_text(HANDLER)
-        command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "app:handle", *options]
-        self.log = (folder / "log").open("w+")
-        self.process = subprocess.Popen(
-            command, cwd=folder, stdout=log or self.log, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert self.process.stderr is not None
-        self.welcome = ""
-        while "Ctrl-C" not in self.welcome:
-            line = self.process.stderr.readline()
-            assert line, self.welcome
-            self.welcome += line
-        found = re.search(r"http://\S+", self.welcome)
-        assert found, self.welcome
-        self.url = found[0]
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
-
-    def post(self, body: Any, **options: Any) -> httpx.Response:
-        content = body if isinstance(body, bytes | str) else json.dumps(body)
-        return self.client.post("/events", content=content, **options)
-
-    def effects(self) -> list[str]:
-        path = self.folder / "effects"
-        return path.read_text().split() if path.exists() else []
-
-    def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(with_signal)
-        return self.close()
-
-    def close(self) -> int:
-        """Wait for the end of the process, and let go of all that belongs to it."""
-        code = self.process.wait(30)
-        self.client.close()
-        self.log.close()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
+from tests.service.running import Service, until
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    service = Service(tmp_path, "--max-attempts", "2")
-    yield service
-    if service.process.poll() is None:
-        service.stop()
-    service.close()
+    with Service(tmp_path, "--max-attempts", "2") as service:
+        yield service
 
 
 class TestAnswers:
@@ -119,7 +56,7 @@ class TestAnswers:
         """A copy that comes while the first is at it is 503, to be sent again when its lease is over."""
         waiting = threading.Thread(target=service.post, args=({"id": 1, "do": "wait"},))
         waiting.start()
-        _until(lambda: service.effects() == ["1"])
+        until(lambda: service.effects() == ["1"])
         copy = service.post({"id": 1, "do": "wait"})
         (service.folder / "go").touch()
         waiting.join()
@@ -216,8 +153,8 @@ class TestLife:
             service.post({"id": "evt-1", "do": "mend"})
         (service.folder / "mended").touch()
         _redrive_all(service)
-        _until(lambda: len(service.effects()) == 3)
-        _until(
+        until(lambda: len(service.effects()) == 3)
+        until(
             lambda: service.post({"id": "evt-1", "do": "mend"}).json()["reason"].startswith("Duplicate of evt-1, pro")
         )
 
@@ -231,13 +168,13 @@ class TestLife:
             service.post({"id": "evt-1", "do": "mend"})
         (service.folder / "mended").touch()
         _redrive_all(service)
-        _until(lambda: "processed" in service.post({"id": "evt-1", "do": "mend"}).json()["reason"])
+        until(lambda: "processed" in service.post({"id": "evt-1", "do": "mend"}).json()["reason"])
 
     def test_two_interrupts(self, service: Service) -> None:
         """A second Ctrl-C does not close the store under a handler that is running: what it did is stored."""
         waiting = threading.Thread(target=_post_and_lose, args=(service, {"id": 1, "do": "wait"}))
         waiting.start()
-        _until(lambda: service.effects() == ["1"])
+        until(lambda: service.effects() == ["1"])
         service.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         service.process.send_signal(signal.SIGINT)
@@ -272,7 +209,7 @@ class TestLife:
         answers: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: answers.append(service.post({"id": 1, "do": "wait"})))
         waiting.start()
-        _until(lambda: service.effects() == ["1"])
+        until(lambda: service.effects() == ["1"])
         service.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         (service.folder / "go").touch()
@@ -287,7 +224,7 @@ class TestLife:
             service.post({"id": "evt-2", "do": "mend"})
         (service.folder / "mended").touch()
         _redrive_all(service)
-        _until(lambda: len(service.effects()) == 4)
+        until(lambda: len(service.effects()) == 4)
         service.stop()
         text = (service.folder / "log").read_text()
         logged = [(line["status"], line["event_id"]) for line in map(json.loads, text.splitlines())]
@@ -348,10 +285,3 @@ def _redrive_all(service: Service) -> None:
 def _post_and_lose(service: Service, body: Any) -> None:
     with suppress(httpx.HTTPError):
         service.post(body)
-
-
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass within 20 s"
-        time.sleep(0.02)

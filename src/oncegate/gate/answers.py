@@ -34,6 +34,7 @@ _TITLES = {
     503: "Not taken",
 }
 _RETRY_AFTER = 5
+_NOT_TAKEN = "It could not be taken now; deliver it again."
 
 
 class Answer(Struct, frozen=True):
@@ -50,7 +51,7 @@ def keep_refused(outcomes: list[Outcome], keep: Callable[[Sequence[Outcome]], li
 
 def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     """One answer for a request: of several events the one that fared worst decides the code. A discreet one does not
-    repeat what exceptions said."""
+    repeat what exceptions said, and says nothing at all of failures."""
     if not outcomes:
         return problem(400, "the body is an empty array: it holds no event")
     code = max(_CODES[outcome.status] for outcome in outcomes)
@@ -91,7 +92,10 @@ def _fields(outcome: Outcome, *, discreet: bool) -> dict[str, Any]:
 
 
 def _sentence(outcome: Outcome, *, discreet: bool) -> str:
-    return outcome.discreet if discreet else outcome.reason
+    """What went wrong on our side is for the log: to a sender it says where to push."""
+    if not discreet:
+        return outcome.reason
+    return _NOT_TAKEN if outcome.error and _CODES[outcome.status] == 503 else outcome.discreet
 
 
 def _retry_after(outcome: Outcome) -> int:

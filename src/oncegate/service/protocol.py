@@ -2,6 +2,7 @@
 
 import asyncio
 import http
+import re
 from asyncio.events import TimerHandle
 from typing import ClassVar, Final
 
@@ -69,6 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bytes += len(data)
         if not self._has_head:
             self._head += len(data)
+            data = _without_offers(data)
         super().data_received(data)
         if not self._over:
             self._look_at_what_is_unfinished()
@@ -109,8 +111,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._check_head()
         self._has_head, self._head = True, 0
         super().on_headers_complete()
-        if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # the parser reads no further request after such a one
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -124,6 +124,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _check_head(self) -> None:
+        if self.parser.should_upgrade():
+            self._refuse(400, "no other protocol is spoken here; leave the Upgrade header out")
         if len(self.headers) > _MOST_HEADERS or self._head_is_too_large():
             self._refuse(431, _TOO_MANY_HEADERS)
         if len(self.pipeline) >= _MOST_PIPELINED:
@@ -145,9 +147,6 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def _too_large(self) -> str:
         return f"the body is larger than {self.bounds.body} bytes"
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Who asks for another protocol is answered in this one, and that is nothing to warn of."""
 
     # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -189,6 +188,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
 
 
+def _without_offers(data: bytes) -> bytes:
+    """The same without an offer to speak another protocol, which some clients make with every first request. It need
+    not be taken up, but the parser would leave the body out on account of it."""
+    if b"pgrade:" not in data:
+        return data
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _OFFER.sub(b"\r\nx-offered:", head) + end + rest
+
+
+_OFFER: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_MANY_HEADERS: Final = f"there are more than {_MOST_HEADERS} headers, or they are larger than {_LARGEST_HEAD} bytes"
 
 
