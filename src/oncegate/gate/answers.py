@@ -23,6 +23,7 @@ _CODES: dict[Status, int] = {
 }
 _TITLES = {
     400: "Not a readable event",
+    401: "Not signed",
     403: "Not from here",
     404: "No such place",
     405: "Not that way",

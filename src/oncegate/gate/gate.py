@@ -26,6 +26,7 @@ from oncegate.stores.base import Inbox, Store, Transactional
 
 if TYPE_CHECKING:
     from oncegate.gate.calls import Calls
+    from oncegate.signatures import Verifier
     from oncegate.work.inbox import InboxWorker
 
 _CLOSE_WITHIN = 2.0
@@ -174,7 +175,7 @@ class Gate:
         return self._told([item.outcome])[0]
 
     def lambda_handler(
-        self, function: AsyncHandler | Handler, *, reserve: Duration = "1s"
+        self, function: AsyncHandler | Handler, *, reserve: Duration = "1s", signature: "Verifier | None" = None
     ) -> Callable[[Any, Any], dict[str, Any]]:
         """The handler of an AWS Lambda function that runs `function` once for each event.
 
@@ -185,7 +186,10 @@ class Gate:
         `reserve` is how much time of an invocation is left for its end: no handler starts in it, and what is then left
         is delivered again. It should be a little longer than the function takes for one event; it is never more than
         half of the time there is. Where the platform delivers again it also counts how often, and `max_attempts` does
-        not matter; for requests by HTTP it does."""
+        not matter; for requests by HTTP it does.
+
+        With a `signature`, such as `oncegate.signatures.cxone(secret)`, requests by HTTP that were not signed so are
+        refused before anything of them is read. Nothing else is asked for one."""
         handler: Callable[[Any, Any], dict[str, Any]] = import_module("oncegate.gate.lambdas").LambdaHandler(
             function,
             microseconds(reserve, "reserve"),
@@ -194,6 +198,7 @@ class Gate:
             identify=self._identify,
             observers=self._observers,
             wall=self._wall,
+            signature=signature,
         )
         return handler
 
