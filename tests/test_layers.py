@@ -23,7 +23,7 @@ LAYERS = [
     ["timelines"],
     ["claims"],
     ["stores"],
-    ["gate"],
+    ["gate", "work"],
     ["__init__"],
     ["settings"],
     ["testing", "service", "cli"],

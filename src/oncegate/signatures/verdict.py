@@ -11,6 +11,9 @@ class Verified(Struct, frozen=True):
     label: str
     index: int
 
+    def __bool__(self) -> Literal[True]:
+        return True
+
 
 class Refused(Struct, frozen=True):
     """The HTTP code and the sentence to answer with; neither a secret nor the right signature is ever in it.
@@ -21,7 +24,7 @@ class Refused(Struct, frozen=True):
     code: Literal[400, 401]
     reason: str
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
 
