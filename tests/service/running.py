@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+INLINE = ("--max-attempts", "2", "--serve-mode", "inline")
 NO_VARIABLES: Mapping[str, str] = {}
 HANDLER = """
 import pathlib, time

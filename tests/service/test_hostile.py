@@ -18,7 +18,7 @@ EVENT = b'{"id": "evt-1"}'
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    toml = f'[serve]\nrequest_within = "1s"\nmax_body = {LARGEST}\n'
+    toml = f'[serve]\nmode = "inline"\nrequest_within = "1s"\nmax_body = {LARGEST}\n'
     with Service(tmp_path_factory.mktemp("hostile"), toml=toml) as service:
         yield service
 

@@ -31,6 +31,9 @@ ROUTES = """
 store = "memory://"
 log = "off"
 
+[serve]
+mode = "inline"
+
 [route.crm]
 signature = "standard-webhooks"
 secret_env = ["CRM_NOW", "CRM_NEXT"]

@@ -53,7 +53,7 @@ No signature is checked: whatever runs on this machine may send. Try it, twice:
 
   curl -s {url}/events -d '{{"id": "evt-1", "type": "call.ended"}}'
 
-The first is processed, the second is a duplicate. Stop with Ctrl-C.
+The first is kept and run, the second is a duplicate. Stop with Ctrl-C.
 """
 
 

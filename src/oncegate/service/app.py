@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -69,6 +70,7 @@ class App:
         proxies: Proxies | None = None,
         ready: Callable[[], Awaitable[bool]] | None = None,
         starting: Callable[[], Awaitable[None]] | None = None,
+        drain_within: float = 25.0,
     ) -> None:
         self._doors = doors
         self._metrics = metrics
@@ -76,6 +78,8 @@ class App:
         self._proxies = proxies or Proxies()
         self._ready = ready
         self._starting = starting
+        self._drain_within = drain_within
+        self._stop: Callable[[], object] | None = None
         self.draining = False
         metrics.in_hand.set_function(lambda: self._room.requests)
 
@@ -162,12 +166,19 @@ class App:
 
     # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
 
+    def drain(self) -> None:
+        """Take nothing more, from senders or from the store; from the handler of a signal."""
+        self.draining = True
+        if self._stop is not None:
+            self._stop()
+
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         if self._starting is not None:
             await self._starting()
         stop = asyncio.Event()
-        workers = [asyncio.create_task(door.taking.work(stop)) for door in self._doors.values()]
+        self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+        workers = [asyncio.create_task(door.taking.work(stop, self._drain_within)) for door in self._doors.values()]
         await send({"type": "lifespan.startup.complete"})
         await receive()
         stop.set()

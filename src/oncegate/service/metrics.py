@@ -41,7 +41,10 @@ class Metrics:
         )
         self._shed = Total("oncegate_shed", "Requests refused for want of room.", registry=self._registry)
         self._store_errors = Total(
-            "oncegate_store_errors", "Events that the store did not answer for.", ["route"], registry=self._registry
+            "oncegate_store_errors",
+            "Times that the store did not answer for an event, or for what it keeps.",
+            ["route"],
+            registry=self._registry,
         )
         self.in_hand = Gauge("oncegate_in_hand", "Requests that are being taken.", registry=self._registry)
         self._waiting = Gauge(
@@ -57,7 +60,7 @@ class Metrics:
             outcome = outcome_of(notice)
             if outcome is not None:
                 counted(route, outcome.status, outcome.kind or "")
-            elif notice.name == "policy.store_error":
+            elif notice.name in ("policy.store_error", "inbox.failed"):
                 store_errors.inc()
 
         return count

@@ -54,5 +54,5 @@ class Server(uvicorn.Server):
         self._app = service.app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._app.draining = True
+        self._app.drain()
         super().handle_exit(sig, frame)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from oncegate.claims import Address
 from oncegate.clocks import since_boot, wall
 from oncegate.durations import microseconds
-from oncegate.errors import StoreError
+from oncegate.errors import SettingError, StoreError
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
@@ -15,12 +15,14 @@ from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App, Room
 from oncegate.service.door import Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
+from oncegate.service.log import store_trouble
 from oncegate.service.metrics import Metrics
 from oncegate.service.routes import name_of, routes_of, verifier_for
-from oncegate.service.taking import Inline
+from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry, Store
 
+_AT_WORK = 64
 _PAGE = 1_000
 _READY_WITHIN = 2.0
 _PROBE = [Address("oncegate.service", b"ready")]
@@ -43,14 +45,36 @@ class Service:
         doors: dict[str, Door] = {}
         for path, route in routes.items():
             name = name_of(path)
-            gate = self._gates[path] = route.gate(self._store, observers=[*observers, self._metrics.observer(name)])
-            taking = Inline(gate, handlers[path], self._threads)
+            watching = [*observers, store_trouble, self._metrics.observer(name)]
+            gate = self._gates[path] = route.gate(self._store, observers=watching)
             doors[path] = Door(
-                name, taking, self._metrics, verifier=verifiers[path], hints=route.hints(), limits=_limits(route)
+                name,
+                self._taking(gate, handlers[path]),
+                self._metrics,
+                verifier=verifiers[path],
+                hints=route.hints(),
+                limits=_limits(route),
             )
         self._doors = doors
         room = Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"])
-        self.app = App(doors, self._metrics, room=room, proxies=proxies, ready=self._ready, starting=self._start)
+        self.app = App(
+            doors,
+            self._metrics,
+            room=room,
+            proxies=proxies,
+            ready=self._ready,
+            starting=self._start,
+            drain_within=microseconds(settings["serve.drain_within"]) / 1e6,
+        )
+
+    def _taking(self, gate: Gate, handler: AsyncHandler | Handler) -> Taking:
+        if self._settings["serve.mode"] == "inline":
+            return Inline(gate, handler, self._threads)
+        try:
+            return Kept(gate, handler, self._threads, max(_AT_WORK, self._settings["threads"]))
+        except SettingError as error:
+            where = self._settings.where("serve.mode")
+            raise SettingError(f"{where}=inbox: {error}; or choose serve.mode=inline") from error
 
     def close(self) -> None:
         """Wait for the handlers that are running, and let go of the store when the last is recorded."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import wraps
 from typing import Any, Protocol
@@ -26,8 +26,35 @@ class Taking(Protocol):
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
         """Take the events of one request; one outcome each, in order."""
 
-    async def work(self, stop: asyncio.Event) -> None:
-        """Do what has to be done beside requests, until told to stop."""
+    async def work(self, stop: asyncio.Event, drain: float) -> None:
+        """Do what has to be done beside requests, until told to stop; what runs then has so many seconds to end."""
+
+
+class Kept:
+    """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too."""
+
+    def __init__(self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor, at_work: int) -> None:
+        self._gate = gate
+        self._threads = threads
+        self._worker = gate.inbox(logged(handler), at_work=at_work)
+
+    async def take(self, events: Sequence[Event]) -> list[Outcome]:
+        if len(events) == 1:
+            outcomes = await self._gate.aadmit(events[0])
+        else:
+            found = await asyncio.gather(*(self._gate.aadmit(event) for event in events))
+            outcomes = [outcome for outcomes in found for outcome in outcomes]
+        if any(outcome.status == "accepted" for outcome in outcomes):
+            self._worker.wake()
+        return await _with_refused_kept(outcomes, self._gate, self._threads)
+
+    async def work(self, stop: asyncio.Event, drain: float) -> None:
+        working = asyncio.create_task(self._worker.work(drain))
+        try:
+            await stop.wait()
+        finally:
+            self._worker.stop()
+            await working
 
 
 class Inline:
@@ -39,21 +66,18 @@ class Inline:
         self._threads = threads
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
-        outcomes = await self._run(events)
-        if any(outcome.status == "invalid" for outcome in outcomes):
-            outcomes = await self._in_thread(keep_refused, outcomes, self._gate.keep)
-        return outcomes
+        return await _with_refused_kept(await self._run(events), self._gate, self._threads)
 
     async def _run(self, events: Sequence[Event]) -> list[Outcome]:
         """A single event shares its writes with those of other requests; several share theirs with one another."""
         if len(events) == 1 or is_coroutine(self._handler):
             return [await self._gate.arun(event, self._handler) for event in events]
-        outcomes: list[Outcome] = await self._in_thread(self._gate.run_batch, events, self._handler)
-        return outcomes
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._gate.run_batch, events, self._handler)
 
-    async def work(self, stop: asyncio.Event) -> None:
+    async def work(self, stop: asyncio.Event, drain: float) -> None:  # noqa: ARG002  # what runs ends by itself
         while not stop.is_set():
-            await self._in_thread(self._run_waiting)
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._run_waiting)
             try:
                 async with asyncio.timeout(_LOOK_EVERY):
                     await stop.wait()
@@ -68,8 +92,12 @@ class Inline:
         except BaseException as error:  # noqa: BLE001  # whatever one event does, the others must not wait for ever
             _log.error("a waiting event could not be run: %s\n%s", type(error).__name__, trace(error))
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+async def _with_refused_kept(outcomes: list[Outcome], gate: Gate, threads: Executor) -> list[Outcome]:
+    """What is refused for good is kept as a dead letter before its sender is told."""
+    if not any(outcome.status == "invalid" for outcome in outcomes):
+        return outcomes
+    return await asyncio.get_running_loop().run_in_executor(threads, keep_refused, outcomes, gate.keep)
 
 
 def in_thread(handler: AsyncHandler | Handler) -> Handler:

@@ -137,6 +137,14 @@ SERVE: Final = (
     ),
     Setting(
         table="serve",
+        name="mode",
+        kind="choice",
+        default="inbox",
+        choices=("inbox", "inline"),
+        meaning="`inbox` answers when an event is kept, and runs it then; `inline` runs it while the sender waits.",
+    ),
+    Setting(
+        table="serve",
         name="signature",
         kind="text",
         default=None,
