@@ -159,3 +159,12 @@ class TestShow:
         monkeypatch.setenv("ONCEGATE_LEASE", "x")
         code, out, err = oncegate("config", "show")
         assert (code, out, "ONCEGATE_LEASE: lease='x'" in err) == (exits.USAGE, "", True)
+
+
+def test_config_after_the_command(oncegate: Run, tmp_path: Path) -> None:
+    """The settings file may be named after the command as well as before it."""
+    (tmp_path / "mine.toml").write_text('store = "redis://nobody.invalid"\nnamespac = "x"\n')
+    for arguments in (["--config", "mine.toml", "dlq", "list"], ["dlq", "list", "--config", "mine.toml"]):
+        code, _, err = oncegate(*arguments)
+        assert code == exits.USAGE
+        assert "mine.toml" in err
