@@ -21,6 +21,7 @@ LAYERS = [
     ["keys"],
     ["timelines"],
     ["claims"],
+    ["aws"],
     ["stores"],
     ["gate"],
     ["__init__"],
