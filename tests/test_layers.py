@@ -26,6 +26,7 @@ LAYERS = [
     ["gate"],
     ["__init__"],
     ["settings"],
+    ["infra"],
     ["testing", "service", "cli"],
     ["__main__"],
 ]

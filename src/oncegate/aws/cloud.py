@@ -133,7 +133,7 @@ class Cloud:
     def _client(self, service: str) -> Any:
         if service not in self._clients:
             config = Config(
-                retries={"mode": "standard", "total_max_attempts": 4},
+                retries={"mode": "standard", "total_max_attempts": 3},
                 connect_timeout=5,
                 read_timeout=30,
                 user_agent_extra="oncegate",
@@ -154,7 +154,7 @@ class Cloud:
         if isinstance(error, UNFOUND):
             return Unanswered(unfound(error, place))
         if isinstance(error, NoRegionError):
-            return Unanswered(f"{place} needs a region; write --region eu-central-1 or set AWS_REGION")
+            return Unanswered(f"{place} needs a region; write --region eu-central-1 or set AWS_DEFAULT_REGION")
         if isinstance(error, UNREACHED):
             return Unanswered(unreached(error, place))
         return AwsError(f"{place} cannot be asked for {action} ({error})")

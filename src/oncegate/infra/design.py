@@ -148,6 +148,7 @@ class Design:
         properties = {
             "Name": self.rule,
             "EventBusName": self.bus,
+            "Description": f"Made by oncegate infra for {self.wanted.name}.",
             "State": "ENABLED",
             "EventPattern": self.wanted.pattern,
             "Targets": [target],

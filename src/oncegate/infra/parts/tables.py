@@ -61,4 +61,4 @@ def _status(cloud: Cloud, part: Part) -> str:
 
 
 _SHAPE: Final = tuple(name for name in definition() if name != "BillingMode")
-TABLE: Final = Kind("AWS::DynamoDB::Table", read, _create, _change, _delete, fixed=_SHAPE)
+TABLE: Final = Kind("AWS::DynamoDB::Table", read, _create, _change, _delete, fixed=("TableName", *_SHAPE))

@@ -33,7 +33,9 @@ def explained(error: Exception, place: str, action: str) -> StoreError:
     if isinstance(error, UNFOUND):
         return StoreRefused(unfound(error, place))
     if isinstance(error, NoRegionError):
-        return StoreRefused(f"{place} needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_DEFAULT_REGION")
+        return StoreRefused(
+            f"{place} needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_DEFAULT_REGION"
+        )
     if isinstance(error, UNREACHED):
         return StoreUnavailable(unreached(error, place))
     if isinstance(error, BotoCoreError):
