@@ -22,10 +22,12 @@ LAYERS = [
     ["keys"],
     ["timelines"],
     ["claims"],
+    ["aws"],
     ["stores"],
     ["gate", "work"],
     ["__init__"],
     ["settings"],
+    ["infra"],
     ["testing", "service", "cli"],
     ["__main__"],
 ]
