@@ -39,10 +39,13 @@ def work(place: str, settings: Settings) -> None:
     gate = settings.gate(observers=_observers(settings, shown))
     with closing(gate):
         worker = worker_of(gate, place, handler, settings)
-        click.echo(f"Oncegate {__version__} takes events from {clean(place)} and remembers in {_store(settings)}. Stop with Ctrl-C.", err=True)
+        click.echo(_WELCOME.format(version=__version__, place=clean(place), store=_store(settings)), err=True)
         _run(worker, shown)
     if worker.left_running:
         _abandon(worker.left_running, settings["work.drain"])
+
+
+_WELCOME = "Oncegate {version} takes events from {place} and remembers them in {store}. Stop it with Ctrl-C."
 
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler:

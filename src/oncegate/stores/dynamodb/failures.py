@@ -21,7 +21,9 @@ def explained(error: Exception, place: str, action: str) -> StoreError:
     if isinstance(error, UNFOUND):
         return StoreRefused(no_credentials(place, error))
     if isinstance(error, NoRegionError):
-        return StoreRefused(f"{place} needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_REGION")
+        return StoreRefused(
+            f"{place} needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_DEFAULT_REGION"
+        )
     if isinstance(error, UNREACHED):
         return StoreUnavailable(f"{place} cannot be reached ({error}); check region, endpoint and network")
     if isinstance(error, BotoCoreError):

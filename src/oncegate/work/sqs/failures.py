@@ -20,7 +20,7 @@ def explained(error: Exception, place: str, action: str) -> QueueError:
     if isinstance(error, UNFOUND):
         return QueueError(no_credentials(place, error))
     if isinstance(error, NoRegionError):
-        return QueueError(f"{place} needs a region; write sqs://NAME?region=eu-central-1 or set AWS_REGION")
+        return QueueError(f"{place} needs a region; write sqs://NAME?region=eu-central-1 or set AWS_DEFAULT_REGION")
     if isinstance(error, UNREACHED):
         return QueueUnavailable(f"{place} cannot be reached ({error}); check region, endpoint and network")
     if isinstance(error, BotoCoreError | ValueError):

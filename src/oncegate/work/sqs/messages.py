@@ -8,7 +8,7 @@ from oncegate.events import Event
 from oncegate.gate.jobs import Identified, Job
 from oncegate.times import microseconds_of
 
-_LONGEST_PAUSE: Final = 300
+_LONGEST_PAUSE: Final = 300.0
 
 
 class Message:
@@ -36,9 +36,10 @@ class Message:
         """It is no longer ours: nothing of it starts any more."""
         self.visible_until = 0
 
-    def pause(self, first: int) -> int:
+    @property
+    def pause(self) -> float:
         """In how many seconds it comes again after a failure: twice as many each time."""
-        return int(min(first * 2 ** min(self.receives - 1, 20), max(first, _LONGEST_PAUSE)))
+        return min(2.0 ** min(self.receives - 1, 10), _LONGEST_PAUSE)
 
 
 class Work:

@@ -23,7 +23,6 @@ from oncegate.work.threads import Threads
 
 _log: Final = logging.getLogger("oncegate.work")
 _SENDERS: Final = 4
-_FIRST_PAUSE: Final = 1
 _STEPS_ASIDE: Final = 2
 _LONGEST_HIDDEN: Final = 12 * 3_600 - 60
 _LAST_POLL: Final = 1.0
@@ -127,7 +126,7 @@ class Session:
 
     async def _run(self, work: Work) -> Next:
         if self._means.boot() >= work.message.visible_until:  # another worker has it, or will
-            return self._missed(work, work.message.pause(_FIRST_PAUSE))
+            return self._missed(work, work.message.pause)
         work.ran = True
         outcome = await self._means.through(work.item, self._handler)
         self._count(outcome)
@@ -157,7 +156,7 @@ class Session:
         Each time it comes again the queue counts. So that it does not become a dead letter by another's fault, it runs
         all the same, out of order, when it has stepped aside often enough; not so in a FIFO queue."""
         for work in works:
-            pause = self._pauses.get(work.lane, work.message.pause(_FIRST_PAUSE))
+            pause = self._pauses.get(work.lane, work.message.pause)
             if self._stopping.is_set():
                 self._end(work, self._still_running(work))
             elif work.ran or self._fifo or work.message.receives <= _STEPS_ASIDE:
@@ -194,7 +193,7 @@ def _pause(outcome: Outcome, work: Work) -> float:
     """In how many seconds an event that was not taken is to come again: when whoever is at it has lost its lease, else
     later each time."""
     left = lease_left(outcome)
-    return work.message.pause(_FIRST_PAUSE) if left is None else min(left, _LONGEST_HIDDEN)
+    return work.message.pause if left is None else min(left, _LONGEST_HIDDEN)
 
 
 def _raise_first(ended: Sequence[BaseException]) -> None:
