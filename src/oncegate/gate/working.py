@@ -10,7 +10,6 @@ from oncegate.events import Event
 from oncegate.gate.engine import Engine
 from oncegate.gate.jobs import Identified
 from oncegate.gate.observing import Observers
-from oncegate.gate.outcome import Outcome
 
 
 class Figures(Struct, frozen=True):
@@ -50,8 +49,3 @@ class Means(Struct, frozen=True):
     identify: Callable[[Event], Identified]
     observers: Observers
     boot: Clock
-
-    async def through(self, item: Identified, handler: Callable[[Event], Any]) -> Outcome:
-        outcome = await self.engine.athrough(item, handler)
-        self.observers.outcomes([outcome])
-        return outcome

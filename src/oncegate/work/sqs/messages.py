@@ -43,16 +43,17 @@ class Message:
 
 
 class Work:
-    """One event of a message, on its way through the gate, and its place: a lane, and an order within that."""
+    """One event of a message on its way through the gate, and its place: a lane, and an order within that."""
 
-    __slots__ = ("item", "lane", "message", "order", "ran")
+    __slots__ = ("event", "item", "lane", "message", "order", "ran")
 
-    def __init__(self, message: Message, item: Identified, lane: Hashable | None = None, order: int = 0) -> None:
+    def __init__(self, message: Message, event: Event, item: Identified, *, fifo: bool) -> None:
         self.message = message
+        self.event = event
         self.item = item
-        self.lane = lane
-        self.order = order
         self.ran = False
+        self.lane = ("group", event.evidence.group) if fifo else _lane(event, item)
+        self.order = 0 if fifo else _order(event)
 
     @property
     def started(self) -> bool:
@@ -60,14 +61,15 @@ class Work:
         return isinstance(self.item, Job) and self.item.started
 
 
-def placed(message: Message, event: Event, item: Identified, *, fifo: bool) -> Work:
-    """What runs one after the other: a group of a FIFO queue, as it came; else the events of one entity, as they
-    happened. Copies of what has no entity do so by their key: the later ones then find the first completed."""
-    if fifo:
-        return Work(message, item, ("group", event.evidence.group))
+def _lane(event: Event, item: Identified) -> Hashable | None:
+    """What runs one after the other: the events of one entity. Copies of what has no entity do so by their key: the
+    later ones then find the first completed."""
     if not isinstance(item, Job):
-        return Work(message, item)
-    happened = event.occurred_at or event.evidence.sent_at
-    order = 0 if happened is None else microseconds_of(happened)
-    lane = ("key", item.key.digest) if event.entity is None else ("entity", event.source, event.entity)
-    return Work(message, item, lane, order)
+        return None
+    return ("key", item.key.digest) if event.entity is None else ("entity", event.source, event.entity)
+
+
+def _order(event: Event) -> int:
+    """When it happened, else when it was sent."""
+    at = event.occurred_at or event.evidence.sent_at
+    return 0 if at is None else microseconds_of(at)

@@ -17,8 +17,7 @@ from oncegate.work.trouble import Trouble
 class Receiver:
     """`take` gets the messages of each poll. Before one is sent, `room_for` is waited for.
 
-    `store` is the trouble that others have with the store: without it nothing can be done with a message but to let it
-    go again, and the queue would count that."""
+    `store` is the trouble that others have with the store: without it nothing can be done with a message."""
 
     def __init__(
         self,

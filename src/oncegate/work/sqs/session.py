@@ -11,12 +11,12 @@ from oncegate.gate.concurrent import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.outcome import Outcome, Status
 from oncegate.gate.working import Means
-from oncegate.work.dispatcher import Dispatcher, Next
+from oncegate.work.dispatcher import Again, Dispatcher, Next
 from oncegate.work.handling import logged
 from oncegate.work.sqs.address import Address
 from oncegate.work.sqs.calls import Calls
 from oncegate.work.sqs.hand import Hand
-from oncegate.work.sqs.messages import Work, placed
+from oncegate.work.sqs.messages import Work
 from oncegate.work.sqs.receiving import Receiver
 from oncegate.work.sqs.ways import Ways
 from oncegate.work.threads import Threads
@@ -107,7 +107,7 @@ class Session:
             message = self._hand.take(each)
             events = self._means.read(each)
             message.left = len(events)
-            works = [placed(message, event, self._means.identify(event), fifo=self._fifo) for event in events]
+            works = [Work(message, event, self._means.identify(event), fifo=self._fifo) for event in events]
             for work in works:
                 self._dispatcher.offer(work, work.lane, work.order)
             if not works:
@@ -128,8 +128,10 @@ class Session:
         if self._means.boot() >= work.message.visible_until:  # another worker has it, or will
             return self._missed(work, work.message.pause)
         work.ran = True
-        outcome = await self._means.through(work.item, self._handler)
-        self._count(outcome)
+        outcome = await self._means.engine.athrough(work.item, self._handler)
+        if _is_unclaimed(outcome):
+            return self._kept(work, outcome)
+        self._tell(outcome)
         if not outcome.acked:
             return self._missed(work, _pause(outcome, work))
         self._end(work, None)
@@ -142,12 +144,18 @@ class Session:
         self._end(work, again_after)
         return "give_back"
 
-    def _count(self, outcome: Outcome) -> None:
+    def _kept(self, work: Work, outcome: Outcome) -> Next:
+        """The store could not be asked, which is no fault of the message: it stays in hand, where the queue does not
+        count it, until it can."""
+        self._receiver.store.met(f"events cannot be claimed ({outcome.error})")
+        work.item = self._means.identify(work.event)
+        return Again(self._receiver.store.pause)
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._means.observers.outcomes([outcome])
         if name := _COUNTED.get(outcome.status):
             self._counts[name] += 1
-        if outcome.status == "failed" and not outcome.event.attempt:
-            self._receiver.store.met(f"events cannot be claimed ({outcome.error})")
-        elif outcome.status == "processed":
+        if outcome.status == "processed":
             self._receiver.store.over("events can be claimed")
 
     def _given_back(self, works: Sequence[Work]) -> None:
@@ -187,6 +195,10 @@ class Session:
         await asyncio.wait([receiving], timeout=_LAST_POLL)
         self._receiver.leave()
         await self._hand.flush(_FLUSH_WITHIN)
+
+
+def _is_unclaimed(outcome: Outcome) -> bool:
+    return outcome.status == "failed" and not outcome.event.attempt
 
 
 def _pause(outcome: Outcome, work: Work) -> float:
