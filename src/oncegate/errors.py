@@ -14,6 +14,8 @@
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
     ├── AwsError              a request to AWS was refused, or there was no answer
+    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
+    │   └── QueueUnavailable  may pass by itself: the network, a limit
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -101,6 +103,14 @@ class NotTaken(OncegateError):
 
 class AwsError(OncegateError):
     """A request to AWS that came to nothing; the text says which, and what to do."""
+
+
+class QueueError(OncegateError):
+    """The queue could not do what it was asked; a person has to look."""
+
+
+class QueueUnavailable(QueueError):
+    """The queue cannot answer now; the same request may work later."""
 
 
 class StoreError(OncegateError):

@@ -10,8 +10,14 @@ from botocore.loaders import Loader
 from oncegate.errors import SettingError
 
 
-def client(service: str, region: str | None, endpoint: str | None, place: str, config: Config) -> Any:
-    """A client for a service, at AWS's own address or another; SettingError if region or endpoint cannot be meant."""
+def client(
+    service: str, region: str | None, endpoint: str | None, place: str, *, attempts: int = 1, **options: Any
+) -> Any:
+    """A client for a service, at AWS's own address or another; SettingError if region or endpoint cannot be meant.
+
+    It asks once, unless told otherwise: whoever asks decides what is asked again, and when."""
+    retries = {"mode": "standard", "total_max_attempts": attempts}
+    config = Config(retries=retries, tcp_keepalive=True, user_agent_extra="oncegate", **options)
     try:
         session = botocore.session.Session()
         session.register_component("data_loader", _descriptions())

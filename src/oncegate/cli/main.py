@@ -11,7 +11,8 @@ from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
 from oncegate.cli.read import read
 from oncegate.cli.serve import serve
-from oncegate.errors import OncegateError, SettingError, StoreError
+from oncegate.cli.work import work
+from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -22,6 +23,7 @@ def cli(**_config: str | None) -> None:
 
 
 cli.add_command(serve)
+cli.add_command(work)
 cli.add_command(read)
 cli.add_command(keys)
 cli.add_command(dlq)
@@ -47,4 +49,6 @@ def run(arguments: list[str] | None = None) -> int:
 def _code(error: OncegateError) -> int:
     if isinstance(error, StoreError):
         return exits.STORE
+    if isinstance(error, QueueError):
+        return exits.QUEUE
     return exits.USAGE if isinstance(error, SettingError) else exits.FAILED
