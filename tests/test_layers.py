@@ -28,6 +28,7 @@ LAYERS = [
     ["__init__"],
     ["settings"],
     ["infra"],
+    ["doctor"],
     ["testing", "service", "cli"],
     ["__main__"],
 ]
