@@ -25,7 +25,7 @@ LAYERS = [
     ["gate"],
     ["__init__"],
     ["settings"],
-    ["testing", "service", "cli"],
+    ["testing", "simulate", "service", "cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

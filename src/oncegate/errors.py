@@ -13,6 +13,7 @@
     │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
+    ├── TargetError           what simulated traffic is sent to cannot be used
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -96,6 +97,10 @@ class NotTaken(OncegateError):
     def __init__(self, outcomes: Sequence[Any], why: str) -> None:
         self.outcomes = tuple(outcomes)
         super().__init__(why)
+
+
+class TargetError(OncegateError):
+    """A file, queue, bus or address that simulated traffic is sent to cannot be used."""
 
 
 class StoreError(OncegateError):
