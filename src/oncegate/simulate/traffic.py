@@ -84,9 +84,10 @@ def keys_of(event: Event, window: int) -> dict[str, str | None]:
 
 def _deliveries_of(happening: Happening, plan: Plan, now: int, first: int) -> Iterator[Delivery]:
     chance = Chance(plan.seed, f"copies of {happening.number}")
+    lateness = Chance(plan.seed, f"lateness of {happening.number}")
     made = copies(chance, happening.document, happening.event.state, plan.wishes)
     for number, each in enumerate(made, first):
-        due = now + chance.between(0, plan.delay)
+        due = now + lateness.between(0, plan.delay)
         of = None if each.kind == "invalid" else happening
         yield Delivery(number, due, of, each, _read(each.raw))
 
