@@ -62,7 +62,7 @@ def test_each_is_read_as_what_it_is_meant_to_be() -> None:
 
 def test_all_there_is_to_read() -> None:
     """Each source and its traps are among it: topics by EventBridge, webhooks, cases, contacts, every wrapping."""
-    found = made(2_000)
+    found = made(1_000)
     types = {event.type for delivery in found for event in read(delivery.copy.raw) if not event.problem}
     topic = "v2.detail.events.conversation.{id}"
     ends = ("customer.start", "customer.end", "flow.start", "flow.outcome", "flow.end", "attributes", "acd.start")
@@ -70,9 +70,11 @@ def test_all_there_is_to_read() -> None:
     assert types >= {"openmessaging.Text", "openmessaging.Receipt", "CaseCreated", "CaseStatusChanged"}
     assert types >= {"MessageCreated", "CallContactEvent"}
     assert {delivery.copy.wrapping for delivery in found} == {None, "sns", "array", "detail", "websocket"}
-    sources = Counter(each.event.source for each in happenings(Plan(events=2_000)))
+    sources = Counter(each.event.source for each in happenings(Plan(events=200)))
     assert sources.keys() == {"genesys", "cxone"}
-    same = Counter((each.event.type, each.event.entity, each.event.occurred_at) for each in happenings(Plan(events=500)))
+    same = Counter(
+        (each.event.type, each.event.entity, each.event.occurred_at) for each in happenings(Plan(events=500))
+    )
     assert any(number > 1 for number in same.values()), "two updates of attributes share a millisecond"
 
 
@@ -83,7 +85,7 @@ def test_keys_tell_the_truth() -> None:
     for delivery in made(1_000):
         if delivery.of is None:
             assert delivery.event.problem, "what is invalid cannot be read"
-            assert keys_of(delivery.event, WINDOW) == {"auto": None, "state_change": None}
+            assert set(keys_of(delivery.event, WINDOW).values()) == {None}
             continue
         own, first = keys_of(delivery.event, WINDOW), keys_of(delivery.of.event, WINDOW)
         assert owner.setdefault(own["auto"], delivery.of.number) == delivery.of.number
@@ -123,7 +125,9 @@ def test_late_and_out_of_order() -> None:
 
 def test_how_often() -> None:
     """As many copies and as large shares come as were asked for."""
-    assert {each.copy.kind for each in made(50, wishes=Wishes(copies=(1, 1), reemit=0, rewrap=0, replay=0))} == {"first"}
+    assert {each.copy.kind for each in made(50, wishes=Wishes(copies=(1, 1), reemit=0, rewrap=0, replay=0))} == {
+        "first"
+    }
     every = Wishes(copies=(4, 4), reemit=1, rewrap=1, replay=1, echo=1, conflict=1, invalid=1)
     found = [each for each in made(40, wishes=every) if each.of is None or "detail" in each.of.document]
     of_calls = Counter(each.copy.kind for each in found if each.of and each.copy.wrapping is None)

@@ -116,6 +116,26 @@ class TestEffects:
         assert len(logged) == len(lines)
         assert judged(tmp_path, logged).once
 
+    @pytest.mark.parametrize("key", [keys.content, keys.first(keys.fields("eventTime"), keys.content)])
+    def test_other_keys(self, tmp_path: Path, key: keys.Strategy) -> None:
+        """Under another strategy effects are known by that key, or else by their ids."""
+        lines = [line for line in into_file(tmp_path, plan(echo=0, rewrap=0)) if b"v2.detail" in line]
+        log = io.StringIO()
+        through_a_gate(tmp_path, lines, Gate("memory://", key=key, observers=[JsonLog(log)], on_conflict="run"))
+        found = judged(tmp_path, log.getvalue().splitlines()).findings
+        assert {finding.what for finding in found} == {"lost"}
+        assert not any((finding.event.type or "").startswith("v2.") for finding in found if finding.event)
+
+    def test_ids_are_no_keys(self, tmp_path: Path) -> None:
+        """A gate that goes by ids doubles what is emitted again, and loses receipts to their messages."""
+        lines = into_file(tmp_path, plan(rewrap=0, reemit=0.5))
+        found = judged(tmp_path, through_a_gate(tmp_path, lines, Gate("memory://", key=keys.event_id))).findings
+        doubled = {finding.event.name for finding in found if finding.event and finding.what == "doubled"}
+        sent = truth_in(tmp_path).deliveries
+        assert doubled == {name for name in sent if any(each.kind == "re-emission" for each in sent[name])}
+        lost = {finding.event.type for finding in found if finding.event and finding.what == "lost"}
+        assert lost == {"openmessaging.Receipt", "CallContactEvent"}
+
     @pytest.mark.parametrize(
         ("line", "said"),
         [

@@ -140,7 +140,7 @@ class Bus(_Service):
 
     def _ask(self, batch: Sequence[Delivery]) -> list[Answer]:
         answer = self._client.put_events(Entries=[self._entry(delivery) for delivery in batch])
-        return [_meaning(entry) for entry in answer["Entries"]]
+        return [_meaning(*pair) for pair in zip(batch, answer["Entries"], strict=True)]
 
     def _entry(self, delivery: Delivery) -> dict[str, str]:
         document = delivery.copy.document or {}
@@ -153,10 +153,11 @@ class Bus(_Service):
         }
 
 
-def _meaning(entry: dict[str, Any]) -> Answer:
+def _meaning(delivery: Delivery, entry: dict[str, Any]) -> Answer:
+    """The id of its envelope is that of an event which had one before; others are known by their own."""
     code = entry.get("ErrorCode")
     if code is None:
-        return Taken(entry.get("EventId"))
+        return Taken(entry.get("EventId") if "detail" in (delivery.copy.document or {}) else None)
     return Again(code) if code in _PASSING else Refused(code)
 
 

@@ -77,9 +77,10 @@ def deliveries(plan: Plan) -> Iterator[Delivery]:
 
 
 def keys_of(event: Event, window: int) -> dict[str, str | None]:
-    """The key of an event under the strategies by which the truth can be told; None where it has none."""
+    """The key of an event under each strategy that needs no more than a window; None where it has none."""
     change = keys.state_change(f"{window / 1_000}ms")
-    return {"auto": _key(event, keys.auto), "state_change": _key(event, change)}
+    strategies = {"auto": keys.auto, "state_change": change, "event_id": keys.event_id, "content": keys.content}
+    return {name: _key(event, strategy) for name, strategy in strategies.items()}
 
 
 def _deliveries_of(happening: Happening, plan: Plan, now: int, first: int) -> Iterator[Delivery]:

@@ -1,8 +1,8 @@
 """Verifying: what took effect, compared with what truly happened."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Container, Iterable, Iterator
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -88,29 +88,25 @@ def judge(truth: Truth, effects: Iterable[Effect]) -> Judgement:
 
 
 class _Names:
-    """From the keys and ids of deliveries to their events. An id may be that of several: a receipt has that of its
+    """From the keys and ids of deliveries to their events. One may be that of several: a receipt has the id of its
     message."""
 
     def __init__(self, truth: Truth) -> None:
-        self._keys: dict[str, str] = {}
-        self._ids: dict[str, list[str]] = {}
+        self._events: dict[str, dict[str, None]] = {}
         for name, event in truth.events.items():
-            self._note(name, event.keys)
+            self._note(name, event.keys.values())
             for delivery in truth.deliveries.get(name, ()):
-                self._note(name, delivery.keys)
-                events = self._ids.setdefault(delivery.event_id or "", [])
-                if name not in events:
-                    events.append(name)
+                self._note(name, (*delivery.keys.values(), delivery.event_id))
 
-    def _note(self, name: str, keys: dict[str, str | None]) -> None:
-        self._keys |= {key: name for key in keys.values() if key is not None}
+    def _note(self, name: str, called: Iterable[str | None]) -> None:
+        for each in called:
+            if each is not None:
+                self._events.setdefault(each, {})[name] = None
 
-    def of(self, effect: Effect, taken: dict[str, Any]) -> str | None:
+    def of(self, effect: Effect, taken: Container[str]) -> str | None:
         """By its key, else by its id; of several events, the first that has not taken effect yet."""
-        if effect.key is not None:
-            return self._keys.get(effect.key)
-        events = self._ids.get(str(effect.event_id), [])
-        return next((name for name in events if name not in taken), events[0] if events else None)
+        events = self._events.get(effect.key or "") or self._events.get(str(effect.event_id), {})
+        return next((name for name in events if name not in taken), next(iter(events), None))
 
 
 def _of_events(truth: Truth, taken: dict[str, list[Effect]], expected: set[str]) -> Iterator[Finding]:
