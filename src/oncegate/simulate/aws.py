@@ -91,7 +91,7 @@ class _Service:
     def _explained(self, error: Exception) -> TargetError:
         if isinstance(error, NoRegionError):
             return TargetError(
-                f"{self._place} needs a region; write {self._place}?region=eu-central-1 or set AWS_REGION"
+                f"{self._place} needs a region; write {self._place}?region=eu-central-1 or set AWS_DEFAULT_REGION"
             )
         if _name_of(error) in _UNKNOWN:
             return TargetError(f"{self._place} does not exist; check its name, region and endpoint")
