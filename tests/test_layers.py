@@ -21,10 +21,12 @@ LAYERS = [
     ["keys"],
     ["timelines"],
     ["claims"],
+    ["aws"],
     ["stores"],
     ["gate"],
     ["__init__"],
     ["settings"],
+    ["infra"],
     ["testing", "simulate", "service", "cli"],
     ["__main__"],
 ]

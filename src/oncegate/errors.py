@@ -14,6 +14,7 @@
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
     ├── TargetError           what simulated traffic is sent to cannot be used
+    ├── AwsError              a request to AWS was refused, or there was no answer
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -101,6 +102,10 @@ class NotTaken(OncegateError):
 
 class TargetError(OncegateError):
     """A file, queue, bus or address that simulated traffic is sent to cannot be used."""
+
+
+class AwsError(OncegateError):
+    """A request to AWS that came to nothing; the text says which, and what to do."""
 
 
 class StoreError(OncegateError):

@@ -6,6 +6,7 @@ from oncegate import __version__
 from oncegate.cli import exits
 from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
+from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
 from oncegate.cli.read import read
@@ -29,6 +30,7 @@ cli.add_command(verify)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)
+cli.add_command(infra)
 
 
 def run(arguments: list[str] | None = None) -> int:
