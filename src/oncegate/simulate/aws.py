@@ -5,15 +5,26 @@ from secrets import token_hex
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl, urlsplit
 
-import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+from botocore.exceptions import ClientError, NoRegionError
 from msgspec import Struct, json
 
+from oncegate.aws.clients import client
+from oncegate.aws.failures import (
+    FAILURES,
+    UNFOUND,
+    UNREACHED,
+    code_of,
+    is_denied,
+    is_unaccepted,
+    passes,
+    unaccepted,
+    unfound,
+    unreached,
+)
 from oncegate.errors import SettingError, TargetError
 from oncegate.simulate.sending import Again, Answer, Refused, Taken
 from oncegate.simulate.traffic import Delivery
-from oncegate.stores.dynamodb.failures import code_of, passes
 
 _OPTIONS: Final = ("region", "endpoint", "source")
 _MOST: Final = 10  # what one request of either service takes
@@ -63,11 +74,9 @@ class _Service:
             user_agent_extra="oncegate",
         )
         try:
-            self._client: Any = botocore.session.Session().create_client(
-                self.service, region_name=self._address.region, endpoint_url=self._address.endpoint, config=config
-            )
+            self._client: Any = client(self.service, self._address.region, self._address.endpoint, self._place, config)
             self._find()
-        except (BotoCoreError, ClientError, ValueError) as error:
+        except FAILURES as error:
             raise self._explained(error) from error
 
     def _find(self) -> None:
@@ -80,7 +89,7 @@ class _Service:
     def send(self, batch: Sequence[Delivery]) -> list[Answer]:
         try:
             return self._ask(batch)
-        except (BotoCoreError, ClientError) as error:
+        except FAILURES as error:
             if not passes(error) and _name_of(error) not in _THROTTLED:
                 raise self._explained(error) from error
             return [Again(_name_of(error))] * len(batch)
@@ -89,13 +98,18 @@ class _Service:
         self._client.close()
 
     def _explained(self, error: Exception) -> TargetError:
+        place = self._place
         if isinstance(error, NoRegionError):
-            return TargetError(
-                f"{self._place} needs a region; write {self._place}?region=eu-central-1 or set AWS_DEFAULT_REGION"
-            )
+            return TargetError(f"{place} needs a region; write {place}?region=eu-central-1 or set AWS_DEFAULT_REGION")
+        if isinstance(error, UNFOUND):
+            return TargetError(unfound(error, place))
+        if isinstance(error, UNREACHED):
+            return TargetError(unreached(error, place))
         if _name_of(error) in _UNKNOWN:
-            return TargetError(f"{self._place} does not exist; check its name, region and endpoint")
-        return TargetError(f"{self._place} cannot be sent to ({error}); check credentials, region and endpoint")
+            return TargetError(f"{place} does not exist; check its name, region and endpoint")
+        if isinstance(error, ClientError) and is_unaccepted(error):
+            return TargetError(unaccepted(error, place))
+        return TargetError(f"{place} cannot be sent to ({error}); check rights, region and endpoint")
 
 
 class Queue(_Service):
@@ -135,7 +149,7 @@ class Bus(_Service):
         try:
             self._client.describe_event_bus(Name=self._address.name)
         except ClientError as error:
-            if not code_of(error).startswith("AccessDenied"):  # to put events one need not be allowed to look
+            if not is_denied(error):  # to put events one need not be allowed to look
                 raise
 
     def _ask(self, batch: Sequence[Delivery]) -> list[Answer]:
