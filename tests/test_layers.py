@@ -29,7 +29,7 @@ LAYERS = [
     ["settings"],
     ["infra"],
     ["doctor"],
-    ["testing", "service", "cli"],
+    ["testing", "simulate", "service", "cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

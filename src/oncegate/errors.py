@@ -13,6 +13,7 @@
     │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
+    ├── TargetError           what simulated traffic is sent to cannot be used
     ├── AwsError              a request to AWS was refused, or there was no answer
     ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
     │   └── QueueUnavailable  may pass by itself: the network, a limit
@@ -99,6 +100,10 @@ class NotTaken(OncegateError):
     def __init__(self, outcomes: Sequence[Any], why: str) -> None:
         self.outcomes = tuple(outcomes)
         super().__init__(why)
+
+
+class TargetError(OncegateError):
+    """A file, queue, bus or address that simulated traffic is sent to cannot be used."""
 
 
 class AwsError(OncegateError):

@@ -12,6 +12,8 @@ from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
 from oncegate.cli.read import read
 from oncegate.cli.serve import serve
+from oncegate.cli.simulate import simulate
+from oncegate.cli.verify import verify
 from oncegate.cli.work import work
 from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
 
@@ -26,6 +28,8 @@ def cli(**_config: str | None) -> None:
 cli.add_command(serve)
 cli.add_command(work)
 cli.add_command(read)
+cli.add_command(simulate)
+cli.add_command(verify)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)

@@ -1,23 +1,21 @@
 """`oncegate read`: what is read from a file, and which events each key strategy would take for one."""
 
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 import msgspec
 from msgspec import Struct
 
 from oncegate import keys
-from oncegate.cli import exits
 from oncegate.cli.advice import advice, listed
 from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
 from oncegate.cli.documents import documents, items
+from oncegate.cli.files import opened
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import Progress, moment, say, say_error, show_json_stream, show_table
+from oncegate.cli.output import Progress, moment, say, show_json_stream, show_table
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.events import Event
@@ -28,7 +26,6 @@ from oncegate.times import microseconds_of
 
 _ALWAYS = ("auto", "event_id", "content", 'state_change("500ms")')
 _MOST_GROUPS = 10
-_STDIN = "-"
 
 
 class Found(Struct, frozen=True):
@@ -97,22 +94,8 @@ def _refuse_unreadable(files: tuple[str, ...]) -> None:
     """Say what cannot be read before anything is shown. A pipe can be opened only once, so it is left alone."""
     for file in files:
         if not Path(file).is_fifo():
-            with _opened(file):
+            with opened(file):
                 pass
-
-
-@contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
-    """The file, to be read; one that cannot be ends the command with a sentence."""
-    try:
-        if file == _STDIN:
-            yield sys.stdin.buffer
-            return
-        with open(file, "rb") as stream:
-            yield stream
-    except OSError as error:
-        say_error(f"cannot read {click.format_filename(file)}: {error.strerror or error}")
-        raise click.exceptions.Exit(exits.FAILED) from error
 
 
 def _events(files: tuple[str, ...]) -> Iterator[Found]:
@@ -121,7 +104,7 @@ def _events(files: tuple[str, ...]) -> Iterator[Found]:
     with Progress("events") as progress:
         for file in files:
             name = click.format_filename(file)
-            with _opened(file) as stream:
+            with opened(file) as stream:
                 for document in documents(stream):
                     alone, events = _within(document.raw)
                     for index, event in enumerate(events, 1):
