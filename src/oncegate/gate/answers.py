@@ -92,7 +92,9 @@ def _sentence(outcome: Outcome, *, discreet: bool) -> str:
 
 
 def _retry_after(outcome: Outcome) -> int:
-    """When the lease of whoever holds it ends, else soon."""
+    """When its handler says, or the lease of whoever holds it ends; else soon."""
+    if outcome.retry_after is not None:
+        return max(1, -(-outcome.retry_after // 1_000_000))
     if outcome.status != "in_flight" or outcome.original is None or outcome.at is None:
         return _RETRY_AFTER
     return max(1, -(-(outcome.original.lease_until - outcome.at) // 1_000_000))
