@@ -1,0 +1,134 @@
+"""Publishing: each event sent to an SQS queue or put on an EventBridge bus, with its key."""
+
+import hashlib
+import re
+import threading
+from typing import Any, Final
+
+import botocore.session
+import msgspec
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from oncegate import forks
+from oncegate.errors import SettingError
+from oncegate.events import Event
+from oncegate.sinks.documents import document
+from oncegate.sinks.failures import failure
+from oncegate.sinks.places import FIFO, Place, read_place
+
+_CONNECTIONS: Final = 64
+_GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,./:;<=>?@\[\\\]^_`{|}~-]{1,128}")
+_LONGEST_TYPE: Final = 128
+
+
+def publisher(url: str) -> "Publisher":
+    place = read_place(url)
+    return ToQueue(place) if place.service == "sqs" else ToBus(place)
+
+
+class Publisher:
+    """A handler that sends events to one place, from any number of threads, each with one request."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._client: Any = None
+        self._lock = threading.Lock()
+        self._watch = forks.holding(self._lock, self._forget)
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self._send(self._opened(), event)
+        except (ClientError, BotoCoreError, ResponseParserError) as error:
+            raise failure(error, self.place) from error
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _send(self, client: Any, event: Event) -> None:
+        raise NotImplementedError
+
+    # ── the client ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = self._made()
+            return self._client
+
+    def _made(self) -> Any:
+        """One that asks once: whoever delivers the event tries again."""
+        place = self.place
+        config = Config(
+            retries={"total_max_attempts": 1},
+            connect_timeout=min(2.0, place.timeout),
+            read_timeout=place.timeout,
+            max_pool_connections=_CONNECTIONS,
+            tcp_keepalive=True,
+            user_agent_extra="oncegate",
+        )
+        try:
+            return botocore.session.Session().create_client(
+                place.service, region_name=place.region, endpoint_url=place.endpoint, config=config
+            )
+        except ValueError as error:  # some of botocore's own are also this
+            raise SettingError(f"{place.spoken} cannot be asked: {error}") from error
+
+    def _forget(self) -> None:
+        self._client = None
+
+
+class ToQueue(Publisher):
+    """The message is the event's JSON, its attribute `oncegate-key` the key. In a FIFO queue the key is also what the
+    queue itself knows copies by, for five minutes, and events of one entity stay in order."""
+
+    _address: str | None = None
+
+    def _send(self, client: Any, event: Event) -> None:
+        if self._address is None:
+            owner = {} if self.place.account is None else {"QueueOwnerAWSAccountId": self.place.account}
+            self._address = client.get_queue_url(QueueName=self.place.name, **owner)["QueueUrl"]
+        message = {"QueueUrl": self._address, "MessageBody": document(event).decode()}
+        if event.key is not None:
+            told = {"DataType": "String", "StringValue": str(event.key)}
+            message["MessageAttributes"] = {"oncegate-key": told}
+        client.send_message(**message, **(_in_order(event) if self.place.name.endswith(FIFO) else {}))
+
+
+def _in_order(event: Event) -> dict[str, str]:
+    key = hashlib.sha256(document(event)).hexdigest() if event.key is None else str(event.key)
+    return {"MessageDeduplicationId": key, "MessageGroupId": _group(event.entity or key)}
+
+
+def _group(entity: str) -> str:
+    """The entity, or its hash if it could not be the name of a group."""
+    return entity if _GROUP.fullmatch(entity) else hashlib.sha256(entity.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class ToBus(Publisher):
+    """The detail is the event's JSON, so that it is read on the other side as it was here; the key is a resource,
+    `oncegate:KEY`. What is no JSON object cannot be a detail, and is one's member `event`."""
+
+    def _send(self, client: Any, event: Event) -> None:
+        entry: dict[str, Any] = {
+            "EventBusName": self.place.name,
+            "Source": self.place.source,
+            "DetailType": (event.type or "event")[:_LONGEST_TYPE],
+            "Detail": _detail(document(event)),
+            "Resources": [] if event.key is None else [f"oncegate:{event.key}"],
+        }
+        if event.occurred_at is not None:
+            entry["Time"] = event.occurred_at
+        (answer,) = client.put_events(Entries=[entry])["Entries"]
+        if code := answer.get("ErrorCode"):
+            said = {"Error": {"Code": code, "Message": answer.get("ErrorMessage", "")}}
+            raise ClientError(said, "PutEvents")
+
+
+def _detail(raw: bytes) -> str:
+    text = raw.decode().strip()
+    return text if text.startswith("{") else msgspec.json.encode({"event": msgspec.Raw(raw)}).decode()
