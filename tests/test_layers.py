@@ -25,6 +25,7 @@ LAYERS = [
     ["gate"],
     ["__init__"],
     ["settings"],
+    ["sinks", "otel"],
     ["testing", "service", "cli"],
     ["__main__"],
 ]

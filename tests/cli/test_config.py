@@ -159,3 +159,14 @@ class TestShow:
         monkeypatch.setenv("ONCEGATE_LEASE", "x")
         code, out, err = oncegate("config", "show")
         assert (code, out, "ONCEGATE_LEASE: lease='x'" in err) == (exits.USAGE, "", True)
+
+
+def test_sinks(oncegate: Run, tmp_path: Path) -> None:
+    """`config check` finds what is wrong with a sink, and `config show` shows no secret of its URL."""
+    (tmp_path / "oncegate.toml").write_text('[serve]\nforward = "https://a.example/?token=s3cret"\npublish = "sqs://q"')
+    code, _, err = oncegate("config", "check")
+    assert code == exits.USAGE
+    assert "an event goes one way only" in err
+    code, out, _ = oncegate("config", "show")
+    assert "https://a.example/?token=***" in out
+    assert "s3cret" not in out

@@ -23,6 +23,7 @@ _METAVARS = {
     "port": "NUMBER",
     "names": "NAME,…",
     "url": "URL",
+    "place": "URL",
     "function": "MODULE:FUNCTION",
     "strategy": "STRATEGY",
 }
@@ -70,7 +71,7 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
         help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"
     if setting.kind == "truth":
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=help_)
-    metavar = "|".join(setting.choices) or _METAVARS.get(setting.kind, "NAME")
+    metavar = _METAVARS.get(setting.kind) or "|".join(setting.choices) or "NAME"
     return click.option(setting.flag, setting.name, metavar=metavar, help=help_)
 
 

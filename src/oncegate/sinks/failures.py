@@ -27,7 +27,7 @@ def failure(error: Exception, place: Place) -> RetryLater | Bury:
 
 def _sentence(error: Exception, place: Place) -> str:
     if isinstance(error, NoRegionError):
-        return f"{place.spoken} needs a region; write ?region=eu-central-1 behind its name or set AWS_REGION"
+        return f"{place.spoken} needs a region; write ?region=eu-central-1 behind its name or set AWS_DEFAULT_REGION"
     if isinstance(error, ResponseParserError) or (isinstance(error, ClientError) and code_of(error).isdecimal()):
         return f"{place.spoken} does not answer as AWS does; check the endpoint"
     if not isinstance(error, ClientError):

@@ -24,8 +24,14 @@ _LONGEST_TYPE: Final = 128
 
 
 def publisher(url: str) -> "Publisher":
+    """The handler for a place. Its client is made at once, so that a missing region is said before the first event."""
     place = read_place(url)
-    return ToQueue(place) if place.service == "sqs" else ToBus(place)
+    made = ToQueue(place) if place.service == "sqs" else ToBus(place)
+    try:
+        made.open()
+    except BotoCoreError as error:
+        raise SettingError(str(failure(error, place))) from error
+    return made
 
 
 class Publisher:
@@ -39,7 +45,7 @@ class Publisher:
 
     def __call__(self, event: Event) -> None:
         try:
-            self._send(self._opened(), event)
+            self._send(self.open(), event)
         except (ClientError, BotoCoreError, ResponseParserError) as error:
             raise failure(error, self.place) from error
 
@@ -54,7 +60,7 @@ class Publisher:
 
     # ── the client ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _opened(self) -> Any:
+    def open(self) -> Any:
         with self._lock:
             if self._client is None:
                 self._client = self._made()
@@ -110,8 +116,8 @@ def _group(entity: str) -> str:
 
 
 class ToBus(Publisher):
-    """The detail is the event's JSON, so that it is read on the other side as it was here; the key is a resource,
-    `oncegate:KEY`. What is no JSON object cannot be a detail, and is one's member `event`."""
+    """The detail is the event's JSON; of what came from a bus, the detail that it had there. The key is a resource,
+    `oncegate:KEY`: a copy that is put once more has another id, but the same resource."""
 
     def _send(self, client: Any, event: Event) -> None:
         entry: dict[str, Any] = {
@@ -130,5 +136,10 @@ class ToBus(Publisher):
 
 
 def _detail(raw: bytes) -> str:
-    text = raw.decode().strip()
-    return text if text.startswith("{") else msgspec.json.encode({"event": msgspec.Raw(raw)}).decode()
+    """A JSON object, as a detail must be: what is none is the member `event` of one."""
+    body = msgspec.json.decode(raw)
+    if not isinstance(body, dict):
+        return msgspec.json.encode({"event": msgspec.Raw(raw)}).decode()
+    if "detail-type" in body and isinstance(body.get("detail"), dict):
+        return msgspec.json.encode(body["detail"]).decode()
+    return raw.decode()
