@@ -23,6 +23,7 @@ LAYERS = [
     ["claims"],
     ["stores"],
     ["gate"],
+    ["work"],
     ["__init__"],
     ["settings"],
     ["sinks", "otel"],

@@ -28,7 +28,7 @@ def settling(ended: Settlement) -> bytes:
     if isinstance(ended, Complete):
         return _settling(b"C", ended, ended.retention, ended.result, ended.error)
     if isinstance(ended, Release):
-        return _settling(b"R", ended, ended.unstarted, None, ended.error)
+        return _settling(b"R", ended, 2 * ended.delay + ended.unstarted, None, ended.error)
     return _settling(b"D", ended, ended.retention, ended.payload, ended.error)
 
 

@@ -24,14 +24,15 @@ function verbs.C(r, retention, result, error)
   end
 end
 
--- Release: 1 if it never started, nothing, error.
-function verbs.R(r, unstarted, _, error)
+-- Release: twice the delay, and 1 more if it never started; nothing, error.
+function verbs.R(r, number, _, error)
+  local unstarted = number % 2
   local about, result, error_before, payload = texts(r.tail)
   if not error or error == '' then
     error = error_before
   end
   r.state = r.state == 'p' and 'r' or 'R'
-  r.moment, r.attempts = now, r.attempts - unstarted
+  r.moment, r.attempts = now + (number - unstarted) / 2, r.attempts - unstarted
   r.tail = tail(about, result, error, payload)
 end
 
