@@ -6,6 +6,7 @@ from oncegate import __version__
 from oncegate.cli import exits
 from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
+from oncegate.cli.explain import explain
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
 from oncegate.cli.read import read
@@ -22,6 +23,7 @@ def cli(**_config: str | None) -> None:
 
 cli.add_command(serve)
 cli.add_command(read)
+cli.add_command(explain)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)

@@ -38,7 +38,7 @@ class Endings:
 
     def released(self, job: Job, error: str, raised: str | None = None, retry_after: int | None = None) -> Ending:
         outcome = Outcome("failed", job.event, job.key, error=error, raised=raised, retry_after=retry_after)
-        return Ending(job, Release(*self._proof(job), error), outcome)
+        return Ending(job, Release(*self._proof(job), error, delay=retry_after or 0), outcome)
 
     def buried(self, job: Job, error: str, raised: str | None = None) -> Ending:
         bury = Bury(*self._proof(job), self._terms.dead_letter_retention, job.event.raw, error)
