@@ -32,7 +32,7 @@ operation. Rows are tried from the top; the first that matches decides.
     P, owner and fence mine                        renew      lease moved; expiry not sooner  True
     P, owner and fence mine                        complete   C, result kept, payload gone    True
     P, owner and fence mine                        release    R, due after the delay;         True
-                                                              unstarted: attempts - 1
+                                                              unstarted: due, attempts - 1
     P, owner and fence mine                        bury       D, payload and error            True
     C, R or D, owner and fence mine                same again unchanged                       True
     anything else                                  settle     unchanged                       False: the lease is lost
@@ -151,7 +151,8 @@ class Complete(Held, frozen=True, gc=False):
 
 
 class Release(Held, frozen=True, gc=False):
-    """What the record itself holds is not taken again before the delay is over; a delivery may claim it at once."""
+    """What the record itself holds is not taken again before the delay is over, and before all others if it was never
+    started; a delivery may claim it at once."""
 
     error: str | None = None
     unstarted: bool = False
@@ -396,7 +397,8 @@ def _completed(record: Record, complete: Complete, now: int) -> Record:
 
 def _released(record: Record, release: Release, now: int) -> Record:
     attempts, error = record.attempts - release.unstarted, release.error or record.error
-    return replace(record, state=RELEASED, lease_until=now + release.delay, attempts=attempts, error=error)
+    due = 0 if release.unstarted else now + release.delay
+    return replace(record, state=RELEASED, lease_until=due, attempts=attempts, error=error)
 
 
 def _buried(record: Record, bury: Bury, now: int) -> Record:

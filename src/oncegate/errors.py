@@ -15,6 +15,7 @@
     ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
     ├── Bury                  raised by a handler: no attempt can ever work
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
+    ├── AwsError              a request to AWS was refused, or there was no answer
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -115,6 +116,10 @@ class NotTaken(OncegateError):
     def __init__(self, outcomes: Sequence[Any], why: str) -> None:
         self.outcomes = tuple(outcomes)
         super().__init__(why)
+
+
+class AwsError(OncegateError):
+    """A request to AWS that came to nothing; the text says which, and what to do."""
 
 
 class StoreError(OncegateError):

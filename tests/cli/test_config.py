@@ -170,3 +170,12 @@ def test_sinks(oncegate: Run, tmp_path: Path) -> None:
     code, out, _ = oncegate("config", "show")
     assert "https://a.example/?token=***" in out
     assert "s3cret" not in out
+
+
+def test_config_after_the_command(oncegate: Run, tmp_path: Path) -> None:
+    """The settings file may be named after the command as well as before it."""
+    (tmp_path / "mine.toml").write_text('store = "redis://nobody.invalid"\nnamespac = "x"\n')
+    for arguments in (["--config", "mine.toml", "dlq", "list"], ["dlq", "list", "--config", "mine.toml"]):
+        code, _, err = oncegate(*arguments)
+        assert code == exits.USAGE
+        assert "mine.toml" in err

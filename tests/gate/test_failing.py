@@ -341,6 +341,8 @@ class TestWaiting:
         first = {outcome.event.id: outcome.status for outcome in gate.run_waiting(handler)}
         assert first == {"a": "processed", "b": "failed", "c": "processed"}
         assert gate.run({"id": "b"}, handler).status == "duplicate"
+        assert gate.run_waiting(handler) == [], "it is left alone for a second"
+        clock.advance(1_000_000)
         assert [outcome.status for outcome in gate.run_waiting(handler)] == ["buried"]
         assert gate.run_waiting(handler) == []
 

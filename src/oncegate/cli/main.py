@@ -7,6 +7,7 @@ from oncegate.cli import exits
 from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
 from oncegate.cli.explain import explain
+from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
 from oncegate.cli.read import read
@@ -27,6 +28,7 @@ cli.add_command(explain)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)
+cli.add_command(infra)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
@@ -38,11 +39,11 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
         @wraps(command)
         def call(**given: Any) -> Any:
             flags = {setting.path: given.pop(setting.name) for setting in settings}
-            found, problems = examined(flags)
+            found, problems = examined(flags | {"config": given.pop("config")})
             refuse(problems)
             return command(settings=found, **given)
 
-        taking = call
+        taking = click.option("--config", metavar="FILE", hidden=True)(call)  # people write it after the command, too
         for setting in reversed(settings):
             taking = _option(setting)(taking)
         return taking
@@ -52,8 +53,8 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
 
 def examined(flags: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """The settings for this command, and all that is wrong with them."""
-    config = click.get_current_context().find_root().params["config"]
-    return examine(flags={"config": config, **flags})
+    config = flags.get("config") or click.get_current_context().find_root().params["config"]
+    return examine(flags={**flags, "config": config})
 
 
 def refuse(problems: list[str]) -> None:
@@ -104,7 +105,14 @@ def lookup(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def confirm(question: str) -> None:
     """Go on only with a yes."""
-    if not click.confirm(question, err=True):
+    try:
+        yes = click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise click.UsageError("there is nobody here to ask; say --yes to go on without") from None
+    if not yes:
         say("Nothing was changed.")
         raise click.exceptions.Exit(exits.FAILED)
 

@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from oncegate import keys
+from oncegate.cli import exits
 from oncegate.cli.advice import advice, listed
 from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
 from oncegate.cli.found import Found, events_of, refuse_unreadable
@@ -37,15 +38,17 @@ def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings:
     """Show each event of the files, its key under every strategy, and which events each strategy takes for one.
 
     A FILE holds one JSON document, an array, or a document on each line; - is what comes on stdin. Nothing is claimed,
-    run or stored.
+    run or stored. Exits with 1 if there is no event in them.
     """
     comparison = Comparison(_strategies(settings, written))
     refuse_unreadable(files)
     if output == "json":
         events = (_fields(found, comparison.add(found.event)) for found in events_of(files))
         show_json_stream("events", events, lambda: _summary(comparison))
-        return
-    _show(files, comparison, limit)
+    else:
+        _show(files, comparison, limit)
+    if not comparison.count:
+        raise click.exceptions.Exit(exits.FAILED)
 
 
 def _strategies(settings: Settings, written: tuple[str, ...]) -> list[Named]:

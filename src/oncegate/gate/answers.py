@@ -11,6 +11,7 @@ from oncegate.gate.outcome import Outcome, Status
 # Some senders try again on 5xx only, and lose what gets any other refusal: an event that was not taken is 503.
 _CODES: dict[Status, int] = {
     "processed": 200,
+    "accepted": 200,
     "duplicate": 200,
     "skipped": 200,
     "unguarded": 200,
@@ -22,6 +23,7 @@ _CODES: dict[Status, int] = {
 }
 _TITLES = {
     400: "Not a readable event",
+    401: "Not signed",
     403: "Not from here",
     404: "No such place",
     405: "Not that way",

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -36,9 +36,9 @@ from oncegate.gate.remembering import Memory
 from oncegate.gate.settling import settle
 from oncegate.gate.terms import Terms
 from oncegate.sources import Hints, understood
-from oncegate.stores.base import Store, Want
+from oncegate.stores.base import Entry, Store, Want
 
-_OWNER_SIZE = 16
+OWNER_SIZE: Final = 16
 
 
 class Claimer:
@@ -103,25 +103,32 @@ class Claimer:
             elif isinstance(verdict, Conflict):
                 conflicts.append((job, verdict))
             else:
-                job.outcome = _outcome(job, verdict)
-                self._tell_of_loosened(job, verdict.record)
+                self.found(job, verdict, sent_at)
                 if self._terms.sliding and isinstance(verdict, Duplicate):
                     self._observers.tell("policy.sliding", job.event, job.key, detail="slid")
-                self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
         self._observers.granted(granted)
         if conflicts:
-            self._answer_conflicts(conflicts, {job.key.digest: job.event.body for job in jobs if job.held})
+            beside = {job.key.digest: job.event.body for job in jobs if job.held}
+            self.claim(self.answer_conflicts(conflicts, beside))
 
-    def take(self) -> Job | None:
-        """Claim one event that the store holds with its payload, if there is one."""
-        sent_at = self._boot()
-        (entry,) = self._store.take([Want(self._terms.namespace, os.urandom(_OWNER_SIZE), self._terms.lease)])
-        if entry is None:
-            return None
+    def found(self, job: Job, verdict: Duplicate | InFlight | Buried, sent_at: int) -> None:
+        """The store knows it already: that is its outcome, and is remembered."""
+        job.outcome = _outcome(job, verdict)
+        self._tell_of_loosened(job, verdict.record)
+        self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
+
+    def take(self, most: int = 1, *, in_order: bool = False) -> list[Job]:
+        """Claim events that the store holds with their payload, as many as there are."""
+        terms, sent_at = self._terms, self._boot()
+        wants = [Want(terms.namespace, os.urandom(OWNER_SIZE), terms.lease, in_order) for _ in range(most)]
+        jobs = [self._taken(entry, sent_at) for entry in self._store.take(wants) if entry is not None]
+        self._observers.granted([job.event for job in jobs])
+        return jobs
+
+    def _taken(self, entry: Entry, sent_at: int) -> Job:
         event = understood(delivery(entry.record.payload), self._hints)
         job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash, event.problem)
         self._hold(job, entry.record, entry.record.lease_until - self._terms.lease, sent_at)
-        self._observers.granted([job.event])
         return job
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
@@ -140,13 +147,13 @@ class Claimer:
     def _requests(self, jobs: Sequence[Job], *, marks: bool = False) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
         terms = self._terms
-        entropy = os.urandom(_OWNER_SIZE * len(jobs))
+        entropy = os.urandom(OWNER_SIZE * len(jobs))
         slides = terms.sliding_limit if terms.sliding else 0
         return [
             Claim(
                 terms.namespace,
                 job.key.digest,
-                entropy[index * _OWNER_SIZE : (index + 1) * _OWNER_SIZE],
+                entropy[index * OWNER_SIZE : (index + 1) * OWNER_SIZE],
                 job.payload_hash,
                 terms.lease,
                 terms.retention,
@@ -222,18 +229,18 @@ class Claimer:
             else:
                 job.outcome = _unkept(job.event, job.key, each.error, problem)
 
-    def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
-        """A conflict is judged again under the key H(key, content), by the policy. `beside` are the bodies that were
-        granted at the same time, by key."""
+    def answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> list[Job]:
+        """A conflict is judged again under the key H(key, content), by the policy: those that are to be asked for once
+        more, under that key, are given back. `beside` are the bodies that were granted at the same time, by key."""
         policy = self._terms.on_conflict
         for job, _ in conflicts:
             self._observers.tell("policy.conflict", job.event, job.key, detail=policy)
         if policy == "bury":
             self._bury_conflicts(conflicts, beside)
-        else:
-            for job, _ in conflicts:
-                job.key = _copy_key(job)
-            self.claim([job for job, _ in conflicts])
+            return []
+        for job, _ in conflicts:
+            job.key = _copy_key(job)
+        return [job for job, _ in conflicts]
 
     def _bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
         """A conflict is acknowledged only once a copy of it is a dead letter."""

@@ -21,6 +21,7 @@ from msgspec import Struct
 from oncegate import forks
 from oncegate.clocks import Clock
 from oncegate.events import Event
+from oncegate.gate.admitting import Admitter
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import (
@@ -55,9 +56,15 @@ class _Echo(Struct, frozen=True):
     job: Job
 
 
+class _Admission(Struct, frozen=True):
+    """An event that is to be kept."""
+
+    job: Job
+
+
 # What is gathered: a job to claim, an ending to write, what failed after it was marked as done, an emission to confirm,
-# or nothing to write.
-_Asked = Job | Ending | Failed | _Echo | None
+# an event to keep, or nothing to write.
+_Asked = Job | Ending | Failed | _Echo | _Admission | None
 
 
 class Concurrent:
@@ -70,6 +77,7 @@ class Concurrent:
         runner: Runner,
         heartbeat: Heartbeat,
         echoes: Echoes,
+        admitter: Admitter,
     ) -> None:
         self._terms = terms
         self._boot = boot
@@ -78,6 +86,7 @@ class Concurrent:
         self._runner = runner
         self._heartbeat = heartbeat
         self._echoes = echoes
+        self._admitter = admitter
         self._gatherer: Gatherer[_Asked] = Gatherer("oncegate-writer", self._write, self._orphaned, MOST_AT_A_TIME)
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
@@ -106,6 +115,18 @@ class Concurrent:
                 await self._gatherer.done(_Echo(item))
         finally:
             room.leave()
+
+    async def admit(self, jobs: Sequence[Job]) -> None:
+        """Have these kept; each has its outcome afterwards."""
+        unknown = [job for job in jobs if job.key.change is not None or not self._claimer.recall(job)]
+        if len(unknown) == 1:
+            await self._gatherer.done(_Admission(unknown[0]))
+        else:
+            await asyncio.gather(*[self._gatherer.done(_Admission(job)) for job in unknown])
+
+    async def run_taken(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        """Run what was taken from the store; it has its outcome afterwards."""
+        await self._run_granted(job, handler)
 
     def close(self) -> None:
         """Let plain handlers come to their end, and write what is left to write."""
@@ -257,6 +278,8 @@ class Concurrent:
             self._claimer.bury_failed(failed)
         if echoes := [each.job for each in asked if isinstance(each, _Echo)]:
             self._echoes.confirm(echoes)
+        if admissions := [each.job for each in asked if isinstance(each, _Admission)]:
+            self._admitter.admit_apart(admissions)
         if jobs := [each for each in asked if isinstance(each, Job)]:
             if echoing := [job for job in jobs if job.key.change is not None and job.emission is None]:
                 self._echoes.resolve(echoing)

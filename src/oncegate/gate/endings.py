@@ -1,6 +1,7 @@
 """Endings: what a handler's answer or failure means for its claim and its outcome."""
 
-from typing import Any
+import random
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +13,8 @@ from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
 from oncegate.gate.terms import Terms
+
+_MOST_DOUBLINGS: Final = 40
 
 
 class Endings:
@@ -38,7 +41,7 @@ class Endings:
 
     def released(self, job: Job, error: str, raised: str | None = None, retry_after: int | None = None) -> Ending:
         outcome = Outcome("failed", job.event, job.key, error=error, raised=raised, retry_after=retry_after)
-        return Ending(job, Release(*self._proof(job), error, delay=retry_after or 0), outcome)
+        return Ending(job, Release(*self._proof(job), error, delay=max(self._delay(job), retry_after or 0)), outcome)
 
     def buried(self, job: Job, error: str, raised: str | None = None) -> Ending:
         bury = Bury(*self._proof(job), self._terms.dead_letter_retention, job.event.raw, error)
@@ -48,6 +51,14 @@ class Endings:
         """Its handler never started, so the attempt does not count."""
         outcome = Outcome("in_flight", job.event, job.key, error=why)
         return Ending(job, Release(*self._proof(job), unstarted=True), outcome)
+
+    def _delay(self, job: Job) -> int:
+        """How long an event that the store holds is left alone: twice as long after each attempt. By chance up to half
+        of that is left out, so that what failed together does not come back together."""
+        if job.lease.record.payload is None:
+            return 0
+        doubled = self._terms.backoff << min(job.event.attempt - 1, _MOST_DOUBLINGS)
+        return int(min(doubled, self._terms.backoff_limit) * random.uniform(0.5, 1.0))  # noqa: S311  # only a pause
 
     def _proof(self, job: Job) -> tuple[str, bytes, bytes, int]:
         lease = job.lease

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from oncegate.clocks import Clock
 from oncegate.errors import StoreUnavailable
+from oncegate.gate.admitting import Admitter
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import Endings
@@ -82,6 +83,16 @@ class Engine:
             job.outcome = Outcome("failed", job.event, job.key, error=job.unguarded)
         self.echoes.confirm([job])
 
+    def admit(self, identified: Sequence[Identified]) -> list[Outcome]:
+        """Have the store keep all, to be taken later; one outcome for each, in order."""
+        return self.admitter.through(identified)
+
+    async def aadmit(self, identified: Sequence[Identified]) -> list[Outcome]:
+        """The same, beside others that come at the same time."""
+        items = self.admitter.keyed(identified)
+        await self.concurrent.admit([item for item in items if isinstance(item, Job)])
+        return [item.outcome for item in items]
+
     def mark(self, job: Job) -> bool:
         """Mark one as done without running anything; False if it was known. Raises StoreError."""
         self.echoes.place([job])
@@ -108,9 +119,13 @@ class Engine:
     def concurrent(self) -> "Concurrent":
         """Made when first used: asyncio would cost every cold start that does without it."""
         concurrent: Concurrent = import_module("oncegate.gate.concurrent").Concurrent(
-            self.terms, self.boot, self.claimer, self._endings, self.runner, self._heartbeat, self.echoes
+            self.terms, self.boot, self.claimer, self._endings, self.runner, self._heartbeat, self.echoes, self.admitter
         )
         return concurrent
+
+    @cached_property
+    def admitter(self) -> Admitter:
+        return Admitter(self._store, self.terms, self.boot, self.claimer, self.runner, self.echoes, self._observers)
 
     def _breaker_told(self, name: str, why: str) -> None:
         self._observers.tell(name, detail=why)

@@ -89,12 +89,13 @@ class Copy:
 
     @property
     def outcome(self) -> Outcome:
-        """A duplicate if the first was processed, else what the first has come to; unless it was kept by itself."""
+        """A duplicate if the first was processed or accepted, else what the first has come to; unless it was kept by
+        itself."""
         if self.kept is not None:
             return self.kept
         first, claimed = self._first.outcome, self._first.event
         event = replace(self.job.event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
-        if first.status != "processed":
+        if first.status not in ("processed", "accepted"):
             return replace(first, event=event)
         return Outcome("duplicate", event, first.key, self._kind(), first.result)
 

@@ -10,11 +10,20 @@ from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
 
 Status: TypeAlias = Literal[
-    "processed", "duplicate", "in_flight", "failed", "conflict", "buried", "invalid", "unguarded", "skipped"
+    "processed",
+    "accepted",
+    "duplicate",
+    "in_flight",
+    "failed",
+    "conflict",
+    "buried",
+    "invalid",
+    "unguarded",
+    "skipped",
 ]
 Kind: TypeAlias = Literal["redelivery", "re-emission", "state-echo", "replay", "concurrent"]
 
-_ACKED: Final = frozenset({"processed", "duplicate", "conflict", "buried", "unguarded", "skipped"})
+_ACKED: Final = frozenset({"processed", "accepted", "duplicate", "conflict", "buried", "unguarded", "skipped"})
 
 
 class Outcome(Struct, frozen=True):
@@ -61,6 +70,10 @@ def _processed(outcome: Outcome) -> str:
     attempt = outcome.event.attempt
     done = "Processed at the first attempt" if attempt <= 1 else f"Processed at attempt {attempt}"
     return f"{done}, but {outcome.error}." if outcome.error else f"{done}."
+
+
+def _accepted(_outcome: Outcome) -> str:
+    return "Accepted: it is kept, and will be run."
 
 
 def _duplicate(outcome: Outcome) -> str:
@@ -131,6 +144,7 @@ def _original(outcome: Outcome) -> str:
 
 _SENTENCES: Final = {
     "processed": _processed,
+    "accepted": _accepted,
     "duplicate": _duplicate,
     "in_flight": _in_flight,
     "failed": _failed,

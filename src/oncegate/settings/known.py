@@ -54,6 +54,8 @@ _MEANINGS: Final = {
     "lease": "How long a claim lasts if its worker dies; it is renewed while the handler runs.",
     "max_hold": "For how long a claim is renewed at most.",
     "dead_letter_retention": "How long a dead letter is kept.",
+    "backoff": "How long what the inbox holds is left alone after a failure; twice as long after each further one.",
+    "backoff_limit": "How long it is left alone at most.",
     "sliding": "Whether retention counts from the latest copy on instead of from the completion.",
     "sliding_limit": "With `sliding`, how long an event is remembered at most.",
     "remember": "For how long a process answers copies of what it saw completed by itself; at most 60s.",

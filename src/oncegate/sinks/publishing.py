@@ -3,15 +3,16 @@
 import hashlib
 import re
 import threading
+from abc import ABC, abstractmethod
 from typing import Any, Final
 
-import botocore.session
 import msgspec
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
 
 from oncegate import forks
+from oncegate.aws.clients import client
+from oncegate.aws.failures import FAILURES
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.sinks.documents import document
@@ -34,7 +35,7 @@ def publisher(url: str) -> "Publisher":
     return made
 
 
-class Publisher:
+class Publisher(ABC):
     """A handler that sends events to one place, from any number of threads, each with one request."""
 
     def __init__(self, place: Place) -> None:
@@ -46,17 +47,18 @@ class Publisher:
     def __call__(self, event: Event) -> None:
         try:
             self._send(self.open(), event)
-        except (ClientError, BotoCoreError, ResponseParserError) as error:
+        except FAILURES as error:
             raise failure(error, self.place) from error
 
     def close(self) -> None:
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            opened, self._client = self._client, None
+        if opened is not None:
+            opened.close()
 
-    def _send(self, client: Any, event: Event) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _send(self, aws: Any, event: Event) -> None:
+        """Hand one event to a client of AWS."""
 
     # ── the client ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -77,12 +79,7 @@ class Publisher:
             tcp_keepalive=True,
             user_agent_extra="oncegate",
         )
-        try:
-            return botocore.session.Session().create_client(
-                place.service, region_name=place.region, endpoint_url=place.endpoint, config=config
-            )
-        except ValueError as error:  # some of botocore's own are also this
-            raise SettingError(f"{place.spoken} cannot be asked: {error}") from error
+        return client(place.service, place.region, place.endpoint, place.spoken, config)
 
     def _forget(self) -> None:
         self._client = None
@@ -94,15 +91,15 @@ class ToQueue(Publisher):
 
     _address: str | None = None
 
-    def _send(self, client: Any, event: Event) -> None:
+    def _send(self, aws: Any, event: Event) -> None:
         if self._address is None:
             owner = {} if self.place.account is None else {"QueueOwnerAWSAccountId": self.place.account}
-            self._address = client.get_queue_url(QueueName=self.place.name, **owner)["QueueUrl"]
+            self._address = aws.get_queue_url(QueueName=self.place.name, **owner)["QueueUrl"]
         message = {"QueueUrl": self._address, "MessageBody": document(event).decode()}
         if event.key is not None:
             told = {"DataType": "String", "StringValue": str(event.key)}
             message["MessageAttributes"] = {"oncegate-key": told}
-        client.send_message(**message, **(_in_order(event) if self.place.name.endswith(FIFO) else {}))
+        aws.send_message(**message, **(_in_order(event) if self.place.name.endswith(FIFO) else {}))
 
 
 def _in_order(event: Event) -> dict[str, str]:
@@ -119,7 +116,7 @@ class ToBus(Publisher):
     """The detail is the event's JSON; of what came from a bus, the detail that it had there. The key is a resource,
     `oncegate:KEY`: a copy that is put once more has another id, but the same resource."""
 
-    def _send(self, client: Any, event: Event) -> None:
+    def _send(self, aws: Any, event: Event) -> None:
         entry: dict[str, Any] = {
             "EventBusName": self.place.name,
             "Source": self.place.source,
@@ -129,7 +126,7 @@ class ToBus(Publisher):
         }
         if event.occurred_at is not None:
             entry["Time"] = event.occurred_at
-        (answer,) = client.put_events(Entries=[entry])["Entries"]
+        (answer,) = aws.put_events(Entries=[entry])["Entries"]
         if code := answer.get("ErrorCode"):
             said = {"Error": {"Code": code, "Message": answer.get("ErrorMessage", "")}}
             raise ClientError(said, "PutEvents")

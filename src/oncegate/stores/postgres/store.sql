@@ -264,7 +264,7 @@ DECLARE
 BEGIN
     UPDATE oncegate.claims c
     SET state = a.ending,
-        lease_until = CASE WHEN a.ending IN ('P', 'R') THEN now + a.span ELSE 0 END,
+        lease_until = CASE WHEN a.ending IN ('P', 'R') AND NOT a.unstarted THEN now + a.span ELSE 0 END,
         attempts = c.attempts - a.unstarted::integer,
         expires_at = CASE
             WHEN a.ending IN ('C', 'D') THEN now + a.span
