@@ -63,11 +63,25 @@ def _log_only(event: Event) -> None:
 
 
 def _observers(settings: Settings) -> list[Observer]:
-    """The log: as it was chosen, else lines for people on a terminal and for programs in a pipe."""
+    """The log, and traces if they are asked for."""
+    return [*_log(settings), *_traces(settings)]
+
+
+def _log(settings: Settings) -> list[Observer]:
+    """As it was chosen, else lines for people on a terminal and for programs in a pipe."""
     chosen = settings.chosen("log")
     if chosen == "off":
         return []
     return [pretty_line] if chosen is None and sys.stdout.isatty() else [JsonLog()]
+
+
+def _traces(settings: Settings) -> list[Observer]:
+    if not settings["serve.trace"]:
+        return []
+    try:
+        return [import_module("oncegate.otel").tracing()]
+    except ImportError as error:
+        raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
 
 
 def _service() -> Any:

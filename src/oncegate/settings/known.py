@@ -151,7 +151,7 @@ SERVE: Final = (
         name="trace",
         kind="truth",
         default=False,
-        meaning="Whether each event is a span of OpenTelemetry, sent to where its own variables say.",
+        meaning="Whether each event is a span of OpenTelemetry; start it with `opentelemetry-instrument`.",
     ),
 )
 
