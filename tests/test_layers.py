@@ -27,7 +27,7 @@ LAYERS = [
     ["gate", "work"],
     ["__init__"],
     ["settings"],
-    ["infra"],
+    ["infra", "sinks", "otel"],
     ["doctor"],
     ["testing", "simulate", "service", "cli"],
     ["__main__"],

@@ -12,6 +12,8 @@
     │   ├── Buried            it failed too often, and is a dead letter
     │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
+    ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
+    ├── Bury                  raised by a handler: no attempt can ever work
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
     ├── TargetError           what simulated traffic is sent to cannot be used
     ├── AwsError              a request to AWS was refused, or there was no answer
@@ -26,7 +28,9 @@ What an event can come to (a duplicate, a failure of the handler, a conflict) is
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+
+_LONGEST_WAIT: Final = 7 * 86_400
 
 
 class OncegateError(Exception):
@@ -91,6 +95,21 @@ class NoResult(CallError):
 
 class Unconfirmed(CallError):
     """It ran, but the store did not confirm that it is recorded as done."""
+
+
+class RetryLater(OncegateError):
+    """For handlers to raise: it has failed, and may work later, though not before `after` seconds from now if that is
+    known. The attempt counts, so the last one buries all the same."""
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        if after is not None and not 0 <= after <= _LONGEST_WAIT:
+            raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_LONGEST_WAIT}")
+        self.after = after
+        super().__init__(reason)
+
+
+class Bury(OncegateError):
+    """For handlers to raise: it can never work, so it becomes a dead letter at once, whatever attempts are left."""
 
 
 class NotTaken(OncegateError):

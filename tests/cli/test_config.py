@@ -161,6 +161,17 @@ class TestShow:
         assert (code, out, "ONCEGATE_LEASE: lease='x'" in err) == (exits.USAGE, "", True)
 
 
+def test_sinks(oncegate: Run, tmp_path: Path) -> None:
+    """`config check` finds what is wrong with a sink, and `config show` shows no secret of its URL."""
+    (tmp_path / "oncegate.toml").write_text('[serve]\nforward = "https://a.example/?token=s3cret"\npublish = "sqs://q"')
+    code, _, err = oncegate("config", "check")
+    assert code == exits.USAGE
+    assert "an event goes one way only" in err
+    code, out, _ = oncegate("config", "show")
+    assert "https://a.example/?token=***" in out
+    assert "s3cret" not in out
+
+
 def test_config_after_the_command(oncegate: Run, tmp_path: Path) -> None:
     """The settings file may be named after the command as well as before it."""
     (tmp_path / "mine.toml").write_text('store = "redis://nobody.invalid"\nnamespac = "x"\n')

@@ -7,6 +7,7 @@ from oncegate.cli import exits
 from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
 from oncegate.cli.doctor import doctor
+from oncegate.cli.explain import explain
 from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
@@ -30,6 +31,7 @@ cli.add_command(work)
 cli.add_command(read)
 cli.add_command(simulate)
 cli.add_command(verify)
+cli.add_command(explain)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)

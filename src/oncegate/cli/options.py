@@ -17,13 +17,14 @@ from oncegate.settings.known import SETTINGS, STORE, Setting
 from oncegate.settings.values import as_text, shown
 from oncegate.stores.base import Entry, Store
 
-_LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
+LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
 _METAVARS = {
     "duration": "DURATION",
     "count": "NUMBER",
     "port": "NUMBER",
     "names": "NAME,…",
     "url": "URL",
+    "place": "URL",
     "function": "MODULE:FUNCTION",
     "strategy": "STRATEGY",
 }
@@ -67,15 +68,15 @@ def refuse(problems: list[str]) -> None:
 def _option(setting: Setting) -> Callable[[_Command], _Command]:
     """The flag of a setting. Its value is checked with all the others, so that every error is said the same way."""
     help_ = setting.meaning.replace("`", "")
-    if setting is not _LOOKED_IN:
+    if setting is not LOOKED_IN:
         help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"
     if setting.kind == "truth":
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=help_)
-    metavar = "|".join(setting.choices) or _METAVARS.get(setting.kind, "NAME")
+    metavar = _METAVARS.get(setting.kind) or "|".join(setting.choices) or "NAME"
     return click.option(setting.flag, setting.name, metavar=metavar, help=help_)
 
 
-looking = with_settings(STORE, _LOOKED_IN)
+looking = with_settings(STORE, LOOKED_IN)
 
 
 def output_option(command: _Command) -> _Command:

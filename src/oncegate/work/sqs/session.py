@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
-from oncegate.gate.answers import lease_left
+from oncegate.gate.answers import due_in
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.outcome import Outcome, Status
@@ -204,7 +204,7 @@ def _is_unclaimed(outcome: Outcome) -> bool:
 def _pause(outcome: Outcome, work: Work) -> float:
     """In how many seconds an event that was not taken is to come again: when whoever is at it has lost its lease, else
     later each time."""
-    left = lease_left(outcome)
+    left = due_in(outcome)
     return work.message.pause if left is None else min(left, _LONGEST_HIDDEN)
 
 
