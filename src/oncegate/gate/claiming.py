@@ -109,8 +109,10 @@ class Claimer:
                     self._observers.tell("policy.sliding", job.event, job.key, detail="slid")
                 self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
         self._observers.granted(granted)
-        if conflicts:
-            self._answer_conflicts(conflicts, {job.key.digest: job.event.body for job in jobs if job.held})
+        if conflicts and not self._buried_apart(
+            conflicts, {job.key.digest: job.event.body for job in jobs if job.held}
+        ):
+            self.claim([job for job, _ in conflicts])
 
     def take(self) -> Job | None:
         """Claim one event that the store holds with its payload, if there is one."""
@@ -174,7 +176,11 @@ class Claimer:
             return False
         (verdict,) = self._store.claim(self._requests([job], marks=True))
         if isinstance(verdict, Conflict):
-            return self._mark_conflict(job, verdict)
+            if not self._buried_apart([(job, verdict)], {}):
+                return self.mark(job)
+            if job.outcome.status != "conflict":
+                raise StoreUnavailable(job.outcome.reason)
+            return False
         if not isinstance(verdict, Granted):
             self._tell_of_loosened(job, verdict.record)
             return False
@@ -182,18 +188,6 @@ class Claimer:
             self.bury_failed([Failed(job, job.hopeless)])
             return False
         return True
-
-    def _mark_conflict(self, job: Job, conflict: Conflict) -> bool:
-        """Other content under a known key, by the policy: an event of its own, or one to be kept and not run."""
-        self._observers.tell("policy.conflict", job.event, job.key, detail=self._terms.on_conflict)
-        if self._terms.on_conflict == "bury":
-            self._bury_conflicts([(job, conflict)], {})
-            if job.outcome.status != "conflict":
-                raise StoreUnavailable(job.outcome.reason)
-            return False
-        other = Job(job.event, _copy_key(job), job.payload_hash)
-        (verdict,) = self._store.claim(self._requests([other], marks=True))
-        return isinstance(verdict, Granted)
 
     def mark_emissions(self, own: Sequence[Job]) -> None:
         """Record as done the keys that emissions had by themselves, so that late copies are known by them alone. What
@@ -222,18 +216,18 @@ class Claimer:
             else:
                 job.outcome = _unkept(job.event, job.key, each.error, problem)
 
-    def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
-        """A conflict is judged again under the key H(key, content), by the policy. `beside` are the bodies that were
-        granted at the same time, by key."""
+    def _buried_apart(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> bool:
+        """A conflict is judged again under the key H(key, content), by the policy: a copy of it is buried there, or it
+        is to be claimed there, and False. `beside` are the bodies that were granted at the same time, by key."""
         policy = self._terms.on_conflict
         for job, _ in conflicts:
             self._observers.tell("policy.conflict", job.event, job.key, detail=policy)
         if policy == "bury":
             self._bury_conflicts(conflicts, beside)
-        else:
-            for job, _ in conflicts:
-                job.key = _copy_key(job)
-            self.claim([job for job, _ in conflicts])
+            return True
+        for job, _ in conflicts:
+            job.key = _copy_key(job)
+        return False
 
     def _bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
         """A conflict is acknowledged only once a copy of it is a dead letter."""
