@@ -142,23 +142,28 @@ class Claimer:
     def _requests(self, jobs: Sequence[Job], *, marks: bool = False) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
         terms = self._terms
-        entropy = os.urandom(_OWNER_SIZE * len(jobs))
+        namespace, lease, retention = terms.namespace, terms.lease, terms.retention
         slides = terms.sliding_limit if terms.sliding else 0
-        return [
-            Claim(
-                terms.namespace,
-                job.key.digest,
-                entropy[index * _OWNER_SIZE : (index + 1) * _OWNER_SIZE],
-                job.payload_hash,
-                terms.lease,
-                terms.retention,
-                about(job.event),
-                job.key.binds,
-                marks,
-                slides,
+        entropy = os.urandom(_OWNER_SIZE * len(jobs))
+        requests, end = [], 0
+        for job in jobs:
+            start, end, key = end, end + _OWNER_SIZE, job.key
+            owner, described = entropy[start:end], about(job.event)
+            requests.append(
+                Claim(
+                    namespace,
+                    key.digest,
+                    owner,
+                    job.payload_hash,
+                    lease,
+                    retention,
+                    described,
+                    key.binds,
+                    marks,
+                    slides,
+                )
             )
-            for index, job in enumerate(jobs)
-        ]
+        return requests
 
     def _hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
         terms, key = self._terms, job.key
@@ -244,9 +249,8 @@ class Claimer:
 
     def _body(self, job: Job, original: Record) -> Any:
         """What the original said, if the record has it or this process still knows; else None."""
-        if original.payload is not None:
-            return understood(delivery(original.payload), self._hints).body
-        return self._memory.body(job)
+        document = self._memory.document(job) if original.payload is None else original.payload
+        return None if document is None else understood(delivery(document), self._hints).body
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
         if not copies:

@@ -151,19 +151,25 @@ class Runner:
             except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
                 return endings.failed(job, error)
 
-        with self._means.heartbeat.holding([job.lease for job in jobs]):
+        leases = [job.lease for job in jobs]
+        self._means.heartbeat.hold(leases)
+        try:
             self._attempt_each(jobs, handle)
+        finally:
+            self._means.heartbeat.drop(leases)
 
     def _attempt_each(self, jobs: Sequence[Job], handle: _Handle) -> None:
         """Attempt one after the other; what they come to is written within 50 ms, and all of it on return."""
-        settlements = Settlements(self.write, self._flusher)
+        boot = self._means.boot
+        settlements = Settlements(self.write)
+        if len(jobs) > 1:
+            self._flusher.begin(settlements)
         try:
             for job in jobs:
-                settlements.hurry()
                 if job.hopeless is not None:
                     job.started = True
                     settlements.add(self._means.endings.buried(job, job.hopeless))
-                elif (late := job.too_late(self._means.boot())) is not None:
+                elif (late := job.too_late(boot())) is not None:
                     job.outcome = Outcome("in_flight", job.event, job.key, error=late)
                 else:
                     job.started = True
@@ -173,6 +179,7 @@ class Runner:
             settlements.add(self._means.endings.failed(job, error))
             raise
         finally:
+            self._flusher.end(settlements)
             settlements.flush()
             self.give_back([job for job in jobs if not job.started])
 
@@ -190,13 +197,12 @@ class Runner:
         """Give the jobs their outcomes, and remember those that are completed."""
         completed = []
         for ending, answer in zip(endings, answers, strict=True):
-            job, settlement = ending.job, ending.settlement
             if answer is not True:
-                job.outcome = _not_settled(ending, answer)
+                ending.job.outcome = _not_settled(ending, answer)
                 continue
-            job.outcome = ending.outcome
-            if type(settlement) is Complete:
-                completed.append((job, settlement))
+            ending.job.outcome = ending.outcome
+            if type(ending.settlement) is Complete:
+                completed.append((ending.job, ending.settlement))
         self._means.memory.completed(completed, sent_at)
 
     def give_back(self, jobs: Sequence[Job]) -> None:
