@@ -5,7 +5,7 @@ from typing import Final
 
 from oncegate.errors import StoreRefused
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Command, Failed, Server, exchange, explained
+from oncegate.stores.redis.wire import Command, Failed, Server, ask, explained
 
 _OLDEST: Final = (6, 2)
 _VERSION: Final = 1
@@ -13,7 +13,7 @@ LAYOUT_TAG: Final = b"layout"
 
 
 def check(server: Server, settings: Settings) -> None:
-    (reply,) = exchange({server: [("INFO", "everything")]})[server]
+    (reply,) = ask(server, [("INFO", "everything")])
     if isinstance(reply, Failed):
         raise explained(reply.error, server.name)
     info = parsed(reply)
@@ -75,7 +75,7 @@ def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
     key = settings.prefix.encode() + b"{" + LAYOUT_TAG + b"}"
     buckets = settings.buckets if settings.cluster else 1
     commands: list[Command] = [("SET", key, f"{_VERSION} {buckets}", "NX")] if create else []
-    *_, reply = replies = exchange({server: [*commands, ("GET", key)]})[server]
+    *_, reply = replies = ask(server, [*commands, ("GET", key)])
     for each in replies:
         if isinstance(each, Failed):
             raise explained(each.error, server.name)
