@@ -78,7 +78,9 @@ def test_two_processes_share_a_queue(queue: Queue, redis: RedisServer, tmp_path:
     workers = [Process(tmp_path, queue, redis.url, *options) for _ in range(2)]
     queue.send(*(call(number % 30, takes=0.05) for number in range(60)))
     queue.until_empty()
-    ended = [worker.end() for worker in workers]
+    for worker in workers:
+        worker.send(signal.SIGTERM)
+    ended = [worker.end(signal.SIGCONT) for worker in workers]
     effects = lines(tmp_path / "effects")
     assert Counter(number for _, number in effects) == dict.fromkeys(range(30), 1)
     assert len({process for process, _ in effects}) == 2
