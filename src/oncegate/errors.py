@@ -6,6 +6,8 @@
     ├── SeveralEvents         `run` was given a payload that holds more or fewer events than one
     ├── MissingKey            an event lacks what its key is made of
     ├── Unreadable            `seen` or `once` was given what is no event, or has no key
+    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
+    │   └── QueueUnavailable  may pass by itself: the network, a limit
     ├── CallError             `once` has no result to give; its `outcome` says why
     │   ├── InFlight          another is at it, and was for all the time that was waited
     │   ├── Conflict          its key is known with other arguments
@@ -13,8 +15,6 @@
     │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
-    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
-    │   └── QueueUnavailable  may pass by itself: the network, a limit
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -63,6 +63,14 @@ class Unreadable(OncegateError, ValueError):
     """`seen` can only answer yes or no, and `once` only with a result, so what they cannot identify is an error."""
 
 
+class QueueError(OncegateError):
+    """The queue could not do what it was asked; a person has to look."""
+
+
+class QueueUnavailable(QueueError):
+    """The queue cannot answer now; the same request may work later."""
+
+
 class CallError(OncegateError):
     """A guarded call that has no result to give. `outcome` is what became of it."""
 
@@ -98,14 +106,6 @@ class NotTaken(OncegateError):
     def __init__(self, outcomes: Sequence[Any], why: str) -> None:
         self.outcomes = tuple(outcomes)
         super().__init__(why)
-
-
-class QueueError(OncegateError):
-    """The queue could not do what it was asked; a person has to look."""
-
-
-class QueueUnavailable(QueueError):
-    """The queue cannot answer now; the same request may work later."""
 
 
 class StoreError(OncegateError):

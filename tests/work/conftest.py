@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import aws
+from oncegate.work.sqs import aws
 from tests.stores.dynamo_server import CREDENTIALS
 from tests.stores.redis_server import RedisServer
 from tests.work.queues import Cloud, Queue

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate import aws
+from oncegate.work.sqs import aws
 from oncegate.work.sqs.address import Address
 from oncegate.work.sqs.failures import explained
 
@@ -38,7 +38,6 @@ class Calls:
         """Find the queue, and whether it has somewhere to put what always fails; QueueError if it cannot be used."""
         try:
             self._client = aws.client(
-                "sqs",
                 self._address.region,
                 self._address.endpoint,
                 connect_timeout=5.0,

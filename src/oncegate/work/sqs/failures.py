@@ -4,8 +4,8 @@ from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
-from oncegate.aws import UNACCEPTED, UNFOUND, UNREACHED, code_of, no_credentials, passes, said_by
 from oncegate.errors import QueueError, QueueUnavailable
+from oncegate.work.sqs.aws import UNFOUND, UNREACHED, code_of, is_unaccepted, passes, said_by
 
 _ABSENT: Final = frozenset({"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "NonExistentQueue"})
 
@@ -18,7 +18,10 @@ def explained(error: Exception, place: str, action: str) -> QueueError:
     if isinstance(error, ClientError):
         return _answered(error, place, action)
     if isinstance(error, UNFOUND):
-        return QueueError(no_credentials(place, error))
+        return QueueError(
+            f"no AWS credentials were found for {place} ({error}); give the machine a role,"
+            " or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     if isinstance(error, NoRegionError):
         return QueueError(f"{place} needs a region; write sqs://NAME?region=eu-central-1 or set AWS_DEFAULT_REGION")
     if isinstance(error, UNREACHED):
@@ -36,7 +39,7 @@ def _answered(error: ClientError, place: str, action: str) -> QueueError:
     code, said = code_of(error), said_by(error)
     if passes(error):
         return QueueUnavailable(f"{place} could not do it now ({code}: {said}); try again later")
-    if code in UNACCEPTED:
+    if is_unaccepted(error):
         return QueueError(f"{place} does not accept these AWS credentials ({code}); renew or correct them")
     if code in _ABSENT:
         return NoQueue(f"{place} does not exist; check its name, account, region and endpoint")

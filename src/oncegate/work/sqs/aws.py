@@ -1,7 +1,4 @@
-"""What all that asks AWS shares: its clients, and how its errors are told apart.
-
-botocore is an optional dependency: whoever imports this has seen to it that it is there.
-"""
+"""Clients of SQS, and how the errors of AWS are told apart."""
 
 from functools import cache
 from typing import Any, Final
@@ -31,7 +28,7 @@ UNFOUND: Final = (
     ProfileNotFound,
 )
 UNREACHED: Final = (HTTPClientError, ConnectionError)
-UNACCEPTED: Final = frozenset(
+_UNACCEPTED: Final = frozenset(
     {
         "UnrecognizedClientException",
         "InvalidClientTokenId",
@@ -45,15 +42,10 @@ UNACCEPTED: Final = frozenset(
 )
 _PASSING: Final = frozenset(
     {
-        "ProvisionedThroughputExceededException",
         "ThrottlingException",
-        "ThrottledException",
         "Throttling",
         "RequestThrottled",
         "RequestLimitExceeded",
-        "TransactionInProgressException",
-        "TransactionConflictException",
-        "InternalServerError",
         "InternalFailure",
         "ServiceUnavailable",
     }
@@ -61,17 +53,17 @@ _PASSING: Final = frozenset(
 _SERVER_FAULT: Final = 500
 
 
-def client(service: str, region: str | None, endpoint: str | None, **config: Any) -> Any:
-    """A client for a service. botocore's own retries are off: whoever asks decides what is asked again, and when."""
+def client(region: str | None, endpoint: str | None, **config: Any) -> Any:
+    """A client. botocore's own retries are off: whoever asks decides what is asked again, and when."""
     session = botocore.session.Session()
     session.register_component("data_loader", _descriptions())
     options = Config(retries={"total_max_attempts": 1}, tcp_keepalive=True, user_agent_extra="oncegate", **config)
-    return session.create_client(service, region_name=region, endpoint_url=endpoint, config=options)
+    return session.create_client("sqs", region_name=region, endpoint_url=endpoint, config=options)
 
 
 @cache
 def _descriptions() -> Loader:
-    """botocore's descriptions of AWS, which take longer to read than all else: once for all clients of a process."""
+    """botocore's descriptions of AWS, which take longer to read than all else: once for all workers of a process."""
     return Loader()
 
 
@@ -83,25 +75,11 @@ def said_by(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Message", "")).strip()
 
 
-def passes(error: Exception) -> bool:
+def passes(error: ClientError) -> bool:
     """Whether the same request may work a moment later."""
-    if isinstance(error, ClientError):
-        return code_of(error) in _PASSING or _status(error) >= _SERVER_FAULT
-    return isinstance(error, UNREACHED)
-
-
-def may_have_landed(error: Exception) -> bool:
-    """Whether the request may have been carried out although it failed."""
-    return not isinstance(error, ClientError) or _status(error) >= _SERVER_FAULT
-
-
-def no_credentials(place: str, error: Exception) -> str:
-    return (
-        f"no AWS credentials were found for {place} ({error}); give the machine or function a role,"
-        " or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    )
-
-
-def _status(error: ClientError) -> int:
     metadata: dict[str, Any] = error.response.get("ResponseMetadata", {})
-    return int(metadata.get("HTTPStatusCode", 0))
+    return code_of(error) in _PASSING or int(metadata.get("HTTPStatusCode", 0)) >= _SERVER_FAULT
+
+
+def is_unaccepted(error: ClientError) -> bool:
+    return code_of(error) in _UNACCEPTED
