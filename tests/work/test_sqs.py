@@ -154,12 +154,12 @@ def test_stepping_aside_has_an_end(queue: Queue, monkeypatch: pytest.MonkeyPatch
     gate.close()
 
 
-def test_a_group_stops_at_its_failure(fifo: Queue, store: str) -> None:
+def test_a_group_stops_at_its_failure(fifo: Queue) -> None:
     """In a FIFO queue a group runs in the order in which it was sent, whatever the events say of when they happened,
     and what comes after a failure waits for it; other groups go on."""
     for number, group in [(3, "a"), (1, "a"), (2, "a"), (9, "b"), (8, "b")]:
         fifo.send(call(number, fails=number == 1), MessageGroupId=group)
-    handler, gate = Handler(), Gate(store)
+    handler, gate = Handler(), Gate("memory://")
     with working(gate.worker(fifo.source, handler, wait="1s")):
         fifo.until_empty()
     assert [number for number in handler.ran if number < 5] == [3, 1, 1, 2]

@@ -17,6 +17,7 @@ import pytest
 from oncegate import open_store
 from oncegate.cli import exits
 from oncegate.cli.main import run
+from oncegate.cli.work import work
 from tests.stores.dynamo_server import REGION, reply
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import until
@@ -24,6 +25,7 @@ from tests.work.conftest import Hook
 from tests.work.queues import Cloud, Queue
 from tests.work.test_sqs import call
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "sqs.md"
 HANDLER = """
 import os, pathlib, time
 
@@ -78,7 +80,9 @@ def test_two_processes_share_a_queue(queue: Queue, redis: RedisServer, tmp_path:
     workers = [Process(tmp_path, queue, redis.url, *options) for _ in range(2)]
     queue.send(*(call(number % 30, takes=0.05) for number in range(60)))
     queue.until_empty()
-    ended = [worker.end() for worker in workers]
+    for worker in workers:
+        worker.send(signal.SIGTERM)
+    ended = [worker.end(signal.SIGCONT) for worker in workers]
     effects = lines(tmp_path / "effects")
     assert Counter(number for _, number in effects) == dict.fromkeys(range(30), 1)
     assert len({process for process, _ in effects}) == 2
@@ -148,6 +152,25 @@ def test_figures_on_a_terminal(queue: Queue, tmp_path: Path) -> None:
     assert b"Failed at attempt 1: ValueError: boom" in shown
     assert worker.end(signal.SIGINT)[0] == exits.OK
     os.close(ours)
+
+
+def test_the_guide_is_true(queue: Queue, tmp_path: Path) -> None:
+    """The program of the guide works as it is shown, and its command has the options that are shown."""
+    page = GUIDE.read_text()
+    (program,) = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    store = f"sqlite:///{tmp_path}/claims.db"
+    environment = {**os.environ, "ONCEGATE_STORE": store, "QUEUE": queue.source}
+    queue.send(call(1), call(1))
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    queue.until_empty()
+    process.terminate()
+    assert process.wait(30) == 0
+    claims = open_store(store)
+    assert [entry.record.state for entry in claims.browse()] == ["C"]
+    claims.close()
+    (typed,) = re.findall(r"^ {4}oncegate work (.+)$", page, re.MULTILINE)
+    known = {option for parameter in work.params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z-]+", typed)) <= known
 
 
 # ── what cannot start ─────────────────────────────────────────────────────────────────────────────────────
