@@ -273,7 +273,7 @@ TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {
     "": (STORE, KEY, LOG, *GATE),
     "read": READ,
     "serve": SERVE,
-    "work": WORK,
     "forward": FORWARD,
+    "work": WORK,
 }
 SETTINGS: Final[Mapping[str, Setting]] = {setting.path: setting for table in TABLES.values() for setting in table}
