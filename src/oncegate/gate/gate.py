@@ -265,9 +265,18 @@ class Gate:
         self._check_inbox("aadmit()")
         return self._told(await self._engine.aadmit([self._identify(event) for event in self._events(payload)]))
 
-    def inbox(self, handler: AsyncHandler | Handler, *, at_work: int = 64, look: Duration = "250ms") -> "InboxWorker":
-        """What runs the events that were admitted, or redriven, once each: `await worker.work()` does so until
-        `worker.stop()`.
+    def inbox(
+        self,
+        handler: AsyncHandler | Handler,
+        *,
+        at_work: int = 64,
+        look: Duration = "250ms",
+        drain: Duration = "25s",
+    ) -> "InboxWorker":
+        """A worker that runs the events that were admitted, or redriven, once each.
+
+        Its `run()` does so until `stop()`, SIGTERM or Ctrl-C; then it has `drain` to end what runs. `await work()` is
+        the same in an event loop that there is.
 
         Events of one entity run one at a time, in the order in which they happened; those of others beside them, up to
         `at_work` of them. One that fails is tried again after a pause, `backoff` at first and then ever longer, and
@@ -276,7 +285,12 @@ class Gate:
         self._check_inbox("inbox()")
         check_handler(handler, may_await=True)
         worker: InboxWorker = import_module("oncegate.work.inbox").InboxWorker(
-            self._engine, handler, self._observers, at_work, microseconds(look, "look")
+            self._engine,
+            handler,
+            self._observers,
+            at_work=at_work,
+            look=microseconds(look, "look"),
+            drain=microseconds(drain, "drain"),
         )
         return worker
 
