@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, keys
 from oncegate.errors import QueueError, SettingError, StoreUnavailable
 from oncegate.stores.memory import MemoryStore
 from tests.gate.invocations import destination, envelope, message, notification
@@ -81,6 +81,18 @@ def test_a_message_with_several_events(queue: Queue) -> None:
         queue.until_empty()
     assert Counter(handler.ran) == {1: 1, 2: 2, 3: 1}
     assert gate.counts["event.duplicate"] == 2
+    gate.close()
+
+
+def test_what_runs_without_a_claim_comes_again_too(queue: Queue) -> None:
+    """A failure is the handler's, and none of the store's, also where nothing was claimed."""
+    queue.send(call(1, fails=1))
+    handler, gate = Handler(), Gate("memory://", key=keys.fields("absent"), on_missing_key="unguarded")
+    worker = gate.worker(queue.source, handler, wait="1s")
+    with working(worker):
+        queue.until_empty()
+    assert handler.ran == [1, 1]
+    assert (worker.figures.received, worker.figures.failed, worker.figures.processed) == (2, 1, 1)
     gate.close()
 
 
