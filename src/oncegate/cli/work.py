@@ -61,10 +61,15 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
 
 
 def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
+    """The worker; what it cannot be told is told with where that was said."""
     if place == "inbox":
         return gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"])
     names = [setting.name for setting in TABLES["work"] if setting.name != "handler"]
-    return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in names})
+    try:
+        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in names})
+    except SettingError as error:
+        name = str(error).partition("=")[0]
+        raise SettingError(f"{settings.where(f'work.{name}')}: {error}" if name in names else str(error)) from error
 
 
 def _store(settings: Settings) -> str:

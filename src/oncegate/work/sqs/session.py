@@ -37,6 +37,9 @@ _COUNTED: Final[dict[Status, str]] = {
     "buried": "failed",
 }
 
+# What nothing but the store can have said; a duplicate may be known without it.
+_ASKED: Final = ("processed", "failed", "in_flight")
+
 
 class Session:
     """What it does is counted in `counts`. `left_running` are the plain handlers that did not end in time."""
@@ -139,7 +142,7 @@ class Session:
 
     def _missed(self, work: Work, again_after: float) -> Next:
         """It comes again, and what comes after it in its lane not before it."""
-        if work.lane is not None:
+        if self._dispatcher.waits(work.lane):
             self._pauses[work.lane] = again_after
         self._end(work, again_after)
         return "give_back"
@@ -155,7 +158,7 @@ class Session:
         self._means.observers.outcomes([outcome])
         if name := _COUNTED.get(outcome.status):
             self._counts[name] += 1
-        if outcome.status == "processed":
+        if outcome.status in _ASKED:
             self._receiver.store.over("events can be claimed")
 
     def _given_back(self, works: Sequence[Work]) -> None:
@@ -198,7 +201,8 @@ class Session:
 
 
 def _is_unclaimed(outcome: Outcome) -> bool:
-    return outcome.status == "failed" and not outcome.event.attempt
+    """Whether the store could not be asked. What may run without a claim and failed has raised something."""
+    return outcome.status == "failed" and not outcome.event.attempt and outcome.raised is None
 
 
 def _pause(outcome: Outcome, work: Work) -> float:

@@ -26,7 +26,8 @@ class SqsWorker:
         self._handler = handler
         self._ways = ways
         self._means = means
-        self._counts: Counter[str] = Counter()
+        # All of them from the start: other threads read it, which must not grow meanwhile.
+        self._counts = Counter(received=0, processed=0, duplicates=0, failed=0)
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
