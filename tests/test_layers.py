@@ -22,11 +22,14 @@ LAYERS = [
     ["keys"],
     ["timelines"],
     ["claims"],
+    ["aws"],
     ["stores"],
     ["gate", "work"],
     ["__init__"],
     ["settings"],
-    ["testing", "service", "cli"],
+    ["infra", "sinks", "otel"],
+    ["doctor"],
+    ["testing", "simulate", "service", "cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

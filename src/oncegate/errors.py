@@ -12,7 +12,13 @@
     │   ├── Buried            it failed too often, and is a dead letter
     │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
+    ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
+    ├── Bury                  raised by a handler: no attempt can ever work
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
+    ├── TargetError           what simulated traffic is sent to cannot be used
+    ├── AwsError              a request to AWS was refused, or there was no answer
+    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
+    │   └── QueueUnavailable  may pass by itself: the network, a limit
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -22,7 +28,9 @@ What an event can come to (a duplicate, a failure of the handler, a conflict) is
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+
+_LONGEST_WAIT: Final = 7 * 86_400
 
 
 class OncegateError(Exception):
@@ -89,6 +97,21 @@ class Unconfirmed(CallError):
     """It ran, but the store did not confirm that it is recorded as done."""
 
 
+class RetryLater(OncegateError):
+    """For handlers to raise: it has failed, and may work later, though not before `after` seconds from now if that is
+    known. The attempt counts, so the last one buries all the same."""
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        if after is not None and not 0 <= after <= _LONGEST_WAIT:
+            raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_LONGEST_WAIT}")
+        self.after = after
+        super().__init__(reason)
+
+
+class Bury(OncegateError):
+    """For handlers to raise: it can never work, so it becomes a dead letter at once, whatever attempts are left."""
+
+
 class NotTaken(OncegateError):
     """A Lambda invocation that is failed on purpose, so that it is delivered again. `outcomes` are those that must not
     be acknowledged; the text says nothing that an exception said, since Lambda logs it."""
@@ -96,6 +119,22 @@ class NotTaken(OncegateError):
     def __init__(self, outcomes: Sequence[Any], why: str) -> None:
         self.outcomes = tuple(outcomes)
         super().__init__(why)
+
+
+class TargetError(OncegateError):
+    """A file, queue, bus or address that simulated traffic is sent to cannot be used."""
+
+
+class AwsError(OncegateError):
+    """A request to AWS that came to nothing; the text says which, and what to do."""
+
+
+class QueueError(OncegateError):
+    """The queue could not do what it was asked; a person has to look."""
+
+
+class QueueUnavailable(QueueError):
+    """The queue cannot answer now; the same request may work later."""
 
 
 class StoreError(OncegateError):

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import pytest
 
 from oncegate import open_store
 from tests.gate.invocations import envelope
-from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
+from tests.stores.dynamo_server import CREDENTIALS, DynamoServer
 from tests.stores.servers import until
 
 FUNCTION = """
@@ -41,15 +40,6 @@ class Cloud(DynamoServer):
         self.effects = folder / "effects"
         self.store = self.url("Claims")
         self.function = self._made_function()
-
-    def client_of(self, service: str) -> Any:
-        return botocore.session.Session().create_client(
-            service,
-            region_name=REGION,
-            endpoint_url=self.endpoint,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",  # noqa: S106  # the emulator takes any
-        )
 
     def _made_function(self) -> str:
         archive = io.BytesIO()

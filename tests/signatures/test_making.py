@@ -100,6 +100,7 @@ class TestOptions:
                 "template='{body}0{timestamp}' has nothing",
             ),
             ({"tolerance": "5"}, "tolerance='5' is not a duration"),
+            ({"tolerance": "5m"}, "tolerance is about a signed time, and there is none without a timestamp_header"),
         ],
     )
     def test_what_cannot_be_meant(self, options: dict[str, str], problem: str) -> None:

@@ -18,6 +18,7 @@ from oncegate import signatures
 from oncegate.signatures import Refused, Verified, verifier
 from tests.signatures.sending import BODY, NOW, SENDERS, SIGNING, STAMP, TIMED, Sender, token, whsec
 
+EXPERT = "401 the signature in x-nexus-signature-256"
 _SECOND = 1_000_000
 _OPEN_MESSAGE = (
     b'{"id":"c327c2078ca056db130c55ce648d9fa2","channel":{"id":"90b2b79d-61d2-41b1-8be0-9b9bac19bf3a","messageId":"c327'
@@ -123,7 +124,8 @@ class TestSeveralSecrets:
         assert labelled.labels == ("old", "new")
 
     def test_several_signatures(self) -> None:
-        """While a sender of Standard Webhooks changes its secret it sends two; other versions are passed over."""
+        """While a sender of Standard Webhooks changes its secret it sends two; other versions are passed over. If both
+        are known, the first secret is named."""
         sender = SENDERS["standard-webhooks"]
         headers = sent(sender, 8)
         signed = [sent(sender, number)["webhook-signature"] for number in (7, 8)]
@@ -131,6 +133,7 @@ class TestSeveralSecrets:
             headers["webhook-signature"] = " ".join(together)
             assert sender.verifier(whsec(8)).check(headers, BODY, NOW)
             assert sender.verifier([whsec(1), whsec(7)]).check(headers, BODY, NOW) == Verified("1", 1)
+            assert sender.verifier([whsec(8), whsec(7)]).check(headers, BODY, NOW) == Verified("0", 0)
         headers["webhook-signature"] = signed[1].replace("v1,", "v2,")
         assert not sender.verifier(whsec(8)).check(headers, BODY, NOW)
 
@@ -169,6 +172,16 @@ class TestChanged:
         check = sender.verifier(sender.secret(0)).check
         for body in (*flips(BODY), BODY[:-1], BODY[1:], BODY + b"\n", b" " + BODY, b""):
             assert not check(sent(sender), body, NOW), body
+
+    @pytest.mark.parametrize("name", ["standard-webhooks", "genesys-open-messaging", "cxone-expert", "hmac as Slack's"])
+    def test_the_prefix(self, name: str) -> None:
+        """A signature is not right without its prefix, nor with two."""
+        sender = SENDERS[name]
+        headers = sent(sender)
+        prefix, separator, signature = headers[sender.signature].partition("," if name.startswith("s") else "=")
+        for changed in (signature, separator + signature, 2 * (prefix + separator) + signature):
+            verdict = sender.verifier(sender.secret(0)).check({**headers, sender.signature: changed}, BODY, NOW)
+            assert not verdict
 
     @every_timed
     def test_a_digit_from_the_time_to_the_body(self, sender: Sender) -> None:
@@ -282,7 +295,16 @@ class TestHostile:
                 "401 the signature in x-request-signature is not written as 44",
             ),
             ("cxone-expert", {"X-Nexus-Timestamp": "1770099999"}, "401 the time in x-nexus-timestamp is 2 h ahead of"),
-            ("cxone-expert", {"X-Nexus-Signature-256": f"sha256={'A' * 64}"}, "401 the signature in x-nexus-signature"),
+            (
+                "cxone-expert",
+                {"X-Nexus-Signature-256": f"sha256={'A' * 64}"},
+                f"{EXPERT} is not written as sha256= and",
+            ),
+            (
+                "cxone-expert",
+                {"X-Nexus-Signature-256": "sha256=abc"},
+                f"{EXPERT} is not written as sha256= and 64 digits",
+            ),
             ("bearer", {"Authorization": "Basic YTpi"}, "401 the header authorization is not Bearer and a token"),
             ("bearer", {"Authorization": "Bearer  x"}, "401 the token in authorization is not known"),
             ("api-key", {"X-Api-Key": "x"}, "401 the key in x-api-key is not known"),

@@ -40,8 +40,12 @@ class DynamoServer(ServerProcess):
         except BaseException:
             super().stop()
             raise
-        self.client: Any = botocore.session.Session().create_client(
-            "dynamodb",
+        self.client: Any = self.client_of("dynamodb")
+
+    def client_of(self, service: str) -> Any:
+        """The emulator speaks for other services too."""
+        return botocore.session.Session().create_client(
+            service,
             region_name=REGION,
             endpoint_url=self.endpoint,
             aws_access_key_id="testing",

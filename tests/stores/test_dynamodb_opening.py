@@ -68,7 +68,10 @@ def test_loaded_when_asked_for() -> None:
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({"AWS_REGION": ""}, "needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_REGION"),
+        (
+            {"AWS_DEFAULT_REGION": ""},
+            "needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_DEFAULT",
+        ),
         ({"AWS_DEFAULT_REGION": REGION}, "no AWS credentials were found"),
         ({"AWS_DEFAULT_REGION": REGION, "AWS_PROFILE": "nobody"}, "no AWS credentials were found"),
     ],

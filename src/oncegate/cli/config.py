@@ -9,6 +9,7 @@ import click
 from oncegate.cli.options import examined, output_option, refuse, with_settings
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.cli.serve import handler_of, refuse_open_doors
+from oncegate.cli.work import handler_of as worker_handler_of
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.service.routes import verifier_for
@@ -39,10 +40,20 @@ def check() -> None:
 
 def _unusable(settings: Settings) -> list[str]:
     """What only shows when the settings are put to use."""
+<<<<<<< HEAD
     uses: list[Callable[[], Any]] = [partial(refuse_open_doors, settings), partial(tls_of, settings)]
     for route in (settings, *settings.routes.values()):
         uses += [route.strategy, route.hints, partial(handler_of, route), partial(verifier_for, route)]
     return list(dict.fromkeys(problem for use in uses if (problem := _problem(use))))
+=======
+    uses: list[Callable[[], Any]] = [
+        settings.strategy,
+        lambda: handler_of(settings),
+        lambda: settings["work.handler"] is None or worker_handler_of(settings),
+        lambda: refuse_open_doors(settings),
+    ]
+    return [problem for use in uses if (problem := _problem(use))]
+>>>>>>> main
 
 
 def _problem(use: Callable[[], Any]) -> str | None:

@@ -119,7 +119,7 @@ def show_facts(facts: dict[str, Any]) -> None:
 class Progress:
     """A line on stderr that tells how far something is, if that is a terminal and it takes long."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str = "") -> None:
         self._what = what
         self._next = since_boot() + _PATIENCE
         self._told = False
@@ -128,14 +128,22 @@ class Progress:
         return self
 
     def at(self, count: int) -> None:
+        self.tell(f"{count:,} {self._what} read")
+
+    def tell(self, text: str) -> None:
         now = since_boot()
         if now < self._next or not sys.stderr.isatty():
             return
         self._next, self._told = now + _PACE, True
-        print(f"\r{count:,} {self._what} read", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{clean(text)}", end="", file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.hide()
+
+    def hide(self) -> None:
+        """Make room for a line that stays."""
         if self._told:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._told = False

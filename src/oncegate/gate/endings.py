@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from oncegate.claims import Bury, Complete, Release
-from oncegate.gate.handlers import said
+from oncegate.errors import Bury as Never
+from oncegate.gate.handlers import not_before, said
 from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
@@ -31,16 +32,16 @@ class Endings:
         return Ending(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
 
     def failed(self, job: Job, error: BaseException) -> Ending:
-        """A failed attempt: the last one buries."""
+        """A failed attempt: the last one buries, and so does one whose handler says that none can work."""
         most = self._terms.max_attempts
         raised = type(error).__name__
-        if most is not None and job.event.attempt >= most:
+        if isinstance(error, Never) or (most is not None and job.event.attempt >= most):
             return self.buried(job, said(error), raised)
-        return self.released(job, said(error), raised)
+        return self.released(job, said(error), raised, not_before(error))
 
-    def released(self, job: Job, error: str, raised: str | None = None) -> Ending:
-        outcome = Outcome("failed", job.event, job.key, error=error, raised=raised)
-        return Ending(job, Release(*self._proof(job), error, delay=self._delay(job)), outcome)
+    def released(self, job: Job, error: str, raised: str | None = None, retry_after: int | None = None) -> Ending:
+        outcome = Outcome("failed", job.event, job.key, error=error, raised=raised, retry_after=retry_after)
+        return Ending(job, Release(*self._proof(job), error, delay=max(self._delay(job), retry_after or 0)), outcome)
 
     def buried(self, job: Job, error: str, raised: str | None = None) -> Ending:
         bury = Bury(*self._proof(job), self._terms.dead_letter_retention, job.event.raw, error)
@@ -102,7 +103,8 @@ def ran_marked(job: Job, result: Any) -> None:
 
 def failed_unguarded(item: Job | Bare, error: BaseException) -> None:
     """There is nothing to settle: the failure is only told."""
-    item.outcome = Outcome("failed", item.event, item.key, error=said(error), raised=type(error).__name__)
+    text, raised, retry_after = said(error), type(error).__name__, not_before(error)
+    item.outcome = Outcome("failed", item.event, item.key, error=text, raised=raised, retry_after=retry_after)
 
 
 def ran_unguarded(item: Job | Bare, result: Any) -> None:

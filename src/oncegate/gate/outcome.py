@@ -32,7 +32,8 @@ class Outcome(Struct, frozen=True):
     `original` is the record that decided, and `at` the store's time then; both are None when the store was not
     asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` the name of the
     exception that a handler or a key function raised. `differs` are the first paths at which a conflicting event says
-    something else than the original, where that is still at hand.
+    something else than the original, where that is still at hand. `retry_after` is how long its handler asks to be left
+    alone before the next attempt, in microseconds.
     """
 
     status: Status
@@ -46,6 +47,7 @@ class Outcome(Struct, frozen=True):
     kept: Key | None = None
     raised: str | None = None
     differs: tuple[str, ...] = ()
+    retry_after: int | None = None
 
     @property
     def acked(self) -> bool:
@@ -94,6 +96,8 @@ def _failed(outcome: Outcome) -> str:
     at = f" at attempt {outcome.event.attempt}" if outcome.event.attempt else ""
     kept = outcome.key is not None and outcome.key.strategy == "kept"
     then = "it is kept, and tried again" if kept else "deliver it again"
+    if outcome.retry_after is not None:
+        then = f"{then}, in {spoken(outcome.retry_after)} at the earliest"
     return f"Failed{at}: {outcome.error}; {then}."
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from oncegate.gate.terms import CHOICES, COUNTS, DEFAULTS, DURATIONS, OPTIONAL
 
 Kind: TypeAlias = Literal[
-    "text", "choice", "duration", "count", "truth", "names", "url", "strategy", "function", "port"
+    "text", "choice", "duration", "count", "truth", "names", "url", "place", "strategy", "function", "port"
 ]
 
 PREFIX: Final = "ONCEGATE_"
@@ -17,7 +17,7 @@ CONFIG_FLAG: Final = "--config"
 
 
 # The tables that are of no single command.
-_SHARED: Final = ("read",)
+_SHARED: Final = ("read", "forward")
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -118,7 +118,8 @@ LOG: Final = Setting(
     kind="choice",
     default="off",
     choices=("off", "json"),
-    meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` logs.",
+    meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` and `work`"
+    " log.",
 )
 GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
 
@@ -137,6 +138,7 @@ SERVE: Final = (
     ),
     Setting(
         table="serve",
+<<<<<<< HEAD
         name="mode",
         kind="choice",
         default="inbox",
@@ -228,6 +230,127 @@ SERVE: Final = (
         default=None,
         optional=True,
         meaning="The file with its private key.",
+=======
+        name="forward",
+        kind="place",
+        choices=("https", "http"),
+        default=None,
+        optional=True,
+        meaning="Each new event is posted to this URL, in place of a handler; `[forward]` says how.",
+    ),
+    Setting(
+        table="serve",
+        name="publish",
+        kind="place",
+        choices=("sqs", "eventbridge"),
+        default=None,
+        optional=True,
+        meaning="Each new event is sent to this queue or bus, in place of a handler.",
+    ),
+    Setting(
+        table="serve",
+        name="trace",
+        kind="truth",
+        default=False,
+        meaning="Whether each event is a span of OpenTelemetry; start it with `opentelemetry-instrument`.",
+    ),
+)
+
+# How events are handed on to a URL.
+FORWARD: Final = (
+    Setting(
+        table="forward", name="timeout", kind="duration", default="10s", meaning="How long one request may take in all."
+    ),
+    Setting(
+        table="forward",
+        name="headers",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="A file of headers to send, such as `Authorization`, one on each line; read anew for each event.",
+    ),
+    Setting(
+        table="forward",
+        name="hosts",
+        kind="names",
+        default=(),
+        meaning="The only hosts that may be forwarded to; `*.example.com` is any below it. Empty: any.",
+    ),
+    Setting(
+        table="forward",
+        name="allow_private",
+        kind="truth",
+        default=False,
+        meaning="Whether the host may have a private or loopback address; only then may the URL be `http://`.",
+    ),
+    Setting(
+        table="forward",
+        name="pins",
+        kind="names",
+        default=(),
+        meaning="SHA-256 hashes of public keys (SPKI), one of which its certificate must have: `sha256//BASE64`.",
+    ),
+    Setting(
+        table="forward",
+        name="ca",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="A file of authorities to trust in place of the system's.",
+    ),
+    Setting(
+        table="forward",
+        name="certificate",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="The file of the client's own certificate, if the receiver wants one.",
+    ),
+    Setting(
+        table="forward",
+        name="certificate_key",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="The file of its key, if that is another.",
+    ),
+)
+
+WORK: Final = (
+    Setting(
+        table="work",
+        name="handler",
+        kind="function",
+        default=None,
+        optional=True,
+        meaning="Called with each new event, `module:function`; it may be async.",
+    ),
+    Setting(
+        table="work", name="batch", kind="count", default=10, meaning="How many messages to ask for at a time, 1 to 10."
+    ),
+    Setting(
+        table="work",
+        name="wait",
+        kind="duration",
+        default="20s",
+        meaning="How long a poll waits for a message.",
+    ),
+    Setting(
+        table="work",
+        name="visibility",
+        kind="duration",
+        default="30s",
+        meaning="For how long a message is kept from other workers; renewed while it is in hand.",
+    ),
+    Setting(table="work", name="in_hand", kind="count", default=100, meaning="How many events are in hand at a time."),
+    Setting(table="work", name="receivers", kind="count", default=4, meaning="How many polls are open at most."),
+    Setting(
+        table="work",
+        name="drain",
+        kind="duration",
+        default="25s",
+        meaning="How long what runs may take to end when the worker is stopped.",
+>>>>>>> main
     ),
 )
 # What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
@@ -250,5 +373,11 @@ READ: Final = tuple(
 )
 
 # The tables of the file; the first is what stands above them all.
-TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {"": (STORE, KEY, LOG, *GATE), "read": READ, "serve": SERVE}
+TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {
+    "": (STORE, KEY, LOG, *GATE),
+    "read": READ,
+    "serve": SERVE,
+    "forward": FORWARD,
+    "work": WORK,
+}
 SETTINGS: Final[Mapping[str, Setting]] = {setting.path: setting for table in TABLES.values() for setting in table}

@@ -79,7 +79,7 @@ class HmacScheme(Scheme):
         *,
         timestamp_header: str | None = None,
         template: str | None = None,
-        tolerance: Duration = TOLERANCE,
+        tolerance: Duration | None = None,
     ) -> None:
         self._header = header_name(header, "header")
         self._spelling = spelling
@@ -88,7 +88,9 @@ class HmacScheme(Scheme):
             raise SettingError("header and timestamp_header are the same; each has its own")
         self._names = [name for name in (self._header, self._clock) if name is not None]
         self._around = _around(template, timed=self._clock is not None)
-        self._tolerance = microseconds(tolerance, "tolerance")
+        self._tolerance = microseconds(TOLERANCE if tolerance is None else tolerance, "tolerance")
+        if tolerance is not None and self._clock is None:
+            raise SettingError("tolerance is about a signed time, and there is none without a timestamp_header")
 
     def given(self, headers: Headers, now: int) -> Given | Refused:
         found = picked(headers, self._names)

@@ -25,7 +25,7 @@ def keys_of(secrets: Secrets, key: Callable[[Secret], bytes]) -> dict[str, bytes
 def long_enough(key: bytes, shortest: int = SHORTEST) -> bytes:
     """The key, or SettingError."""
     if len(key) < shortest:
-        raise SettingError(f"has {len(key)} bytes; it needs {shortest} or more, made by chance")
+        raise SettingError(f"has {len(key)} bytes; it needs {shortest} or more, chosen at random")
     return key
 
 

@@ -42,7 +42,7 @@ def hmac(
     prefix: str = "",
     timestamp_header: str | None = None,
     template: str | None = None,
-    tolerance: Duration = TOLERANCE,
+    tolerance: Duration | None = None,
 ) -> Verifier:
     """Any other sender that puts an HMAC under a header.
 

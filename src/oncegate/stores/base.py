@@ -4,7 +4,7 @@ A store knows addresses, records and documents. It knows nothing of events, JSON
 which `claim`, `settle`, `renew`, `redrive` and `reset` answer are those of `oncegate.claims.step`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -87,6 +87,14 @@ class Inbox(Protocol):
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         """Keep payloads; Admitted to the one request that brought it."""
+
+
+@runtime_checkable
+class Walkable(Protocol):
+    """A store that has to read all of itself for every page of records, and shows them faster without an order."""
+
+    def walk(self, namespace: str | None = None) -> Iterator[Entry]:
+        """All records that `browse` would show, a few at a time, in no order; one that changes may come twice."""
 
 
 class Store(Protocol):

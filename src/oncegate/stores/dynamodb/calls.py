@@ -4,18 +4,15 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, Final
 
-import botocore.session
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.loaders import Loader
-from botocore.parsers import ResponseParserError
 
 from oncegate import forks
-from oncegate.errors import SettingError, StoreRefused
-from oncegate.stores.dynamodb.failures import code_of, explained, may_have_landed, passes
+from oncegate.aws.clients import camel, client
+from oncegate.aws.failures import FAILURES, code_of, may_have_landed, passes
+from oncegate.errors import StoreRefused
+from oncegate.stores.dynamodb.failures import explained
 from oncegate.stores.dynamodb.items import Item
 from oncegate.stores.dynamodb.settings import Settings
 
@@ -24,7 +21,6 @@ _LONGEST_PAUSE: Final = 1.0
 _CALLERS: Final = 16  # threads of the caller's own that ask beside those of batches; more of them reconnect
 _CONDITION: Final = "ConditionalCheckFailedException"
 _CANCELLED: Final = "TransactionCanceledException"
-_FAILURES: Final = (ClientError, BotoCoreError, ResponseParserError)
 
 
 class Changed(Exception):
@@ -61,12 +57,12 @@ class Calls:
         while True:
             try:
                 answer: dict[str, Any] = request(**parameters)
-            except _FAILURES as error:
+            except FAILURES as error:
                 if isinstance(error, ClientError) and code_of(error) in (_CONDITION, _CANCELLED):
                     raise Changed(error.response, unsure) from None
                 pause = next(pauses, None) if passes(error) else None
                 if pause is None:
-                    raise explained(error, self.place, f"dynamodb:{_camel(action)}") from error
+                    raise explained(error, self.place, f"dynamodb:{camel(action)}") from error
                 unsure = unsure or may_have_landed(error)
                 time.sleep(pause)
             else:
@@ -96,22 +92,16 @@ class Calls:
 
     def _made(self) -> Any:
         settings = self._settings
-        config = Config(
-            retries={"total_max_attempts": 1},
-            connect_timeout=min(2.0, settings.timeout),
-            read_timeout=settings.timeout / 2,  # so that there is time to ask again
-            max_pool_connections=settings.parallel + _CALLERS,
-            tcp_keepalive=True,
-            user_agent_extra="oncegate",
-        )
         try:
-            session = botocore.session.Session()
-            session.register_component("data_loader", _descriptions())
-            return session.create_client(
-                "dynamodb", region_name=settings.region, endpoint_url=settings.endpoint, config=config
+            return client(
+                "dynamodb",
+                settings.region,
+                settings.endpoint,
+                self.place,
+                connect_timeout=min(2.0, settings.timeout),
+                read_timeout=settings.timeout / 2,  # so that there is time to ask again
+                max_pool_connections=settings.parallel + _CALLERS,
             )
-        except ValueError as error:  # some of botocore's own are also this
-            raise SettingError(f"{self.place} cannot be asked: {error}") from error
         except BotoCoreError as error:
             raise explained(error, self.place, "") from error
 
@@ -133,13 +123,3 @@ class Calls:
         if self._client is not None:
             self._client.close()
             self._client = None
-
-
-@cache
-def _descriptions() -> Loader:
-    """botocore's descriptions of AWS, which take longer to read than all else: once for all stores of a process."""
-    return Loader()
-
-
-def _camel(action: str) -> str:
-    return "".join(part.capitalize() for part in action.split("_"))

@@ -9,6 +9,7 @@ from oncegate.stores.dynamodb.calls import Calls
 from oncegate.stores.dynamodb.failures import InUse, NoTable, unlike
 
 INDEX: Final = "unfinished"
+SWEEPING: Final = {"AttributeName": "expiresAt", "Enabled": True}
 _KEYS: Final = {"id": "HASH"}
 _INDEX_KEYS: Final = {"shelf": "HASH", "place": "RANGE"}
 _TYPES: Final = {"id": "S", "shelf": "S", "place": "B"}
@@ -16,39 +17,44 @@ _PATIENCE: Final = 120.0
 _LOOK_EVERY: Final = 0.5
 
 
-def prepare(calls: Calls, *, create: bool, sweeping: bool) -> None:
-    """Make sure that the table is there and is ours. `sweeping` has DynamoDB delete what has expired."""
-    try:
-        table = _described(calls)
-    except NoTable:
-        if not create:
-            raise
-        _create(calls)
-        table = _active(calls)
-        if sweeping:
-            _sweep(calls)
-    _check(calls, table if table["TableStatus"] != "CREATING" else _active(calls))
-
-
-def _create(calls: Calls) -> None:
+def definition() -> dict[str, Any]:
+    """What the table is made of, in the words that a request for it and a template have in common."""
     index = {
         "IndexName": INDEX,
         "KeySchema": _schema(_INDEX_KEYS),
         "Projection": {"ProjectionType": "KEYS_ONLY"},
     }
+    return {
+        "BillingMode": "PAY_PER_REQUEST",
+        "AttributeDefinitions": [{"AttributeName": name, "AttributeType": type_} for name, type_ in _TYPES.items()],
+        "KeySchema": _schema(_KEYS),
+        "GlobalSecondaryIndexes": [index],
+    }
+
+
+def prepare(calls: Calls, *, create: bool, sweeping: bool, **more: Any) -> None:
+    """Make sure that the table is there and is ours. `sweeping` has DynamoDB delete what has expired; `more` goes
+    with the request that makes it."""
+    try:
+        table = _described(calls)
+    except NoTable:
+        if not create:
+            raise
+        _create(calls, more)
+        table = _active(calls)
+        if sweeping:
+            _sweep(calls)
+    check(calls.place, table if table["TableStatus"] != "CREATING" else _active(calls))
+
+
+def _create(calls: Calls, more: dict[str, Any]) -> None:
     with suppress(InUse):  # another process is making it
-        calls.ask(
-            "create_table",
-            BillingMode="PAY_PER_REQUEST",
-            AttributeDefinitions=[{"AttributeName": name, "AttributeType": type_} for name, type_ in _TYPES.items()],
-            KeySchema=_schema(_KEYS),
-            GlobalSecondaryIndexes=[index],
-        )
+        calls.ask("create_table", **definition(), **more)
 
 
 def _sweep(calls: Calls) -> None:
     try:
-        calls.ask("update_time_to_live", TimeToLiveSpecification={"AttributeName": "expiresAt", "Enabled": True})
+        calls.ask("update_time_to_live", TimeToLiveSpecification=SWEEPING)
     except StoreError as error:
         if "already enabled" not in str(error):  # by another process, which is making the table too
             raise
@@ -74,17 +80,16 @@ def _active(calls: Calls) -> dict[str, Any]:
         time.sleep(_LOOK_EVERY)
 
 
-def _check(calls: Calls, table: dict[str, Any]) -> None:
+def check(place: str, table: dict[str, Any]) -> None:
+    """Refuse a table that is described so unless it is one of ours."""
     keys = _keys_of(table)
     if keys != _KEYS:
-        raise StoreRefused(
-            f"{calls.place} is no table of Oncegate: its key is {', '.join(keys)} and not id; name another"
-        )
+        raise StoreRefused(f"{place} is no table of Oncegate: its key is {', '.join(keys)} and not id; name another")
     types = {one["AttributeName"]: one["AttributeType"] for one in table["AttributeDefinitions"]}
     indexes = {one["IndexName"]: _keys_of(one) for one in table.get("GlobalSecondaryIndexes", [])}
     if indexes.get(INDEX) != _INDEX_KEYS or not _TYPES.items() <= types.items():
         raise StoreRefused(
-            f"{calls.place} lacks the index {INDEX} of shelf (S) and place (B), or its id is no string (S);"
+            f"{place} lacks the index {INDEX} of shelf (S) and place (B), or its id is no string (S);"
             " create the table as docs/stores/dynamodb.md says"
         )
 

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError, ParamValidationError
 
+from oncegate.aws.failures import code_of
 from oncegate.claims import Complete, Record, Renew, step
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import EffectFailed
 from oncegate.stores.dynamodb.calls import Calls, Changed
-from oncegate.stores.dynamodb.failures import code_of
 from oncegate.stores.dynamodb.items import Where, item_of
 from oncegate.stores.dynamodb.judging import STAMP_SIZE, Judge, Seen, seen_in
 

@@ -1,0 +1,1 @@
+"""What all that asks AWS shares: its clients, and what its errors mean. Loaded only by those who do."""

@@ -1,0 +1,169 @@
+"""Requests to several services of AWS in one region, for people at a command line: every failure is one sentence."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from botocore.exceptions import ClientError, NoRegionError
+from msgspec import Struct
+
+from oncegate.aws.clients import camel, client
+from oncegate.aws.failures import (
+    FAILURES,
+    UNFOUND,
+    UNREACHED,
+    code_of,
+    is_denied,
+    is_unaccepted,
+    passes,
+    said_by,
+    unaccepted,
+    unfound,
+    unreached,
+    unready,
+)
+from oncegate.errors import AwsError
+
+_MISSING: Final = frozenset(
+    {
+        "ResourceNotFoundException",
+        "NoSuchEntity",
+        "NoSuchEntityException",
+        "QueueDoesNotExist",
+        "AWS.SimpleQueueService.NonExistentQueue",
+    }
+)
+_TOKENS: Final = {"lambda": ("Marker", "NextMarker")}
+_NEXT: Final = ("NextToken", "NextToken")
+_PATIENCE: Final = 120.0
+_LOOK_EVERY: Final = 0.5
+
+
+class Missing(AwsError):
+    """There is no such thing."""
+
+
+class Denied(AwsError):
+    """It is not allowed to ask for this."""
+
+
+class Unanswered(AwsError):
+    """Nothing can be asked: there are no credentials that are accepted, no region, or no network."""
+
+
+class Identity(Struct, frozen=True):
+    """Who asks, and where."""
+
+    arn: str
+    account: str
+    region: str
+
+    @property
+    def partition(self) -> str:
+        return self.arn.split(":")[1]
+
+
+class Cloud:
+    """`waiting` is told what is waited for, since some things take AWS a minute."""
+
+    def __init__(
+        self,
+        region: str | None = None,
+        endpoint: str | None = None,
+        waiting: Callable[[str], None] = lambda _what: None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.waiting = waiting
+        self._region = region
+        self._clients: dict[str, Any] = {}
+
+    def ask(self, service: str, action: str, **parameters: Any) -> dict[str, Any]:
+        """The answer; Missing if what it is about is not there, else AwsError."""
+        try:
+            answer: dict[str, Any] = getattr(self._client(service), action)(**parameters)
+        except FAILURES as error:
+            raise self._explained(error, f"{service}:{camel(action)}") from error
+        return answer
+
+    def find(self, service: str, action: str, **parameters: Any) -> dict[str, Any] | None:
+        """The answer, or None if what it is about is not there."""
+        try:
+            return self.ask(service, action, **parameters)
+        except Missing:
+            return None
+
+    def each(self, service: str, action: str, member: str, **parameters: Any) -> Iterator[Any]:
+        """What a request lists under a member, page after page."""
+        given, told = _TOKENS.get(service, _NEXT)
+        while True:
+            answer = self.ask(service, action, **parameters)
+            yield from answer.get(member, [])
+            if not answer.get(told):
+                return
+            parameters[given] = answer[told]
+
+    def until(self, ready: Callable[[], bool], what: str) -> None:
+        """Wait for what AWS has said it will do."""
+        deadline = time.monotonic() + _PATIENCE
+        while not ready():
+            if time.monotonic() > deadline:
+                raise AwsError(f"{what} was not ready after {_PATIENCE:.0f} s; try again later")
+            self.waiting(what)
+            time.sleep(_LOOK_EVERY)
+
+    def identity(self) -> Identity:
+        answer = self.ask("sts", "get_caller_identity")
+        return Identity(answer["Arn"], answer["Account"], self.region)
+
+    @property
+    def region(self) -> str:
+        try:
+            return str(self._client("sts").meta.region_name)
+        except FAILURES as error:
+            raise self._explained(error, "") from error
+
+    def close(self) -> None:
+        for each in self._clients.values():
+            each.close()
+        self._clients.clear()
+
+    # ── clients, and what their errors mean ───────────────────────────────────────────────────────────────
+
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = client(
+                service, self._region, self.endpoint, self._place, attempts=3, connect_timeout=5, read_timeout=30
+            )
+        return self._clients[service]
+
+    @property
+    def _place(self) -> str:
+        if self.endpoint:
+            return f"AWS at {self.endpoint}"
+        return f"AWS in {self._region}" if self._region else "AWS"
+
+    def _explained(self, error: Exception, action: str) -> AwsError:
+        place = self._place
+        if isinstance(error, ClientError):
+            return self._answered(error, action)
+        if isinstance(error, UNFOUND):
+            return Unanswered(unfound(error, place))
+        if isinstance(error, NoRegionError):
+            return Unanswered(f"{place} needs a region; write --region eu-central-1 or set AWS_DEFAULT_REGION")
+        if isinstance(error, UNREACHED):
+            return Unanswered(unreached(error, place))
+        return AwsError(f"{place} cannot be asked for {action} ({error})")
+
+    def _answered(self, error: ClientError, action: str) -> AwsError:
+        place, code, said = self._place, code_of(error), said_by(error)
+        if passes(error):
+            return AwsError(unready(error, place))
+        if is_unaccepted(error):
+            return Unanswered(unaccepted(error, place))
+        if is_denied(error):
+            return Denied(f"{place} does not allow {action} ({said}); ask for that right, or use another AWS_PROFILE")
+        if code in _MISSING:
+            return Missing(f"{place} has no such thing ({action}: {said}); check its name and region")
+        if code.isdecimal():  # a status of HTTP and no error of AWS's
+            return Unanswered(f"{place} does not answer as AWS does; check the endpoint")
+        return AwsError(f"{place} refused {action} ({code}: {said})")

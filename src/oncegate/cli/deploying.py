@@ -1,0 +1,151 @@
+"""The work of `oncegate infra`; apart from its options, since it needs what only the extra `aws` brings."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from oncegate.aws.cloud import Cloud
+from oncegate.cli.options import confirm
+from oncegate.cli.output import Progress, say, show_facts, show_json, show_table
+from oncegate.durations import times
+from oncegate.infra.design import Design, Place
+from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing
+from oncegate.infra.template import template as made_template
+from oncegate.infra.wanted import Wanted
+
+_DONE = {"create": "created", "change": "changed", "keep": "kept", "delete": "deleted", "leave": "left"}
+_WIDTH = max(map(len, _DONE.values()))
+_KIND_WIDTH = len("permission")
+_HEADERS = ("plan", "part", "name", "why")
+
+
+def up(wanted: Wanted, region: str | None, *, dry_run: bool, output: str) -> None:
+    with _asking(region, wanted.endpoint) as (cloud, place, progress):
+        design = Design(wanted, place)
+        steps = plan(cloud, design.parts())
+        if dry_run:
+            _show_plan(steps, output)
+            return
+        for step in steps:
+            carry_out(cloud, step)
+            progress.hide()
+            if output == "text":
+                _say_done(step)
+    if output == "json":
+        show_json({"parts": [_fields(step) for step in steps], **_addresses(design)})
+        return
+    changed = sum(step.action != "keep" for step in steps)
+    done = f"{times(changed, 'part')} made or changed" if changed else "Nothing was changed: all is as wanted"
+    say("")
+    say(f"{done}.")
+    show_facts(_addresses(design))
+
+
+def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:
+    with _asking(region, endpoint) as (cloud, place, progress):
+        steps = removal(standing(cloud, everything(cloud, name, place)))
+        steps = [step for step in steps if not (keep_table and step.part.kind == "table")]
+        doomed = [step for step in steps if step.action == "delete"]
+        if steps:
+            _show_plan(steps, "text")
+        if not doomed:
+            say(f"There is nothing to delete that oncegate infra has made as {name} in {place.region}.")
+            return
+        if dry_run:
+            return
+        if not yes:
+            _agree(len(doomed), place)
+        for step in doomed:
+            carry_out(cloud, step)
+            progress.hide()
+            _say_done(step)
+
+
+def _agree(count: int, place: Place) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on; look at what is listed, and add --yes to delete it")
+    confirm(f"Delete {times(count, 'part')} in account {place.account}, {place.region}? What they hold is lost.")
+
+
+def show(name: str, region: str | None, endpoint: str | None, *, output: str) -> None:
+    with _asking(region, endpoint) as (cloud, place, _progress):
+        found = list(standing(cloud, everything(cloud, name, place)))
+    rows: list[dict[str, Any]] = [
+        {
+            "part": part.kind,
+            "name": part.about or part.name,
+            "address": each.url or each.arn,
+            "arn": each.arn,
+            "made by oncegate": each.made_for(name),
+            "holds": each.note or None,
+        }
+        for part, each in found
+    ]
+    if output == "json":
+        show_json({"account": place.account, "region": place.region, "parts": rows})
+    elif not rows:
+        say(f"There is nothing of {name} in account {place.account}, {place.region}.")
+    else:
+        _show_parts(rows)
+
+
+def _show_parts(rows: list[dict[str, Any]]) -> None:
+    shown = [
+        (row["part"], row["name"], row["address"], "yes" if row["made by oncegate"] else "no", row["holds"])
+        for row in rows
+    ]
+    headers = ("part", "name", "address", "ours", "holds")
+    show_table(headers, shown, essential=("part", "name", "address", "ours"))
+
+
+def template(wanted: Wanted, *, policy: bool) -> None:
+    if policy:
+        show_json(Design(wanted, Place("aws", "*", "*")).consumer_policy())
+    else:
+        show_json(made_template(wanted))
+
+
+@contextmanager
+def _asking(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Place, Progress]]:
+    """AWS, and whose account and which region it is; what takes long is told on a terminal."""
+    with Progress() as progress:
+        cloud = Cloud(region, endpoint, lambda what: progress.tell(f"waiting for {what} …"))
+        try:
+            who = cloud.identity()
+            yield cloud, Place(who.partition, who.region, who.account), progress
+        finally:
+            cloud.close()
+
+
+def _show_plan(steps: list[Step], output: str) -> None:
+    if output == "json":
+        show_json({"parts": [_fields(step) for step in steps]})
+        return
+    rows = [(step.action, step.part.kind, step.part.name, step.why or None) for step in steps]
+    show_table(_HEADERS, rows, essential=_HEADERS)
+
+
+def _say_done(step: Step) -> None:
+    why = f"  ({step.why})" if step.why else ""
+    say(f"{_DONE[step.action].ljust(_WIDTH)}  {step.part.kind.ljust(_KIND_WIDTH)}  {step.part.name}{why}")
+
+
+def _fields(step: Step) -> dict[str, str]:
+    part = step.part
+    return {"action": step.action, "part": part.kind, "name": part.name, "arn": part.arn, "why": step.why}
+
+
+def _addresses(design: Design) -> dict[str, str]:
+    """What the next steps need."""
+    wanted = design.wanted
+    found = {"store": design.store_url} if wanted.table else {}
+    if wanted.rule:
+        found["rule"] = design.rule_arn
+    if wanted.queue:
+        found["queue"] = design.queue_arn
+    if wanted.function:
+        found["function"] = design.function_arn
+    return found | ({"dead letters": design.dead_arn} if wanted.queue or wanted.function else {})

@@ -1,0 +1,26 @@
+"""The kinds of parts there are."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from oncegate.infra.parts.base import Found, Kind, Part
+from oncegate.infra.parts.events import BUS, RULE
+from oncegate.infra.parts.functions import FUNCTION, MAPPING, PERMISSION, RETRIES
+from oncegate.infra.parts.queues import POLICY, QUEUE
+from oncegate.infra.parts.roles import ROLE
+from oncegate.infra.parts.tables import TABLE
+
+__all__ = ["KINDS", "Found", "Kind", "Part"]
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "bus": BUS,
+    "table": TABLE,
+    "queue": QUEUE,
+    "policy": POLICY,
+    "role": ROLE,
+    "function": FUNCTION,
+    "permission": PERMISSION,
+    "retries": RETRIES,
+    "mapping": MAPPING,
+    "rule": RULE,
+}

@@ -1,0 +1,102 @@
+"""Buses and rules."""
+
+import json
+from typing import Any, Final
+
+from oncegate.aws.cloud import Cloud, Missing
+from oncegate.errors import AwsError
+from oncegate.infra.parts.base import Found, Kind, Part, as_list, as_mapping
+
+
+def read_bus(cloud: Cloud, part: Part) -> Found | None:
+    answer = cloud.find("events", "describe_event_bus", Name=part.name)
+    if answer is None or "Arn" not in answer:
+        return None
+    return Found(answer["Arn"], _tags(cloud, answer["Arn"]), {})
+
+
+def _create_bus(cloud: Cloud, part: Part) -> None:
+    """A bus of a partner's source has its name; that one is associated by being created."""
+    cloud.ask("events", "create_event_bus", **part.properties, Tags=as_list(part.tags))
+
+
+def _delete_bus(cloud: Cloud, part: Part, _found: Found) -> None:
+    cloud.ask("events", "delete_event_bus", Name=part.name)
+
+
+BUS: Final = Kind(
+    "AWS::Events::EventBus",
+    read_bus,
+    _create_bus,
+    lambda _cloud, _part, _found: None,
+    _delete_bus,
+    fixed=("Name", "EventSourceName"),
+    shared=True,
+)
+
+# ── rules ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_rule(cloud: Cloud, part: Part) -> Found | None:
+    bus = part.properties["EventBusName"]
+    answer = cloud.find("events", "describe_rule", Name=part.name, EventBusName=bus)
+    if answer is None:
+        return None
+    targets = list(cloud.each("events", "list_targets_by_rule", "Targets", Rule=part.name, EventBusName=bus))
+    properties = {
+        "Name": part.name,
+        "EventBusName": bus,
+        "Description": answer.get("Description", ""),
+        "State": answer["State"],
+        "EventPattern": json.loads(answer.get("EventPattern") or "null"),
+        "Targets": sorted(targets, key=lambda target: str(target["Id"])),
+    }
+    return Found(answer["Arn"], _rule_tags(cloud, part, answer), properties)
+
+
+def _rule_tags(cloud: Cloud, part: Part, answer: dict[str, Any]) -> dict[str, str]:
+    """A rule's description says who made it too: emulators do not find the tags of rules on a partner's bus."""
+    try:
+        return _tags(cloud, answer["Arn"])
+    except Missing:
+        return part.tags if answer.get("Description") == part.properties["Description"] else {}
+
+
+def _create_rule(cloud: Cloud, part: Part) -> None:
+    _put_rule(cloud, part, Tags=as_list(part.tags))
+
+
+def _change_rule(cloud: Cloud, part: Part, found: Found) -> None:
+    wanted = {target["Id"] for target in part.properties["Targets"]}
+    _remove(cloud, part, [target["Id"] for target in found.properties["Targets"] if target["Id"] not in wanted])
+    _put_rule(cloud, part)
+
+
+def _put_rule(cloud: Cloud, part: Part, **more: Any) -> None:
+    wanted = part.properties
+    where = {"EventBusName": wanted["EventBusName"]}
+    described = {name: wanted[name] for name in ("Name", "Description", "State")}
+    pattern = json.dumps(wanted["EventPattern"])
+    cloud.ask("events", "put_rule", **described, EventPattern=pattern, **where, **more)
+    answer = cloud.ask("events", "put_targets", Rule=part.name, Targets=wanted["Targets"], **where)
+    for failed in answer.get("FailedEntries", []):
+        raise AwsError(f"the rule {part.name} does not take its target ({failed['ErrorMessage']}); try again")
+
+
+def _delete_rule(cloud: Cloud, part: Part, found: Found) -> None:
+    _remove(cloud, part, [target["Id"] for target in found.properties["Targets"]])
+    cloud.ask("events", "delete_rule", Name=part.name, EventBusName=part.properties["EventBusName"])
+
+
+def _remove(cloud: Cloud, part: Part, ids: list[str]) -> None:
+    if ids:
+        cloud.ask("events", "remove_targets", Rule=part.name, EventBusName=part.properties["EventBusName"], Ids=ids)
+
+
+def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
+    return as_mapping(cloud.ask("events", "list_tags_for_resource", ResourceARN=arn).get("Tags", []))
+
+
+RULE: Final = Kind(
+    "AWS::Events::Rule", read_rule, _create_rule, _change_rule, _delete_rule, fixed=("Name", "EventBusName")
+)

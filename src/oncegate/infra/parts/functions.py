@@ -1,0 +1,186 @@
+"""The Lambda function, and what belongs to it: who may invoke it, where its failures go, the queue it is fed from."""
+
+import base64
+import hashlib
+import json
+import time
+from typing import Any, Final
+
+from oncegate.aws.cloud import Cloud, Missing
+from oncegate.errors import AwsError
+from oncegate.infra.parts.base import Found, Kind, Part
+
+_CONFIGURED: Final = ("Runtime", "Handler", "Timeout", "MemorySize", "Role")
+_SETTLING: Final = 30.0  # seconds that a new role may take to be known everywhere
+
+
+def digest(code: bytes) -> str:
+    """What Lambda says of a package."""
+    return base64.b64encode(hashlib.sha256(code).digest()).decode()
+
+
+def read_function(cloud: Cloud, part: Part) -> Found | None:
+    answer = cloud.find("lambda", "get_function", FunctionName=part.name)
+    if answer is None:
+        return None
+    found = answer["Configuration"]
+    properties = {
+        **{name: found.get(name) for name in _CONFIGURED},
+        "Environment": {"Variables": found.get("Environment", {}).get("Variables", {})},
+        "Code": {"Sha256": found.get("CodeSha256")},
+    }
+    return Found(found["FunctionArn"], answer.get("Tags", {}), properties)
+
+
+def _create_function(cloud: Cloud, part: Part) -> None:
+    wanted = {name: value for name, value in part.properties.items() if name != "Code"}
+    code = {"ZipFile": part.code}
+    _once_known(cloud, "cannot be assumed", "create_function", **wanted, Code=code, Tags=part.tags)
+    _settled(cloud, part)
+
+
+def _change_function(cloud: Cloud, part: Part, found: Found) -> None:
+    """One after the other: Lambda takes no update while it is at another."""
+    wanted, there = part.properties, found.properties
+    if there["Code"] != wanted["Code"]:
+        cloud.ask("lambda", "update_function_code", FunctionName=part.name, ZipFile=part.code)
+        _settled(cloud, part)
+    variables = {**there["Environment"]["Variables"], **wanted["Environment"]["Variables"]}
+    configured = {name: wanted[name] for name in _CONFIGURED}
+    environment = {"Variables": variables}
+    cloud.ask("lambda", "update_function_configuration", FunctionName=part.name, Environment=environment, **configured)
+    _settled(cloud, part)
+
+
+def _once_known(cloud: Cloud, sign: str, action: str, **parameters: Any) -> None:
+    """Ask until Lambda knows of the new role and its rights; `sign` is what it says before."""
+    deadline = time.monotonic() + _SETTLING
+    while True:
+        try:
+            cloud.ask("lambda", action, **parameters)
+        except AwsError as error:
+            if sign not in str(error) or time.monotonic() > deadline:
+                raise
+            cloud.waiting("the new role to be known to Lambda")
+            time.sleep(1)
+        else:
+            return
+
+
+def _settled(cloud: Cloud, part: Part) -> None:
+    def ready() -> bool:
+        found: dict[str, str] = cloud.ask("lambda", "get_function_configuration", FunctionName=part.name)
+        return found.get("State", "Active") != "Pending" and found.get("LastUpdateStatus", "") != "InProgress"
+
+    cloud.until(ready, f"the function {part.name}")
+
+
+def _delete_function(cloud: Cloud, part: Part, _found: Found) -> None:
+    cloud.ask("lambda", "delete_function", FunctionName=part.name)
+
+
+FUNCTION: Final = Kind(
+    "AWS::Lambda::Function",
+    read_function,
+    _create_function,
+    _change_function,
+    _delete_function,
+    fixed=("FunctionName",),
+)
+
+# ── what belongs to it ────────────────────────────────────────────────────────────────────────────────────
+
+
+def tags_of(cloud: Cloud, name: str) -> dict[str, str]:
+    answer = cloud.find("lambda", "get_function", FunctionName=name)
+    return {} if answer is None else dict(answer.get("Tags", {}))
+
+
+def statements_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
+    """Who may invoke it."""
+    answer = cloud.find("lambda", "get_policy", FunctionName=function)
+    return [] if answer is None else list(json.loads(answer["Policy"])["Statement"])
+
+
+def _read_permission(cloud: Cloud, part: Part) -> Found | None:
+    for statement in statements_of(cloud, part.about):
+        if statement.get("Sid") == part.name:
+            properties = {
+                "FunctionName": part.about,
+                "Action": statement["Action"],
+                "Principal": statement["Principal"].get("Service"),
+                "SourceArn": statement.get("Condition", {}).get("ArnLike", {}).get("AWS:SourceArn"),
+            }
+            return Found(part.arn, tags_of(cloud, part.about), properties)
+    return None
+
+
+def _create_permission(cloud: Cloud, part: Part) -> None:
+    cloud.ask("lambda", "add_permission", StatementId=part.name, **part.properties)
+
+
+def _change_permission(cloud: Cloud, part: Part, _found: Found) -> None:
+    cloud.ask("lambda", "remove_permission", FunctionName=part.about, StatementId=part.name)
+    _create_permission(cloud, part)
+
+
+PERMISSION: Final = Kind("AWS::Lambda::Permission", _read_permission, _create_permission, _change_permission)
+
+
+def read_retries(cloud: Cloud, part: Part) -> Found | None:
+    answer = cloud.find("lambda", "get_function_event_invoke_config", FunctionName=part.about)
+    if answer is None:
+        return None
+    return Found(part.arn, tags_of(cloud, part.about), {**answer, "FunctionName": part.about, "Qualifier": "$LATEST"})
+
+
+def _put_retries(cloud: Cloud, part: Part) -> None:
+    wanted = {name: value for name, value in part.properties.items() if name != "Qualifier"}
+    cloud.ask("lambda", "put_function_event_invoke_config", **wanted)
+
+
+RETRIES: Final = Kind(
+    "AWS::Lambda::EventInvokeConfig",
+    read_retries,
+    _put_retries,
+    lambda cloud, part, _found: _put_retries(cloud, part),
+)
+
+
+def mappings_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
+    """What feeds the function."""
+    try:
+        return list(cloud.each("lambda", "list_event_source_mappings", "EventSourceMappings", FunctionName=function))
+    except Missing:
+        return []
+
+
+def _read_mapping(cloud: Cloud, part: Part) -> Found | None:
+    for mapping in mappings_of(cloud, part.about):
+        if mapping["EventSourceArn"] == part.properties["EventSourceArn"]:
+            state = mapping.get("State", "Enabled")
+            properties = {
+                **mapping,
+                "FunctionName": part.about,
+                "Enabled": state in ("Enabled", "Enabling", "Creating"),
+            }
+            return Found(part.arn, tags_of(cloud, part.about), properties)
+    return None
+
+
+def _create_mapping(cloud: Cloud, part: Part) -> None:
+    _once_known(cloud, "execution role", "create_event_source_mapping", **part.properties)
+
+
+def _change_mapping(cloud: Cloud, part: Part, found: Found) -> None:
+    wanted = {name: value for name, value in part.properties.items() if name != "EventSourceArn"}
+    cloud.ask("lambda", "update_event_source_mapping", UUID=found.properties["UUID"], **wanted)
+
+
+def _delete_mapping(cloud: Cloud, _part: Part, found: Found) -> None:
+    cloud.ask("lambda", "delete_event_source_mapping", UUID=found.properties["UUID"])
+
+
+MAPPING: Final = Kind(
+    "AWS::Lambda::EventSourceMapping", _read_mapping, _create_mapping, _change_mapping, _delete_mapping
+)

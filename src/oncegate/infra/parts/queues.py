@@ -1,0 +1,114 @@
+"""Queues, and who may send to them."""
+
+import json
+from typing import Any, Final
+
+from oncegate.aws.cloud import Cloud, Missing
+from oncegate.infra.parts.base import Found, Kind, Part
+
+_NUMBERS: Final = ("VisibilityTimeout", "MessageRetentionPeriod")
+_WAITING: Final = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
+
+
+def read_queue(cloud: Cloud, part: Part) -> Found | None:
+    there = described(cloud, part.name)
+    if there is None:
+        return None
+    url, attributes = there
+    properties: dict[str, Any] = {name: int(attributes[name]) for name in _NUMBERS}
+    if redrive := parsed(attributes.get("RedrivePolicy")):
+        properties["RedrivePolicy"] = redrive | {"maxReceiveCount": int(redrive["maxReceiveCount"])}
+    waiting = sum(int(attributes.get(name, 0)) for name in _WAITING)
+    note = f"{waiting} messages" if waiting else ""
+    return Found(attributes["QueueArn"], _tags(cloud, url), properties, url, note)
+
+
+def _create_queue(cloud: Cloud, part: Part) -> None:
+    cloud.ask("sqs", "create_queue", QueueName=part.name, Attributes=_attributes(part), tags=part.tags)
+    cloud.until(lambda: described(cloud, part.name) is not None, f"the queue {part.name}")
+
+
+def _change_queue(cloud: Cloud, part: Part, found: Found) -> None:
+    cloud.ask("sqs", "set_queue_attributes", QueueUrl=found.url, Attributes=_attributes(part))
+
+
+def _delete_queue(cloud: Cloud, _part: Part, found: Found) -> None:
+    cloud.ask("sqs", "delete_queue", QueueUrl=found.url)
+
+
+def _attributes(part: Part) -> dict[str, str]:
+    """SQS takes everything as text."""
+    return {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in _given(part)}
+
+
+def _given(part: Part) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in part.properties.items() if name != "QueueName"]
+
+
+QUEUE: Final = Kind("AWS::SQS::Queue", read_queue, _create_queue, _change_queue, _delete_queue, fixed=("QueueName",))
+
+# ── the policy ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_policy(cloud: Cloud, part: Part) -> Found | None:
+    """Our statements of a queue's policy; those of others are nothing to us."""
+    there = described(cloud, part.name)
+    if there is None:
+        return None
+    url, attributes = there
+    ours = {statement["Sid"] for statement in statements_of(part.properties["PolicyDocument"])}
+    kept = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") in ours]
+    if not kept:
+        return None
+    return Found(attributes["QueueArn"], _tags(cloud, url), {"PolicyDocument": _document(kept)}, url)
+
+
+def _put_policy(cloud: Cloud, part: Part) -> None:
+    url, attributes = described(cloud, part.name) or _gone(part.name)
+    wanted = statements_of(part.properties["PolicyDocument"])
+    ours = {statement["Sid"] for statement in wanted}
+    others = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") not in ours]
+    policy = json.dumps(_document([*others, *wanted]))
+    cloud.ask("sqs", "set_queue_attributes", QueueUrl=url, Attributes={"Policy": policy})
+
+
+def _gone(name: str) -> Any:
+    raise Missing(f"the queue {name} was deleted meanwhile; run it again")
+
+
+def _document(statements: list[Any]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def statements_of(policy: dict[str, Any] | None) -> list[dict[str, Any]]:
+    found = (policy or {}).get("Statement", [])
+    return found if isinstance(found, list) else [found]
+
+
+POLICY: Final = Kind(
+    "AWS::SQS::QueuePolicy",
+    read_policy,
+    _put_policy,
+    lambda cloud, part, _found: _put_policy(cloud, part),
+    fixed=("Queues",),
+)
+
+# ── what both ask ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def described(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
+    """The queue's URL and attributes."""
+    found = cloud.find("sqs", "get_queue_url", QueueName=name)
+    if found is None:
+        return None
+    answer = cloud.find("sqs", "get_queue_attributes", QueueUrl=found["QueueUrl"], AttributeNames=["All"])
+    return None if answer is None else (found["QueueUrl"], answer["Attributes"])
+
+
+def _tags(cloud: Cloud, url: str) -> dict[str, str]:
+    found: dict[str, str] = cloud.ask("sqs", "list_queue_tags", QueueUrl=url).get("Tags", {})
+    return found
+
+
+def parsed(text: str | None) -> dict[str, Any] | None:
+    return json.loads(text) if text else None

@@ -1,0 +1,51 @@
+"""The role of the function: who may take it, and what it may do."""
+
+import json
+from typing import Any, Final
+
+from oncegate.aws.cloud import Cloud
+from oncegate.infra.parts.base import Found, Kind, Part, as_list, as_mapping
+
+
+def read(cloud: Cloud, part: Part) -> Found | None:
+    answer = cloud.find("iam", "get_role", RoleName=part.name)
+    if answer is None:
+        return None
+    role = answer["Role"]
+    names = cloud.ask("iam", "list_role_policies", RoleName=part.name)["PolicyNames"]
+    policies = [_policy(cloud, part, name) for name in names]
+    properties = {"AssumeRolePolicyDocument": role["AssumeRolePolicyDocument"], "Policies": policies}
+    return Found(role["Arn"], as_mapping(role.get("Tags", [])), properties)
+
+
+def _policy(cloud: Cloud, part: Part, name: str) -> dict[str, Any]:
+    answer = cloud.ask("iam", "get_role_policy", RoleName=part.name, PolicyName=name)
+    return {"PolicyName": name, "PolicyDocument": answer["PolicyDocument"]}
+
+
+def _create(cloud: Cloud, part: Part) -> None:
+    trust = json.dumps(part.properties["AssumeRolePolicyDocument"])
+    cloud.ask("iam", "create_role", RoleName=part.name, AssumeRolePolicyDocument=trust, Tags=as_list(part.tags))
+    _put_policies(cloud, part)
+
+
+def _change(cloud: Cloud, part: Part, _found: Found) -> None:
+    trust = json.dumps(part.properties["AssumeRolePolicyDocument"])
+    cloud.ask("iam", "update_assume_role_policy", RoleName=part.name, PolicyDocument=trust)
+    _put_policies(cloud, part)
+
+
+def _put_policies(cloud: Cloud, part: Part) -> None:
+    for policy in part.properties["Policies"]:
+        document = json.dumps(policy["PolicyDocument"])
+        name = policy["PolicyName"]
+        cloud.ask("iam", "put_role_policy", RoleName=part.name, PolicyName=name, PolicyDocument=document)
+
+
+def _delete(cloud: Cloud, part: Part, found: Found) -> None:
+    for policy in found.properties["Policies"]:
+        cloud.ask("iam", "delete_role_policy", RoleName=part.name, PolicyName=policy["PolicyName"])
+    cloud.ask("iam", "delete_role", RoleName=part.name)
+
+
+ROLE: Final = Kind("AWS::IAM::Role", read, _create, _change, _delete, fixed=("RoleName",))

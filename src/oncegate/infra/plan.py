@@ -1,0 +1,110 @@
+"""The plan: what there is against what is wanted, part by part, and carrying it out."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from oncegate.aws.cloud import Cloud
+from oncegate.errors import AwsError
+from oncegate.infra.design import Design, Place
+from oncegate.infra.parts import KINDS, Found, Part
+from oncegate.infra.wanted import DEFAULT_BUS, Function, Wanted
+from oncegate.stores.dynamodb.table import check
+
+Action: TypeAlias = Literal["create", "change", "keep", "delete", "leave"]
+
+
+class Step(Struct, frozen=True):
+    """What is to be done with a part, and why."""
+
+    action: Action
+    part: Part
+    found: Found | None = None
+    why: str = ""
+
+
+def plan(cloud: Cloud, parts: Iterable[Part]) -> list[Step]:
+    """How to get what is wanted. AwsError if a name is taken by something that Oncegate has not made."""
+    return [_step(part, KINDS[part.kind].read(cloud, part)) for part in parts]
+
+
+def _step(part: Part, found: Found | None) -> Step:
+    if found is None:
+        return Step("create", part)
+    kind = KINDS[part.kind]
+    if not found.made_for(part.deployment):
+        if kind.shared:
+            return Step("keep", part, found, "it is not Oncegate's, and only used")
+        raise AwsError(
+            f"there is a {part.kind} {part.about or part.name} that was not made by oncegate infra for"
+            f" {part.deployment}; choose another --name, or delete it first"
+        )
+    if part.kind == "table":
+        check(f"the DynamoDB table {part.name}", dict(found.properties))
+    wanted = {name: value for name, value in part.properties.items() if name not in kind.fixed}
+    changes = [name for name, value in wanted.items() if not _has(found.properties.get(name), value)]
+    return Step("change", part, found, ", ".join(changes)) if changes else Step("keep", part, found)
+
+
+def _has(found: Any, wanted: Any) -> bool:
+    """Whether what was found is as wanted. AWS tells more than it was told; what it was not told does not count."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(_has(found.get(name), value) for name, value in wanted.items())
+    if isinstance(wanted, list | tuple):
+        same = isinstance(found, list) and len(found) == len(wanted)
+        return same and all(_has(*pair) for pair in zip(found, wanted, strict=True))
+    return bool(found == wanted)
+
+
+def carry_out(cloud: Cloud, step: Step) -> None:
+    kind = KINDS[step.part.kind]
+    if step.action == "create":
+        kind.create(cloud, step.part)
+    elif step.action == "change" and step.found is not None:
+        kind.change(cloud, step.part, step.found)
+    elif step.action == "delete" and step.found is not None and kind.delete is not None:
+        kind.delete(cloud, step.part, step.found)
+
+
+# ── what there is ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def standing(cloud: Cloud, designs: Iterable[Design]) -> Iterator[tuple[Part, Found]]:
+    """All parts of these designs that exist, whoever made them; but a bus only if we did."""
+    seen = set()
+    for part in (part for design in designs for part in design.parts()):
+        if (part.kind, part.arn, part.name) in seen:
+            continue
+        seen.add((part.kind, part.arn, part.name))
+        found = KINDS[part.kind].read(cloud, part)
+        if found is not None and (found.made_for(part.deployment) or not KINDS[part.kind].shared):
+            yield part, found
+
+
+def everything(cloud: Cloud, name: str, place: Place) -> list[Design]:
+    """Designs that have between them all parts a deployment can have: its rule may be on any bus."""
+    function = Function(handler="any.handler")
+    return [
+        Design(Wanted(name=name, bus=bus, queue=queue, function=function, endpoint=cloud.endpoint), place)
+        for bus in buses(cloud)
+        for queue in (True, False)
+    ]
+
+
+def buses(cloud: Cloud) -> list[str]:
+    names = [bus["Name"] for bus in cloud.each("events", "list_event_buses", "EventBuses")]
+    return [DEFAULT_BUS, *(name for name in names if name != DEFAULT_BUS)]
+
+
+def removal(standing: Iterable[tuple[Part, Found]]) -> list[Step]:
+    """What to delete, last made first, and what to leave because Oncegate has not made it. What goes with the thing it
+    belongs to is not listed."""
+    listed = [(part, found) for part, found in standing if KINDS[part.kind].delete is not None]
+    return [_removed(part, found) for part, found in reversed(listed)]
+
+
+def _removed(part: Part, found: Found) -> Step:
+    if found.made_for(part.deployment):
+        return Step("delete", part, found, found.note)
+    return Step("leave", part, found, f"not made by oncegate infra for {part.deployment}")

@@ -1,0 +1,46 @@
+"""What a consumer may do, and no more."""
+
+from typing import Any, Final
+
+TABLE_ACTIONS: Final = (
+    "dynamodb:DescribeTable",
+    "dynamodb:PutItem",
+    "dynamodb:GetItem",
+    "dynamodb:BatchGetItem",
+    "dynamodb:DeleteItem",
+    "dynamodb:Query",
+    "dynamodb:Scan",
+)
+QUEUE_ACTIONS: Final = (
+    "sqs:ReceiveMessage",
+    "sqs:DeleteMessage",
+    "sqs:ChangeMessageVisibility",
+    "sqs:GetQueueAttributes",
+    "sqs:GetQueueUrl",
+)
+LOG_ACTIONS: Final = ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents")
+
+
+def document(*statements: dict[str, Any]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def allow(sid: str, actions: tuple[str, ...] | str, *resources: str) -> dict[str, Any]:
+    listed = [actions] if isinstance(actions, str) else list(actions)
+    return {"Sid": sid, "Effect": "Allow", "Action": listed, "Resource": list(resources)}
+
+
+def allow_rule(sid: str, queue: str, rule: str) -> dict[str, Any]:
+    """That one rule may send to a queue. Without the condition everybody's rules could."""
+    return {
+        "Sid": sid,
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": "sqs:SendMessage",
+        "Resource": queue,
+        "Condition": {"ArnEquals": {"aws:SourceArn": rule}},
+    }
+
+
+def assumed_by(service: str) -> dict[str, Any]:
+    return document({"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"})

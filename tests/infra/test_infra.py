@@ -1,0 +1,322 @@
+"""`oncegate infra` against an emulator of AWS: what it makes works, and what it did not make stays."""
+
+import io
+import json
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import open_store
+from oncegate.cli import exits
+from tests.cli.conftest import Run
+from tests.infra.conftest import Aws, Infra
+from tests.stores.dynamo_server import CREDENTIALS, REGION
+from tests.stores.servers import until
+
+PATTERN = '{"source": ["com.example.crm"]}'
+PARTNER = "aws.partner/genesys.com/cloud/0e5c3f2a/crm"
+HANDLER = """
+import os
+
+from oncegate import Gate
+
+def open_case(event):
+    return {"case": event.entity}
+
+handler = Gate(os.environ["ONCEGATE_STORE"]).lambda_handler(open_case)
+"""
+
+
+def actions(out: str) -> Counter[str]:
+    """How many parts the JSON of a plan has to create, change and keep."""
+    return Counter(part["action"] for part in json.loads(out)["parts"])
+
+
+def put(aws: Aws, number: int, bus: str = "default") -> None:
+    detail = {
+        "topicName": f"v2.detail.events.conversation.{number}.customer.end",
+        "eventBody": {"eventTime": 1770091506123, "conversationId": f"conversation-{number}"},
+    }
+    entry = {
+        "Source": "com.example.crm",
+        "DetailType": "v2.detail.events.conversation.{id}.customer.end",
+        "Detail": json.dumps(detail),
+        "EventBusName": bus,
+    }
+    assert aws["events"].put_events(Entries=[entry])["FailedEntryCount"] == 0
+
+
+def attributes(aws: Aws, queue: str) -> tuple[str, dict[str, str]]:
+    url = aws["sqs"].get_queue_url(QueueName=queue)["QueueUrl"]
+    return url, aws["sqs"].get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+
+
+def received(aws: Aws, queue: str) -> dict[str, Any]:
+    """The one event that arrives in a queue."""
+    url, _ = attributes(aws, queue)
+    messages = aws["sqs"].receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
+    assert len(messages) == 1
+    body: dict[str, Any] = json.loads(messages[0]["Body"])
+    return body
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> str:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("app.py", HANDLER)
+    path = tmp_path / "function.zip"
+    path.write_bytes(archive.getvalue())
+    return str(path)
+
+
+def as_function(package: str) -> list[str]:
+    variables = [f"--env={name}={value}" for name, value in CREDENTIALS.items()]
+    return ["--lambda-zip", package, "--lambda-runtime", f"python3.{sys.version_info.minor}", *variables]
+
+
+class TestUp:
+    def test_an_event_arrives_in_the_queue(self, infra: Infra, aws: Aws) -> None:
+        """What is put on the bus comes out of the queue, whole, and the table is one that the store takes."""
+        code, out, err = infra("infra", "up", "--name", "arrive", "--pattern", PATTERN)
+        assert (code, err) == (exits.OK, "")
+        assert out.count("created  ") == 6
+        put(aws, 1)
+        assert received(aws, "arrive-events")["detail"]["eventBody"]["conversationId"] == "conversation-1"
+        url = f"dynamodb://arrive-claims?region={REGION}&endpoint={aws.endpoint}"
+        assert f"store         {url}" in out
+        open_store(url, create=False).close()
+        sweep = aws["dynamodb"].describe_time_to_live(TableName="arrive-claims")["TimeToLiveDescription"]
+        assert (sweep["AttributeName"], sweep["TimeToLiveStatus"]) == ("expiresAt", "ENABLED")
+
+    def test_only_its_rule_may_send(self, infra: Infra, aws: Aws) -> None:
+        """The policies of both queues name the rule, the queue has a redrive to the other, and the rule's target tries
+        as long as it can and has dead letters."""
+        infra("infra", "up", "--name", "send", "--max-receives", "7")
+        for queue in ("send-events", "send-dead"):
+            _, found = attributes(aws, queue)
+            (statement,) = json.loads(found["Policy"])["Statement"]
+            assert statement["Resource"] == f"arn:aws:sqs:{REGION}:000000000000:{queue}"
+            rule = f"arn:aws:events:{REGION}:000000000000:rule/send-events"
+            assert statement["Condition"] == {"ArnEquals": {"aws:SourceArn": rule}}
+        dead = f"arn:aws:sqs:{REGION}:000000000000:send-dead"
+        redrive = json.loads(attributes(aws, "send-events")[1]["RedrivePolicy"])
+        assert redrive == {"deadLetterTargetArn": dead, "maxReceiveCount": 7}
+        (target,) = aws["events"].list_targets_by_rule(Rule="send-events")["Targets"]
+        assert target["RetryPolicy"] == {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
+        assert target["DeadLetterConfig"] == {"Arn": dead}
+
+    def test_twice_changes_nothing(self, infra: Infra) -> None:
+        """The second time keeps every part and says so."""
+        first = infra("infra", "up", "--name", "twice", "--output", "json")
+        second = infra("infra", "up", "--name", "twice", "--output", "json")
+        assert (actions(first[1]), actions(second[1])) == ({"create": 6}, {"keep": 6})
+        assert "Nothing was changed: all is as wanted." in infra("infra", "up", "--name", "twice")[1]
+
+    def test_a_dry_run_changes_nothing(self, infra: Infra) -> None:
+        """What would be made is shown, and nothing is there afterwards."""
+        assert actions(infra("infra", "up", "--name", "dry", "--dry-run", "--output", "json")[1]) == {"create": 6}
+        assert infra("infra", "show", "--name", "dry")[1].startswith("There is nothing of dry in account 000000000000")
+
+    def test_what_drifted_is_put_right(self, infra: Infra, aws: Aws) -> None:
+        """A queue, a policy, a table and a rule that somebody changed are told, part by part, and mended; a statement
+        of somebody else's in the policy stays."""
+        infra("infra", "up", "--name", "drift")
+        url, found = attributes(aws, "drift-events")
+        other = json.loads(found["Policy"])["Statement"][0] | {"Sid": "Theirs"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [other]})
+        aws["sqs"].set_queue_attributes(QueueUrl=url, Attributes={"VisibilityTimeout": "5", "Policy": policy})
+        aws["dynamodb"].update_time_to_live(
+            TableName="drift-claims", TimeToLiveSpecification={"Enabled": False, "AttributeName": "expiresAt"}
+        )
+        aws["events"].disable_rule(Name="drift-events")
+        aws["events"].remove_targets(Rule="drift-events", Ids=["drift"])
+        _, out, _ = infra("infra", "up", "--name", "drift", "--dry-run", "--output", "json")
+        assert {(part["part"], part["name"]): part["why"] for part in json.loads(out)["parts"] if part["why"]} == {
+            ("queue", "drift-events"): "VisibilityTimeout",
+            ("table", "drift-claims"): "TimeToLiveSpecification",
+            ("rule", "drift-events"): "State, Targets",
+        }
+        assert actions(out) == {"create": 1, "change": 3, "keep": 2}
+        infra("infra", "up", "--name", "drift")
+        assert actions(infra("infra", "up", "--name", "drift", "--dry-run", "--output", "json")[1]) == {"keep": 6}
+        policy = attributes(aws, "drift-events")[1]["Policy"]
+        assert [statement["Sid"] for statement in json.loads(policy)["Statement"]] == ["Theirs", "OncegateRule"]
+
+    def test_a_partners_bus(self, infra: Infra, aws: Aws) -> None:
+        """A pending source is associated by a bus of its name, the rule is on it, and events come through."""
+        code, _, err = infra("infra", "up", "--name", "partner", "--partner-source", PARTNER, "--pattern", PATTERN)
+        assert (code, err) == (exits.OK, "")
+        put(aws, 2, bus=PARTNER)
+        assert received(aws, "partner-events")["detail"]["eventBody"]["conversationId"] == "conversation-2"
+        shown = json.loads(infra("infra", "show", "--name", "partner", "--output", "json")[1])
+        arns = {part["part"]: part["arn"] for part in shown["parts"]}
+        assert arns["rule"] == f"arn:aws:events:{REGION}:000000000000:rule/{PARTNER}/partner-events"
+        _, out, _ = infra("infra", "down", "--name", "partner", "--yes")
+        assert out.index("deleted  rule") < out.index("deleted  bus")
+
+    def test_a_bus_of_somebody_elses(self, infra: Infra, aws: Aws) -> None:
+        """A bus that is there is used, and stays when all else goes."""
+        aws["events"].create_event_bus(Name="theirs")
+        _, out, _ = infra("infra", "up", "--name", "guest", "--bus", "theirs")
+        assert "kept     bus         theirs  (it is not Oncegate's, and only used)" in out
+        code, out, _ = infra("infra", "down", "--name", "guest", "--yes")
+        assert (code, "deleted  rule        guest-events" in out, "bus" in out) == (exits.OK, True, False)
+        assert aws["events"].describe_event_bus(Name="theirs")["Name"] == "theirs"
+
+
+class TestFunctions:
+    def test_behind_the_rule(self, infra: Infra, aws: Aws, package: str) -> None:
+        """An event on the bus is completed in the table by the function, which only the rule may invoke, whose failures
+        go to the dead letters and whose rights are those that are listed."""
+        made = ("infra", "up", "--name", "direct", "--pattern", PATTERN, *as_function(package))
+        code, out, err = infra(*made, "--output", "json")
+        assert (code, err, actions(out)) == (exits.OK, "", {"create": 8})
+        put(aws, 3)
+        url = json.loads(out)["store"]
+        store = open_store(url, create=False)
+        until(lambda: [entry.record.state for entry in store.browse()] == ["C"], "the event to be completed", 30)
+        assert store.browse()[0].record.about.entity == "conversation-3"
+        store.close()
+        (statement,) = json.loads(aws["lambda"].get_policy(FunctionName="direct-function")["Policy"])["Statement"]
+        assert "rule/direct-events" in json.dumps(statement["Condition"])
+        config = aws["lambda"].get_function_event_invoke_config(FunctionName="direct-function")
+        assert config["DestinationConfig"]["OnFailure"]["Destination"].endswith(":direct-dead")
+        rights = aws["iam"].get_role_policy(RoleName=f"direct-function-{REGION}", PolicyName="oncegate")
+        assert "*" not in {item for one in rights["PolicyDocument"]["Statement"] for item in one["Action"]}
+        assert actions(infra(*made, "--dry-run", "--output", "json")[1]) == {"keep": 8}
+
+    def test_behind_the_queue(self, infra: Infra, aws: Aws, package: str) -> None:
+        """With a queue between, the mapping reports failures one by one; new code is a change, and all of it goes."""
+        made = ("infra", "up", "--name", "queued", "--queue", "--pattern", PATTERN, *as_function(package))
+        code, out, err = infra(*made, "--output", "json")
+        assert (code, err, actions(out)) == (exits.OK, "", {"create": 9})
+        put(aws, 4)
+        store = open_store(json.loads(out)["store"], create=False)
+        until(lambda: [entry.record.state for entry in store.browse()] == ["C"], "the event to be completed", 30)
+        store.close()
+        (mapping,) = aws["lambda"].list_event_source_mappings(FunctionName="queued-function")["EventSourceMappings"]
+        assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+        assert attributes(aws, "queued-events")[1]["VisibilityTimeout"] == "180"
+        with zipfile.ZipFile(package, "a") as file:
+            file.writestr("more.py", "")
+        _, out, _ = infra(*made, "--output", "json")
+        assert [part["why"] for part in json.loads(out)["parts"] if part["action"] == "change"] == ["Code"]
+        code, out, _ = infra("infra", "down", "--name", "queued", "--yes")
+        assert (code, out.count("deleted  ")) == (exits.OK, 7)
+        assert "nothing of queued" in infra("infra", "show", "--name", "queued")[1]
+
+
+class TestDown:
+    def test_leaves_what_it_did_not_make(self, infra: Infra, aws: Aws) -> None:
+        """A queue without the tag, or with another deployment's, is named and left; the table can be kept."""
+        infra("infra", "up", "--name", "leave")
+        url, _ = attributes(aws, "leave-events")
+        aws["sqs"].untag_queue(QueueUrl=url, TagKeys=["made-by"])
+        dead, _ = attributes(aws, "leave-dead")
+        aws["sqs"].tag_queue(QueueUrl=dead, Tags={"oncegate-name": "another"})
+        code, out, _ = infra("infra", "down", "--name", "leave", "--yes", "--keep-table")
+        assert code == exits.OK
+        assert [line.split()[1:3] for line in out.splitlines() if line.startswith("leave")] == [
+            ["queue", "leave-events"],
+            ["queue", "leave-dead"],
+        ]
+        assert [line.split()[1:3] for line in out.splitlines() if line.startswith("deleted")] == [
+            ["rule", "leave-events"]
+        ]
+        assert attributes(aws, "leave-events")
+        assert attributes(aws, "leave-dead")
+        assert aws["dynamodb"].describe_table(TableName="leave-claims")
+
+    def test_asks_first(self, infra: Infra, aws: Aws) -> None:
+        """Without a terminal to ask on nothing is deleted, nor by a dry run; what is listed tells what is lost."""
+        infra("infra", "up", "--name", "ask", "--no-table", "--no-rule")
+        url, _ = attributes(aws, "ask-events")
+        aws["sqs"].send_message(QueueUrl=url, MessageBody="{}")
+        code, out, err = infra("infra", "down", "--name", "ask")
+        assert (code, "there is no terminal to ask on" in err) == (exits.USAGE, True)
+        assert "delete  queue  ask-events  1 messages" in out
+        assert infra("infra", "down", "--name", "ask", "--dry-run")[0] == exits.OK
+        assert attributes(aws, "ask-events")
+
+    def test_when_there_is_nothing(self, infra: Infra) -> None:
+        """It says so, and that is no failure."""
+        code, out, _ = infra("infra", "down", "--name", "nobody", "--yes")
+        assert (code, out) == (
+            exits.OK,
+            f"There is nothing to delete that oncegate infra has made as nobody in {REGION}.\n",
+        )
+
+
+class TestErrors:
+    def test_a_name_that_is_taken(self, infra: Infra, aws: Aws) -> None:
+        """Something of the name that has no tag is not touched, and nothing else is made."""
+        aws["sqs"].create_queue(QueueName="taken-events")
+        code, _, err = infra("infra", "up", "--name", "taken")
+        assert (code, err.count("\n")) == (exits.FAILED, 1)
+        assert err.startswith("Error: there is a queue taken-events that was not made by oncegate infra for taken")
+        assert infra("infra", "show", "--name", "taken")[1].count("taken-") == 2
+
+    def test_a_table_of_another_shape(self, infra: Infra, aws: Aws) -> None:
+        """A table with our tags and other keys is refused in the store's own words."""
+        aws["dynamodb"].create_table(
+            TableName="shape-claims",
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[{"AttributeName": "eventId", "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": "eventId", "KeyType": "HASH"}],
+            Tags=[{"Key": "made-by", "Value": "oncegate"}, {"Key": "oncegate-name", "Value": "shape"}],
+        )
+        code, _, err = infra("infra", "up", "--name", "shape")
+        assert (code, "is no table of Oncegate: its key is eventId" in err) == (exits.STORE, True)
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--name", "a_b"), "--name 'a_b' cannot begin the names of parts"),
+            (("--name", "x", "--pattern", "[1]"), "--pattern [1] cannot be read: No such file or directory"),
+            (("--name", "x", "--pattern", "{]"), "--pattern is no JSON"),
+            (("--name", "x", "--pattern", "{}"), "--pattern is no pattern"),
+            (("--name", "x", "--lambda-zip", "no.zip"), "--lambda-zip no.zip cannot be read"),
+            (("--name", "x", "--lambda-handler", "app.handler"), "--lambda-handler is that of a package"),
+            (("--name", "x", "--no-queue"), "a rule needs somewhere to send to"),
+            (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is none"),
+            (("--name", "x", "--partner-source", PARTNER, "--bus", "b"), "--bus and --partner-source name two buses"),
+            (("--name", "x", "--message-retention", "4"), "--message-retention='4' is not a duration"),
+        ],
+    )
+    def test_what_cannot_be_meant(self, oncegate: Run, arguments: tuple[str, ...], said: str) -> None:
+        """Each is refused with a sentence, before AWS is asked."""
+        code, _, err = oncegate("infra", "up", *arguments)
+        assert (code, said in err) == (exits.USAGE, True), err
+
+    @pytest.mark.parametrize(
+        ("environment", "said"),
+        [
+            ({}, "no AWS credentials were found for AWS in eu-central-1"),
+            ({"AWS_PROFILE": "nobody"}, "no AWS credentials were found"),
+            (
+                {**CREDENTIALS, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+                "AWS in eu-central-1 cannot be reached",
+            ),
+        ],
+    )
+    def test_what_aws_cannot_be_asked(
+        self, oncegate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environment: dict[str, str], said: str
+    ) -> None:
+        """No credentials, an unknown profile and no way to AWS are one sentence each."""
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        outside = {
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path),
+            "AWS_CONFIG_FILE": "",
+        }
+        for name, value in (outside | environment).items():
+            monkeypatch.setenv(name, value)
+        code, out, err = oncegate("infra", "show", "--name", "crm", "--region", REGION)
+        assert (code, out, err.count("\n")) == (exits.FAILED, "", 1)
+        assert said in err

@@ -1,0 +1,90 @@
+"""What `oncegate infra template` prints: templates that CloudFormation takes, and the rights of a consumer."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate.cli import exits
+from oncegate.infra.design import Design, Place
+from oncegate.infra.rights import TABLE_ACTIONS
+from oncegate.infra.template import template
+from oncegate.infra.wanted import Function, Wanted
+from tests.cli.conftest import Run
+from tests.infra.conftest import Aws, Infra
+from tests.stores.servers import until
+
+VARIANTS = {
+    "queue": (),
+    "function": ("--lambda-handler", "app.handler"),
+    "both": ("--queue", "--lambda-handler", "app.handler", "--partner-source", "aws.partner/genesys.com/cloud/a/b"),
+    "bus": ("--bus", "calls"),
+}
+
+
+def printed(oncegate: Run, *arguments: str) -> dict[str, Any]:
+    code, out, err = oncegate("infra", "template", "--name", "crm", *arguments)
+    assert (code, err) == (exits.OK, "")
+    body: dict[str, Any] = json.loads(out)
+    return body
+
+
+def test_they_are_in_order(oncegate: Run, tmp_path: Path) -> None:
+    """cfn-lint has nothing to say of any variant, but finds a property that there is not."""
+    bodies = {name: printed(oncegate, *arguments) for name, arguments in VARIANTS.items()}
+    bodies["wrong"] = printed(oncegate)
+    bodies["wrong"]["Resources"]["EventsQueue"]["Properties"]["Visibility"] = 180
+    for name, body in bodies.items():
+        (tmp_path / name).write_text(json.dumps(body))
+    command = [str(Path(sys.executable).parent / "cfn-lint"), "--format", "json", "--template", *bodies]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    found = [(each["Filename"], each["Location"]["Path"][-1]) for each in json.loads(done.stdout)]
+    assert found == [("wrong", "Visibility")]
+
+
+@pytest.mark.parametrize("function", [None, Function(handler="app.handler")], ids=["queue", "function"])
+def test_it_has_what_up_makes(function: Function | None) -> None:
+    """Each part is a resource, and none of them has an address that is written out."""
+    wanted = Wanted(name="crm", queue=function is None, function=function)
+    parts = Design(wanted, Place("aws", "eu-central-1", "123456789012")).parts()
+    body = template(wanted)
+    assert len(body["Resources"]) == len(parts)
+    assert '"arn:aws:' not in json.dumps(body)
+
+
+def test_the_emulator_takes_it(oncegate: Run, infra: Infra, aws: Aws) -> None:
+    """A stack made from it is a deployment that `infra up` has nothing to add to, but for
+    the sweep of the table."""
+    body = json.dumps(printed(oncegate))
+    stacks = aws["cloudformation"]
+    stacks.create_stack(StackName="crm", TemplateBody=body)
+
+    def made() -> bool:
+        return str(stacks.describe_stacks(StackName="crm")["Stacks"][0]["StackStatus"]) == "CREATE_COMPLETE"
+
+    until(made, "the stack to be made")
+    _, out, _ = infra("infra", "up", "--name", "crm", "--dry-run", "--output", "json")
+    # What the emulator leaves out of a stack's table.
+    different = {part["name"]: part["why"] for part in json.loads(out)["parts"] if part["action"] != "keep"}
+    assert different == {"crm-claims": "TimeToLiveSpecification"}
+
+
+def test_the_rights_of_a_consumer(oncegate: Run) -> None:
+    """A worker may use the table and the queue; a function may log and send its failures besides; nobody may do
+    anything to everything."""
+    worker = {one["Sid"]: one for one in printed(oncegate, "--policy")["Statement"]}
+    assert list(worker) == ["Claims", "Events"]
+    assert worker["Claims"]["Action"] == list(TABLE_ACTIONS)
+    assert worker["Claims"]["Resource"] == [
+        "arn:aws:dynamodb:*:*:table/crm-claims",
+        "arn:aws:dynamodb:*:*:table/crm-claims/index/unfinished",
+    ]
+    function = {one["Sid"]: one for one in printed(oncegate, "--policy", *VARIANTS["function"])["Statement"]}
+    assert list(function) == ["Claims", "Log", "Failures"]
+    assert function["Failures"]["Resource"] == ["arn:aws:sqs:*:*:crm-dead"]
+    for statement in [*worker.values(), *function.values()]:
+        assert not any(action.endswith("*") for action in statement["Action"])
+        assert "*" not in statement["Resource"]
