@@ -64,6 +64,7 @@ async def load(url: str, bodies: Iterator[bytes], connections: int) -> dict[str,
     """Send all the bodies; requests a second, latencies in seconds, and how often each code was answered."""
     place = urlsplit(url)
     loop = asyncio.get_running_loop()
+    host, port = place.hostname or "", place.port or 80
     latencies: list[float] = []
     codes: Counter[str] = Counter()
     open_connections = asyncio.Semaphore(0)
@@ -74,7 +75,7 @@ async def load(url: str, bodies: Iterator[bytes], connections: int) -> dict[str,
 
     start = time.perf_counter()
     for _ in range(connections):
-        await loop.create_connection(lambda: Connection(bodies, told, open_connections.release), place.hostname, place.port)
+        await loop.create_connection(lambda: Connection(bodies, told, open_connections.release), host, port)
     for _ in range(connections):
         await open_connections.acquire()
     seconds = time.perf_counter() - start

@@ -14,6 +14,7 @@ from standardwebhooks import Webhook
 
 from oncegate import Event, Gate
 from oncegate.clocks import wall
+from oncegate.errors import StoreUnavailable
 from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App, Room
 from oncegate.service.door import Door, Limits
@@ -207,7 +208,7 @@ class TestNamespaces:
 class TestLimits:
     def test_too_many_a_second(self, service: Service) -> None:
         """A route that sends too fast is 429 with Retry-After; the others are unaffected."""
-        requests = []
+        requests: list[tuple[str, bytes, dict[str, str]]] = []
         for number in range(8):
             body = b'{"id": %d}' % number
             requests.append(("/events/billing", body, signed(whsec(2), body)))
@@ -278,6 +279,27 @@ class TestLimits:
         gate.close()
 
 
+class TestReadiness:
+    def test_a_store_that_does_not_answer(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without its store the service is alive but not ready, and it says no more than that."""
+        assert [_get(service.app, path).status_code for path in ("/healthz", "/readyz")] == [200, 200]
+
+        def away(*_: object) -> None:
+            raise StoreUnavailable("the disk at /secret/place is gone")
+
+        monkeypatch.setattr(service._store, "load", away)
+        assert [_get(service.app, path).status_code for path in ("/healthz", "/readyz")] == [200, 503]
+        assert "secret" not in _get(service.app, "/readyz").text
+
+    def test_about_to_stop(self, service: Service, effects: list[Any]) -> None:
+        """Once it is told to stop it is not ready, and what is sent all the same is 503 and not claimed."""
+        service.app.drain()
+        assert _get(service.app, "/readyz").status_code == 503
+        answer = post(service.app, "/events/open", b'{"conversation": 1}')
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert effects == []
+
+
 class TestProxies:
     @pytest.mark.parametrize(
         ("client", "said", "sender"),
@@ -300,6 +322,15 @@ class TestProxies:
         """Without proxies in the settings, not even this machine is believed."""
         headers = [(b"x-forwarded-for", b"6.6.6.6")]
         assert Proxies().sender({"client": ("127.0.0.1", 1), "headers": headers}) == "127.0.0.1"
+
+
+def _get(app: App, path: str) -> httpx.Response:
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get(path)
+
+    return asyncio.run(main())
 
 
 def _app(gate: Gate, *, room: Room | None = None, **door: Any) -> App:

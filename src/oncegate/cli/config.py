@@ -40,20 +40,13 @@ def check() -> None:
 
 def _unusable(settings: Settings) -> list[str]:
     """What only shows when the settings are put to use."""
-<<<<<<< HEAD
-    uses: list[Callable[[], Any]] = [partial(refuse_open_doors, settings), partial(tls_of, settings)]
+    uses: list[Callable[[], Any]] = []
     for route in (settings, *settings.routes.values()):
         uses += [route.strategy, route.hints, partial(handler_of, route), partial(verifier_for, route)]
+    if settings["work.handler"] is not None:
+        uses.append(partial(worker_handler_of, settings))
+    uses += [partial(refuse_open_doors, settings), partial(tls_of, settings)]
     return list(dict.fromkeys(problem for use in uses if (problem := _problem(use))))
-=======
-    uses: list[Callable[[], Any]] = [
-        settings.strategy,
-        lambda: handler_of(settings),
-        lambda: settings["work.handler"] is None or worker_handler_of(settings),
-        lambda: refuse_open_doors(settings),
-    ]
-    return [problem for use in uses if (problem := _problem(use))]
->>>>>>> main
 
 
 def _problem(use: Callable[[], Any]) -> str | None:

@@ -1,19 +1,17 @@
 """Handlers named by people: a function, as `module:function`, or a place that events are handed on to."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from oncegate.errors import SettingError
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
 from oncegate.settings import Settings
 from oncegate.settings.functions import load_function
-from oncegate.settings.known import FORWARD
+from oncegate.settings.known import FORWARD, WAYS
 from oncegate.sinks import forward, publish
 
-_WAYS: Final = ("handler", "forward", "publish")
 
-
-def load_handler(name: str, where: str, *, may_await: bool = False) -> Handler:
+def load_handler(name: str, where: str) -> Handler:
     """Import a handler; `where` it was named is for errors."""
     return _loaded(name, where, may_await=False)
 
@@ -32,9 +30,9 @@ def _loaded(name: str, where: str, *, may_await: bool) -> Callable[..., Any]:
     return handler
 
 
-def chosen_handler(settings: Settings, table: str) -> Handler | None:
+def chosen_handler(settings: Settings, table: str) -> Handler | AsyncHandler | None:
     """What a command's table says is to be done with each event; None if it says nothing."""
-    chosen = [f"{table}.{way}" for way in _WAYS if settings[f"{table}.{way}"] is not None]
+    chosen = [f"{table}.{way}" for way in WAYS if settings[f"{table}.{way}"] is not None]
     if not chosen:
         return None
     if len(chosen) > 1:
@@ -43,10 +41,10 @@ def chosen_handler(settings: Settings, table: str) -> Handler | None:
     return _handler(settings, chosen[0])
 
 
-def _handler(settings: Settings, path: str) -> Handler:
+def _handler(settings: Settings, path: str) -> Handler | AsyncHandler:
     value, where = settings[path], settings.where(path)
     if path.endswith(".handler"):
-        return load_handler(value, where)
+        return load_any_handler(value, where)
     try:
         if path.endswith(".publish"):
             return publish(value)

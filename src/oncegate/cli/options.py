@@ -38,13 +38,8 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(**given: Any) -> Any:
-<<<<<<< HEAD
             flags = {setting.path: given.pop(setting.parameter) for setting in settings}
-            found, problems = examined(flags)
-=======
-            flags = {setting.path: given.pop(setting.name) for setting in settings}
             found, problems = examined(flags | {"config": given.pop("config")})
->>>>>>> main
             refuse(problems)
             return command(settings=found, **given)
 
@@ -76,15 +71,9 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
     if setting is not LOOKED_IN:
         help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"
     if setting.kind == "truth":
-<<<<<<< HEAD
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.parameter, default=None, help=help_)
-    metavar = "|".join(setting.choices) or _METAVARS.get(setting.kind, "NAME")
-    return click.option(setting.flag, setting.parameter, metavar=metavar, help=help_)
-=======
-        return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=help_)
     metavar = _METAVARS.get(setting.kind) or "|".join(setting.choices) or "NAME"
-    return click.option(setting.flag, setting.name, metavar=metavar, help=help_)
->>>>>>> main
+    return click.option(setting.flag, setting.parameter, metavar=metavar, help=help_)
 
 
 looking = with_settings(STORE, LOOKED_IN)

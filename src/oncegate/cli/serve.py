@@ -16,7 +16,7 @@ from oncegate.cli.output import say_error
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.events import Event
 from oncegate.gate import JsonLog
-from oncegate.gate.handlers import Handler
+from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.service.log import pretty_line
 from oncegate.service.routes import is_open, routes_of
@@ -69,14 +69,9 @@ def _welcome(settings: Settings, url: str) -> str:
     return "\n".join([*lines, "Stop with Ctrl-C.\n"])
 
 
-def handler_of(settings: Settings) -> Handler:
+def handler_of(settings: Settings) -> Handler | AsyncHandler:
     """The handler that is called with each new event."""
-<<<<<<< HEAD
-    name = settings["serve.handler"]
-    return _log_only if name is None else load_handler(name, settings.where("serve.handler"), may_await=True)
-=======
     return chosen_handler(settings, "serve") or _log_only
->>>>>>> main
 
 
 def _log_only(event: Event) -> None:
@@ -96,9 +91,6 @@ def _log(settings: Settings) -> list[Observer]:
     return [pretty_line] if chosen is None and sys.stdout.isatty() else [JsonLog()]
 
 
-<<<<<<< HEAD
-def _module(name: str) -> Any:
-=======
 def _traces(settings: Settings) -> list[Observer]:
     if not settings["serve.trace"]:
         return []
@@ -108,8 +100,7 @@ def _traces(settings: Settings) -> list[Observer]:
         raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
 
 
-def _service() -> Any:
->>>>>>> main
+def _module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:

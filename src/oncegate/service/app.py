@@ -70,7 +70,6 @@ class App:
         proxies: Proxies | None = None,
         ready: Callable[[], Awaitable[bool]] | None = None,
         starting: Callable[[], Awaitable[None]] | None = None,
-        drain_within: float = 25.0,
     ) -> None:
         self._doors = doors
         self._metrics = metrics
@@ -78,7 +77,6 @@ class App:
         self._proxies = proxies or Proxies()
         self._ready = ready
         self._starting = starting
-        self._drain_within = drain_within
         self._stop: Callable[[], object] | None = None
         self.draining = False
         metrics.in_hand.set_function(lambda: self._room.requests)
@@ -178,7 +176,7 @@ class App:
             await self._starting()
         stop = asyncio.Event()
         self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
-        workers = [asyncio.create_task(door.taking.work(stop, self._drain_within)) for door in self._doors.values()]
+        workers = [asyncio.create_task(door.taking.work(stop)) for door in self._doors.values()]
         await send({"type": "lifespan.startup.complete"})
         await receive()
         stop.set()

@@ -64,14 +64,14 @@ class Service:
             proxies=proxies,
             ready=self._ready,
             starting=self._start,
-            drain_within=microseconds(settings["serve.drain_within"]) / 1e6,
         )
 
     def _taking(self, gate: Gate, handler: AsyncHandler | Handler) -> Taking:
         if self._settings["serve.mode"] == "inline":
             return Inline(gate, handler, self._threads)
         try:
-            return Kept(gate, handler, self._threads, max(_AT_WORK, self._settings["threads"]))
+            at_work, drain = max(_AT_WORK, self._settings["threads"]), self._settings["serve.drain_within"]
+            return Kept(gate, handler, self._threads, at_work=at_work, drain=drain)
         except SettingError as error:
             where = self._settings.where("serve.mode")
             raise SettingError(f"{where}=inbox: {error}; or choose serve.mode=inline") from error

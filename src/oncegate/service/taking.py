@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from functools import wraps
 from typing import Any, Protocol
 
+from oncegate.durations import Duration
 from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate import Gate
@@ -26,17 +27,19 @@ class Taking(Protocol):
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
         """Take the events of one request; one outcome each, in order."""
 
-    async def work(self, stop: asyncio.Event, drain: float) -> None:
-        """Do what has to be done beside requests, until told to stop; what runs then has so many seconds to end."""
+    async def work(self, stop: asyncio.Event) -> None:
+        """Do what has to be done beside requests, until told to stop."""
 
 
 class Kept:
     """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too."""
 
-    def __init__(self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor, at_work: int) -> None:
+    def __init__(
+        self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor, *, at_work: int, drain: Duration
+    ) -> None:
         self._gate = gate
         self._threads = threads
-        self._worker = gate.inbox(logged(handler), at_work=at_work)
+        self._worker = gate.inbox(logged(handler), at_work=at_work, drain=drain)
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
         if len(events) == 1:
@@ -48,8 +51,8 @@ class Kept:
             self._worker.wake()
         return await _with_refused_kept(outcomes, self._gate, self._threads)
 
-    async def work(self, stop: asyncio.Event, drain: float) -> None:
-        working = asyncio.create_task(self._worker.work(drain))
+    async def work(self, stop: asyncio.Event) -> None:
+        working = asyncio.create_task(self._worker.work())
         try:
             await stop.wait()
         finally:
@@ -75,7 +78,7 @@ class Inline:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._gate.run_batch, events, self._handler)
 
-    async def work(self, stop: asyncio.Event, drain: float) -> None:  # noqa: ARG002  # what runs ends by itself
+    async def work(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await asyncio.get_running_loop().run_in_executor(self._threads, self._run_waiting)
             try:

@@ -121,6 +121,20 @@ LOG: Final = Setting(
     meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` and `work`"
     " log.",
 )
+
+
+def _serving(name: str, kind: Kind, default: object, meaning: str, choices: tuple[str, ...] = ()) -> Setting:
+    return Setting(
+        table="serve",
+        name=name,
+        kind=kind,
+        default=default,
+        meaning=meaning,
+        choices=choices,
+        optional=default is None,
+    )
+
+
 GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
 
 SERVE: Final = (
@@ -138,99 +152,6 @@ SERVE: Final = (
     ),
     Setting(
         table="serve",
-<<<<<<< HEAD
-        name="mode",
-        kind="choice",
-        default="inbox",
-        choices=("inbox", "inline"),
-        meaning="`inbox` answers when an event is kept, and runs it then; `inline` runs it while the sender waits.",
-    ),
-    Setting(
-        table="serve",
-        name="signature",
-        kind="text",
-        default=None,
-        optional=True,
-        meaning="How `POST /events` is signed, or `none`; without it only this machine itself can send.",
-    ),
-    Setting(
-        table="serve",
-        name="secret_env",
-        kind="names",
-        default=(),
-        meaning="The variables that hold its secret; several may be valid at a time.",
-    ),
-    Setting(
-        table="serve", name="secret_file", kind="names", default=(), meaning="The same in files, one secret in each."
-    ),
-    Setting(
-        table="serve",
-        name="signature_options",
-        kind="names",
-        default=(),
-        meaning="How exactly it is signed, each written `header=x-signature`.",
-    ),
-    Setting(
-        table="serve",
-        name="max_rate",
-        kind="count",
-        default=None,
-        optional=True,
-        meaning="How many events a second each route takes; more is 429.",
-    ),
-    Setting(
-        table="serve",
-        name="max_live_keys",
-        kind="count",
-        default=None,
-        optional=True,
-        meaning="How many events each route may have remembered at a time; more is 429.",
-    ),
-    Setting(table="serve", name="max_body", kind="count", default=1024 * 1024, meaning="The largest body, in bytes."),
-    Setting(
-        table="serve",
-        name="max_bytes_in_hand",
-        kind="count",
-        default=64 * 1024 * 1024,
-        meaning="How many bytes of bodies may be in hand at a time; more is 503.",
-    ),
-    Setting(
-        table="serve",
-        name="request_within",
-        kind="duration",
-        default="10s",
-        meaning="A request that has not arrived in full after this is closed.",
-    ),
-    Setting(
-        table="serve",
-        name="drain_within",
-        kind="duration",
-        default="25s",
-        meaning="How long what is in hand may take when the service is told to stop.",
-    ),
-    Setting(
-        table="serve",
-        name="proxies",
-        kind="names",
-        default=(),
-        meaning="The addresses or networks of proxies whose `X-Forwarded-*` headers are believed.",
-    ),
-    Setting(
-        table="serve",
-        name="tls_cert",
-        kind="text",
-        default=None,
-        optional=True,
-        meaning="The file with the certificate chain; with it the service speaks TLS 1.2 or newer only.",
-    ),
-    Setting(
-        table="serve",
-        name="tls_key",
-        kind="text",
-        default=None,
-        optional=True,
-        meaning="The file with its private key.",
-=======
         name="forward",
         kind="place",
         choices=("https", "http"),
@@ -254,8 +175,44 @@ SERVE: Final = (
         default=False,
         meaning="Whether each event is a span of OpenTelemetry; start it with `opentelemetry-instrument`.",
     ),
+    _serving(
+        "mode",
+        "choice",
+        "inbox",
+        "`inbox` answers when an event is kept, and runs it then; `inline` runs it while the sender waits.",
+        choices=("inbox", "inline"),
+    ),
+    _serving(
+        "signature",
+        "text",
+        None,
+        "How `POST /events` is signed, or `none`; without it only this machine itself can send.",
+    ),
+    _serving("secret_env", "names", (), "The variables that hold its secret; several may be valid at a time."),
+    _serving("secret_file", "names", (), "The same in files, one secret in each."),
+    _serving("signature_options", "names", (), "How exactly it is signed, each written `header=x-signature`."),
+    _serving("max_rate", "count", None, "How many events a second each route takes; more is 429."),
+    _serving("max_live_keys", "count", None, "How many events each route may have remembered at a time; more is 429."),
+    _serving("max_body", "count", 1024 * 1024, "The largest body, in bytes."),
+    _serving(
+        "max_bytes_in_hand",
+        "count",
+        64 * 1024 * 1024,
+        "How many bytes of bodies may be in hand at a time; more is 503.",
+    ),
+    _serving("request_within", "duration", "10s", "A request that has not arrived in full after this is closed."),
+    _serving("drain_within", "duration", "25s", "How long what is in hand may take when the service is told to stop."),
+    _serving(
+        "proxies", "names", (), "The addresses or networks of proxies whose `X-Forwarded-For` headers are believed."
+    ),
+    _serving(
+        "tls_cert",
+        "text",
+        None,
+        "The file with the certificate chain; with it the service speaks TLS 1.2 or newer only.",
+    ),
+    _serving("tls_key", "text", None, "The file with its private key."),
 )
-
 # How events are handed on to a URL.
 FORWARD: Final = (
     Setting(
@@ -350,12 +307,12 @@ WORK: Final = (
         kind="duration",
         default="25s",
         meaning="How long what runs may take to end when the worker is stopped.",
->>>>>>> main
     ),
 )
 # What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
-OF_ROUTE: Final = (*OF_SIGNATURE, "handler", "max_rate", "max_live_keys")
+WAYS: Final = ("handler", "forward", "publish")
+OF_ROUTE: Final = (*OF_SIGNATURE, *WAYS, "max_rate", "max_live_keys")
 
 # What payloads do not say themselves. Of several paths, with blanks between them, the first that leads there counts.
 READ: Final = tuple(

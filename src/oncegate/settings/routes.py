@@ -7,7 +7,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncegate.errors import SettingError
-from oncegate.settings.known import GATE, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, Setting
+from oncegate.settings.known import GATE, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, WAYS, Setting
 from oncegate.settings.settings import DEFAULT, Settings, disagreement
 from oncegate.settings.values import checked
 from oncegate.wording import unknown
@@ -64,8 +64,15 @@ class _Route:
         elif not isinstance(table, dict):
             yield f"{self._origin}: it must be a table: write [{ROUTE}.{self._name}] and its settings below it"
         else:
+            self._go_its_own_way(table)
             yield from self._take(table)
             yield from self._together()
+
+    def _go_its_own_way(self, table: Mapping[str, Any]) -> None:
+        """One that says what becomes of its events inherits nothing that says the same."""
+        if any(way in table for way in WAYS):
+            for path in (f"serve.{way}" for way in WAYS):
+                self.values[path], self.origins[path] = SETTINGS[path].default, DEFAULT
 
     def _take(self, table: Mapping[str, Any], known: Mapping[str, Setting] = _OWN, within: str = "") -> Iterator[str]:
         for name, value in table.items():
