@@ -1,6 +1,5 @@
 """`oncegate infra` against an emulator of AWS: what it makes works, and what it did not make stays."""
 
-import io
 import json
 import sys
 import zipfile
@@ -13,7 +12,7 @@ import pytest
 from oncegate import open_store
 from oncegate.cli import exits
 from tests.cli.conftest import Run
-from tests.infra.conftest import Aws, Infra
+from tests.infra.conftest import Aws, Infra, zipped
 from tests.stores.dynamo_server import CREDENTIALS, REGION
 from tests.stores.servers import until
 
@@ -66,11 +65,8 @@ def received(aws: Aws, queue: str) -> dict[str, Any]:
 
 @pytest.fixture
 def package(tmp_path: Path) -> str:
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("app.py", HANDLER)
     path = tmp_path / "function.zip"
-    path.write_bytes(archive.getvalue())
+    path.write_bytes(zipped(HANDLER))
     return str(path)
 
 
