@@ -277,6 +277,15 @@ class TestErrors:
             (("--name", "x", "--pattern", "{]"), "--pattern is no JSON"),
             (("--name", "x", "--pattern", "{}"), "--pattern is no pattern"),
             (("--name", "x", "--lambda-zip", "no.zip"), "--lambda-zip no.zip cannot be read"),
+            (("--name", "x", "--lambda-zip", "text.zip"), "--lambda-zip is no zip file"),
+            (("--name", "x", "--lambda-zip", "app.zip", "--lambda-handler", "a.b.c"), "--lambda-zip has no a/b.py"),
+            (
+                ("--name", "x", "--lambda-zip", "app.zip", "--lambda-timeout", "1h"),
+                "--lambda-timeout of 3600 s",
+            ),
+            (("--name", "x", "--lambda-zip", "app.zip", "--lambda-runtime", "go"), "--lambda-runtime 'go' is none"),
+            (("--name", "x", "--lambda-zip", "app.zip", "--env", "A"), "--env 'A' is no variable"),
+            (("--name", "x", "--endpoint", "nowhere", "--region", REGION), "AWS at nowhere cannot be asked"),
             (("--name", "x", "--lambda-handler", "app.handler"), "--lambda-handler is that of a package"),
             (("--name", "x", "--no-queue"), "a rule needs somewhere to send to"),
             (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is none"),
@@ -284,8 +293,10 @@ class TestErrors:
             (("--name", "x", "--message-retention", "4"), "--message-retention='4' is not a duration"),
         ],
     )
-    def test_what_cannot_be_meant(self, oncegate: Run, arguments: tuple[str, ...], said: str) -> None:
+    def test_what_cannot_be_meant(self, oncegate: Run, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
         """Each is refused with a sentence, before AWS is asked."""
+        (tmp_path / "text.zip").write_text("no zip file")
+        (tmp_path / "app.zip").write_bytes(zipped(""))
         code, _, err = oncegate("infra", "up", *arguments)
         assert (code, said in err) == (exits.USAGE, True), err
 
