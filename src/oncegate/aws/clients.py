@@ -5,6 +5,7 @@ from typing import Any
 
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import NoRegionError
 from botocore.loaders import Loader
 
 from oncegate.errors import SettingError
@@ -15,6 +16,9 @@ def client(service: str, region: str | None, endpoint: str | None, place: str, c
     try:
         session = botocore.session.Session()
         session.register_component("data_loader", _descriptions())
+        region = region or session.get_config_variable("region")
+        if not region:  # an empty one would be part of an address
+            raise NoRegionError
         return session.create_client(service, region_name=region, endpoint_url=endpoint, config=config)
     except ValueError as error:  # some of botocore's own are also this
         raise SettingError(f"{place} cannot be asked: {error}") from error
