@@ -1,6 +1,7 @@
 """`oncegate infra` against an emulator of AWS: what it makes works, and what it did not make stays."""
 
 import json
+import pty
 import sys
 import zipfile
 from collections import Counter
@@ -238,6 +239,20 @@ class TestDown:
         assert "delete  queue  ask-events  1 messages" in out
         assert infra("infra", "down", "--name", "ask", "--dry-run")[0] == exits.OK
         assert attributes(aws, "ask-events")
+
+    def test_an_answer(self, infra: Infra, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a terminal a no changes nothing, and a yes deletes."""
+        infra("infra", "up", "--name", "answer", "--no-table", "--no-rule")
+        answers = {"n\n": (exits.FAILED, "Nothing was changed."), "y\n": (exits.OK, "deleted  queue       answer-dead")}
+        for answer, (code, said) in answers.items():
+            main, worker = pty.openpty()
+            with open(worker) as terminal, open(main, "w") as person:
+                monkeypatch.setattr(sys, "stdin", terminal)
+                person.write(answer)
+                person.flush()
+                found = infra("infra", "down", "--name", "answer")
+            assert (found[0], said in found[1]) == (code, True)
+            assert f"Delete 2 parts in account 000000000000, {REGION}? What they hold is lost." in found[2]
 
     def test_when_there_is_nothing(self, infra: Infra) -> None:
         """It says so, and that is no failure."""
