@@ -4,5 +4,5 @@ OK = 0
 FAILED = 1  # something that was asked for could not be done
 USAGE = 2  # the command, an option or a setting cannot be meant
 STORE = 3  # the store cannot be used, or not now
-NOT_FOUND = 4  # there is no such key or dead letter
+NOT_FOUND = 4  # there is no such key, event or dead letter
 INTERRUPTED = 130  # stopped by Ctrl-C
