@@ -172,6 +172,7 @@ class TestAnswers:
         outcome = Gate("memory://").run({"id": "evt-1"}, to(receiver.url()))
         assert (outcome.status, outcome.event.attempt) == ("buried", 1)
         assert f"answered {status}: it does not take this event" in outcome.reason
+        assert outcome.discreet == outcome.reason
 
     def test_no_redirects(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
         """A redirect is followed nowhere, and is the receiver's fault rather than the event's."""

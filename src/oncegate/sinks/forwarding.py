@@ -85,9 +85,9 @@ class Forward:
             with within(self._timeout):
                 status, retry_after = self._posted(headers, document(event))
         except NotAllowed as error:
-            raise RetryLater(f"{self.name} was not sent to: {error}") from None
+            raise RetryLater(f"{self.name} was not sent to: {error}", public=True) from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-            raise RetryLater(f"{self.name} {_trouble(error)}") from None
+            raise RetryLater(f"{self.name} {_trouble(error)}", public=True) from None
         self._judge(status, retry_after)
 
     def close(self) -> None:
@@ -116,10 +116,10 @@ class Forward:
             return
         answered = f"{self.name} answered {status}"
         if status >= 500 or status in _PASSING:
-            raise RetryLater(answered, self._wait(retry_after))
+            raise RetryLater(answered, self._wait(retry_after), public=True)
         if status >= 400:
-            raise Bury(f"{answered}: it does not take this event; redrive it when that is mended")
-        raise RetryLater(f"{answered}: redirects are not followed; write the address that it has now")
+            raise Bury(f"{answered}: it does not take this event; redrive it when that is mended", public=True)
+        raise RetryLater(f"{answered}: redirects are not followed; write the address that it has now", public=True)
 
     def _wait(self, said: bytes | None) -> float | None:
         """How long to wait: what `Retry-After` says in seconds or as a date, at most an hour."""
