@@ -238,6 +238,16 @@ class TestPlaces:
         assert asked.count("sink.example") == 1
         assert len(receiver.received) == 1
 
+    @pytest.mark.parametrize("host", ["127.0.0.1", "sink.example", "[fd00::1]"])
+    def test_the_host_that_is_asked_for(
+        self, receiver: Receiver, to: Callable[..., Forward], monkeypatch: pytest.MonkeyPatch, host: str
+    ) -> None:
+        """The receiver is told the host as it stands in the URL, whatever address that has."""
+        resolve = socket.getaddrinfo
+        monkeypatch.setattr("socket.getaddrinfo", lambda _host, *rest, **named: resolve("127.0.0.1", *rest, **named))
+        to(receiver.url(host=host))(EVENT)
+        assert receiver.received[0][1]["Host"] == f"{host}:{receiver.server_address[1]}"
+
     def test_one_private_address_among_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """If any address of a name is private, none of them is tried."""
         found = [(2, 1, 6, "", (address, 443)) for address in ("93.184.215.14", "169.254.169.254")]

@@ -69,6 +69,7 @@ class Forward:
                 f"{_named(parts)} is not encrypted: write https://, or allow_private for a place in your own network"
             )
         self._url = httpcore.URL(url)
+        self._host = (b"Host", parts.netloc.encode())  # as it is written: httpcore would leave out the brackets of IPv6
         self.name = _named(parts)
         self._timeout = microseconds(timeout, "timeout") / 1e6
         self._headers = OwnHeaders(headers)
@@ -80,7 +81,7 @@ class Forward:
         self._watch = forks.holding(self._lock, self._forget)
 
     def __call__(self, event: Event) -> None:
-        headers = [*self._headers.now(), *_ALWAYS, *about(event)]
+        headers = [self._host, *_ALWAYS, *about(event), *self._headers.now()]
         try:
             with within(self._timeout):
                 status, retry_after = self._posted(headers, document(event))
