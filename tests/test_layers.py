@@ -24,6 +24,7 @@ LAYERS = [
     ["aws"],
     ["stores"],
     ["gate"],
+    ["work"],
     ["__init__"],
     ["settings"],
     ["infra"],

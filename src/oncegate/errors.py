@@ -6,6 +6,8 @@
     ├── SeveralEvents         `run` was given a payload that holds more or fewer events than one
     ├── MissingKey            an event lacks what its key is made of
     ├── Unreadable            `seen` or `once` was given what is no event, or has no key
+    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
+    │   └── QueueUnavailable  may pass by itself: the network, a limit
     ├── CallError             `once` has no result to give; its `outcome` says why
     │   ├── InFlight          another is at it, and was for all the time that was waited
     │   ├── Conflict          its key is known with other arguments
@@ -61,6 +63,14 @@ class MissingKey(OncegateError, LookupError):
 
 class Unreadable(OncegateError, ValueError):
     """`seen` can only answer yes or no, and `once` only with a result, so what they cannot identify is an error."""
+
+
+class QueueError(OncegateError):
+    """The queue could not do what it was asked; a person has to look."""
+
+
+class QueueUnavailable(QueueError):
+    """The queue cannot answer now; the same request may work later."""
 
 
 class CallError(OncegateError):

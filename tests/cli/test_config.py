@@ -51,10 +51,11 @@ class TestCommands:
             code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "broken:handler")
             assert (code, f"after {attempts} attempts" in out, '"status"' in out) == (exits.FAILED, True, False)
 
-    def test_every_setting_is_a_flag_of_serve(self, oncegate: Run) -> None:
-        """The help of `serve` lists each setting by its flag."""
-        _, out, _ = oncegate("serve", "--help")
-        assert all(f"  {setting.flag} " in out for setting in SETTINGS.values())
+    @pytest.mark.parametrize(("command", "other"), [("serve", "work"), ("work", "serve")])
+    def test_every_setting_is_a_flag(self, oncegate: Run, command: str, other: str) -> None:
+        """The help of `serve` and of `work` lists each setting by its flag, but for the other's own."""
+        _, out, _ = oncegate(command, "--help")
+        assert all(f"  {setting.flag} " in out for setting in SETTINGS.values() if setting.table != other)
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -5,5 +5,6 @@ FAILED = 1  # something that was asked for could not be done
 USAGE = 2  # the command, an option or a setting cannot be meant
 STORE = 3  # the store cannot be used, or not now
 NOT_FOUND = 4  # there is no such key or dead letter
+QUEUE = 5  # the queue cannot be worked on
 NOT_ONCE = 6  # what took effect is not what happened, each once
 INTERRUPTED = 130  # stopped by Ctrl-C

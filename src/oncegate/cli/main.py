@@ -13,7 +13,8 @@ from oncegate.cli.read import read
 from oncegate.cli.serve import serve
 from oncegate.cli.simulate import simulate
 from oncegate.cli.verify import verify
-from oncegate.errors import OncegateError, SettingError, StoreError
+from oncegate.cli.work import work
+from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -24,6 +25,7 @@ def cli(**_config: str | None) -> None:
 
 
 cli.add_command(serve)
+cli.add_command(work)
 cli.add_command(read)
 cli.add_command(simulate)
 cli.add_command(verify)
@@ -51,4 +53,6 @@ def run(arguments: list[str] | None = None) -> int:
 def _code(error: OncegateError) -> int:
     if isinstance(error, StoreError):
         return exits.STORE
+    if isinstance(error, QueueError):
+        return exits.QUEUE
     return exits.USAGE if isinstance(error, SettingError) else exits.FAILED

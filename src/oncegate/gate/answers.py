@@ -56,7 +56,7 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     if code == 200:
         return Answer(200, msgspec.json.encode(body), [(b"content-type", b"application/json")])
     worst = next(outcome for outcome in outcomes if _CODES[outcome.status] == code)
-    return problem(code, _sentence(worst, discreet=discreet), body, _retry_after(worst))
+    return problem(code, _sentence(worst, discreet=discreet), body, lease_left(worst) or _RETRY_AFTER)
 
 
 def problem(
@@ -91,8 +91,8 @@ def _sentence(outcome: Outcome, *, discreet: bool) -> str:
     return outcome.discreet if discreet else outcome.reason
 
 
-def _retry_after(outcome: Outcome) -> int:
-    """When the lease of whoever holds it ends, else soon."""
+def lease_left(outcome: Outcome) -> int | None:
+    """In how many seconds the lease of whoever is at it ends; None if nobody is, or it is not known."""
     if outcome.status != "in_flight" or outcome.original is None or outcome.at is None:
-        return _RETRY_AFTER
+        return None
     return max(1, -(-(outcome.original.lease_until - outcome.at) // 1_000_000))

@@ -189,7 +189,7 @@ class Concurrent:
     # ── calling the handler ───────────────────────────────────────────────────────────────────────────────
 
     def _called(self, event: Event, handler: AsyncHandler | Handler, way: "_Way") -> Coroutine[Any, Any, None]:
-        if _is_async(handler):
+        if is_async(handler):
             return self._call_here(event, handler, way)
         return self._call_in_thread(event, handler, way)
 
@@ -342,7 +342,7 @@ class _CancelledOnLoss:
             raise _Lost from None
 
 
-def _is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:
+def is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:
     return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
