@@ -99,17 +99,24 @@ class Unconfirmed(CallError):
 
 class RetryLater(OncegateError):
     """For handlers to raise: it has failed, and may work later, though not before `after` seconds from now if that is
-    known. The attempt counts, so the last one buries all the same."""
+    known. The attempt counts, so the last one buries all the same. A `public` reason has nothing of the payload in it,
+    and may stand in logs."""
 
-    def __init__(self, reason: str, after: float | None = None) -> None:
+    def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
         if after is not None and not 0 <= after <= _LONGEST_WAIT:
             raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_LONGEST_WAIT}")
         self.after = after
+        self.public = public
         super().__init__(reason)
 
 
 class Bury(OncegateError):
-    """For handlers to raise: it can never work, so it becomes a dead letter at once, whatever attempts are left."""
+    """For handlers to raise: it can never work, so it becomes a dead letter at once, whatever attempts are left. A
+    `public` reason may stand in logs."""
+
+    def __init__(self, reason: str, *, public: bool = False) -> None:
+        self.public = public
+        super().__init__(reason)
 
 
 class NotTaken(OncegateError):

@@ -242,8 +242,10 @@ class TestFiles:
         ]
         sentences = [part[1] for part in parts]
         assert sentences[0].startswith("Run: evt-1 was processed ")
-        assert sentences[1].startswith("Its key is that of evt-2, first seen ")
-        assert sentences[1].endswith(" but its content is another: it is a conflict and kept as a dead letter.")
+        assert sentences[1].startswith("Not run: its key is that of evt-2, first seen ")
+        assert sentences[1].endswith(
+            ", but its content is another, so that it is a conflict and is kept as a dead letter."
+        )
         assert "differs_in    n" in parts[1]
         assert sentences[2].startswith(
             "Not known: nothing is remembered under its key, so a delivery that comes now is"
@@ -297,3 +299,21 @@ class TestFiles:
         (tmp_path / "event.json").write_text('{"meta": {"n": "evt-7"}}')
         told = oncegate("explain", "--file", "event.json")
         assert (told[0], fact(told, "made_of")) == (exits.NOT_FOUND, '["evt-7"]')
+
+    def test_policies(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """Each policy that decides on a key, or without one, is taken into account as a gate takes it."""
+        gate.run({"id": "evt-1", "n": 1}, lambda event: None)
+        (tmp_path / "event.json").write_text('{"id": "evt-1", "n": 2}')
+        given = ("explain", "--file", "event.json")
+        assert "so that it is a conflict and is kept as a dead letter" in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text('on_conflict = "run"')
+        assert "Run under a key of its own, as on_conflict says: its key is that of evt-1" in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text('on_conflict = "duplicate"')
+        assert "a copy that comes now has the same key, so it is a duplicate" in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text("key = 'fields(\"nowhere\")'")
+        assert "Refused: the fields key needs nowhere, which the event does not have." in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text('key = \'fields("nowhere")\'\non_missing_key = "unguarded"')
+        assert "Run without protection from duplicates: the fields key needs nowhere" in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text('max_age = "1h"\non_too_old = "bury"')
+        (tmp_path / "event.json").write_text('{"id": "evt-2", "timestamp": "2020-01-01T00:00:00Z"}')
+        assert "so a delivery that comes now is buried, as it happened " in oncegate(*given)[1]

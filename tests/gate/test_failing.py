@@ -161,6 +161,16 @@ class TestWhatHandlersAskFor:
         later, never = asyncio.run(both())
         assert (later.status, later.retry_after, never.status) == ("failed", 2_000_000, "buried")
 
+    def test_what_logs_may_say(self, gate: Gate) -> None:
+        """A log has only the name of what was raised, unless that says that its text is public."""
+
+        def refuse(event: Event) -> None:
+            raise RetryLater(f"secret {event.id}") if event.id == "1" else Bury("no such case", public=True)
+
+        discreet = [gate.run({"id": id_}, refuse).discreet for id_ in ("1", "2")]
+        assert discreet[0] == "Failed at attempt 1: RetryLater; deliver it again."
+        assert discreet[1].endswith(" after 1 attempt: no such case.")
+
     @pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 10**9])
     def test_times_that_cannot_be_meant(self, after: float) -> None:
         """A time that is none is refused where it is written."""

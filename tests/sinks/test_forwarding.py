@@ -172,6 +172,7 @@ class TestAnswers:
         outcome = Gate("memory://").run({"id": "evt-1"}, to(receiver.url()))
         assert (outcome.status, outcome.event.attempt) == ("buried", 1)
         assert f"answered {status}: it does not take this event" in outcome.reason
+        assert outcome.discreet == outcome.reason
 
     def test_no_redirects(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
         """A redirect is followed nowhere, and is the receiver's fault rather than the event's."""
@@ -236,6 +237,16 @@ class TestPlaces:
         to(receiver.url(host="sink.example"))(EVENT)
         assert asked.count("sink.example") == 1
         assert len(receiver.received) == 1
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "sink.example", "[fd00::1]"])
+    def test_the_host_that_is_asked_for(
+        self, receiver: Receiver, to: Callable[..., Forward], monkeypatch: pytest.MonkeyPatch, host: str
+    ) -> None:
+        """The receiver is told the host as it stands in the URL, whatever address that has."""
+        resolve = socket.getaddrinfo
+        monkeypatch.setattr("socket.getaddrinfo", lambda _host, *rest, **named: resolve("127.0.0.1", *rest, **named))
+        to(receiver.url(host=host))(EVENT)
+        assert receiver.received[0][1]["Host"] == f"{host}:{receiver.server_address[1]}"
 
     def test_one_private_address_among_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """If any address of a name is private, none of them is tried."""

@@ -79,7 +79,7 @@ def test_two_processes_share_a_queue(queue: Queue, redis: RedisServer, tmp_path:
     options = ("--in-hand", "4", "--batch", "2", "--lease", "2s", "--namespace", "shared")
     workers = [Process(tmp_path, queue, redis.url, *options) for _ in range(2)]
     queue.send(*(call(number % 30, waits=True) for number in range(60)))
-    until(lambda: len({process for process, _ in lines(tmp_path / "begun")}) == 2)
+    until(lambda: len({process for process, _ in lines(tmp_path / "begun")}) == 2, "both to begin")
     (tmp_path / "go").touch()
     queue.until_empty()
     for worker in workers:

@@ -9,17 +9,19 @@ from oncegate.cli.deciding import decision, named, origin
 from oncegate.cli.options import namespace_of
 from oncegate.clocks import wall
 from oncegate.durations import spoken
-from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
 from oncegate.gate.differences import differences
-from oncegate.gate.jobs import kind_by_evidence
+from oncegate.gate.identifying import Identifier
+from oncegate.gate.jobs import Bare, Job, Refused, kind_by_evidence
+from oncegate.gate.observing import Observers
+from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry, Store
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
 
 _UNKNOWN = (
-    "Not known: nothing is remembered under its key, so a delivery that comes now is run; it was never seen, or it was"
+    "Not known: nothing is remembered under its key, so a delivery that comes now {then}; it was never seen, or it was"
     " processed longer ago than it is remembered (retention, {retention} by these settings)."
 )
 
@@ -42,6 +44,8 @@ class Explainer:
         self._store = store
         self._settings = settings
         self._make = keys.strategy(settings.strategy())
+        terms = agree({name: settings[name] for name in DEFAULTS})
+        self._identify = Identifier(self._make, terms, wall, Observers((), terms.namespace, wall))
         self.hints = settings.hints()
 
     def record(self, entry: Entry) -> Explained:
@@ -55,34 +59,34 @@ class Explainer:
         return self._with_timeline(told, entry.namespace, key)
 
     def event(self, event: Event) -> Explained:
-        """An event, by the key that it would be claimed under."""
+        """An event, by the key that a gate would claim it under."""
         now = wall()
-        if event.problem is not None or event.frame is not None:
-            said = f"Refused: {event.problem}" if event.frame is None else f"No event, and skipped: {event.frame}"
-            return Explained(f"{said}.", now)
-        try:
-            key = self._make(event)
-        except MissingKey as error:
-            refused = self._settings["on_missing_key"] == "refuse"
-            return Explained(f"{'Refused' if refused else 'Run without protection'}: {error}.", now)
-        return self._looked_up(event, key, now)
+        item = self._identify(event)
+        if isinstance(item, Refused):
+            return Explained(item.outcome.reason, now)
+        if isinstance(item, Bare):
+            return Explained(f"Run without protection from duplicates: {item.unguarded}.", now)
+        return self._looked_up(item, now)
 
-    def _looked_up(self, event: Event, key: Key, now: int) -> Explained:
+    def _looked_up(self, job: Job, now: int) -> Explained:
         namespace = namespace_of(self._settings)
         within = namespace or self._settings["namespace"]
-        known = self._anchored(within, key)
-        entries = self._store.browse(namespace, key=known.digest)
+        key = self._anchored(within, job.key)
+        entries = self._store.browse(namespace, key=key.digest)
         entry = next((each for each in entries if each.namespace == within), entries[0] if entries else None)
         if entry is None:
-            unknown = _UNKNOWN.format(retention=self._settings["retention"])
-            return self._with_timeline(Explained(unknown, now, key=known), within, known)
-        return self._with_timeline(self._judged(event, known, entry, now), entry.namespace, known)
+            told = _UNKNOWN.format(
+                then="is run" if job.hopeless is None else f"is buried, as {job.hopeless}",
+                retention=self._settings["retention"],
+            )
+            return self._with_timeline(Explained(told, now, key=key), within, key)
+        return self._with_timeline(self._judged(job.event, key, entry, now), entry.namespace, key)
 
     def _judged(self, event: Event, key: Key, entry: Entry, now: int) -> Explained:
         """What a delivery of the event comes to now."""
         record = entry.record
         same = keys.content_hash(event) == record.payload_hash
-        if key.binds and not same and self._settings["on_conflict"] != "duplicate":
+        if key.binds and not same:
             return self._conflict(event, key, entry, now)
         kind = kind_by_evidence(event, key, record.about.delivery_id, same_content=same)
         return Explained(decision(record, now), now, entry, key, f"{kind} of {named(record)}")
@@ -92,8 +96,11 @@ class Explainer:
         known = origin(entry, self._make, self.hints)
         differs = () if known is None else differences(known.event.body, event.body)
         seen = f"first seen {spoken(now - record.first_seen)} ago"
-        policy = "kept as a dead letter" if self._settings["on_conflict"] == "bury" else "run under a key of its own"
-        said = f"Its key is that of {named(record)}, {seen}, but its content is another: it is a conflict and {policy}."
+        why = f"its key is that of {named(record)}, {seen}, but its content is another"
+        if self._settings["on_conflict"] == "bury":
+            said = f"Not run: {why}, so that it is a conflict and is kept as a dead letter."
+        else:
+            said = f"Run under a key of its own, as on_conflict says: {why}."
         return Explained(said, now, entry, key, "conflict", differs)
 
     # ── timelines ─────────────────────────────────────────────────────────────────────────────────────────

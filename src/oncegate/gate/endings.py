@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from oncegate.claims import Bury, Complete, Release
 from oncegate.errors import Bury as Never
-from oncegate.gate.handlers import not_before, said
+from oncegate.gate.handlers import not_before, said, told
 from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
@@ -34,7 +34,7 @@ class Endings:
     def failed(self, job: Job, error: BaseException) -> Ending:
         """A failed attempt: the last one buries, and so does one whose handler says that none can work."""
         most = self._terms.max_attempts
-        raised = type(error).__name__
+        raised = told(error)
         if isinstance(error, Never) or (most is not None and job.event.attempt >= most):
             return self.buried(job, said(error), raised)
         return self.released(job, said(error), raised, not_before(error))
@@ -82,7 +82,7 @@ class Endings:
 
 
 class Failed(Struct, frozen=True):
-    """A job that was marked as done and was not, with the error and the name of what was raised."""
+    """A job that was marked as done and was not, with the error and what a log may say of it."""
 
     job: Job
     error: str
@@ -94,7 +94,7 @@ def never_started(job: Job) -> Failed:
 
 
 def failed_marked(job: Job, error: BaseException) -> Failed:
-    return Failed(job, said(error), type(error).__name__)
+    return Failed(job, said(error), told(error))
 
 
 def ran_marked(job: Job, result: Any) -> None:
@@ -103,7 +103,7 @@ def ran_marked(job: Job, result: Any) -> None:
 
 def failed_unguarded(item: Job | Bare, error: BaseException) -> None:
     """There is nothing to settle: the failure is only told."""
-    text, raised, retry_after = said(error), type(error).__name__, not_before(error)
+    text, raised, retry_after = said(error), told(error), not_before(error)
     item.outcome = Outcome("failed", item.event, item.key, error=text, raised=raised, retry_after=retry_after)
 
 

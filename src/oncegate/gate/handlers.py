@@ -57,6 +57,11 @@ def said(error: BaseException) -> str:
     return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:_LONGEST_ERROR]
 
 
+def told(error: BaseException) -> str:
+    """What a log may say of an exception: its name, since its text may be of the payload, unless that is public."""
+    return said(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
+
+
 def not_before(error: BaseException) -> int | None:
     """How long the next attempt shall wait, in microseconds, if the handler has said so."""
     return int(error.after * 1e6) if isinstance(error, RetryLater) and error.after is not None else None

@@ -30,10 +30,10 @@ class Outcome(Struct, frozen=True):
     """What became of one event.
 
     `original` is the record that decided, and `at` the store's time then; both are None when the store was not
-    asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` the name of the
-    exception that a handler or a key function raised. `differs` are the first paths at which a conflicting event says
-    something else than the original, where that is still at hand. `retry_after` is how long its handler asks to be left
-    alone before the next attempt, in microseconds.
+    asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` what a log may
+    say of the exception that a handler or a key function raised. `differs` are the first paths at which a conflicting
+    event says something else than the original, where that is still at hand. `retry_after` is how long its handler asks
+    to be left alone before the next attempt, in microseconds.
     """
 
     status: Status

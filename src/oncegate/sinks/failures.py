@@ -33,8 +33,9 @@ def failure(error: Exception, place: Place) -> RetryLater | Bury:
         code, said = code_of(error), said_by(error)
         if code in _HOPELESS or _TOO_LARGE.search(said):
             return Bury(f"{place.spoken} does not take this event ({code}: {said})")
-        return RetryLater(_answered(error, place.spoken, f"{place.service}:{error.operation_name}"))
-    return RetryLater(_unanswered(error, place.spoken))
+        sentence = _answered(error, place.spoken, f"{place.service}:{error.operation_name}")
+        return RetryLater(sentence, public=True)
+    return RetryLater(_unanswered(error, place.spoken), public=True)
 
 
 def _answered(error: ClientError, place: str, action: str) -> str:

@@ -69,6 +69,7 @@ class Forward:
                 f"{_named(parts)} is not encrypted: write https://, or allow_private for a place in your own network"
             )
         self._url = httpcore.URL(url)
+        self._host = (b"Host", parts.netloc.encode())  # as it is written: httpcore would leave out the brackets of IPv6
         self.name = _named(parts)
         self._timeout = microseconds(timeout, "timeout") / 1e6
         self._headers = OwnHeaders(headers)
@@ -80,14 +81,14 @@ class Forward:
         self._watch = forks.holding(self._lock, self._forget)
 
     def __call__(self, event: Event) -> None:
-        headers = [*self._headers.now(), *_ALWAYS, *about(event)]
+        headers = [self._host, *_ALWAYS, *about(event), *self._headers.now()]
         try:
             with within(self._timeout):
                 status, retry_after = self._posted(headers, document(event))
         except NotAllowed as error:
-            raise RetryLater(f"{self.name} was not sent to: {error}") from None
+            raise RetryLater(f"{self.name} was not sent to: {error}", public=True) from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-            raise RetryLater(f"{self.name} {_trouble(error)}") from None
+            raise RetryLater(f"{self.name} {_trouble(error)}", public=True) from None
         self._judge(status, retry_after)
 
     def close(self) -> None:
@@ -116,10 +117,10 @@ class Forward:
             return
         answered = f"{self.name} answered {status}"
         if status >= 500 or status in _PASSING:
-            raise RetryLater(answered, self._wait(retry_after))
+            raise RetryLater(answered, self._wait(retry_after), public=True)
         if status >= 400:
-            raise Bury(f"{answered}: it does not take this event; redrive it when that is mended")
-        raise RetryLater(f"{answered}: redirects are not followed; write the address that it has now")
+            raise Bury(f"{answered}: it does not take this event; redrive it when that is mended", public=True)
+        raise RetryLater(f"{answered}: redirects are not followed; write the address that it has now", public=True)
 
     def _wait(self, said: bytes | None) -> float | None:
         """How long to wait: what `Retry-After` says in seconds or as a date, at most an hour."""

@@ -36,7 +36,7 @@ class OwnHeaders:
         try:
             return self._read(self._file)
         except SettingError as error:
-            raise RetryLater(str(error)) from None
+            raise RetryLater(str(error), public=True) from None
 
     def _read(self, file: File) -> Headers:
         try:
