@@ -242,8 +242,7 @@ class TestLimits:
         clock = ManualClock(1_000_000_000)
         gate = Gate(MemoryStore(clock=clock), retention="60s")
         app = _app(gate, limits=Limits(None, LiveKeys(3, 60_000_000, clock)))
-        requests = [("/events", b'{"id": %d}' % number, {}) for number in (1, 1, 2, 2, 3, 4)]
-        answers = posted(app, requests)
+        answers = posted(app, [("/events", b'{"id": %d}' % number, {}) for number in (1, 1, 2, 2, 3, 4)])
         assert [answer.status_code for answer in answers] == [200] * 5 + [429]
         assert 55 <= int(answers[-1].headers["retry-after"]) <= 62
         clock.advance(62_000_000)
