@@ -138,6 +138,16 @@ def test_two_processes_on_one_file(tmp_path: Path) -> None:
         assert sorted(one.effects(), key=int) == [str(number) for number in range(100)]
 
 
+def test_waiting_is_counted(service: Service) -> None:
+    """How many events are kept and have not run is there for Prometheus, for every route."""
+    line = 'oncegate_inbox_waiting{route="default"} '
+    for number in range(3):
+        service.post({"id": number, "do": "wait"})
+    assert f"{line}3.0" in service.client.get("/metrics").text
+    (service.folder / "go").touch()
+    until(lambda: f"{line}0.0" in service.client.get("/metrics").text)
+
+
 def test_log(service: Service) -> None:
     """Each event has a line when it is accepted, and one when it has run."""
     service.post({"id": "evt-1"})

@@ -69,6 +69,7 @@ class App:
         room: Room | None = None,
         proxies: Proxies | None = None,
         ready: Callable[[], Awaitable[bool]] | None = None,
+        counting: Callable[[], Awaitable[None]] | None = None,
         starting: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._doors = doors
@@ -76,6 +77,7 @@ class App:
         self._room = room or Room()
         self._proxies = proxies or Proxies()
         self._ready = ready
+        self._counting = counting
         self._starting = starting
         self._stop: Callable[[], object] | None = None
         self.draining = False
@@ -157,6 +159,8 @@ class App:
         return Answer(200, b'{"status":"ready"}', _JSON)
 
     async def _numbers(self) -> Answer:
+        if self._counting is not None:
+            await self._counting()
         return Answer(200, self._metrics.shown(), [(b"content-type", CONTENT_TYPE)])
 
     async def _description(self) -> Answer:

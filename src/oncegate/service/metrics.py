@@ -48,7 +48,10 @@ class Metrics:
         )
         self.in_hand = Gauge("oncegate_in_hand", "Requests that are being taken.", registry=self._registry)
         self._waiting = Gauge(
-            "oncegate_inbox_waiting", "Events that are kept and wait to be run.", ["route"], registry=self._registry
+            "oncegate_inbox_waiting",
+            "Events that the store keeps until they have run.",
+            ["route"],
+            registry=self._registry,
         )
 
     def observer(self, route: str) -> Callable[[Notice], None]:

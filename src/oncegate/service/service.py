@@ -20,7 +20,7 @@ from oncegate.service.metrics import Metrics
 from oncegate.service.routes import name_of, routes_of, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
-from oncegate.stores.base import Entry, Store
+from oncegate.stores.base import Entry, Inbox, Store
 
 _AT_WORK = 64
 _PAGE = 1_000
@@ -63,6 +63,7 @@ class Service:
             room=room,
             proxies=proxies,
             ready=self._ready,
+            counting=self._count_kept,
             starting=self._start,
         )
 
@@ -89,6 +90,19 @@ class Service:
             if (limit := door.limits.live_keys) is not None:
                 known = _known(self._store, routes_of(self._settings)[path]["namespace"])
                 await asyncio.to_thread(limit.count_in, known)
+
+    async def _count_kept(self) -> None:
+        """Counted when somebody asks: it is the store that knows, since others keep and take too."""
+        store = self._store
+        if not isinstance(store, Inbox):
+            return
+        loop = asyncio.get_running_loop()
+        for path, route in routes_of(self._settings).items():
+            try:
+                count = await loop.run_in_executor(self._threads, store.kept, route["namespace"])
+            except StoreError:
+                return
+            self._metrics.waiting(name_of(path), count)
 
     async def _ready(self) -> bool:
         """Whether the store can be asked for something that is not there."""
