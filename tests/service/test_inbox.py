@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from oncegate import open_store
-from tests.service.running import Service, until
+from tests.service.running import HANDLER, Service, until
 
 
 @pytest.fixture
@@ -146,6 +146,18 @@ def test_waiting_is_counted(service: Service) -> None:
     assert f"{line}3.0" in service.client.get("/metrics").text
     (service.folder / "go").touch()
     until(lambda: f"{line}0.0" in service.client.get("/metrics").text)
+
+
+@pytest.mark.parametrize("mode", ["inbox", "inline"])
+def test_an_async_handler(tmp_path: Path, mode: str) -> None:
+    """A handler may be async: it runs in the loop of the service, for one event and for several."""
+    handler = HANDLER.replace("def handle", "async def handle")
+    with Service(tmp_path, "--serve-mode", mode, handler=handler) as service:
+        assert service.post({"id": 1}).status_code == 200
+        assert service.post([{"id": 1}, {"id": 2}, {"id": 2}]).status_code == 200
+        until(lambda: sorted(service.effects()) == ["1", "2"])
+        assert service.post({"id": 3, "do": "exit"}).status_code in (200, 503)
+        assert service.client.get("/healthz").status_code == 200
 
 
 def test_log(service: Service) -> None:

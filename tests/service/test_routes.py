@@ -21,7 +21,7 @@ from oncegate.service.door import Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.metrics import Metrics
 from oncegate.service.service import Service
-from oncegate.service.taking import Inline
+from oncegate.service.taking import Inline, Taking
 from oncegate.settings import load
 from oncegate.signatures import verifier_of
 from oncegate.stores.memory import MemoryStore
@@ -63,6 +63,17 @@ class CountingStore(MemoryStore):
         if not name.startswith("_") and callable(getattr(MemoryStore, name, None)):
             CountingStore.asked += 1
         return super().__getattribute__(name)
+
+
+class Broken(Door):
+    """A door behind which nothing can be done."""
+
+    @property
+    def taking(self) -> Taking:
+        raise RuntimeError("broken")
+
+    @taking.setter
+    def taking(self, _taking: Taking) -> None: ...
 
 
 def post(app: App, path: str, body: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -289,6 +300,21 @@ class TestReadiness:
         monkeypatch.setattr(service._store, "load", away)
         assert [_get(service.app, path).status_code for path in ("/healthz", "/readyz")] == [200, 503]
         assert "secret" not in _get(service.app, "/readyz").text
+
+    def test_nothing_runs_any_more(self, caplog: pytest.LogCaptureFixture) -> None:
+        """When what runs the events has ended by an error, the service says that it is no longer well."""
+        gate = Gate("memory://")
+        app = _app(gate)
+
+        async def main() -> httpx.Response:
+            await app._at_work(Broken("default", app._doors["/events"].taking, Metrics()), asyncio.Event())
+            transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.get("/healthz")
+
+        assert asyncio.run(main()).status_code == 503
+        assert "no longer run" in caplog.text
+        gate.close()
 
     def test_about_to_stop(self, service: Service, effects: list[Any]) -> None:
         """Once it is told to stop it is not ready, and what is sent all the same is 503 and not claimed."""

@@ -74,7 +74,7 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
     return chosen_handler(settings, "serve") or _log_only
 
 
-def _log_only(event: Event) -> None:
+async def _log_only(event: Event) -> None:
     """With no handler, being told of an event in the log is all its effect."""
 
 

@@ -294,8 +294,13 @@ class Gate:
         )
         return worker
 
+    @cached_property
+    def _keeps(self) -> bool:
+        """Asked once: to look for the verbs of a store takes longer than to make a key."""
+        return isinstance(self.store, Inbox)
+
     def _check_inbox(self, what: str) -> None:
-        if not isinstance(self.store, Inbox):
+        if not self._keeps:
             raise SettingError(f"{what} needs a store that keeps events: sqlite:///oncegate.db or postgresql://…")
         if self._terms.marks_first:
             raise SettingError(f"{what} keeps events until they are run; mode='mark_first' would mark them before")

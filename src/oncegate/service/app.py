@@ -80,6 +80,7 @@ class App:
         self._counting = counting
         self._starting = starting
         self._stop: Callable[[], object] | None = None
+        self._broken = False
         self.draining = False
         metrics.in_hand.set_function(lambda: self._room.requests)
 
@@ -149,6 +150,8 @@ class App:
         return await asked(self)
 
     async def _health(self) -> Answer:
+        if self._broken:
+            return problem(503, "the service must be started again")
         return Answer(200, b'{"status":"ok"}', _JSON)
 
     async def _readiness(self) -> Answer:
@@ -168,6 +171,14 @@ class App:
 
     # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
 
+    async def _at_work(self, door: Door, stop: asyncio.Event) -> None:
+        """Whatever ends this early must not go unnoticed: events would be kept, and never run."""
+        try:
+            await door.taking.work(stop)
+        except Exception:  # noqa: BLE001  # told in the log, and by healthz
+            self._broken = True
+            _log.exception("route %s: its events are no longer run; start the service again", door.name)
+
     def drain(self) -> None:
         """Take nothing more, from senders or from the store; from the handler of a signal."""
         self.draining = True
@@ -180,7 +191,7 @@ class App:
             await self._starting()
         stop = asyncio.Event()
         self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
-        workers = [asyncio.create_task(door.taking.work(stop)) for door in self._doors.values()]
+        workers = [asyncio.create_task(self._at_work(door, stop)) for door in self._doors.values()]
         await send({"type": "lifespan.startup.complete"})
         await receive()
         stop.set()

@@ -61,6 +61,7 @@ class Door:
         self.latency = metrics.latency(name)
         self._refused = metrics.refusals(name)
         self._limited = metrics.limited(name)
+        self._count_kinds = metrics.kinds(name)
 
     async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str]) -> Answer:
         """Whatever goes wrong here is no acknowledgement."""
@@ -76,6 +77,7 @@ class Door:
             _log.error("a request failed with %s\n%s", type(error).__name__, trace(error))
             return problem(503, "the event could not be taken; send it again")
         self.limits.spend(outcomes)
+        self._count_kinds(outcomes)
         return answer_of(outcomes, discreet=True)
 
     def _events(self, body: bytes, headers: Sequence[Header]) -> list[Event]:

@@ -12,8 +12,6 @@ from oncegate.cli.output import clean
 from oncegate.gate import Notice
 from oncegate.gate.log import ascii_only, outcome_of, spelt
 
-_log = logging.getLogger("oncegate.service")
-
 _COLOURS = {"accepted": "blue", "processed": "green", "duplicate": "cyan", "in_flight": "yellow"}
 
 
@@ -26,12 +24,6 @@ def pretty_line(notice: Notice) -> None:
     status = (outcome.status.ljust(9), _COLOURS.get(outcome.status, "red"))
     line = Text.assemble((time, "dim"), "  ", status, "  ", clean(outcome.event.id or "-"), "  ", clean(outcome.reason))
     Console(highlight=False, soft_wrap=True).print(line)
-
-
-def store_trouble(notice: Notice) -> None:
-    """An observer: that what is kept could not be taken concerns no event, and so has no line of one."""
-    if notice.name == "inbox.failed":
-        _log.warning("what is kept could not be taken: %s", notice.detail)
 
 
 class JsonLines(logging.Formatter):

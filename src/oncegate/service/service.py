@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from oncegate.claims import Address
 from oncegate.clocks import since_boot, wall
@@ -15,14 +16,13 @@ from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App, Room
 from oncegate.service.door import Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
-from oncegate.service.log import store_trouble
 from oncegate.service.metrics import Metrics
 from oncegate.service.routes import name_of, routes_of, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry, Inbox, Store
 
-_AT_WORK = 64
+_AT_WORK = 256
 _PAGE = 1_000
 _READY_WITHIN = 2.0
 _PROBE = [Address("oncegate.service", b"ready")]
@@ -45,8 +45,8 @@ class Service:
         doors: dict[str, Door] = {}
         for path, route in routes.items():
             name = name_of(path)
-            watching = [*observers, store_trouble, self._metrics.observer(name)]
-            gate = self._gates[path] = route.gate(self._store, observers=watching)
+            gate = self._gates[path] = route.gate(self._store, observers=observers)
+            self._metrics.watch(name, partial(getattr, gate, "counts"))
             doors[path] = Door(
                 name,
                 self._taking(gate, handlers[path]),

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
 from functools import wraps
 from typing import Any, Protocol
 
-from oncegate.durations import Duration
+from oncegate.durations import Duration, times
 from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate import Gate
@@ -40,6 +40,7 @@ class Kept:
         self._gate = gate
         self._threads = threads
         self._worker = gate.inbox(logged(handler), at_work=at_work, drain=drain)
+        self._failures = 0
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
         if len(events) == 1:
@@ -54,10 +55,18 @@ class Kept:
     async def work(self, stop: asyncio.Event) -> None:
         working = asyncio.create_task(self._worker.work())
         try:
-            await stop.wait()
+            while not await _within(_LOOK_EVERY, stop.wait()):
+                self._tell_of_failures()
         finally:
             self._worker.stop()
             await working
+
+    def _tell_of_failures(self) -> None:
+        """That nothing can be taken from the store concerns no event, so no line of the log has it."""
+        failures = self._gate.counts.get("inbox.failed", 0)
+        if failures > self._failures:
+            _log.warning("what the store keeps could not be taken, %s so far", times(failures, "time"))
+        self._failures = failures
 
 
 class Inline:
@@ -79,13 +88,8 @@ class Inline:
         return await loop.run_in_executor(self._threads, self._gate.run_batch, events, self._handler)
 
     async def work(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
+        while not await _within(_LOOK_EVERY, stop.wait()):
             await asyncio.get_running_loop().run_in_executor(self._threads, self._run_waiting)
-            try:
-                async with asyncio.timeout(_LOOK_EVERY):
-                    await stop.wait()
-            except TimeoutError:
-                continue
 
     def _run_waiting(self) -> None:
         try:
@@ -94,6 +98,16 @@ class Inline:
             _log.warning("waiting events could not be taken: %s", error)
         except BaseException as error:  # noqa: BLE001  # whatever one event does, the others must not wait for ever
             _log.error("a waiting event could not be run: %s\n%s", type(error).__name__, trace(error))
+
+
+async def _within(seconds: float, awaited: Awaitable[object]) -> bool:
+    """Whether it came to pass in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await awaited
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _with_refused_kept(outcomes: list[Outcome], gate: Gate, threads: Executor) -> list[Outcome]:
