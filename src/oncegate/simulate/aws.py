@@ -5,22 +5,11 @@ from secrets import token_hex
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from botocore.exceptions import ClientError, NoRegionError
+from botocore.exceptions import ClientError
 from msgspec import Struct, json
 
 from oncegate.aws.clients import client
-from oncegate.aws.failures import (
-    FAILURES,
-    UNFOUND,
-    UNREACHED,
-    code_of,
-    is_denied,
-    is_unaccepted,
-    passes,
-    unaccepted,
-    unfound,
-    unreached,
-)
+from oncegate.aws.failures import FAILURES, Words, code_of, failure, is_denied, passes
 from oncegate.errors import SettingError, TargetError
 from oncegate.simulate.sending import Again, Answer, Refused, Taken
 from oncegate.simulate.traffic import Delivery
@@ -30,9 +19,6 @@ _MOST: Final = 10  # what one request of either service takes
 _SOURCE: Final = "oncegate.simulate"  # a source that begins with `aws.` is not anybody's to put
 # Errors of single entries of PutEvents that pass; the others are of the entry itself.
 _PASSING: Final = frozenset({"ThrottlingException", "InternalFailure", "InternalException"})
-_UNKNOWN: Final = frozenset(
-    {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "ResourceNotFoundException"}
-)
 
 
 class Address(Struct, frozen=True):
@@ -97,18 +83,9 @@ class _Service:
         self._client.close()
 
     def _explained(self, error: Exception) -> TargetError:
-        place = self._place
-        if isinstance(error, NoRegionError):
-            return TargetError(f"{place} needs a region; write {place}?region=eu-central-1 or set AWS_DEFAULT_REGION")
-        if isinstance(error, UNFOUND):
-            return TargetError(unfound(error, place))
-        if isinstance(error, UNREACHED):
-            return TargetError(unreached(error, place))
-        if _name_of(error) in _UNKNOWN:
-            return TargetError(f"{place} does not exist; check its name, region and endpoint")
-        if isinstance(error, ClientError) and is_unaccepted(error):
-            return TargetError(unaccepted(error, place))
-        return TargetError(f"{place} cannot be sent to ({error}); check rights, region and endpoint")
+        action = error.operation_name if isinstance(error, ClientError) else ""
+        words = Words("AWS", f"write {self._place}?region=eu-central-1", "allow it in the policy of the role or user")
+        return TargetError(failure(error, self._place, action, words).sentence)
 
 
 class Queue(_Service):
