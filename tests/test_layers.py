@@ -14,6 +14,7 @@ ROOT = Path(oncegate.__file__).parent
 # From the first step of an event to the last. A module may import from its own layer and from those before it.
 LAYERS = [
     ["errors", "wording", "durations", "clocks", "canonical", "forks", "times"],
+    ["signatures"],
     ["events"],
     ["carriers"],
     ["sources"],
@@ -23,11 +24,11 @@ LAYERS = [
     ["claims"],
     ["aws"],
     ["stores"],
-    ["gate"],
-    ["work"],
+    ["gate", "work"],
     ["__init__"],
     ["settings"],
-    ["infra"],
+    ["infra", "sinks", "otel"],
+    ["doctor"],
     ["testing", "simulate", "service", "cli"],
     ["__main__"],
 ]

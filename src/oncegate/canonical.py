@@ -38,9 +38,13 @@ def decode(raw: bytes) -> Any:
         return _decode(raw)
     except UnicodeDecodeError as error:
         raise ValueError(f"the text is not UTF-8: {error.reason} at byte {error.start} of a string") from error
+    except msgspec.ValidationError as error:  # raised above, for a number; where it is would only confuse
+        raise ValueError(str(error).partition(" - at ")[0]) from error
     except msgspec.MsgspecError as error:
         if raw[:3] == b"\xef\xbb\xbf":
             raise ValueError("the text starts with a byte order mark; send plain UTF-8") from error
+        if "surrogate" in str(error):
+            raise ValueError(r"an escape from \ud800 to \udfff stands alone, and is no character by itself") from error
         raise ValueError(f"the text is not JSON: {error}") from error
 
 

@@ -17,7 +17,8 @@ operation. Rows are tried from the top; the first that matches decides.
                                                               later, up to its limit
     D                                              claim      unchanged                       Buried
 
-    R or P with its lease over, with a payload     take       P, fence + 1, attempts + 1      Granted
+    R that is due or P with its lease over,        take       P, fence + 1, attempts + 1      Granted
+    with a payload
     anything else                                  take       unchanged                       None
 
     absent                                         admit      R, attempts 0, payload          Admitted
@@ -30,7 +31,8 @@ operation. Rows are tried from the top; the first that matches decides.
 
     P, owner and fence mine                        renew      lease moved; expiry not sooner  True
     P, owner and fence mine                        complete   C, result kept, payload gone    True
-    P, owner and fence mine                        release    R; unstarted: attempts - 1      True
+    P, owner and fence mine                        release    R, due after the delay;         True
+                                                              unstarted: due, attempts - 1
     P, owner and fence mine                        bury       D, payload and error            True
     C, R or D, owner and fence mine                same again unchanged                       True
     anything else                                  settle     unchanged                       False: the lease is lost
@@ -149,8 +151,12 @@ class Complete(Held, frozen=True, gc=False):
 
 
 class Release(Held, frozen=True, gc=False):
+    """What the record itself holds is not taken again before the delay is over, and before all others if it was never
+    started; a delivery may claim it at once."""
+
     error: str | None = None
     unstarted: bool = False
+    delay: int = 0
 
 
 class Bury(Held, frozen=True, gc=False):
@@ -254,28 +260,16 @@ def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdi
 
 
 def _take(record: Record | None, take: Take, now: int) -> tuple[Record | None, Granted | None]:
-    if record is None or record.payload is None:
+    if record is None or record.payload is None or record.state == DEAD or now < record.lease_until:
         return record, None
-    if record.state == RELEASED or (record.state == IN_PROGRESS and not _alive(record, now)):
-        record = _granted_again(record, take, now)
-        return record, Granted(record, now)
-    return record, None
+    record = _granted_again(record, take, now)
+    return record, Granted(record, now)
 
 
 def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admission]:
     if record is None:
-        record = Record(
-            RELEASED,
-            admit.owner,
-            now,
-            0,
-            0,
-            admit.payload_hash,
-            None,
-            admit.about,
-            now,
-            payload=admit.payload,
-        )
+        free = Record(RELEASED, admit.owner, now, now, 0, admit.payload_hash, None, admit.about, now)
+        record = replace(free, payload=admit.payload)
         return record, Admitted(record, now)
     state = record.state
     alive = _alive(record, now)
@@ -286,7 +280,7 @@ def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admis
     if alive and record.payload is None:
         return record, InFlight(record, now)
     if state in (RELEASED, IN_PROGRESS) and record.payload is None:
-        free = replace(record, state=RELEASED, owner=admit.owner, lease_until=0, expires_at=None)
+        free = replace(record, state=RELEASED, owner=admit.owner, lease_until=now, expires_at=None)
         record = replace(free, payload=admit.payload, payload_hash=admit.payload_hash)
         return record, Admitted(record, now)
     if state == DEAD:
@@ -403,7 +397,8 @@ def _completed(record: Record, complete: Complete, now: int) -> Record:
 
 def _released(record: Record, release: Release, now: int) -> Record:
     attempts, error = record.attempts - release.unstarted, release.error or record.error
-    return replace(record, state=RELEASED, lease_until=now, attempts=attempts, error=error)
+    due = 0 if release.unstarted else now + release.delay
+    return replace(record, state=RELEASED, lease_until=due, attempts=attempts, error=error)
 
 
 def _buried(record: Record, bury: Bury, now: int) -> Record:

@@ -6,17 +6,19 @@
     ├── SeveralEvents         `run` was given a payload that holds more or fewer events than one
     ├── MissingKey            an event lacks what its key is made of
     ├── Unreadable            `seen` or `once` was given what is no event, or has no key
-    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
-    │   └── QueueUnavailable  may pass by itself: the network, a limit
     ├── CallError             `once` has no result to give; its `outcome` says why
     │   ├── InFlight          another is at it, and was for all the time that was waited
     │   ├── Conflict          its key is known with other arguments
     │   ├── Buried            it failed too often, and is a dead letter
     │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
+    ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
+    ├── Bury                  raised by a handler: no attempt can ever work
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
     ├── TargetError           what simulated traffic is sent to cannot be used
     ├── AwsError              a request to AWS was refused, or there was no answer
+    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
+    │   └── QueueUnavailable  may pass by itself: the network, a limit
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -26,7 +28,9 @@ What an event can come to (a duplicate, a failure of the handler, a conflict) is
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+
+_LONGEST_WAIT: Final = 7 * 86_400
 
 
 class OncegateError(Exception):
@@ -65,14 +69,6 @@ class Unreadable(OncegateError, ValueError):
     """`seen` can only answer yes or no, and `once` only with a result, so what they cannot identify is an error."""
 
 
-class QueueError(OncegateError):
-    """The queue could not do what it was asked; a person has to look."""
-
-
-class QueueUnavailable(QueueError):
-    """The queue cannot answer now; the same request may work later."""
-
-
 class CallError(OncegateError):
     """A guarded call that has no result to give. `outcome` is what became of it."""
 
@@ -101,6 +97,28 @@ class Unconfirmed(CallError):
     """It ran, but the store did not confirm that it is recorded as done."""
 
 
+class RetryLater(OncegateError):
+    """For handlers to raise: it has failed, and may work later, though not before `after` seconds from now if that is
+    known. The attempt counts, so the last one buries all the same. A `public` reason has nothing of the payload in it,
+    and may stand in logs."""
+
+    def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
+        if after is not None and not 0 <= after <= _LONGEST_WAIT:
+            raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_LONGEST_WAIT}")
+        self.after = after
+        self.public = public
+        super().__init__(reason)
+
+
+class Bury(OncegateError):
+    """For handlers to raise: it can never work, so it becomes a dead letter at once, whatever attempts are left. A
+    `public` reason may stand in logs."""
+
+    def __init__(self, reason: str, *, public: bool = False) -> None:
+        self.public = public
+        super().__init__(reason)
+
+
 class NotTaken(OncegateError):
     """A Lambda invocation that is failed on purpose, so that it is delivered again. `outcomes` are those that must not
     be acknowledged; the text says nothing that an exception said, since Lambda logs it."""
@@ -116,6 +134,14 @@ class TargetError(OncegateError):
 
 class AwsError(OncegateError):
     """A request to AWS that came to nothing; the text says which, and what to do."""
+
+
+class QueueError(OncegateError):
+    """The queue could not do what it was asked; a person has to look."""
+
+
+class QueueUnavailable(QueueError):
+    """The queue cannot answer now; the same request may work later."""
 
 
 class StoreError(OncegateError):

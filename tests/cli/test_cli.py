@@ -56,7 +56,9 @@ class TestKeys:
         assert code == exits.FAILED
         assert out.endswith("Nothing was changed.\n")
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
-        assert oncegate("keys", "reset", str(outcome.key))[0] == exits.INTERRUPTED
+        code, _, err = oncegate("keys", "reset", str(outcome.key))
+        assert code == exits.USAGE
+        assert "nobody here to ask; say --yes" in err
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
 
     def test_several_namespaces(self, oncegate: Run, gate: Gate) -> None:

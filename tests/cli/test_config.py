@@ -51,11 +51,11 @@ class TestCommands:
             code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "broken:handler")
             assert (code, f"after {attempts} attempts" in out, '"status"' in out) == (exits.FAILED, True, False)
 
-    @pytest.mark.parametrize(("command", "other"), [("serve", "work"), ("work", "serve")])
-    def test_every_setting_is_a_flag(self, oncegate: Run, command: str, other: str) -> None:
+    @pytest.mark.parametrize(("command", "others"), [("serve", {"work"}), ("work", {"serve", "forward"})])
+    def test_every_setting_is_a_flag(self, oncegate: Run, command: str, others: set[str]) -> None:
         """The help of `serve` and of `work` lists each setting by its flag, but for the other's own."""
         _, out, _ = oncegate(command, "--help")
-        assert all(f"  {setting.flag} " in out for setting in SETTINGS.values() if setting.table != other)
+        assert all(f"  {setting.flag} " in out for setting in SETTINGS.values() if setting.table not in others)
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -68,6 +68,9 @@ class TestCommands:
             (("serve", "--store", "mysql://x"), "--store: no store speaks 'mysql'"),
             (("serve", "--host", "::"), "--host ::: no signature is checked yet"),
             (("serve", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),
+            (("work", "sqs://q", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),
+            (("work", "sqs://q", "--in-hand", "0"), "--in-hand: work.in_hand=0 must be a whole number, 1 or more"),
+            (("work", "sqs://q", "--handler", "json:dumps", "--batch", "11"), "--batch: batch=11 must be a whole"),
             (("dlq", "redrive", "--all", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing"),
             (("dlq", "list", "--namespace", ""), "--namespace: namespace='' must be printable text"),
             (("--config", "no.toml", "keys", "show", "0" * 32), "--config: there is no settings file no.toml"),
@@ -104,14 +107,15 @@ class TestCheck:
     def test_what_is_named_is_looked_for(self, oncegate: Run, tmp_path: Path) -> None:
         """Functions that are not there, and a host that may not be listened on, are problems too."""
         (tmp_path / "oncegate.toml").write_text(
-            'key = "json:nothing"\n[serve]\nhandler = "asyncio:sleep"\nhost = "0.0.0.0"\n'
+            'key = "json:nothing"\n[serve]\nhandler = "asyncio:sleep"\nhost = "0.0.0.0"\n[work]\nhandler = "json:no"\n'
         )
         code, _, err = oncegate("config", "check")
         lines = err.splitlines()
         assert code == exits.USAGE
         assert lines[0] == "Error: oncegate.toml, key json:nothing: there is no nothing in json"
         assert lines[1].startswith("Error: oncegate.toml, serve.handler asyncio:sleep: sleep is async")
-        assert lines[2].startswith("Error: oncegate.toml, serve.host 0.0.0.0: no signature is checked yet")
+        assert lines[2] == "Error: oncegate.toml, work.handler json:no: there is no no in json"
+        assert lines[3].startswith("Error: oncegate.toml, serve.host 0.0.0.0: no signature is checked yet")
 
     def test_a_broken_file(self, tmp_path: Path) -> None:
         """As a program of its own, too, a broken file is one sentence with line and column."""
@@ -160,3 +164,23 @@ class TestShow:
         monkeypatch.setenv("ONCEGATE_LEASE", "x")
         code, out, err = oncegate("config", "show")
         assert (code, out, "ONCEGATE_LEASE: lease='x'" in err) == (exits.USAGE, "", True)
+
+
+def test_sinks(oncegate: Run, tmp_path: Path) -> None:
+    """`config check` finds what is wrong with a sink, and `config show` shows no secret of its URL."""
+    (tmp_path / "oncegate.toml").write_text('[serve]\nforward = "https://a.example/?token=s3cret"\npublish = "sqs://q"')
+    code, _, err = oncegate("config", "check")
+    assert code == exits.USAGE
+    assert "an event goes one way only" in err
+    code, out, _ = oncegate("config", "show")
+    assert "https://a.example/?token=***" in out
+    assert "s3cret" not in out
+
+
+def test_config_after_the_command(oncegate: Run, tmp_path: Path) -> None:
+    """The settings file may be named after the command as well as before it."""
+    (tmp_path / "mine.toml").write_text('store = "redis://nobody.invalid"\nnamespac = "x"\n')
+    for arguments in (["--config", "mine.toml", "dlq", "list"], ["dlq", "list", "--config", "mine.toml"]):
+        code, _, err = oncegate(*arguments)
+        assert code == exits.USAGE
+        assert "mine.toml" in err

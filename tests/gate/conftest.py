@@ -47,6 +47,12 @@ class Stumbling(MemoryStore):
     def claim(self, requests: Any) -> Any:
         return self._stumble("claim", super().claim, requests)
 
+    def admit(self, requests: Any) -> Any:
+        return self._stumble("admit", super().admit, requests)
+
+    def take(self, wants: Any) -> Any:
+        return self._stumble("take", super().take, wants)
+
     def settle(self, settlements: Any) -> Any:
         return self._stumble("settle", super().settle, settlements)
 

@@ -1,5 +1,6 @@
 """Failures: of handlers, of stores, of processes."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, Outcome
 from oncegate.claims import COMPLETED, IN_PROGRESS, RELEASED, Redrive
+from oncegate.errors import Bury, RetryLater
+from oncegate.gate.answers import answer_of
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -109,6 +112,70 @@ class TestFailingHandlers:
             raise Mute
 
         assert gate.run({"id": 1}, handler).status == "failed"
+
+
+class TestWhatHandlersAskFor:
+    def test_not_before(self, gate: Gate) -> None:
+        """A handler that asks to be left alone for a while fails with that time, which senders are told."""
+
+        def busy(event: Event) -> None:
+            raise RetryLater("the CRM is busy", after=90.5)
+
+        outcome = gate.run({"id": 7}, busy)
+        assert (outcome.status, outcome.error, outcome.retry_after) == ("failed", "the CRM is busy", 90_500_000)
+        assert outcome.reason == "Failed at attempt 1: the CRM is busy; deliver it again, in 1 m at the earliest."
+        assert (b"retry-after", b"91") in answer_of([outcome]).headers
+        assert gate.run({"id": 7}, succeed).status == "processed"
+
+    def test_not_before_counts(self, store: MemoryStore) -> None:
+        """Such an attempt counts, with a time or without: the last one buries."""
+
+        def busy(event: Event) -> None:
+            raise RetryLater("busy", after=1) if event.attempt == 1 else RetryLater("busy")
+
+        gate = Gate(store, max_attempts=3)
+        outcomes = [gate.run({"id": 7}, busy) for _ in range(3)]
+        assert [outcome.status for outcome in outcomes] == ["failed", "failed", "buried"]
+        assert [outcome.retry_after for outcome in outcomes] == [1_000_000, None, None]
+
+    @pytest.mark.parametrize("attempts", [5, None])
+    def test_never(self, store: MemoryStore, attempts: int | None) -> None:
+        """An event of which its handler says that it can never work is a dead letter at once, whoever counts."""
+
+        def refuse(event: Event) -> None:
+            raise Bury(f"there is no case {event.id}")
+
+        outcome = Gate(store, max_attempts=attempts).run({"id": 7}, refuse)
+        assert (outcome.status, outcome.acked, outcome.error) == ("buried", True, "there is no case 7")
+        assert [entry.record.error for entry in store.dead_letters()] == ["there is no case 7"]
+
+    def test_from_a_coroutine(self, gate: Gate) -> None:
+        """Async handlers say it in the same way."""
+
+        async def busy(event: Event) -> None:
+            raise RetryLater("busy", after=2) if event.id == "1" else Bury("no")
+
+        async def both() -> list[Outcome]:
+            return [await gate.arun({"id": id_}, busy) for id_ in ("1", "2")]
+
+        later, never = asyncio.run(both())
+        assert (later.status, later.retry_after, never.status) == ("failed", 2_000_000, "buried")
+
+    def test_what_logs_may_say(self, gate: Gate) -> None:
+        """A log has only the name of what was raised, unless that says that its text is public."""
+
+        def refuse(event: Event) -> None:
+            raise RetryLater(f"secret {event.id}") if event.id == "1" else Bury("no such case", public=True)
+
+        discreet = [gate.run({"id": id_}, refuse).discreet for id_ in ("1", "2")]
+        assert discreet[0] == "Failed at attempt 1: RetryLater; deliver it again."
+        assert discreet[1].endswith(" after 1 attempt: no such case.")
+
+    @pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 10**9])
+    def test_times_that_cannot_be_meant(self, after: float) -> None:
+        """A time that is none is refused where it is written."""
+        with pytest.raises(ValueError, match="must be a number of seconds"):
+            RetryLater("busy", after)
 
 
 class TestResults:
@@ -284,6 +351,8 @@ class TestWaiting:
         first = {outcome.event.id: outcome.status for outcome in gate.run_waiting(handler)}
         assert first == {"a": "processed", "b": "failed", "c": "processed"}
         assert gate.run({"id": "b"}, handler).status == "duplicate"
+        assert gate.run_waiting(handler) == [], "it is left alone for a second"
+        clock.advance(1_000_000)
         assert [outcome.status for outcome in gate.run_waiting(handler)] == ["buried"]
         assert gate.run_waiting(handler) == []
 

@@ -99,7 +99,7 @@ _FUNCTION: Final = (
         "a dispatcher takes what another is at",
         3,
         OPERATOR,
-        ("(record.state == IN_PROGRESS and not _alive(record, now))", "record.state == IN_PROGRESS"),
+        (" or record.state == DEAD or now < record.lease_until:", " or record.state == DEAD:"),
     ),
     Ablation(
         "conflict unseen",

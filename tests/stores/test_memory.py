@@ -3,10 +3,10 @@
 from oncegate.clocks import Clock
 from oncegate.stores.base import Store
 from oncegate.stores.memory import MemoryStore
-from oncegate.testing import StoreContract
+from oncegate.testing import InboxContract, StoreContract
 
 
-class TestMemoryStore(StoreContract):
+class TestMemoryStore(InboxContract, StoreContract):
     def open(self, clock: Clock | None) -> Store:
         return MemoryStore(clock=clock)
 

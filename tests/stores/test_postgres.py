@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from oncegate import Gate, open_store
 from oncegate.clocks import Clock
@@ -19,8 +20,8 @@ from oncegate.stores.base import Store
 from oncegate.stores.postgres import PostgresStore, schema
 from oncegate.stores.postgres.connections import Connections
 from oncegate.stores.postgres.settings import read_url
-from oncegate.testing import ManualClock, SharedStoreContract
-from oncegate.testing.asking import claim_of, complete, granted
+from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
+from oncegate.testing.asking import ABOUT, admit, claim_of, complete, granted, take
 from oncegate.testing.claiming import ClaimContract, TakeContract
 from oncegate.testing.operating import DocumentContract, OperatorContract
 from oncegate.testing.racing import race
@@ -31,7 +32,7 @@ from tests.stores.postgres_server import LOCKED_OUT, PostgresServer
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "stores" / "postgres.md"
 
 
-class TestPostgresStore(SharedStoreContract):
+class TestPostgresStore(InboxContract, SharedStoreContract):
     histories = 60
 
     @pytest.fixture(autouse=True)
@@ -53,7 +54,9 @@ class TestPostgresStore(SharedStoreContract):
         return self.server.count("contract.claims")
 
 
-class TestBehindAPooler(ClaimContract, TakeContract, SettleContract, RenewContract, OperatorContract, DocumentContract):
+class TestBehindAPooler(
+    InboxContract, ClaimContract, TakeContract, SettleContract, RenewContract, OperatorContract, DocumentContract
+):
     """A pooler in transaction mode gives every transaction whatever session it has at hand."""
 
     @pytest.fixture
@@ -75,6 +78,24 @@ class TestBehindAPooler(ClaimContract, TakeContract, SettleContract, RenewContra
         monkeypatch.setattr(Connections, "_give_back", forget)
         with closing(open_store(f"{postgres.url()}?oncegate_schema=pooled", clock=clock)) as store:
             yield store
+
+
+def test_two_who_take_of_one_entity(postgres: PostgresServer) -> None:
+    """While one takes an event, nobody is given another of its entity, not even one that has happened before and came
+    after the first had looked."""
+    postgres.empty("lines")
+    with closing(PostgresStore(read_url(f"{postgres.url()}?oncegate_schema=lines"))) as store:
+        admit(store, key=b"2" * 16, about=replace(ABOUT, occurred_at=2))
+        with postgres.connect() as taking:
+            taking.autocommit = False
+            taken = "SELECT key FROM lines.take_in_order(NULL, 'contract', '{one}', '{1000000}')"
+            assert taking.execute(taken).fetchall() == [(b"2" * 16,)]
+            admit(store, "bob", key=b"1" * 16, about=replace(ABOUT, occurred_at=1))
+            assert take(store, in_order=True) is None
+            taking.rollback()
+        first = take(store, in_order=True)
+        assert first is not None
+        assert first.key == b"1" * 16
 
 
 URL_ERRORS = [

@@ -83,8 +83,8 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
     (
         "a release takes the attempt",
         "SETTLE",
-        "r.attempts - unstarted",
-        "r.attempts",
+        "unstarted and 1 or 0",
+        "0",
         lambda contract, store, clock: contract.test_release_unstarted(store),
     ),
     (

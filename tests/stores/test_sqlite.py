@@ -19,12 +19,12 @@ from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store
 from oncegate.stores.sqlite import SqliteStore, file
-from oncegate.testing import ManualClock, SharedStoreContract
+from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
 from oncegate.testing.asking import LEASE, claim, claim_of, complete, granted, owner
 from oncegate.testing.racing import race
 
 
-class TestSqliteStore(SharedStoreContract):
+class TestSqliteStore(InboxContract, SharedStoreContract):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self.path = tmp_path / "store.db"

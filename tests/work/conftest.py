@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncegate.work.sqs import aws
+from oncegate.work.sqs import calls
 from tests.stores.dynamo_server import CREDENTIALS
 from tests.stores.redis_server import RedisServer
 from tests.work.queues import Cloud, Queue
@@ -65,13 +65,13 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
     """Have a test hear the events of botocore's clients."""
 
     def listen(register: Callable[[Any], None]) -> None:
-        made = aws.client
+        made = calls.client  # type: ignore[attr-defined]
 
         def client(*arguments: Any, **options: Any) -> Any:
             client = made(*arguments, **options)
             register(client.meta.events)
             return client
 
-        monkeypatch.setattr(aws, "client", client)
+        monkeypatch.setattr(calls, "client", client)
 
     return listen

@@ -1,13 +1,15 @@
-"""Queues of the emulator, and workers in threads of their own."""
+"""Queues of the emulator, workers in threads of their own, and what they are given."""
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import botocore.session
 
+from oncegate import Event
 from oncegate.gate.working import Worker
 from tests.stores.dynamo_server import REGION, DynamoServer
 from tests.stores.servers import until
@@ -118,3 +120,23 @@ def working(worker: Worker) -> Iterator[None]:
     assert not thread.is_alive()
     if raised:
         raise raised[0]
+
+
+class Handler:
+    """Remembers the numbers of events in the order in which they ran, and fails at those that say how often."""
+
+    def __init__(self) -> None:
+        self.ran: list[int] = []
+
+    def __call__(self, event: Event) -> None:
+        number = event.body["number"]
+        self.ran.append(number)
+        time.sleep(event.body.get("takes", 0))
+        if self.ran.count(number) <= event.body.get("fails", 0):
+            raise ValueError(event.body.get("says"))
+
+
+def call(number: int, entity: str | None = None, **more: Any) -> dict[str, Any]:
+    """A plain event that happened in the second of its number."""
+    about = {} if entity is None else {"conversationId": entity}
+    return {"id": f"evt-{number}", "time": f"2026-02-03T04:05:{number:02}Z", "number": number, **about, **more}

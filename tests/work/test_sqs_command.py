@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -22,8 +23,7 @@ from tests.stores.dynamo_server import REGION, reply
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import until
 from tests.work.conftest import Hook
-from tests.work.queues import Cloud, Queue
-from tests.work.test_sqs import call
+from tests.work.queues import Cloud, Queue, call
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "sqs.md"
 HANDLER = """
@@ -78,7 +78,9 @@ def test_two_processes_share_a_queue(queue: Queue, redis: RedisServer, tmp_path:
     each event and end in peace."""
     options = ("--in-hand", "4", "--batch", "2", "--lease", "2s", "--namespace", "shared")
     workers = [Process(tmp_path, queue, redis.url, *options) for _ in range(2)]
-    queue.send(*(call(number % 30, takes=0.05) for number in range(60)))
+    queue.send(*(call(number % 30, waits=True) for number in range(60)))
+    until(lambda: len({process for process, _ in lines(tmp_path / "begun")}) == 2, "both to begin")
+    (tmp_path / "go").touch()
     queue.until_empty()
     for worker in workers:
         worker.send(signal.SIGTERM)
@@ -229,3 +231,20 @@ def test_a_handler_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
     """What is taken from a queue leaves it, so there must be somebody to give it to."""
     assert run(["work", "sqs://q"]) == exits.USAGE
     assert "--handler module:function" in capfd.readouterr().err
+
+
+def test_what_is_missing_is_named() -> None:
+    """Without botocore the error says what to install; and nobody else's gate loads it."""
+    program = """
+        import sys
+        from oncegate import Gate
+        gate = Gate("memory://")
+        assert "botocore" not in sys.modules
+        sys.modules["botocore"] = None
+        try:
+            gate.worker("sqs://q", print)
+        except ImportError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=30)
+    assert "a worker of an SQS queue needs an optional dependency: pip install 'oncegate[aws]'" in done.stdout

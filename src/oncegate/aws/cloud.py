@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from botocore.config import Config
 from botocore.exceptions import ClientError, NoRegionError
 from msgspec import Struct
 
@@ -113,13 +112,15 @@ class Cloud:
             time.sleep(_LOOK_EVERY)
 
     def identity(self) -> Identity:
+        region = self.region
         answer = self.ask("sts", "get_caller_identity")
-        return Identity(answer["Arn"], answer["Account"], self.region)
+        return Identity(answer["Arn"], answer["Account"], region)
 
     @property
     def region(self) -> str:
+        """The region that is asked. STS would do without one, so it is not the one to tell."""
         try:
-            return str(self._client("sts").meta.region_name)
+            return str(self._client("sqs").meta.region_name)
         except FAILURES as error:
             raise self._explained(error, "") from error
 
@@ -132,13 +133,9 @@ class Cloud:
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
-            config = Config(
-                retries={"mode": "standard", "total_max_attempts": 3},
-                connect_timeout=5,
-                read_timeout=30,
-                user_agent_extra="oncegate",
+            self._clients[service] = client(
+                service, self._region, self.endpoint, self._place, attempts=3, connect_timeout=5, read_timeout=30
             )
-            self._clients[service] = client(service, self._region, self.endpoint, self._place, config)
         return self._clients[service]
 
     @property

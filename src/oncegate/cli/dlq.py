@@ -1,5 +1,6 @@
 """`oncegate dlq`: dead letters, for a person to look at, redrive or drop."""
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -21,13 +22,14 @@ from oncegate.cli.options import (
 )
 from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_table
 from oncegate.cli.records import fields, payload_text, sentence
-from oncegate.durations import times
+from oncegate.durations import microseconds, times
 from oncegate.gate.handlers import Handler
-from oncegate.gate.terms import DEFAULTS
+from oncegate.gate.terms import DEFAULTS, Wishes
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry, Store
 
 _PAGE = 100
+_PAUSE = "1ms"
 
 
 @click.group()
@@ -106,12 +108,17 @@ def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> 
 
     Nobody else counts the attempts here, so if the settings do not either, the default does."""
     attempts = settings["max_attempts"] or DEFAULTS["max_attempts"]
-    gate, buried = settings.gate(store, observers=(), namespace=namespace, max_attempts=attempts), 0
+    gate, buried = settings.gate(store, observers=(), **_here(namespace, attempts)), 0
     while outcomes := gate.run_waiting(handler):
         for outcome in outcomes:
             say(f"{outcome.key}  {outcome.reason}")
         buried += sum(outcome.status == "buried" for outcome in outcomes)
+        time.sleep(microseconds(_PAUSE, "pause") / 1e6)
     return buried
+
+
+def _here(namespace: str, attempts: int | None) -> Wishes:
+    return {"namespace": namespace, "max_attempts": attempts, "backoff": _PAUSE, "backoff_limit": _PAUSE}
 
 
 @dlq.command()

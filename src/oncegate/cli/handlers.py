@@ -1,11 +1,16 @@
-"""Handlers named by people, as `module:function`."""
+"""Handlers named by people: a function, as `module:function`, or a place that events are handed on to."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from oncegate.errors import SettingError
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
+from oncegate.settings import Settings
 from oncegate.settings.functions import load_function
+from oncegate.settings.known import FORWARD
+from oncegate.sinks import forward, publish
+
+_WAYS: Final = ("handler", "forward", "publish")
 
 
 def load_handler(name: str, where: str) -> Handler:
@@ -25,3 +30,26 @@ def _loaded(name: str, where: str, *, may_await: bool) -> Callable[..., Any]:
     except SettingError as error:
         raise SettingError(f"{where} {name}: {error}") from error
     return handler
+
+
+def chosen_handler(settings: Settings, table: str) -> Handler | None:
+    """What a command's table says is to be done with each event; None if it says nothing."""
+    chosen = [f"{table}.{way}" for way in _WAYS if settings[f"{table}.{way}"] is not None]
+    if not chosen:
+        return None
+    if len(chosen) > 1:
+        places = " and ".join(settings.where(path) for path in chosen)
+        raise SettingError(f"{places}: an event goes one way only; keep one of them, and set the others to off")
+    return _handler(settings, chosen[0])
+
+
+def _handler(settings: Settings, path: str) -> Handler:
+    value, where = settings[path], settings.where(path)
+    if path.endswith(".handler"):
+        return load_handler(value, where)
+    try:
+        if path.endswith(".publish"):
+            return publish(value)
+        return forward(value, **{setting.name: settings[setting.path] for setting in FORWARD})
+    except SettingError as error:
+        raise SettingError(f"{where}: {error}") from error

@@ -6,6 +6,8 @@ from oncegate import __version__
 from oncegate.cli import exits
 from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
+from oncegate.cli.doctor import doctor
+from oncegate.cli.explain import explain
 from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
@@ -29,10 +31,12 @@ cli.add_command(work)
 cli.add_command(read)
 cli.add_command(simulate)
 cli.add_command(verify)
+cli.add_command(explain)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)
 cli.add_command(infra)
+cli.add_command(doctor)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
@@ -16,13 +17,14 @@ from oncegate.settings.known import SETTINGS, STORE, Setting
 from oncegate.settings.values import as_text, shown
 from oncegate.stores.base import Entry, Store
 
-_LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
+LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
 _METAVARS = {
     "duration": "DURATION",
     "count": "NUMBER",
     "port": "NUMBER",
     "names": "NAME,…",
     "url": "URL",
+    "place": "URL",
     "function": "MODULE:FUNCTION",
     "strategy": "STRATEGY",
 }
@@ -37,11 +39,11 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
         @wraps(command)
         def call(**given: Any) -> Any:
             flags = {setting.path: given.pop(setting.name) for setting in settings}
-            found, problems = examined(flags)
+            found, problems = examined(flags | {"config": given.pop("config")})
             refuse(problems)
             return command(settings=found, **given)
 
-        taking = call
+        taking = click.option("--config", metavar="FILE", hidden=True)(call)  # people write it after the command, too
         for setting in reversed(settings):
             taking = _option(setting)(taking)
         return taking
@@ -51,8 +53,8 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
 
 def examined(flags: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """The settings for this command, and all that is wrong with them."""
-    config = click.get_current_context().find_root().params["config"]
-    return examine(flags={"config": config, **flags})
+    config = flags.get("config") or click.get_current_context().find_root().params["config"]
+    return examine(flags={**flags, "config": config})
 
 
 def refuse(problems: list[str]) -> None:
@@ -66,15 +68,15 @@ def refuse(problems: list[str]) -> None:
 def _option(setting: Setting) -> Callable[[_Command], _Command]:
     """The flag of a setting. Its value is checked with all the others, so that every error is said the same way."""
     help_ = setting.meaning.replace("`", "")
-    if setting is not _LOOKED_IN:
+    if setting is not LOOKED_IN:
         help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"
     if setting.kind == "truth":
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=help_)
-    metavar = "|".join(setting.choices) or _METAVARS.get(setting.kind, "NAME")
+    metavar = _METAVARS.get(setting.kind) or "|".join(setting.choices) or "NAME"
     return click.option(setting.flag, setting.name, metavar=metavar, help=help_)
 
 
-looking = with_settings(STORE, _LOOKED_IN)
+looking = with_settings(STORE, LOOKED_IN)
 
 
 def output_option(command: _Command) -> _Command:
@@ -103,7 +105,14 @@ def lookup(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def confirm(question: str) -> None:
     """Go on only with a yes."""
-    if not click.confirm(question, err=True):
+    try:
+        yes = click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise click.UsageError("there is nobody here to ask; say --yes to go on without") from None
+    if not yes:
         say("Nothing was changed.")
         raise click.exceptions.Exit(exits.FAILED)
 

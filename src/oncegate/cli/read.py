@@ -1,48 +1,27 @@
 """`oncegate read`: what is read from a file, and which events each key strategy would take for one."""
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import click
 import msgspec
-from msgspec import Struct
 
 from oncegate import keys
+from oncegate.cli import exits
 from oncegate.cli.advice import advice, listed
 from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
-from oncegate.cli.documents import documents, items
-from oncegate.cli.files import opened
+from oncegate.cli.found import Found, events_of, refuse_unreadable
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import Progress, moment, say, show_json_stream, show_table
+from oncegate.cli.output import moment, say, show_json_stream, show_table
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.settings import Settings
 from oncegate.settings.strategies import strategy_of
-from oncegate.sources import read as events_in
 from oncegate.times import microseconds_of
 
 _ALWAYS = ("auto", "event_id", "content", 'state_change("500ms")')
 _MOST_GROUPS = 10
-
-
-class Found(Struct, frozen=True):
-    """An event where it was found: the file, the line its document starts at unless that is the whole file, and which
-    of the events in the document it is."""
-
-    number: int
-    file: str
-    line: int | None
-    index: int
-    alone: bool
-    event: Event
-
-    @property
-    def place(self) -> str:
-        line = "" if self.line is None else f":{self.line}"
-        return f"{self.file}{line}" if self.alone else f"{self.file}{line}#{self.index}"
 
 
 @click.command()
@@ -59,15 +38,17 @@ def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings:
     """Show each event of the files, its key under every strategy, and which events each strategy takes for one.
 
     A FILE holds one JSON document, an array, or a document on each line; - is what comes on stdin. Nothing is claimed,
-    run or stored.
+    run or stored. Exits with 1 if there is no event in them.
     """
     comparison = Comparison(_strategies(settings, written))
-    _refuse_unreadable(files)
+    refuse_unreadable(files)
     if output == "json":
-        events = (_fields(found, comparison.add(found.event)) for found in _events(files))
+        events = (_fields(found, comparison.add(found.event)) for found in events_of(files))
         show_json_stream("events", events, lambda: _summary(comparison))
-        return
-    _show(files, comparison, limit)
+    else:
+        _show(files, comparison, limit)
+    if not comparison.count:
+        raise click.exceptions.Exit(exits.FAILED)
 
 
 def _strategies(settings: Settings, written: tuple[str, ...]) -> list[Named]:
@@ -88,44 +69,11 @@ def _asked_for(name: str) -> keys.Strategy:
         raise SettingError(said if said.startswith("--key") else f"--key: {said}") from error
 
 
-def _refuse_unreadable(files: tuple[str, ...]) -> None:
-    """Say what cannot be read before anything is shown. A pipe can be opened only once, so it is left alone."""
-    for file in files:
-        if not Path(file).is_fifo():
-            with opened(file):
-                pass
-
-
-def _events(files: tuple[str, ...]) -> Iterator[Found]:
-    """The events of the files, one document at a time."""
-    number = 0
-    with Progress("events") as progress:
-        for file in files:
-            name = click.format_filename(file)
-            with opened(file) as stream:
-                for document in documents(stream):
-                    alone, events = _within(document.raw)
-                    for index, event in enumerate(events, 1):
-                        number += 1
-                        progress.at(number)
-                        yield Found(number, name, document.line, index, alone, event)
-
-
-def _within(raw: bytes) -> tuple[bool, Iterable[Event]]:
-    """Whether a document holds one event only, and what it holds. The items of an array are read one by one, since all
-    of them at once would take many times its size."""
-    cut = items(raw)
-    if cut is not None:
-        return False, chain.from_iterable(events_in(b"[%b]" % item) for item in cut)
-    events = events_in(raw)
-    return len(events) == 1, events
-
-
 def _show(files: tuple[str, ...], comparison: Comparison, limit: int) -> None:
     """Tables of the first events and their keys; then what holds for all."""
     shown: list[tuple[Found, list[Made]]] = []
     total = 0
-    for found in _events(files):
+    for found in events_of(files):
         made = comparison.add(found.event)
         total = found.number
         if total <= limit:

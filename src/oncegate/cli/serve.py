@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from oncegate import __version__
-from oncegate.cli.handlers import load_handler
+from oncegate.cli.handlers import chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
 from oncegate.errors import MissingExtra, SettingError
@@ -25,7 +25,7 @@ from oncegate.settings.masking import masked
 
 
 @click.command()
-@with_settings(*TABLES["serve"], *TABLES[""], *TABLES["read"])
+@with_settings(*TABLES["serve"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def serve(settings: Settings) -> None:
     """Receive events by POST /events and take each through the gate.
 
@@ -55,8 +55,7 @@ The first is processed, the second is a duplicate. Stop with Ctrl-C.
 
 def handler_of(settings: Settings) -> Handler:
     """The handler that is called with each new event."""
-    name = settings["serve.handler"]
-    return _log_only if name is None else load_handler(name, settings.where("serve.handler"))
+    return chosen_handler(settings, "serve") or _log_only
 
 
 def _log_only(event: Event) -> None:
@@ -64,11 +63,25 @@ def _log_only(event: Event) -> None:
 
 
 def _observers(settings: Settings) -> list[Observer]:
-    """The log: as it was chosen, else lines for people on a terminal and for programs in a pipe."""
+    """The log, and traces if they are asked for."""
+    return [*_log(settings), *_traces(settings)]
+
+
+def _log(settings: Settings) -> list[Observer]:
+    """As it was chosen, else lines for people on a terminal and for programs in a pipe."""
     chosen = settings.chosen("log")
     if chosen == "off":
         return []
     return [pretty_line] if chosen is None and sys.stdout.isatty() else [JsonLog()]
+
+
+def _traces(settings: Settings) -> list[Observer]:
+    if not settings["serve.trace"]:
+        return []
+    try:
+        return [import_module("oncegate.otel").tracing()]
+    except ImportError as error:
+        raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
 
 
 def _service() -> Any:

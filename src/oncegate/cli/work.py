@@ -1,4 +1,4 @@
-"""`oncegate work`: take the messages of a queue through the gate."""
+"""`oncegate work`: take the messages of a queue through the gate, or run what the inbox holds."""
 
 import logging
 import os
@@ -28,11 +28,15 @@ from oncegate.settings.masking import masked
 @click.argument("place", metavar="SOURCE")
 @with_settings(*TABLES["work"], *TABLES[""], *TABLES["read"])
 def work(place: str, settings: Settings) -> None:
-    """Take the messages of a queue through the gate, until it is stopped.
+    """Take the messages of a queue through the gate, or run what the inbox holds, until it is stopped.
 
-    SOURCE is sqs://NAME?region=REGION, or the URL that AWS shows for a queue of SQS. SIGTERM or Ctrl-C stops it: what
-    runs may end, the rest becomes visible again. The queue counts how often a message comes, and max_attempts does not
-    matter.
+    SOURCE is sqs://NAME?region=REGION, or the URL that AWS shows for a queue of SQS. The queue counts how often a
+    message comes, and max_attempts does not matter.
+
+    With `inbox` as the SOURCE, events run that `oncegate serve` has accepted into the same store and namespace, beside
+    those that it runs itself. Only handler, in-hand and drain of the options for work matter then.
+
+    SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
     """
     handler = handler_of(settings)
     shown = LiveFigures() if _is_watched(settings) else None
@@ -57,8 +61,15 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
 
 
 def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
+    """The worker; what it cannot be told is told with where that was said."""
+    if place == "inbox":
+        return gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"])
     names = [setting.name for setting in TABLES["work"] if setting.name != "handler"]
-    return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in names})
+    try:
+        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in names})
+    except SettingError as error:
+        name = str(error).partition("=")[0]
+        raise SettingError(f"{settings.where(f'work.{name}')}: {error}" if name in names else str(error)) from error
 
 
 def _store(settings: Settings) -> str:

@@ -11,6 +11,7 @@ from oncegate.gate.outcome import Outcome, Status
 # Some senders try again on 5xx only, and lose what gets any other refusal: an event that was not taken is 503.
 _CODES: dict[Status, int] = {
     "processed": 200,
+    "accepted": 200,
     "duplicate": 200,
     "skipped": 200,
     "unguarded": 200,
@@ -22,6 +23,7 @@ _CODES: dict[Status, int] = {
 }
 _TITLES = {
     400: "Not a readable event",
+    401: "Not signed",
     403: "Not from here",
     404: "No such place",
     405: "Not that way",
@@ -56,7 +58,7 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     if code == 200:
         return Answer(200, msgspec.json.encode(body), [(b"content-type", b"application/json")])
     worst = next(outcome for outcome in outcomes if _CODES[outcome.status] == code)
-    return problem(code, _sentence(worst, discreet=discreet), body, lease_left(worst) or _RETRY_AFTER)
+    return problem(code, _sentence(worst, discreet=discreet), body, due_in(worst) or _RETRY_AFTER)
 
 
 def problem(
@@ -91,8 +93,11 @@ def _sentence(outcome: Outcome, *, discreet: bool) -> str:
     return outcome.discreet if discreet else outcome.reason
 
 
-def lease_left(outcome: Outcome) -> int | None:
-    """In how many seconds the lease of whoever is at it ends; None if nobody is, or it is not known."""
+def due_in(outcome: Outcome) -> int | None:
+    """In how many seconds to deliver it again: when its handler says, or the lease of whoever is at it ends; None if
+    nobody knows."""
+    if outcome.retry_after is not None:
+        return max(1, -(-outcome.retry_after // 1_000_000))
     if outcome.status != "in_flight" or outcome.original is None or outcome.at is None:
         return None
     return max(1, -(-(outcome.original.lease_until - outcome.at) // 1_000_000))

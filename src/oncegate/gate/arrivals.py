@@ -18,7 +18,7 @@ from oncegate.carriers import queues, streams
 from oncegate.carriers.pieces import text, within
 from oncegate.errors import NotTaken
 from oncegate.events import Event
-from oncegate.gate.answers import answer_of, problem
+from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
 
 Read: TypeAlias = Callable[[Any], list[Event]]
@@ -171,13 +171,15 @@ class Request(Arrival):
         super().__init__([Record(read({"body": None, **event}))] if self._posted else [])
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
-        answer = (
-            answer_of(outcomes[0], discreet=True)
-            if self._posted
-            else problem(405, "events are posted", headers=[(b"allow", b"POST")])
-        )
-        headers = {name.decode(): value.decode() for name, value in answer.headers}
-        return {"statusCode": answer.code, "headers": headers, "body": answer.body.decode(), "isBase64Encoded": False}
+        if self._posted:
+            return response(answer_of(outcomes[0], discreet=True))
+        return response(problem(405, "events are posted", headers=[(b"allow", b"POST")]))
+
+
+def response(answer: Answer) -> dict[str, Any]:
+    """An answer as all that put HTTP before a function take it."""
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return {"statusCode": answer.code, "headers": headers, "body": answer.body.decode(), "isBase64Encoded": False}
 
 
 # ── all else ──────────────────────────────────────────────────────────────────────────────────────────────

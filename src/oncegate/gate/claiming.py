@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -36,9 +36,9 @@ from oncegate.gate.remembering import Memory
 from oncegate.gate.settling import settle
 from oncegate.gate.terms import Terms
 from oncegate.sources import Hints, understood
-from oncegate.stores.base import Store, Want
+from oncegate.stores.base import Entry, Store, Want
 
-_OWNER_SIZE = 16
+OWNER_SIZE: Final = 16
 
 
 class Claimer:
@@ -103,25 +103,32 @@ class Claimer:
             elif isinstance(verdict, Conflict):
                 conflicts.append((job, verdict))
             else:
-                job.outcome = _outcome(job, verdict)
-                self._tell_of_loosened(job, verdict.record)
+                self.found(job, verdict, sent_at)
                 if self._terms.sliding and isinstance(verdict, Duplicate):
                     self._observers.tell("policy.sliding", job.event, job.key, detail="slid")
-                self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
         self._observers.granted(granted)
         if conflicts:
-            self._answer_conflicts(conflicts, {job.key.digest: job.event.body for job in jobs if job.held})
+            beside = {job.key.digest: job.event.body for job in jobs if job.held}
+            self.claim(self.answer_conflicts(conflicts, beside))
 
-    def take(self) -> Job | None:
-        """Claim one event that the store holds with its payload, if there is one."""
-        sent_at = self._boot()
-        (entry,) = self._store.take([Want(self._terms.namespace, os.urandom(_OWNER_SIZE), self._terms.lease)])
-        if entry is None:
-            return None
+    def found(self, job: Job, verdict: Duplicate | InFlight | Buried, sent_at: int) -> None:
+        """The store knows it already: that is its outcome, and is remembered."""
+        job.outcome = _outcome(job, verdict)
+        self._tell_of_loosened(job, verdict.record)
+        self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
+
+    def take(self, most: int = 1, *, in_order: bool = False) -> list[Job]:
+        """Claim events that the store holds with their payload, as many as there are."""
+        terms, sent_at = self._terms, self._boot()
+        wants = [Want(terms.namespace, os.urandom(OWNER_SIZE), terms.lease, in_order) for _ in range(most)]
+        jobs = [self._taken(entry, sent_at) for entry in self._store.take(wants) if entry is not None]
+        self._observers.granted([job.event for job in jobs])
+        return jobs
+
+    def _taken(self, entry: Entry, sent_at: int) -> Job:
         event = understood(delivery(entry.record.payload), self._hints)
         job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash, event.problem)
         self._hold(job, entry.record, entry.record.lease_until - self._terms.lease, sent_at)
-        self._observers.granted([job.event])
         return job
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
@@ -140,23 +147,28 @@ class Claimer:
     def _requests(self, jobs: Sequence[Job], *, marks: bool = False) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
         terms = self._terms
-        entropy = os.urandom(_OWNER_SIZE * len(jobs))
+        namespace, lease, retention = terms.namespace, terms.lease, terms.retention
         slides = terms.sliding_limit if terms.sliding else 0
-        return [
-            Claim(
-                terms.namespace,
-                job.key.digest,
-                entropy[index * _OWNER_SIZE : (index + 1) * _OWNER_SIZE],
-                job.payload_hash,
-                terms.lease,
-                terms.retention,
-                about(job.event),
-                job.key.binds,
-                marks,
-                slides,
+        entropy = os.urandom(OWNER_SIZE * len(jobs))
+        requests, end = [], 0
+        for job in jobs:
+            start, end, key = end, end + OWNER_SIZE, job.key
+            owner, described = entropy[start:end], about(job.event)
+            requests.append(
+                Claim(
+                    namespace,
+                    key.digest,
+                    owner,
+                    job.payload_hash,
+                    lease,
+                    retention,
+                    described,
+                    key.binds,
+                    marks,
+                    slides,
+                )
             )
-            for index, job in enumerate(jobs)
-        ]
+        return requests
 
     def _hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
         terms, key = self._terms, job.key
@@ -174,7 +186,11 @@ class Claimer:
             return False
         (verdict,) = self._store.claim(self._requests([job], marks=True))
         if isinstance(verdict, Conflict):
-            return self._mark_conflict(job, verdict)
+            if self.answer_conflicts([(job, verdict)], {}):
+                return self.mark(job)
+            if job.outcome.status != "conflict":
+                raise StoreUnavailable(job.outcome.reason)
+            return False
         if not isinstance(verdict, Granted):
             self._tell_of_loosened(job, verdict.record)
             return False
@@ -182,18 +198,6 @@ class Claimer:
             self.bury_failed([Failed(job, job.hopeless)])
             return False
         return True
-
-    def _mark_conflict(self, job: Job, conflict: Conflict) -> bool:
-        """Other content under a known key, by the policy: an event of its own, or one to be kept and not run."""
-        self._observers.tell("policy.conflict", job.event, job.key, detail=self._terms.on_conflict)
-        if self._terms.on_conflict == "bury":
-            self._bury_conflicts([(job, conflict)], {})
-            if job.outcome.status != "conflict":
-                raise StoreUnavailable(job.outcome.reason)
-            return False
-        other = Job(job.event, _copy_key(job), job.payload_hash)
-        (verdict,) = self._store.claim(self._requests([other], marks=True))
-        return isinstance(verdict, Granted)
 
     def mark_emissions(self, own: Sequence[Job]) -> None:
         """Record as done the keys that emissions had by themselves, so that late copies are known by them alone. What
@@ -222,18 +226,18 @@ class Claimer:
             else:
                 job.outcome = _unkept(job.event, job.key, each.error, problem)
 
-    def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
-        """A conflict is judged again under the key H(key, content), by the policy. `beside` are the bodies that were
-        granted at the same time, by key."""
+    def answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> list[Job]:
+        """A conflict is judged again under the key H(key, content), by the policy: those that are to be asked for once
+        more, under that key, are given back. `beside` are the bodies that were granted at the same time, by key."""
         policy = self._terms.on_conflict
         for job, _ in conflicts:
             self._observers.tell("policy.conflict", job.event, job.key, detail=policy)
         if policy == "bury":
             self._bury_conflicts(conflicts, beside)
-        else:
-            for job, _ in conflicts:
-                job.key = _copy_key(job)
-            self.claim([job for job, _ in conflicts])
+            return []
+        for job, _ in conflicts:
+            job.key = _copy_key(job)
+        return [job for job, _ in conflicts]
 
     def _bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
         """A conflict is acknowledged only once a copy of it is a dead letter."""
@@ -250,9 +254,8 @@ class Claimer:
 
     def _body(self, job: Job, original: Record) -> Any:
         """What the original said, if the record has it or this process still knows; else None."""
-        if original.payload is not None:
-            return understood(delivery(original.payload), self._hints).body
-        return self._memory.body(job)
+        document = self._memory.document(job) if original.payload is None else original.payload
+        return None if document is None else understood(delivery(document), self._hints).body
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
         if not copies:

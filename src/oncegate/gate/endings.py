@@ -1,16 +1,20 @@
 """Endings: what a handler's answer or failure means for its claim and its outcome."""
 
-from typing import Any
+import random
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from oncegate.claims import Bury, Complete, Release
-from oncegate.gate.handlers import said
+from oncegate.errors import Bury as Never
+from oncegate.gate.handlers import not_before, said, told
 from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
 from oncegate.gate.terms import Terms
+
+_MOST_DOUBLINGS: Final = 40
 
 
 class Endings:
@@ -28,16 +32,16 @@ class Endings:
         return Ending(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
 
     def failed(self, job: Job, error: BaseException) -> Ending:
-        """A failed attempt: the last one buries."""
+        """A failed attempt: the last one buries, and so does one whose handler says that none can work."""
         most = self._terms.max_attempts
-        raised = type(error).__name__
-        if most is not None and job.event.attempt >= most:
+        raised = told(error)
+        if isinstance(error, Never) or (most is not None and job.event.attempt >= most):
             return self.buried(job, said(error), raised)
-        return self.released(job, said(error), raised)
+        return self.released(job, said(error), raised, not_before(error))
 
-    def released(self, job: Job, error: str, raised: str | None = None) -> Ending:
-        outcome = Outcome("failed", job.event, job.key, error=error, raised=raised)
-        return Ending(job, Release(*self._proof(job), error), outcome)
+    def released(self, job: Job, error: str, raised: str | None = None, retry_after: int | None = None) -> Ending:
+        outcome = Outcome("failed", job.event, job.key, error=error, raised=raised, retry_after=retry_after)
+        return Ending(job, Release(*self._proof(job), error, delay=max(self._delay(job), retry_after or 0)), outcome)
 
     def buried(self, job: Job, error: str, raised: str | None = None) -> Ending:
         bury = Bury(*self._proof(job), self._terms.dead_letter_retention, job.event.raw, error)
@@ -47,6 +51,14 @@ class Endings:
         """Its handler never started, so the attempt does not count."""
         outcome = Outcome("in_flight", job.event, job.key, error=why)
         return Ending(job, Release(*self._proof(job), unstarted=True), outcome)
+
+    def _delay(self, job: Job) -> int:
+        """How long an event that the store holds is left alone: twice as long after each attempt. By chance up to half
+        of that is left out, so that what failed together does not come back together."""
+        if job.lease.record.payload is None:
+            return 0
+        doubled = self._terms.backoff << min(job.event.attempt - 1, _MOST_DOUBLINGS)
+        return int(min(doubled, self._terms.backoff_limit) * random.uniform(0.5, 1.0))  # noqa: S311  # only a pause
 
     def _proof(self, job: Job) -> tuple[str, bytes, bytes, int]:
         lease = job.lease
@@ -70,7 +82,7 @@ class Endings:
 
 
 class Failed(Struct, frozen=True):
-    """A job that was marked as done and was not, with the error and the name of what was raised."""
+    """A job that was marked as done and was not, with the error and what a log may say of it."""
 
     job: Job
     error: str
@@ -82,7 +94,7 @@ def never_started(job: Job) -> Failed:
 
 
 def failed_marked(job: Job, error: BaseException) -> Failed:
-    return Failed(job, said(error), type(error).__name__)
+    return Failed(job, said(error), told(error))
 
 
 def ran_marked(job: Job, result: Any) -> None:
@@ -91,7 +103,8 @@ def ran_marked(job: Job, result: Any) -> None:
 
 def failed_unguarded(item: Job | Bare, error: BaseException) -> None:
     """There is nothing to settle: the failure is only told."""
-    item.outcome = Outcome("failed", item.event, item.key, error=said(error), raised=type(error).__name__)
+    text, raised, retry_after = said(error), told(error), not_before(error)
+    item.outcome = Outcome("failed", item.event, item.key, error=text, raised=raised, retry_after=retry_after)
 
 
 def ran_unguarded(item: Job | Bare, result: Any) -> None:

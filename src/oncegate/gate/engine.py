@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from oncegate.clocks import Clock
 from oncegate.errors import StoreUnavailable
+from oncegate.gate.admitting import Admitter
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import Endings
@@ -18,7 +19,7 @@ from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
-from oncegate.gate.running import Runner
+from oncegate.gate.running import Means, Runner
 from oncegate.gate.terms import Terms
 from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import Store
@@ -41,7 +42,6 @@ class Engine:
         self.terms = terms
         self.boot = boot
         self._observers = observers
-        self._endings = Endings(terms)
         if terms.breaker is not None and getattr(store, "remote", False):
             store = cast(Store, Guarded(store, Breaker(terms.breaker, boot, self._breaker_told)))
         self._store = store
@@ -49,8 +49,9 @@ class Engine:
         self._memory = memory = memory or Memory(None if terms.sliding else terms.remember, terms.retention, boot)
         self.claimer = Claimer(store, terms, boot, memory, observers, hints)
         self.echoes = Echoes(store, terms, self.claimer, observers)
-        self._heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
-        self.runner = Runner(store, terms, boot, self.claimer, self._endings, self._heartbeat, memory)
+        heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
+        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory)
+        self.runner = Runner(self._means)
 
     def under(self, **changes: Any) -> "Engine":
         """Another engine for the same store, with these terms changed. What one learns the other knows: what is
@@ -82,6 +83,16 @@ class Engine:
             job.outcome = Outcome("failed", job.event, job.key, error=job.unguarded)
         self.echoes.confirm([job])
 
+    def admit(self, identified: Sequence[Identified]) -> list[Outcome]:
+        """Have the store keep all, to be taken later; one outcome for each, in order."""
+        return self.admitter.through(identified)
+
+    async def aadmit(self, identified: Sequence[Identified]) -> list[Outcome]:
+        """The same, beside others that come at the same time."""
+        items = self.admitter.keyed(identified)
+        await self.concurrent.admit([item for item in items if isinstance(item, Job)])
+        return [item.outcome for item in items]
+
     def mark(self, job: Job) -> bool:
         """Mark one as done without running anything; False if it was known. Raises StoreError."""
         self.echoes.place([job])
@@ -108,9 +119,13 @@ class Engine:
     def concurrent(self) -> "Concurrent":
         """Made when first used: asyncio would cost every cold start that does without it."""
         concurrent: Concurrent = import_module("oncegate.gate.concurrent").Concurrent(
-            self.terms, self.boot, self.claimer, self._endings, self.runner, self._heartbeat, self.echoes
+            self._means, self.runner, self.echoes, self.admitter
         )
         return concurrent
+
+    @cached_property
+    def admitter(self) -> Admitter:
+        return Admitter(self._store, self.terms, self.boot, self.claimer, self.runner, self.echoes, self._observers)
 
     def _breaker_told(self, name: str, why: str) -> None:
         self._observers.tell(name, detail=why)

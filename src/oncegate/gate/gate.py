@@ -23,10 +23,12 @@ from oncegate.gate.terms import Wishes, agree
 from oncegate.gate.working import Means, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
-from oncegate.stores.base import Store, Transactional
+from oncegate.stores.base import Inbox, Store, Transactional
 
 if TYPE_CHECKING:
     from oncegate.gate.calls import Calls
+    from oncegate.signatures import Verifier
+    from oncegate.work.inbox import InboxWorker
 
 _CLOSE_WITHIN = 2.0
 
@@ -43,8 +45,9 @@ class Gate:
 
     How long. `retention` is how long a completed key is remembered (with `sliding=True` from its latest copy on, for at
     most `sliding_limit`), `lease` how long a claim lasts unrenewed and `max_hold` how long one is renewed at most.
-    `dead_letter_retention` is how long a dead letter is kept. For `remember`, at most 60 s, this process answers copies
-    of what it saw completed by itself; None has it ask the store every time.
+    `dead_letter_retention` is how long a dead letter is kept. What the store holds and failed is left alone for
+    `backoff`, twice as long after each further attempt, and for `backoff_limit` at most. For `remember`, at most 60 s,
+    this process answers copies of what it saw completed by itself; None has it ask the store every time.
     A store over a network that answered five times in a row with an error, or later than `breaker`, is left alone for a
     while, and events are refused at once; None has it asked whatever it does.
 
@@ -94,9 +97,7 @@ class Gate:
 
         They are claimed with one write and settled with few, so the lease must cover the whole batch. With
         `max_attempts=1` each is claimed and settled alone."""
-        if isinstance(payloads, bytes | str | dict | Event):
-            raise SettingError("run_batch() takes several payloads in a list; for one, use run() or [payload]")
-        return self._through([event for payload in payloads for event in self._events(payload)], handler)
+        return self._through(self._all_events(payloads, "run_batch"), handler)
 
     def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
         check_handler(handler)
@@ -175,7 +176,7 @@ class Gate:
         return self._told([item.outcome])[0]
 
     def lambda_handler(
-        self, function: AsyncHandler | Handler, *, reserve: Duration = "1s"
+        self, function: AsyncHandler | Handler, *, reserve: Duration = "1s", signature: "Verifier | None" = None
     ) -> Callable[[Any, Any], dict[str, Any]]:
         """The handler of an AWS Lambda function that runs `function` once for each event.
 
@@ -186,7 +187,10 @@ class Gate:
         `reserve` is how much time of an invocation is left for its end: no handler starts in it, and what is then left
         is delivered again. It should be a little longer than the function takes for one event; it is never more than
         half of the time there is. Where the platform delivers again it also counts how often, and `max_attempts` does
-        not matter; for requests by HTTP it does."""
+        not matter; for requests by HTTP it does.
+
+        With a `signature`, such as `oncegate.signatures.cxone(secret)`, requests by HTTP that were not signed so are
+        refused before anything of them is read. Nothing else is asked for one."""
         handler: Callable[[Any, Any], dict[str, Any]] = import_module("oncegate.gate.lambdas").LambdaHandler(
             function,
             microseconds(reserve, "reserve"),
@@ -195,6 +199,7 @@ class Gate:
             identify=self._identify,
             observers=self._observers,
             wall=self._wall,
+            signature=signature,
         )
         return handler
 
@@ -247,13 +252,62 @@ class Gate:
             self._observers.tell("policy.store_error", item.event, item.key, detail="unguarded")
             return False
 
+    def admit(self, payloads: Iterable[Any]) -> list[Outcome]:
+        """Have the store keep all the events of these payloads until they are run: one outcome each, in order.
+
+        What is "accepted" is durable, and is run by whoever works off the `inbox`, here or in another process. All else
+        is answered as `run_batch` would: a copy of what is kept or done is a duplicate."""
+        self._check_inbox("admit()")
+        return self._told(self._engine.admit([self._identify(event) for event in self._all_events(payloads, "admit")]))
+
+    async def aadmit(self, payload: Any) -> list[Outcome]:
+        """The same for one payload, from a coroutine. Callers that ask at the same time share their writes."""
+        self._check_inbox("aadmit()")
+        return self._told(await self._engine.aadmit([self._identify(event) for event in self._events(payload)]))
+
+    def inbox(
+        self,
+        handler: AsyncHandler | Handler,
+        *,
+        at_work: int = 64,
+        look: Duration = "250ms",
+        drain: Duration = "25s",
+    ) -> "InboxWorker":
+        """A worker that runs the events that were admitted, or redriven, once each.
+
+        Its `run()` does so until `stop()`, SIGTERM or Ctrl-C; then it has `drain` to end what runs. `await work()` is
+        the same in an event loop that there is.
+
+        Events of one entity run one at a time, in the order in which they happened; those of others beside them, up to
+        `at_work` of them. One that fails is tried again after a pause, `backoff` at first and then ever longer, and
+        holds up its entity until it is processed or, after `max_attempts`, buried. The store is looked at every so
+        often, and at once after `worker.wake()`. Any number of processes may do this at once."""
+        self._check_inbox("inbox()")
+        check_handler(handler, may_await=True)
+        worker: InboxWorker = import_module("oncegate.work.inbox").InboxWorker(
+            self._engine,
+            handler,
+            self._observers,
+            at_work=at_work,
+            look=microseconds(look, "look"),
+            drain=microseconds(drain, "drain"),
+        )
+        return worker
+
+    def _check_inbox(self, what: str) -> None:
+        if not isinstance(self.store, Inbox):
+            raise SettingError(f"{what} needs a store that keeps events: sqlite:///oncegate.db or postgresql://…")
+        if self._terms.marks_first:
+            raise SettingError(f"{what} keeps events until they are run; mode='mark_first' would mark them before")
+
     def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:
         """Run events that the store holds with their payload, such as redriven dead letters.
 
         They run here and now, one after the other, in the order in which they were let go, each once."""
         check_handler(handler)
         outcomes: dict[bytes, Outcome] = {}
-        while len(outcomes) < limit and (job := self._next_waiting(outcomes)) is not None:
+        while len(outcomes) < limit and (waiting := self._next_waiting(outcomes)):
+            (job,) = waiting
             if job.key.digest in outcomes:
                 self._engine.runner.give_back([job])
                 break
@@ -261,14 +315,14 @@ class Gate:
             outcomes[job.key.digest] = job.outcome
         return self._told(list(outcomes.values()))
 
-    def _next_waiting(self, before: Collection[bytes]) -> Job | None:
+    def _next_waiting(self, before: Collection[bytes]) -> list[Job]:
         """One that waits. If the store fails after some have run, they are told of first."""
         try:
             return self._engine.claimer.take()
         except StoreError:
             if not before:
                 raise
-            return None
+            return []
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
         """Keep dead letters of events that were refused as invalid, before their senders are told so."""
@@ -287,6 +341,11 @@ class Gate:
 
     def _events(self, payload: Any) -> list[Event]:
         return [payload] if isinstance(payload, Event) else read(payload, hints=self._hints)
+
+    def _all_events(self, payloads: Iterable[Any], name: str) -> list[Event]:
+        if isinstance(payloads, bytes | str | dict | Event):
+            raise SettingError(f"{name}() takes several payloads in a list; for one, use [payload]")
+        return [event for payload in payloads for event in self._events(payload)]
 
     def _only_event(self, payload: Any) -> Event:
         events = self._events(payload)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from oncegate.errors import SettingError
+from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event
 
 Handler = Callable[[Event], Any]
@@ -52,4 +52,16 @@ def said(error: BaseException) -> str:
     except Exception as failure:  # noqa: BLE001  # an exception that cannot say what it is must not stop us
         text = f"(its text could not be read: {type(failure).__name__})"
     name = type(error).__name__
+    if isinstance(error, RetryLater | Bury) and text:  # a sentence for people already
+        name, text = text, ""
     return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:_LONGEST_ERROR]
+
+
+def told(error: BaseException) -> str:
+    """What a log may say of an exception: its name, since its text may be of the payload, unless that is public."""
+    return said(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
+
+
+def not_before(error: BaseException) -> int | None:
+    """How long the next attempt shall wait, in microseconds, if the handler has said so."""
+    return int(error.after * 1e6) if isinstance(error, RetryLater) and error.after is not None else None

@@ -10,21 +10,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
 from msgspec import Struct
 
 from oncegate.clocks import Clock
+from oncegate.errors import SettingError
 from oncegate.events import Event
-from oncegate.gate.answers import keep_refused
-from oncegate.gate.arrivals import Arrival, Read, Record, arrival
+from oncegate.gate.answers import keep_refused, problem
+from oncegate.gate.arrivals import Arrival, Read, Record, arrival, response
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine
 from oncegate.gate.jobs import NO_TIME, Identified, Job
 from oncegate.gate.log import fields_of, spelt, write_line
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
+from oncegate.gate.signed import refusal
+
+if TYPE_CHECKING:
+    from oncegate.signatures import Verifier
 
 # Lambda tries a failed event again after a minute: if it was killed, its lease must be over by then.
 _LONGEST_LEASE: Final = 50_000_000
@@ -54,8 +59,11 @@ class LambdaHandler:
         identify: Callable[[Event], Identified],
         observers: Observers,
         wall: Clock,
+        signature: "Verifier | None",
     ) -> None:
         check_handler(function, may_await=True)
+        if signature is not None and not hasattr(signature, "check"):
+            raise SettingError("signature is a verifier, such as oncegate.signatures.cxone(secret) makes")
         self._function = function
         self._reserve = reserve
         self._engine = engine
@@ -64,12 +72,18 @@ class LambdaHandler:
         self._identify = identify
         self._observers = observers
         self._wall = wall
+        self._signature = signature
         self._loop = _Loop()
         if is_coroutine(function):
             import_module("asyncio")  # now, where Lambda gives a start all of a processor, not with the first event
 
     def __call__(self, event: Any, context: Any = None) -> dict[str, Any]:
         time = self._time(context)
+        if self._signature is not None and (refused := refusal(event, self._signature, self._wall())) is not None:
+            code, reason = refused
+            request_id = getattr(context, "aws_request_id", None)
+            self._say("WARNING", message="a request was refused", code=code, reason=reason, request_id=request_id)
+            return response(problem(code, reason))
         arrived = arrival(event, self._read)
         outcomes = self._through(arrived, time)
         self._observers.outcomes(outcomes)

@@ -9,6 +9,7 @@ Every notice has a dotted name:
     memory.hit         a duplicate was answered by this process, without asking the store
     policy.NAME        a policy decided: missing_key, store_error, conflict, replay, too_old, stale, sliding; `detail`
                        has what it decided
+    inbox.failed       the store could not be asked for what waits; `detail` says why
     breaker.opened     the store failed or was slow too often, and is left alone for a while; `detail` says why
     breaker.closed     it has answered again
     timeline.split     a state change lies between emissions that were taken for one
@@ -21,7 +22,7 @@ All of them are counted, whether anybody watches or not.
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from msgspec import Struct
 
@@ -30,7 +31,7 @@ from oncegate.clocks import Clock
 from oncegate.errors import SettingError
 from oncegate.events import Event, Key
 from oncegate.gate.background import Background
-from oncegate.gate.outcome import Outcome
+from oncegate.gate.outcome import Outcome, Status
 
 _MOST_WAITING: Final = 10_000
 _AT_A_TIME: Final = 100
@@ -130,17 +131,4 @@ class Observers:
                     self._count("observer.failed")
 
 
-_NAMES: Final = {
-    status: f"event.{status}"
-    for status in (
-        "processed",
-        "duplicate",
-        "in_flight",
-        "failed",
-        "conflict",
-        "buried",
-        "invalid",
-        "unguarded",
-        "skipped",
-    )
-}
+_NAMES: Final = {status: f"event.{status}" for status in get_args(Status)}

@@ -10,20 +10,30 @@ from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
 
 Status: TypeAlias = Literal[
-    "processed", "duplicate", "in_flight", "failed", "conflict", "buried", "invalid", "unguarded", "skipped"
+    "processed",
+    "accepted",
+    "duplicate",
+    "in_flight",
+    "failed",
+    "conflict",
+    "buried",
+    "invalid",
+    "unguarded",
+    "skipped",
 ]
 Kind: TypeAlias = Literal["redelivery", "re-emission", "state-echo", "replay", "concurrent"]
 
-_ACKED: Final = frozenset({"processed", "duplicate", "conflict", "buried", "unguarded", "skipped"})
+_ACKED: Final = frozenset({"processed", "accepted", "duplicate", "conflict", "buried", "unguarded", "skipped"})
 
 
 class Outcome(Struct, frozen=True):
     """What became of one event.
 
     `original` is the record that decided, and `at` the store's time then; both are None when the store was not
-    asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` the name of the
-    exception that a handler or a key function raised. `differs` are the first paths at which a conflicting event says
-    something else than the original, where that is still at hand.
+    asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` what a log may
+    say of the exception that a handler or a key function raised. `differs` are the first paths at which a conflicting
+    event says something else than the original, where that is still at hand. `retry_after` is how long its handler asks
+    to be left alone before the next attempt, in microseconds.
     """
 
     status: Status
@@ -37,6 +47,7 @@ class Outcome(Struct, frozen=True):
     kept: Key | None = None
     raised: str | None = None
     differs: tuple[str, ...] = ()
+    retry_after: int | None = None
 
     @property
     def acked(self) -> bool:
@@ -61,6 +72,10 @@ def _processed(outcome: Outcome) -> str:
     return f"{done}, but {outcome.error}." if outcome.error else f"{done}."
 
 
+def _accepted(_outcome: Outcome) -> str:
+    return "Accepted: it is kept, and will be run."
+
+
 def _duplicate(outcome: Outcome) -> str:
     original = outcome.original
     if original is not None and original.state == RELEASED:
@@ -81,6 +96,8 @@ def _failed(outcome: Outcome) -> str:
     at = f" at attempt {outcome.event.attempt}" if outcome.event.attempt else ""
     kept = outcome.key is not None and outcome.key.strategy == "kept"
     then = "it is kept, and tried again" if kept else "deliver it again"
+    if outcome.retry_after is not None:
+        then = f"{then}, in {spoken(outcome.retry_after)} at the earliest"
     return f"Failed{at}: {outcome.error}; {then}."
 
 
@@ -127,6 +144,7 @@ def _original(outcome: Outcome) -> str:
 
 _SENTENCES: Final = {
     "processed": _processed,
+    "accepted": _accepted,
     "duplicate": _duplicate,
     "in_flight": _in_flight,
     "failed": _failed,

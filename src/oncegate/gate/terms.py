@@ -32,6 +32,8 @@ class Wishes(TypedDict, total=False):
     lease: Duration
     max_hold: Duration
     dead_letter_retention: Duration
+    backoff: Duration
+    backoff_limit: Duration
     sliding: bool
     sliding_limit: Duration
     remember: Duration | None
@@ -57,6 +59,8 @@ DEFAULTS: Final[Wishes] = {
     "lease": "30s",
     "max_hold": "15m",
     "dead_letter_retention": "30d",
+    "backoff": "1s",
+    "backoff_limit": "5m",
     "sliding": False,
     "sliding_limit": "90d",
     "remember": "10s",
@@ -89,6 +93,8 @@ DURATIONS: Final = (
     "lease",
     "max_hold",
     "dead_letter_retention",
+    "backoff",
+    "backoff_limit",
     "sliding_limit",
     "remember",
     "breaker",
@@ -105,6 +111,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     lease: int
     max_hold: int
     dead_letter_retention: int
+    backoff: int
+    backoff_limit: int
     sliding: bool
     sliding_limit: int
     remember: int | None

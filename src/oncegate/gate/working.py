@@ -1,4 +1,4 @@
-"""Working: what a worker of a queue is to its user, and what it is given of its gate."""
+"""Working: what a worker of a queue or of the inbox is to its user, and what it is given of its gate."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,8 +13,8 @@ from oncegate.gate.observing import Observers
 
 
 class Figures(Struct, frozen=True):
-    """What a worker has done since it was made: messages received, what became of the events in them, and how many
-    events it has in hand."""
+    """What a worker has done since it was made: messages or events received, what became of the events, and how many
+    of them it has in hand."""
 
     received: int = 0
     processed: int = 0
@@ -24,7 +24,7 @@ class Figures(Struct, frozen=True):
 
 
 class Worker(Protocol):
-    """Takes the messages of a queue through a gate."""
+    """Takes the messages of a queue through a gate, or runs what its store keeps."""
 
     def run(self) -> None:
         """Work until it is stopped, by `stop()` or, in the main thread, by SIGTERM or Ctrl-C. Raises QueueError if the

@@ -8,7 +8,7 @@ from msgspec import Struct
 from oncegate.gate.terms import CHOICES, COUNTS, DEFAULTS, DURATIONS, OPTIONAL
 
 Kind: TypeAlias = Literal[
-    "text", "choice", "duration", "count", "truth", "names", "url", "strategy", "function", "port"
+    "text", "choice", "duration", "count", "truth", "names", "url", "place", "strategy", "function", "port"
 ]
 
 PREFIX: Final = "ONCEGATE_"
@@ -17,7 +17,7 @@ CONFIG_FLAG: Final = "--config"
 
 
 # The tables that are of no single command.
-_SHARED: Final = ("read",)
+_SHARED: Final = ("read", "forward")
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -54,6 +54,8 @@ _MEANINGS: Final = {
     "lease": "How long a claim lasts if its worker dies; it is renewed while the handler runs.",
     "max_hold": "For how long a claim is renewed at most.",
     "dead_letter_retention": "How long a dead letter is kept.",
+    "backoff": "How long what the inbox holds is left alone after a failure; twice as long after each further one.",
+    "backoff_limit": "How long it is left alone at most.",
     "sliding": "Whether retention counts from the latest copy on instead of from the completion.",
     "sliding_limit": "With `sliding`, how long an event is remembered at most.",
     "remember": "For how long a process answers copies of what it saw completed by itself; at most 60s.",
@@ -127,6 +129,91 @@ SERVE: Final = (
         optional=True,
         meaning="Called with each new event, `module:function`; without it an event is only logged.",
     ),
+    Setting(
+        table="serve",
+        name="forward",
+        kind="place",
+        choices=("https", "http"),
+        default=None,
+        optional=True,
+        meaning="Each new event is posted to this URL, in place of a handler; `[forward]` says how.",
+    ),
+    Setting(
+        table="serve",
+        name="publish",
+        kind="place",
+        choices=("sqs", "eventbridge"),
+        default=None,
+        optional=True,
+        meaning="Each new event is sent to this queue or bus, in place of a handler.",
+    ),
+    Setting(
+        table="serve",
+        name="trace",
+        kind="truth",
+        default=False,
+        meaning="Whether each event is a span of OpenTelemetry; start it with `opentelemetry-instrument`.",
+    ),
+)
+
+# How events are handed on to a URL.
+FORWARD: Final = (
+    Setting(
+        table="forward", name="timeout", kind="duration", default="10s", meaning="How long one request may take in all."
+    ),
+    Setting(
+        table="forward",
+        name="headers",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="A file of headers to send, such as `Authorization`, one on each line; read anew for each event.",
+    ),
+    Setting(
+        table="forward",
+        name="hosts",
+        kind="names",
+        default=(),
+        meaning="The only hosts that may be forwarded to; `*.example.com` is any below it. Empty: any.",
+    ),
+    Setting(
+        table="forward",
+        name="allow_private",
+        kind="truth",
+        default=False,
+        meaning="Whether the host may have a private or loopback address; only then may the URL be `http://`.",
+    ),
+    Setting(
+        table="forward",
+        name="pins",
+        kind="names",
+        default=(),
+        meaning="SHA-256 hashes of public keys (SPKI), one of which its certificate must have: `sha256//BASE64`.",
+    ),
+    Setting(
+        table="forward",
+        name="ca",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="A file of authorities to trust in place of the system's.",
+    ),
+    Setting(
+        table="forward",
+        name="certificate",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="The file of the client's own certificate, if the receiver wants one.",
+    ),
+    Setting(
+        table="forward",
+        name="certificate_key",
+        kind="text",
+        default=None,
+        optional=True,
+        meaning="The file of its key, if that is another.",
+    ),
 )
 
 WORK: Final = (
@@ -186,6 +273,7 @@ TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {
     "": (STORE, KEY, LOG, *GATE),
     "read": READ,
     "serve": SERVE,
+    "forward": FORWARD,
     "work": WORK,
 }
 SETTINGS: Final[Mapping[str, Setting]] = {setting.path: setting for table in TABLES.values() for setting in table}

@@ -49,7 +49,7 @@ def shown(setting: Setting, value: Any) -> Any:
     """The value as a file would have it, without secrets."""
     if value is None:
         return OFF
-    if setting.kind == "url":
+    if setting.kind in ("url", "place"):
         return masked(value)
     return list(value) if setting.kind == "names" else value
 
@@ -114,6 +114,15 @@ def _url(setting: Setting, value: Any) -> Any:
     return value
 
 
+def _place(setting: Setting, value: Any) -> Any:
+    """What else is wrong with it, whoever uses it says."""
+    if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
+        said = masked(value) if isinstance(value, str) else value
+        schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
+        raise SettingError(f"{setting.path}={said!r} must be a URL that starts with {schemes}")
+    return value
+
+
 def _strategy(setting: Setting, value: Any) -> Any:
     if not isinstance(value, str):
         raise SettingError(f"{setting.path}={value!r} must be text, such as auto")
@@ -142,6 +151,7 @@ _CHECKS: Final[Mapping[Kind, Callable[[Setting, Any], Any]]] = {
     "truth": _truth,
     "names": _names,
     "url": _url,
+    "place": _place,
     "strategy": _strategy,
     "function": _function,
     "port": _port,

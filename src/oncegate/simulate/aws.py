@@ -5,7 +5,6 @@ from secrets import token_hex
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from botocore.config import Config
 from botocore.exceptions import ClientError, NoRegionError
 from msgspec import Struct, json
 
@@ -34,7 +33,6 @@ _PASSING: Final = frozenset({"ThrottlingException", "InternalFailure", "Internal
 _UNKNOWN: Final = frozenset(
     {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "ResourceNotFoundException"}
 )
-_THROTTLED: Final = frozenset({"RequestThrottled", "OverLimit"})  # as SQS says it
 
 
 class Address(Struct, frozen=True):
@@ -66,15 +64,16 @@ class _Service:
     def __init__(self, url: str, parallel: int = 1) -> None:
         self._address = Address.of(url)
         self._place = url.partition("?")[0]
-        config = Config(
-            retries={"total_max_attempts": 1},
-            connect_timeout=5,
-            read_timeout=20,
-            max_pool_connections=parallel,
-            user_agent_extra="oncegate",
-        )
         try:
-            self._client: Any = client(self.service, self._address.region, self._address.endpoint, self._place, config)
+            self._client: Any = client(
+                self.service,
+                self._address.region,
+                self._address.endpoint,
+                self._place,
+                connect_timeout=5,
+                read_timeout=20,
+                max_pool_connections=parallel,
+            )
             self._find()
         except FAILURES as error:
             raise self._explained(error) from error
@@ -90,7 +89,7 @@ class _Service:
         try:
             return self._ask(batch)
         except FAILURES as error:
-            if not passes(error) and _name_of(error) not in _THROTTLED:
+            if not passes(error):
                 raise self._explained(error) from error
             return [Again(_name_of(error))] * len(batch)
 

@@ -4,12 +4,25 @@ A store knows addresses, records and documents. It knows nothing of events, JSON
 which `claim`, `settle`, `renew`, `redrive` and `reset` answer are those of `oncegate.claims.step`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from oncegate.claims import Address, Claim, Complete, Held, Record, Redrive, Renew, Reset, Settlement, Verdict
+from oncegate.claims import (
+    Address,
+    Admission,
+    Admit,
+    Claim,
+    Complete,
+    Held,
+    Record,
+    Redrive,
+    Renew,
+    Reset,
+    Settlement,
+    Verdict,
+)
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -21,11 +34,15 @@ class Entry(Struct, frozen=True, gc=False):
 
 
 class Want(Struct, frozen=True, gc=False):
-    """A dispatcher's wish for one event that waits in a namespace with its payload."""
+    """A dispatcher's wish for one event that waits in a namespace with its payload.
+
+    In order, it is given only one whose entity nobody is at, and of those that wait for an entity the one that happened
+    first, due or not: whatever holds that up holds up those after it. What has no entity has no order."""
 
     namespace: str
     owner: bytes
     lease: int
+    in_order: bool = False
 
 
 class Document(Struct, frozen=True, gc=False):
@@ -62,6 +79,22 @@ class Transactional(Protocol):
         The effect gets the connection and answers how to complete. False: the claim is no longer the asker's, and
         nothing was written. Raises EffectFailed, or StoreError, and then nothing was written either; but where the
         answer to a commit was lost it may have been, and then the same call answers False."""
+
+
+@runtime_checkable
+class Inbox(Protocol):
+    """A store that keeps events until they are run, and gives them out in order."""
+
+    def admit(self, requests: Sequence[Admit]) -> list[Admission]:
+        """Keep payloads; Admitted to the one request that brought it."""
+
+
+@runtime_checkable
+class Walkable(Protocol):
+    """A store that has to read all of itself for every page of records, and shows them faster without an order."""
+
+    def walk(self, namespace: str | None = None) -> Iterator[Entry]:
+        """All records that `browse` would show, a few at a time, in no order; one that changes may come twice."""
 
 
 class Store(Protocol):

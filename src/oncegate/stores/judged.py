@@ -4,7 +4,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from oncegate.claims import Address, Claim, Operation, Record, Redrive, Renew, Reset, Settlement, Verdict
+from oncegate.claims import (
+    Address,
+    Admission,
+    Admit,
+    Claim,
+    Operation,
+    Record,
+    Redrive,
+    Renew,
+    Reset,
+    Settlement,
+    Verdict,
+)
 
 
 class JudgedStore(ABC):
@@ -15,6 +27,9 @@ class JudgedStore(ABC):
         """The answers to these operations, in order."""
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
+        return self._apply(requests)
+
+    def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         return self._apply(requests)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:

@@ -2,7 +2,7 @@
 
 import heapq
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import msgpack
@@ -11,6 +11,7 @@ from oncegate import forks
 from oncegate.claims import (
     COMPLETED,
     DEAD,
+    IN_PROGRESS,
     Address,
     Operation,
     Record,
@@ -86,14 +87,19 @@ class MemoryStore(JudgedStore):
             return [self._take(want, now) for want in wants]
 
     def _take(self, want: Want, now: int) -> Entry | None:
-        for where in self._waiting:
-            if where[0] == want.namespace:
-                records = self._records[where[0]]
-                record, granted = step(_thaw(records[where[1]]), Take(*where, want.owner, want.lease), now)
-                if record is not None and granted:
-                    records[where[1]] = record
-                    return Entry(*where, record)
+        waiting = [Entry(*where, self._waits(where)) for where in self._waiting if where[0] == want.namespace]
+        for entry in _in_order(waiting, now) if want.in_order else waiting:
+            where = (entry.namespace, entry.key)
+            record, granted = step(entry.record, Take(*where, want.owner, want.lease), now)
+            if record is not None and granted:
+                self._records[where[0]][where[1]] = record
+                return Entry(*where, record)
         return None
+
+    def _waits(self, where: tuple[str, bytes]) -> Record:
+        record = _thaw(self._records[where[0]][where[1]])
+        assert record is not None  # noqa: S101  # what waits is there
+        return record
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         with self._lock:
@@ -170,6 +176,28 @@ def _expires_at(stored: Record | bytes | tuple[Document, int] | None) -> int | N
         return stored[1]
     record = _thaw(stored)
     return None if record is None else record.expires_at
+
+
+def _in_order(waiting: Sequence[Entry], now: int) -> Iterable[Entry]:
+    """Those that nobody of their entity is before, and whose entity nobody is at."""
+    lines: dict[str, list[Entry]] = {}
+    for entry in waiting:
+        if entry.record.about.entity is not None:
+            lines.setdefault(entry.record.about.entity, []).append(entry)
+    heads = {entity: min(line, key=_happened) for entity, line in lines.items() if not _is_busy(line, now)}
+    for entry in waiting:
+        if entry.record.about.entity is None or heads.get(entry.record.about.entity) is entry:
+            yield entry
+
+
+def _is_busy(line: Iterable[Entry], now: int) -> bool:
+    return any(entry.record.state == IN_PROGRESS and now < entry.record.lease_until for entry in line)
+
+
+def _happened(entry: Entry) -> tuple[int, int, bytes]:
+    record = entry.record
+    occurred_at = record.first_seen if record.about.occurred_at is None else record.about.occurred_at
+    return occurred_at, record.first_seen, entry.key
 
 
 def _order(entry: Entry) -> tuple[str, bytes]:

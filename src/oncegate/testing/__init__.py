@@ -6,7 +6,8 @@ A store joins the suite by saying how it is opened:
         def open(self, clock):
             return MyStore(clock=clock)
 
-`SharedStoreContract` adds the races between processes, for stores that several can open at one URL.
+`SharedStoreContract` adds the races between processes, for stores that several can open at one URL, and
+`InboxContract` what a store must hold to that keeps events until they are run: name it first of the two.
 """
 
 try:
@@ -17,7 +18,8 @@ except ImportError as _error:
 
     raise MissingExtra("oncegate.testing", "testing") from _error
 
+from oncegate.testing.admitting import InboxContract
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.contract import SharedStoreContract, StoreContract
 
-__all__ = ["ManualClock", "SharedStoreContract", "StoreContract"]
+__all__ = ["InboxContract", "ManualClock", "SharedStoreContract", "StoreContract"]

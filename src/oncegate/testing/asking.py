@@ -2,8 +2,21 @@
 
 from typing import Any
 
-from oncegate.claims import About, Address, Bury, Claim, Complete, Granted, Record, Redrive, Release, Renew, Reset
-from oncegate.stores.base import Entry, Store, Want
+from oncegate.claims import (
+    About,
+    Address,
+    Admit,
+    Bury,
+    Claim,
+    Complete,
+    Granted,
+    Record,
+    Redrive,
+    Release,
+    Renew,
+    Reset,
+)
+from oncegate.stores.base import Entry, Inbox, Store, Want
 
 NAMESPACE = "contract"
 KEY = b"k" * 16
@@ -47,6 +60,13 @@ def granted(store: Store, by: str = "ann", **changed: Any) -> Record:
     return verdict.record
 
 
+def admit(store: Inbox, by: str = "ann", payload: bytes = b'{"id":"evt-1"}', **changed: Any) -> Any:
+    """Ask that a payload be kept, usual in all but what is said."""
+    asked: dict[str, Any] = {"namespace": NAMESPACE, "key": KEY, "owner": owner(by), "payload": payload}
+    (answer,) = store.admit([Admit(**(asked | {"payload_hash": content("one"), "about": ABOUT} | changed))])
+    return answer
+
+
 def _proof(record: Record, changed: dict[str, Any]) -> dict[str, Any]:
     return {"namespace": NAMESPACE, "key": KEY, "owner": record.owner, "fence": record.fence} | changed
 
@@ -83,8 +103,8 @@ def reset(store: Store, key: bytes = KEY, **changed: Any) -> bool:
     return answer
 
 
-def take(store: Store, by: str = "dispatcher", namespace: str = NAMESPACE) -> Entry | None:
-    (entry,) = store.take([Want(namespace, owner(by), LEASE)])
+def take(store: Store, by: str = "dispatcher", namespace: str = NAMESPACE, *, in_order: bool = False) -> Entry | None:
+    (entry,) = store.take([Want(namespace, owner(by), LEASE, in_order)])
     return entry
 
 

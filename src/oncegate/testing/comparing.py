@@ -5,11 +5,13 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from oncegate.claims import (
     DEAD,
+    IN_PROGRESS,
     About,
+    Admit,
     Bury,
     Claim,
     Complete,
@@ -23,7 +25,7 @@ from oncegate.claims import (
     step,
 )
 from oncegate.clocks import Clock
-from oncegate.stores.base import Change, Document, Entry, Store, Want
+from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
 from oncegate.testing.clock import ManualClock
 
 HISTORIES = 200
@@ -52,6 +54,23 @@ _CLAIMS = st.builds(
     st.sampled_from([False, False, True]),
     st.sampled_from([0, 0, 40]),
 )
+
+
+_ADMITS = st.builds(
+    Admit,
+    _NAMESPACES,
+    _KEYS,
+    _OWNERS,
+    _HASHES,
+    _BODIES,
+    st.builds(About, st.just("plain"), st.none(), st.none() | st.just("call-1"), st.sampled_from([None, 7, 8])),
+    st.booleans(),
+)
+
+
+def _happened(record: Record) -> tuple[int, int]:
+    occurred_at = record.first_seen if record.about.occurred_at is None else record.about.occurred_at
+    return occurred_at, record.first_seen
 
 
 def machine(open_empty: Callable[[Clock], Store], histories: int = HISTORIES) -> type[RuleBasedStateMachine]:
@@ -118,22 +137,39 @@ class _Comparison(RuleBasedStateMachine):
         proofs = st.sampled_from(held) | guessed if held else guessed
         rest: dict[type, tuple[st.SearchStrategy[Any], ...]] = {
             Complete: (_RETENTIONS, st.none() | _BODIES, st.none() | _ERRORS),
-            Release: (st.none() | _ERRORS, st.booleans()),
+            Release: (st.none() | _ERRORS, st.booleans(), st.sampled_from([0, 0, 7])),
             Bury: (_RETENTIONS, _BODIES, _ERRORS),
             Renew: (_LEASES,),
         }
         return st.tuples(proofs, st.tuples(*rest[verb])).map(lambda parts: verb(*parts[0], *parts[1]))
 
-    @rule(namespace=_NAMESPACES, owner=_OWNERS, lease=_LEASES)
-    def take(self, namespace: str, owner: bytes, lease: int) -> None:
-        (entry,) = self.store.take([Want(namespace, owner, lease)])
+    @precondition(lambda self: isinstance(self.store, Inbox))
+    @rule(requests=st.lists(_ADMITS, min_size=1, max_size=4))
+    def admit(self, requests: list[Admit]) -> None:
+        assert isinstance(self.store, Inbox)
+        assert self.store.admit(requests) == [self.judge(request) for request in requests]
+
+    @rule(namespace=_NAMESPACES, owner=_OWNERS, lease=_LEASES, in_order=st.booleans())
+    def take(self, namespace: str, owner: bytes, lease: int, in_order: bool) -> None:
+        in_order = in_order and isinstance(self.store, Inbox)
+        (entry,) = self.store.take([Want(namespace, owner, lease, in_order)])
         takes = {w: Take(*w, owner, lease) for w in self.records if w[0] == namespace}
         free = [w for w, take in takes.items() if step(self.records[w], take, self.clock.now)[1]]
+        if in_order:
+            free = [where for where in free if self._is_first(where)]
         assert (entry is not None) == bool(free)
         if entry is not None:
             assert (entry.namespace, entry.key) in free
             granted = self.judge(takes[entry.namespace, entry.key])
             assert entry == Entry(entry.namespace, entry.key, granted.record)
+
+    def _is_first(self, where: tuple[str, bytes]) -> bool:
+        """Whether nobody is at its entity, and nothing that waits for it happened before."""
+        entity, now = self.records[where].about.entity, self.clock.now
+        line = {w: r for w, r in self.living().items() if w[0] == where[0] and r.about.entity == entity}
+        line = {w: r for w, r in line.items() if r.payload is not None and r.state != DEAD}
+        busy = any(r.state == IN_PROGRESS and now < r.lease_until for r in line.values())
+        return entity is None or (not busy and where == min(line, key=lambda w: (*_happened(line[w]), w)))
 
     @rule(namespace=_NAMESPACES, key=_KEYS)
     def redrive(self, namespace: str, key: bytes) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from oncegate.claims import DEAD, RELEASED, Address, Granted, InFlight
 from oncegate.stores.base import Change, Document, Store
+from oncegate.stores.walking import walk
 from oncegate.testing.asking import (
     KEY,
     NAMESPACE,
@@ -113,6 +114,15 @@ class OperatorContract:
         assert [entry.namespace for entry in store.browse(key=KEY)] == ["a", "b"]
         assert [entry.namespace for entry in store.browse("b", key=KEY)] == ["b"]
         assert store.browse("c", key=KEY) == []
+
+    def test_walk(self, store: Store, clock: ManualClock) -> None:
+        """A walk comes to all records, or to those of one namespace, but for those that have expired."""
+        wanted = {(name, bytes([number]) * 16) for name in ("a", "b") for number in range(4)}
+        store.claim([claim_of("ann", namespace=name, key=key) for name, key in wanted])
+        assert {(entry.namespace, entry.key) for entry in walk(store)} == wanted
+        assert {entry.key for entry in walk(store, "b")} == {key for name, key in wanted if name == "b"}
+        clock.advance(RETENTION)
+        assert list(walk(store)) == []
 
 
 class NamespaceContract:

@@ -7,7 +7,7 @@ given back with their attempt.
 
 import heapq
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -156,6 +156,9 @@ class DynamoStore(JudgedStore):
         else:
             found = browsing.every(self._calls, namespace, key)
         return heapq.nsmallest(limit, self._shown(found, after), key=_order)
+
+    def walk(self, namespace: str | None = None) -> Iterator[Entry]:
+        return iter(self._shown(browsing.every(self._calls, namespace, None), None))
 
     def _shown(self, entries: Iterable[Entry], after: Address | None) -> Iterable[Entry]:
         past = self._judge.past()

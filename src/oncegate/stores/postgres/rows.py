@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
-from oncegate.claims import About, Address, Bury, Claim, Complete, Record, Release, Renew, Settlement
+from oncegate.claims import About, Address, Admit, Bury, Claim, Complete, Record, Release, Renew, Settlement
 
 SCHEMA: Final = "oncegate"
 Item = TypeVar("Item", bound=Address)
@@ -151,7 +151,6 @@ def addresses(batch: Sequence[Address]) -> tuple[Texts, Blobs]:
 
 
 def claims_of(batch: Sequence[Claim]) -> tuple[Array, ...]:
-    about = [claim.about for claim in batch]
     return (
         *addresses(batch),
         blobs([claim.owner for claim in batch]),
@@ -161,6 +160,24 @@ def claims_of(batch: Sequence[Claim]) -> tuple[Array, ...]:
         flags([claim.binds for claim in batch]),
         flags([claim.marks for claim in batch]),
         numbers([claim.slides for claim in batch]),
+        *_abouts(batch),
+    )
+
+
+def admissions_of(batch: Sequence[Admit]) -> tuple[Array, ...]:
+    return (
+        *addresses(batch),
+        blobs([admit.owner for admit in batch]),
+        blobs([admit.payload_hash for admit in batch]),
+        blobs([admit.payload for admit in batch]),
+        flags([admit.binds for admit in batch]),
+        *_abouts(batch),
+    )
+
+
+def _abouts(batch: Sequence[Claim | Admit]) -> tuple[Array, ...]:
+    about = [each.about for each in batch]
+    return (
         texts([each.source for each in about]),
         texts([each.type for each in about]),
         texts([each.entity for each in about]),
@@ -191,7 +208,7 @@ def _complete(complete: Complete) -> _Ending:
 
 
 def _release(release: Release) -> _Ending:
-    return "R", 0, None, release.error, release.unstarted
+    return "R", release.delay, None, release.error, release.unstarted
 
 
 def _bury(bury: Bury) -> _Ending:

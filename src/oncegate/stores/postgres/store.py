@@ -13,6 +13,9 @@ from psycopg.rows import tuple_row
 
 from oncegate.claims import (
     Address,
+    Admission,
+    Admit,
+    Admitted,
     Buried,
     Claim,
     Complete,
@@ -36,6 +39,7 @@ from oncegate.stores.postgres.failures import explained
 from oncegate.stores.postgres.own import Own, begun
 from oncegate.stores.postgres.rows import (
     addresses,
+    admissions_of,
     blobs,
     claims_of,
     flags,
@@ -52,7 +56,14 @@ from oncegate.stores.postgres.settings import Settings
 _SWEEP: Final = 512
 _START: Final = "(0,0)"
 _ASKED_AGAIN: Final = 20
-_VERDICTS: Final[dict[str, type[Verdict]]] = {"G": Granted, "D": Duplicate, "F": InFlight, "C": Conflict, "B": Buried}
+_VERDICTS: Final[dict[str, type[Verdict | Admission]]] = {
+    "A": Admitted,
+    "B": Buried,
+    "C": Conflict,
+    "D": Duplicate,
+    "F": InFlight,
+    "G": Granted,
+}
 
 
 class PostgresStore:
@@ -78,21 +89,35 @@ class PostgresStore:
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        answers: dict[int, Verdict] = {}
+        return self._judged("claim", requests, claims_of)
+
+    def admit(self, requests: Sequence[Admit]) -> list[Admission]:
+        return self._judged("admit", requests, admissions_of)
+
+    def _judged(self, statement: str, requests: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[Any]:
+        answers: dict[int, Any] = {}
         with self._connections.borrowed() as db:
             for part in rounds(requests):
-                self._claim(db, requests, part, answers)
+                self._judge(db, statement, requests, arrays_of, part, answers)
         self._sweep("claims", sum(_is_new(answer) for answer in answers.values()))
         return [answers[place] for place in range(len(requests))]
 
-    def _claim(self, db: Connection, requests: Sequence[Claim], part: list[int], answers: dict[int, Verdict]) -> None:
+    def _judge(
+        self,
+        db: Connection,
+        statement: str,
+        requests: Sequence[Any],
+        arrays_of: Callable[[Sequence[Any]], Any],
+        part: list[int],
+        answers: dict[int, Any],
+    ) -> None:
         """Have a part of a batch judged. A record can be gone between two looks at it, and then it is asked again."""
         for _ in range(_ASKED_AGAIN):
             batch = [requests[place] for place in part]
-            rows = self._ask(db, "claim", (self._now(), *claims_of(batch)))
-            if rows[0:1] and rows[0][0] is None:  # all were absent
+            rows = self._ask(db, statement, (self._now(), *arrays_of(batch)))
+            if rows[0:1] and rows[0][0] is None:  # all were absent, so their records are known without reading them
                 at = rows[0][2]
-                answers.update((place, _granted(claim, at)) for place, claim in zip(part, batch, strict=True))
+                answers.update((place, step(None, request, at)[1]) for place, request in zip(part, batch, strict=True))
                 return
             answers.update((part[row[0] - 1], _VERDICTS[row[1]](record_of(row[3:]), row[2])) for row in rows)
             part = [place for place in part if place not in answers]
@@ -140,7 +165,8 @@ class PostgresStore:
             for name in sorted({want.namespace for want in wants}):
                 mine = [want for want in wants if want.namespace == name]
                 given = blobs([want.owner for want in mine]), numbers([want.lease for want in mine])
-                rows = self._ask(db, "take", (self._now(), name, *given))
+                in_order = any(want.in_order for want in mine)
+                rows = self._ask(db, "take in order" if in_order else "take", (self._now(), name, *given))
                 taken += [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
         return [_taken_by(want, taken) for want in wants]
 
@@ -278,16 +304,9 @@ class PostgresStore:
                     ((self._swept[table],),) = self._ask(db, f"sweep {table}", asked)
 
 
-def _granted(claim: Claim, at: int) -> Verdict:
-    """The grant of a key that was absent: the record is known without reading it back."""
-    _, answer = step(None, claim, at)
-    assert isinstance(answer, Granted)  # noqa: S101  # the first row of the table
-    return answer
-
-
-def _is_new(verdict: Verdict) -> bool:
+def _is_new(verdict: Verdict | Admission) -> bool:
     """Whether a row was written for it, or nearly: the copy of a request whose reply was lost may count twice."""
-    return isinstance(verdict, Granted) and verdict.record.attempts == 1
+    return isinstance(verdict, Admitted) or (isinstance(verdict, Granted) and verdict.record.attempts == 1)
 
 
 def _resets_of(batch: Sequence[Reset]) -> tuple[Any, ...]:

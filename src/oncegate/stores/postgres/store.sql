@@ -7,7 +7,7 @@
 --   │ state         │ text     │ P in progress, R released, C completed, D dead letter            │
 --   │ owner         │ bytea    │ 16 random bytes of the request that holds or held the claim      │
 --   │ fence         │ bigint   │ rises with every grant                                           │
---   │ lease_until   │ bigint   │ µs; in the past when nobody holds it                             │
+--   │ lease_until   │ bigint   │ µs; of R, before when it is not to be taken                      │
 --   │ attempts      │ integer  │ grants whose handler may have started                            │
 --   │ payload_hash  │ bytea    │ of the event's body                                              │
 --   │ expires_at    │ bigint   │ µs; null while an unprocessed payload is held                    │
@@ -76,6 +76,9 @@ CREATE TABLE oncegate.claims (
 CREATE INDEX dead_letters ON oncegate.claims (namespace, key) WHERE dead;
 
 CREATE INDEX waiting ON oncegate.claims (namespace, waiting) WHERE waiting IS NOT NULL;
+
+CREATE INDEX lines ON oncegate.claims (namespace, entity, (coalesce(occurred_at, first_seen)), first_seen, key)
+WHERE waiting IS NOT NULL;
 
 CREATE TABLE oncegate.documents (
     version    bigint NOT NULL,
@@ -248,7 +251,7 @@ BEGIN
 END $$;
 
 -- End each claim of a batch as its ending says (C complete, R release, D bury), or renew it (P). The places that were
--- accepted, or null if all were. `spans` are the retentions or leases, `bodies` the results or payloads.
+-- accepted, or null if all were. `spans` are the retentions, leases or delays, `bodies` the results or payloads.
 CREATE FUNCTION oncegate.settle(
     clock bigint, endings text[], namespaces text[], keys bytea[], owners bytea[], fences bigint[], spans bigint[],
     bodies bytea[], errors text[], unstarted boolean[]
@@ -261,7 +264,7 @@ DECLARE
 BEGIN
     UPDATE oncegate.claims c
     SET state = a.ending,
-        lease_until = CASE a.ending WHEN 'P' THEN now + a.span WHEN 'R' THEN now ELSE 0 END,
+        lease_until = CASE WHEN a.ending IN ('P', 'R') AND NOT a.unstarted THEN now + a.span ELSE 0 END,
         attempts = c.attempts - a.unstarted::integer,
         expires_at = CASE
             WHEN a.ending IN ('C', 'D') THEN now + a.span
@@ -292,6 +295,88 @@ BEGIN
     );
 END $$;
 
+-- Keep each payload of a batch. One row without a place if all of their keys were absent; otherwise a row for each with
+-- its place, the verdict (A admitted, else as of claim) and the record. A key without a row was there and then was not.
+-- Nobody waits here but for another batch that is just writing the same key.
+CREATE FUNCTION oncegate.admit(
+    clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], payloads bytea[], binding boolean[],
+    sources text[], types text[], entities text[], occurrences bigint[], deliveries text[]
+) RETURNS TABLE (
+    place bigint, verdict text, at bigint,
+    state text, owner bytea, fence bigint, lease_until bigint, attempts integer, payload_hash bytea, expires_at bigint,
+    source text, type text, entity text, occurred_at bigint, delivery_id text,
+    first_seen bigint, completed_at bigint, result bytea, error text, payload bytea
+) LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    now CONSTANT bigint := oncegate.tick(clock);
+    new bytea[];
+    was oncegate.claims;
+    told text;
+BEGIN
+    WITH written AS (
+        INSERT INTO oncegate.claims (
+            namespace, key, state, owner, fence, lease_until, attempts, payload_hash,
+            source, type, entity, occurred_at, delivery_id, first_seen, payload
+        )
+        SELECT a.namespace, a.key, 'R', a.owner, now, now, 0, a.hash,
+               a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now, a.payload
+        FROM unnest(namespaces, keys, owners, hashes, payloads, sources, types, entities, occurrences, deliveries)
+             AS a (namespace, key, owner, hash, payload, source, type, entity, occurred_at, delivery_id)
+        ON CONFLICT DO NOTHING RETURNING key
+    )
+    SELECT coalesce(array_agg(w.key), '{}') INTO new FROM written w;
+    IF cardinality(new) = cardinality(keys) THEN
+        RETURN QUERY SELECT NULL::bigint, 'A', now, NULL::text, NULL::bytea, NULL::bigint, NULL::bigint, NULL::integer,
+            NULL::bytea, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::bigint, NULL::text, NULL::bigint,
+            NULL::bigint, NULL::bytea, NULL::text, NULL::bytea;
+        RETURN;
+    END IF;
+
+    FOR i IN 1 .. cardinality(keys) LOOP
+        SELECT c.* INTO was FROM oncegate.claims c WHERE c.namespace = namespaces[i] AND c.key = keys[i];
+        CONTINUE WHEN NOT FOUND;
+        told := CASE
+            WHEN was.expires_at <= now THEN 'new'
+            WHEN was.state = 'R' AND was.payload IS NOT NULL AND was.owner = owners[i] THEN 'A'
+            WHEN binding[i] AND was.payload_hash <> hashes[i] THEN 'C'
+            WHEN was.state = 'P' AND was.lease_until > now AND was.payload IS NULL THEN 'F'
+            WHEN was.state IN ('R', 'P') AND was.payload IS NULL THEN 'attach'
+            WHEN was.state = 'D' THEN 'B'
+            ELSE 'D'
+        END;
+        IF told IN ('new', 'attach') THEN
+            PERFORM FROM oncegate.claims c
+            WHERE c.namespace = namespaces[i] AND c.key = keys[i] AND c.owner = was.owner AND c.fence = was.fence
+              AND c.state = was.state
+            FOR UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN -- somebody is at it: a takeover, a settle, a sweep
+                told := 'F';
+            ELSIF told = 'new' THEN
+                UPDATE oncegate.claims c
+                SET state = 'R', owner = owners[i], fence = now, lease_until = now, attempts = 0,
+                    payload_hash = hashes[i], expires_at = NULL, source = sources[i], type = types[i],
+                    entity = entities[i], occurred_at = occurrences[i], delivery_id = deliveries[i], first_seen = now,
+                    completed_at = NULL, result = NULL, error = NULL, payload = payloads[i]
+                WHERE c.namespace = namespaces[i] AND c.key = keys[i]
+                RETURNING c.* INTO was;
+                told := 'A';
+            ELSE
+                UPDATE oncegate.claims c
+                SET state = 'R', owner = owners[i], lease_until = now, expires_at = NULL, payload_hash = hashes[i],
+                    payload = payloads[i]
+                WHERE c.namespace = namespaces[i] AND c.key = keys[i]
+                RETURNING c.* INTO was;
+                told := 'A';
+            END IF;
+        END IF;
+        RETURN QUERY SELECT i::bigint, told, now, was.state, was.owner, was.fence, was.lease_until, was.attempts,
+            was.payload_hash, was.expires_at, was.source, was.type, was.entity, was.occurred_at, was.delivery_id,
+            was.first_seen, was.completed_at, was.result, was.error, was.payload;
+    END LOOP;
+END $$;
+
 -- Grant what waits in a namespace, the first let go first, to as many owners as there are. Who else is at one has it.
 CREATE FUNCTION oncegate.take(clock bigint, name text, owners bytea[], leases bigint[])
 RETURNS SETOF oncegate.claims LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off AS $$
@@ -314,6 +399,50 @@ BEGIN
     SET state = 'P', owner = g.owner, fence = c.fence + 1, lease_until = now + g.lease, attempts = c.attempts + 1
     FROM given g WHERE c.namespace = name AND c.key = g.key
     RETURNING c.*;
+END $$;
+
+-- Whether this is the first in the line of its entity, and nobody is at another of that line.
+CREATE FUNCTION oncegate.leads(name text, line text, candidate bytea, now bigint) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT candidate = (
+        SELECT c.key FROM oncegate.claims c
+        WHERE c.waiting IS NOT NULL AND c.namespace = name AND c.entity = line
+        ORDER BY coalesce(c.occurred_at, c.first_seen), c.first_seen, c.key LIMIT 1
+    ) AND NOT EXISTS (
+        SELECT FROM oncegate.claims c
+        WHERE c.waiting > now AND c.namespace = name AND c.entity = line AND c.state = 'P'
+    )
+$$;
+
+-- The same in the order of each entity. A lock on the entity keeps two who take at once from each other: who has it
+-- sees what the one before has written.
+CREATE FUNCTION oncegate.take_in_order(clock bigint, name text, owners bytea[], leases bigint[])
+RETURNS SETOF oncegate.claims LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off AS $$
+DECLARE
+    now CONSTANT bigint := oncegate.tick(clock);
+    given integer := 0;
+    free record;
+BEGIN
+    FOR free IN
+        SELECT c.key, c.entity FROM oncegate.claims c
+        WHERE c.namespace = name AND c.waiting <= now
+          AND (c.entity IS NULL OR oncegate.leads(name, c.entity, c.key, now))
+        ORDER BY c.waiting LIMIT 2 * cardinality(owners)
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        EXIT WHEN given = cardinality(owners);
+        IF free.entity IS NOT NULL THEN
+            CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended('oncegate ' || name || ' ' || free.entity, 0))
+                OR NOT oncegate.leads(name, free.entity, free.key, now);
+        END IF;
+        given := given + 1;
+        RETURN QUERY
+        UPDATE oncegate.claims c
+        SET state = 'P', owner = owners[given], fence = c.fence + 1, lease_until = now + leases[given],
+            attempts = c.attempts + 1
+        WHERE c.namespace = name AND c.key = free.key
+        RETURNING c.*;
+    END LOOP;
 END $$;
 
 -- A person sends dead letters back to work, or forgets records; the places where that was so.
@@ -444,6 +573,15 @@ SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash,
        source, type, entity, occurred_at, delivery_id,
        first_seen, completed_at, result, error, payload
 FROM oncegate.take(%b, %b, %b, %b);
+
+-- name: take in order
+SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
+       source, type, entity, occurred_at, delivery_id,
+       first_seen, completed_at, result, error, payload
+FROM oncegate.take_in_order(%b, %b, %b, %b);
+
+-- name: admit
+SELECT * FROM oncegate.admit(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b);
 
 -- name: redrive
 SELECT ARRAY(SELECT oncegate.redrive(%b, %b, %b));

@@ -60,6 +60,12 @@ def browse_all(buckets: Buckets, namespace: str | None, after: Address | None, l
     return _page(list(best.items()), limit)
 
 
+def walk_all(buckets: Buckets, namespace: str | None) -> Iterator[Entry]:
+    """All records, in no order."""
+    for addresses in _walk(buckets, namespace):
+        yield from (Entry(*where, record) for where, record in _records(buckets, addresses, None))
+
+
 def _in_page(where: Where, after: Address | None, last: Where | None) -> bool:
     return (after is None or where > (after.namespace, after.key)) and (last is None or where < last)
 

@@ -9,6 +9,7 @@ from oncegate.stores.base import Change
 from oncegate.stores.redis.records import pack_about, pack_proof, where_of
 
 _NONE: Final = 0xFFFFFFFF
+_UNSTARTED: Final = 2**53
 _CLAIM: Final = Struct(">IBBIQQQB")
 _SETTLE: Final = Struct(">cIIQII")
 _TAKE: Final = Struct(">IIQ")
@@ -28,7 +29,7 @@ def settling(ended: Settlement) -> bytes:
     if isinstance(ended, Complete):
         return _settling(b"C", ended, ended.retention, ended.result, ended.error)
     if isinstance(ended, Release):
-        return _settling(b"R", ended, ended.unstarted, None, ended.error)
+        return _settling(b"R", ended, _UNSTARTED if ended.unstarted else ended.delay, None, ended.error)
     return _settling(b"D", ended, ended.retention, ended.payload, ended.error)
 
 

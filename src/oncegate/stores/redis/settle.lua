@@ -6,6 +6,7 @@
 
 local REQUEST = '>c1I4I4I8I4I4'
 local PROOF = 26 -- where it is in a record
+local UNSTARTED = 2 ^ 53
 local STRETCH = KEPT_ON / 2 * 1000
 local now = tick()
 local verbs = {}
@@ -24,14 +25,16 @@ function verbs.C(r, retention, result, error)
   end
 end
 
--- Release: 1 if it never started, nothing, error.
-function verbs.R(r, unstarted, _, error)
+-- Release: the delay, or the largest number if it never started; nothing, error.
+function verbs.R(r, delay, _, error)
+  local unstarted = delay >= UNSTARTED
   local about, result, error_before, payload = texts(r.tail)
   if not error or error == '' then
     error = error_before
   end
   r.state = r.state == 'p' and 'r' or 'R'
-  r.moment, r.attempts = now, r.attempts - unstarted
+  r.moment = unstarted and 0 or now + delay
+  r.attempts = r.attempts - (unstarted and 1 or 0)
   r.tail = tail(about, result, error, payload)
 end
 

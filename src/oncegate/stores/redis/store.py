@@ -28,7 +28,7 @@ from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused
 from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.redis import scripts
-from oncegate.stores.redis.browsing import browse_all, browse_key, dead_letters
+from oncegate.stores.redis.browsing import browse_all, browse_key, dead_letters, walk_all
 from oncegate.stores.redis.buckets import Buckets, Call
 from oncegate.stores.redis.records import place_of, unpack
 from oncegate.stores.redis.requests import (
@@ -125,6 +125,9 @@ class RedisStore:
         if key is None:
             return browse_all(self._open(), namespace, after, limit)
         return browse_key(self._open(), key, namespace, after, limit)
+
+    def walk(self, namespace: str | None = None) -> Iterator[Entry]:
+        return walk_all(self._open(), namespace)
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,7 @@ local function take(where, owner, lease)
     -- The record went without the list being told, by a hand that was not ours; or it would be tried for ever.
     index(where, 'r', nil, nil, now)
     return ''
-  elseif alive(r, now) then
+  elseif now < r.moment then
     return ''
   end
   local was = r.state

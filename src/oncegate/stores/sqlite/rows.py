@@ -60,6 +60,8 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
         return "insert", _claim_of(record) + _explained(record) + _end_of(record)
     if record.state == COMPLETED and before.state == IN_PROGRESS and before.fence == record.fence:
         return "update completed", (record.expires_at, record.completed_at, record.result, record.error)
+    if record.state == IN_PROGRESS and _unmoved(before) == _unmoved(record):
+        return "update held", (record.state, record.owner, record.fence, record.lease_until, record.attempts)
     return "update", _claim_of(record) + _end_of(record)
 
 
@@ -97,6 +99,10 @@ def _claim_of(record: Record) -> tuple[Any, ...]:
         record.payload_hash,
         record.expires_at,
     )
+
+
+def _unmoved(record: Record) -> tuple[Any, ...]:
+    return record.payload_hash, record.expires_at, *_end_of(record)
 
 
 def _end_of(record: Record) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ are not written a second time in SQL.
 
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -105,23 +106,20 @@ class SqliteStore(JudgedStore):
 
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
         # Mostly nothing waits, and then a look that writes nothing costs the disk nothing.
+        counts = Counter(want.namespace for want in wants)
+        in_order = {want.namespace for want in wants if want.in_order}
         with self._reading() as (db, now):
-            names = {want.namespace for want in wants}
-            if not any(db.execute(SQL["waiting"], (name, now)).fetchone() for name in names):
+            if not any(_waiting(db, name, name in in_order, now, 1) for name in counts):
                 return [None] * len(wants)
         with self._writing() as (db, now):
-            return [self._take(db, want, now) for want in wants]
-
-    def _take(self, db: sqlite3.Connection, want: Want, now: int) -> Entry | None:
-        row = db.execute(SQL["waiting"], (want.namespace, now)).fetchone()
-        if row is None:
-            return None
-        where = (want.namespace, row[0])
-        found = find(db, [where])
-        record, _ = step(found[where], Take(*where, want.owner, want.lease), now)
-        save(db, found, {where: record})
-        self._remember({where: record})
-        return Entry(*where, record) if record else None
+            waiting = {name: iter(_waiting(db, name, name in in_order, now, most)) for name, most in counts.items()}
+            given = [(want, next(waiting[want.namespace], None)) for want in wants]
+            takes = [(where, Take(*where, want.owner, want.lease)) for want, where in given if where is not None]
+            found = find(db, [where for where, _ in takes])
+            taken = {where: step(found[where], take, now)[0] for where, take in takes}
+            save(db, found, taken)
+            self._remember(taken)
+            return [_entry(where, taken) for _, where in given]
 
     def transact(self, held: Held, effect: Callable[[sqlite3.Connection], Complete], connection: Any = None) -> bool:
         """See `oncegate.stores.base.Transactional`. The write lock keeps all others out until the commit."""
@@ -283,6 +281,16 @@ class SqliteStore(JudgedStore):
             else:
                 db.execute(SQL[f"{table} sweep"], (*start, *end, now))
             self._swept[table] = end or _START
+
+
+def _waiting(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, most: int) -> list[Where]:
+    rows = db.execute(SQL["waiting in order" if in_order else "waiting"], (namespace, now, most))
+    return [(namespace, key) for (key,) in rows]
+
+
+def _entry(where: Where | None, taken: dict[Where, Record | None]) -> Entry | None:
+    record = None if where is None else taken[where]
+    return None if where is None or record is None else Entry(*where, record)
 
 
 class _Lost(Exception):

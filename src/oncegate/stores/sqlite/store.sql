@@ -7,7 +7,7 @@
 --   │ state         │ text     │ P in progress, R released, C completed, D dead letter            │
 --   │ owner         │ blob     │ 16 random bytes of the request that holds or held the claim      │
 --   │ fence         │ integer  │ rises with every grant                                           │
---   │ lease_until   │ integer  │ µs; in the past when nobody holds it                             │
+--   │ lease_until   │ integer  │ µs; of R, before when it is not to be taken                      │
 --   │ attempts      │ integer  │ grants whose handler may have started                            │
 --   │ payload_hash  │ blob     │ of the event's body                                              │
 --   │ expires_at    │ integer  │ µs; null while an unprocessed payload is held                    │
@@ -51,6 +51,9 @@ CREATE TABLE claims (
 CREATE INDEX dead_letters ON claims (namespace, key) WHERE state = 'D';
 
 CREATE INDEX waiting ON claims (namespace, lease_until) WHERE payload IS NOT NULL AND state IN ('R', 'P');
+
+CREATE INDEX lines ON claims (namespace, entity, coalesce(occurred_at, first_seen), first_seen)
+WHERE payload IS NOT NULL AND state IN ('R', 'P');
 
 CREATE TABLE documents (
     namespace  TEXT NOT NULL,
@@ -103,6 +106,10 @@ UPDATE claims SET
     state = 'C', lease_until = 0, payload = NULL, expires_at = ?, completed_at = ?, result = ?, error = ?
 WHERE namespace = ? AND key = ?;
 
+-- A grant or a renewal: the payload that may be there is not written again.
+-- name: update held
+UPDATE claims SET state = ?, owner = ?, fence = ?, lease_until = ?, attempts = ? WHERE namespace = ? AND key = ?;
+
 -- A record that was there: only what a transition can change.
 -- name: update
 UPDATE claims SET
@@ -117,7 +124,25 @@ DELETE FROM claims WHERE namespace = ? AND key = ?;
 -- name: waiting
 SELECT key FROM claims
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND lease_until <= ?
-ORDER BY lease_until LIMIT 1;
+ORDER BY lease_until LIMIT ?;
+
+-- The same of what is first in the line of its entity, if nobody is at another of that line.
+-- name: waiting in order
+SELECT key FROM claims AS c
+WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?1 AND lease_until <= ?2
+  AND (entity IS NULL OR (
+    key = (
+        SELECT key FROM claims
+        WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?1 AND entity = c.entity
+        ORDER BY coalesce(occurred_at, first_seen), first_seen, key LIMIT 1
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM claims
+        WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?1 AND entity = c.entity
+          AND state = 'P' AND lease_until > ?2
+    )
+  ))
+ORDER BY lease_until LIMIT ?3;
 
 -- name: document
 SELECT version, body, expires_at FROM documents WHERE namespace = ? AND key = ?;

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.work.sqs import aws
+from oncegate.aws.clients import client
+from oncegate.aws.failures import FAILURES
 from oncegate.work.sqs.address import Address
 from oncegate.work.sqs.failures import explained
 
@@ -37,14 +38,16 @@ class Calls:
     def open(self) -> bool:
         """Find the queue, and whether it has somewhere to put what always fails; QueueError if it cannot be used."""
         try:
-            self._client = aws.client(
+            self._client = client(
+                "sqs",
                 self._address.region,
                 self._address.endpoint,
+                self.place,
                 connect_timeout=5.0,
                 read_timeout=self._wait + _SLACK,
                 max_pool_connections=self._connections,
             )
-        except (ValueError, *aws.FAILURES) as error:
+        except FAILURES as error:
             raise explained(error, self.place, "") from error
         if self._address.url is None:
             self._url = self._ask("GetQueueUrl", self._client.get_queue_url, QueueName=self._address.name)["QueueUrl"]
@@ -89,7 +92,7 @@ class Calls:
     def _ask(self, action: str, request: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = request(**parameters)
-        except aws.FAILURES as error:
+        except FAILURES as error:
             raise explained(error, self.place, f"sqs:{action}") from error
         return answer
 

@@ -4,8 +4,20 @@ from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
+from oncegate.aws.failures import (
+    UNFOUND,
+    UNREACHED,
+    code_of,
+    is_denied,
+    is_unaccepted,
+    passes,
+    said_by,
+    unaccepted,
+    unfound,
+    unreached,
+    unready,
+)
 from oncegate.errors import QueueError, QueueUnavailable
-from oncegate.work.sqs.aws import UNFOUND, UNREACHED, code_of, is_unaccepted, passes, said_by
 
 _ABSENT: Final = frozenset({"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "NonExistentQueue"})
 
@@ -18,15 +30,12 @@ def explained(error: Exception, place: str, action: str) -> QueueError:
     if isinstance(error, ClientError):
         return _answered(error, place, action)
     if isinstance(error, UNFOUND):
-        return QueueError(
-            f"no AWS credentials were found for {place} ({error}); give the machine a role,"
-            " or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
+        return QueueError(unfound(error, place))
     if isinstance(error, NoRegionError):
         return QueueError(f"{place} needs a region; write sqs://NAME?region=eu-central-1 or set AWS_DEFAULT_REGION")
     if isinstance(error, UNREACHED):
-        return QueueUnavailable(f"{place} cannot be reached ({error}); check region, endpoint and network")
-    if isinstance(error, BotoCoreError | ValueError):
+        return QueueUnavailable(unreached(error, place))
+    if isinstance(error, BotoCoreError):
         return QueueError(f"{place} cannot be asked ({error})")
     return _unlike(place)
 
@@ -38,12 +47,12 @@ def _unlike(place: str) -> QueueError:
 def _answered(error: ClientError, place: str, action: str) -> QueueError:
     code, said = code_of(error), said_by(error)
     if passes(error):
-        return QueueUnavailable(f"{place} could not do it now ({code}: {said}); try again later")
+        return QueueUnavailable(unready(error, place))
     if is_unaccepted(error):
-        return QueueError(f"{place} does not accept these AWS credentials ({code}); renew or correct them")
+        return QueueError(unaccepted(error, place))
     if code in _ABSENT:
         return NoQueue(f"{place} does not exist; check its name, account, region and endpoint")
-    if code.startswith("AccessDenied"):
+    if is_denied(error):
         return QueueError(f"{place} does not allow {action} ({said}); docs/guide/sqs.md lists what is needed")
     if code.isdecimal():  # a status of HTTP and no error of SQS's
         return _unlike(place)

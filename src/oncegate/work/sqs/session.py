@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
-from oncegate.gate.answers import lease_left
+from oncegate.gate.answers import due_in
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.outcome import Outcome, Status
@@ -36,6 +36,9 @@ _COUNTED: Final[dict[Status, str]] = {
     "conflict": "failed",
     "buried": "failed",
 }
+
+# What nothing but the store can have said; a duplicate may be known without it.
+_ASKED: Final = ("processed", "failed", "in_flight")
 
 
 class Session:
@@ -139,7 +142,7 @@ class Session:
 
     def _missed(self, work: Work, again_after: float) -> Next:
         """It comes again, and what comes after it in its lane not before it."""
-        if work.lane is not None:
+        if self._dispatcher.waits(work.lane):
             self._pauses[work.lane] = again_after
         self._end(work, again_after)
         return "give_back"
@@ -155,7 +158,7 @@ class Session:
         self._means.observers.outcomes([outcome])
         if name := _COUNTED.get(outcome.status):
             self._counts[name] += 1
-        if outcome.status == "processed":
+        if outcome.status in _ASKED:
             self._receiver.store.over("events can be claimed")
 
     def _given_back(self, works: Sequence[Work]) -> None:
@@ -198,13 +201,14 @@ class Session:
 
 
 def _is_unclaimed(outcome: Outcome) -> bool:
-    return outcome.status == "failed" and not outcome.event.attempt
+    """Whether the store could not be asked. What may run without a claim and failed has raised something."""
+    return outcome.status == "failed" and not outcome.event.attempt and outcome.raised is None
 
 
 def _pause(outcome: Outcome, work: Work) -> float:
     """In how many seconds an event that was not taken is to come again: when whoever is at it has lost its lease, else
     later each time."""
-    left = lease_left(outcome)
+    left = due_in(outcome)
     return work.message.pause if left is None else min(left, _LONGEST_HIDDEN)
 
 

@@ -7,20 +7,15 @@ Nothing is buried here: how often a message comes, the queue counts, and its dea
 """
 
 import asyncio
-import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
 
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.working import Figures, Means
+from oncegate.work.signals import stopped_by_signals
 from oncegate.work.sqs.address import read_address
 from oncegate.work.sqs.session import Session
 from oncegate.work.sqs.ways import Ways
-
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class SqsWorker:
@@ -31,7 +26,8 @@ class SqsWorker:
         self._handler = handler
         self._ways = ways
         self._means = means
-        self._counts: Counter[str] = Counter()
+        # All of them from the start: other threads read it, which must not grow meanwhile.
+        self._counts = Counter(received=0, processed=0, duplicates=0, failed=0)
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -69,28 +65,9 @@ class SqsWorker:
             if self._stopped:
                 session.stop()
         try:
-            with _signals(session):
+            with stopped_by_signals(session.stop):
                 await session.work()
         finally:
             with self._lock:
                 self._session = self._loop = None
             self._left_running = session.left_running
-
-
-@contextmanager
-def _signals(session: Session) -> Iterator[None]:
-    """Where signals can be had, which is in the main thread, they stop the session."""
-    loop = asyncio.get_running_loop()
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {each: signal.getsignal(each) for each in _SIGNALS}
-    for each in _SIGNALS:
-        loop.add_signal_handler(each, session.stop)
-    try:
-        yield
-    finally:
-        for each in _SIGNALS:
-            loop.remove_signal_handler(each)
-            with suppress(TypeError):  # set by somebody who is not Python
-                signal.signal(each, before[each])

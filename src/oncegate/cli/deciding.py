@@ -1,0 +1,128 @@
+"""Deciding: what was done with an event and why, in one sentence, by its record."""
+
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from oncegate import keys
+from oncegate.canonical import digest
+from oncegate.carriers import delivery
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
+from oncegate.cli.output import moment
+from oncegate.durations import spoken, times
+from oncegate.errors import MissingKey
+from oncegate.events import Event, Key
+from oncegate.sources import Hints, understood
+from oncegate.stores.base import Entry
+
+# Why a record has the key that it has: as the event's own, or as that of a copy that is kept apart.
+Why: TypeAlias = Literal["own", "conflict", "refused", "marked"]
+
+_NOBODY: Final = "an event without an id"
+
+
+class Origin(Struct, frozen=True):
+    """What a record's payload tells of its key: what it was made of, and why it is this one."""
+
+    why: Why
+    key: Key
+    event: Event
+
+
+def origin(entry: Entry, make: keys.Strategy, hints: Hints) -> Origin | None:
+    """Where the key of a record comes from, if it still has its payload and the strategy is the one it was made by."""
+    if entry.record.payload is None:
+        return None
+    event = understood(delivery(entry.record.payload), hints)
+    made = _made(event, make)
+    known: dict[Why, Key] = {"refused": keys.make("kept", event, [digest(event.raw).hex()], binds=False)}
+    if made is not None:
+        content = keys.content_hash(event).hex()
+        known |= {
+            "own": made,
+            "conflict": keys.make("conflict", event, [str(made), content]),
+            "marked": keys.make("failed", event, [str(made)], binds=False),
+        }
+    return next((Origin(why, made or key, event) for why, key in known.items() if key.digest == entry.key), None)
+
+
+def _made(event: Event, make: keys.Strategy) -> Key | None:
+    if event.problem is not None or event.frame is not None:
+        return None
+    try:
+        return make(event)
+    except MissingKey:
+        return None
+    except Exception:  # noqa: BLE001  # the key function is the user's
+        return None
+
+
+def decision(record: Record, now: int, why: Why | None = None) -> str:
+    """Whether the event was run, why or why not, and what becomes of a copy that comes now."""
+    if record.state == COMPLETED:
+        return _completed(record, now)
+    if record.state == DEAD:
+        return f"{_dead(record, why)}; nothing runs it until it is redriven or dropped (oncegate dlq)."
+    if record.state == IN_PROGRESS:
+        return _in_progress(record, now)
+    return _released(record, now)
+
+
+def named(record: Record) -> str:
+    return record.about.delivery_id or _NOBODY
+
+
+def _completed(record: Record, now: int) -> str:
+    done = f"{spoken(now - (record.completed_at or now))} ago"
+    until = f", until {moment(record.expires_at)}" if record.expires_at is not None else ""
+    copy = f"a copy that comes now has the same key, so it is a duplicate and is not run{until}"
+    if record.completed_at == record.first_seen:
+        ways = "by mark_first or seen, or as another emission of a change that was processed"
+        return f"Marked as done: {named(record)} was recorded {done} in one write, {ways}; {copy}."
+    return f"Run: {named(record)} was processed {done}, {_at(record)}; {copy}."
+
+
+def _in_progress(record: Record, now: int) -> str:
+    if now < record.lease_until:
+        left = spoken(record.lease_until - now)
+        return (
+            f"Being run: a worker is at {named(record)}, {_at(record)}, and holds it for up to {left} more unless it"
+            " renews; a copy that comes now is in flight and has to be delivered again."
+        )
+    over = spoken(now - record.lease_until)
+    return (
+        f"Run, to an end that is not known: the worker of {named(record)} did not come back, {_at(record)}, and its"
+        f" lease ended {over} ago; the next delivery runs it again."
+    )
+
+
+def _released(record: Record, now: int) -> str:
+    kept = record.payload is not None
+    then = "it is kept with its payload, and waits for a dispatcher" if kept else "the next delivery runs it again"
+    if kept and now < record.lease_until:
+        then = f"it is kept with its payload, and is not taken up before {moment(record.lease_until)}"
+    if record.attempts and record.error:
+        return f"Run and failed: {named(record)} ended, {_at(record)}, with {_line(record.error)}; {then}."
+    if kept:
+        waited = spoken(now - record.first_seen)
+        return f"Not run yet: {named(record)} came {waited} ago; {then}, so that a copy that comes now is a duplicate."
+    return f"Not run: the claim of {named(record)} was given back before its handler started; {then}."
+
+
+def _dead(record: Record, why: Why | None) -> str:
+    error = _line(record.error or "no reason is kept")
+    if why == "conflict":
+        return f"Not run: {named(record)} has the key of another event but other content, and is kept apart ({error})"
+    if why == "refused":
+        return f"Not run: {named(record)} was refused and is kept as a dead letter, because {error}"
+    if why == "marked":
+        return f"Run, and failed after it was marked as done: {named(record)} is kept as a dead letter, because {error}"
+    return f"Given up: {named(record)} became a dead letter {_at(record)}, because {error}"
+
+
+def _at(record: Record) -> str:
+    return "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
+
+
+def _line(error: str) -> str:
+    return " ".join(error.split()).rstrip(".")

@@ -1,0 +1,190 @@
+"""`oncegate explain`: whether an event was run, why or why not, and what is known of it."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import click
+import msgspec
+
+from oncegate.claims import DEAD, IN_PROGRESS
+from oncegate.cli import exits
+from oncegate.cli.explaining import Explained, Explainer
+from oncegate.cli.finding import Search, search
+from oncegate.cli.found import Found, events_of, refuse_unreadable
+from oncegate.cli.options import LOOKED_IN, existing_store, namespace_of, output_option, with_settings
+from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_json_stream, show_table, state_name
+from oncegate.cli.records import fields, payload_text
+from oncegate.durations import spoken, times
+from oncegate.settings import Settings
+from oncegate.settings.known import KEY, READ, STORE
+from oncegate.stores.base import Store
+
+_MOST = 1_000_000
+_SHOWN = 100
+
+
+@click.command()
+@click.argument("wanted", metavar="[ID]", required=False)
+@click.option("--file", metavar="FILE", help="Explain each event of a file; - is what comes on stdin.")
+@click.option(
+    "--scan", type=click.IntRange(1), default=_MOST, show_default=True, help="How many records to look through."
+)
+@with_settings(STORE, LOOKED_IN, KEY, *READ)
+@output_option
+def explain(wanted: str | None, file: str | None, scan: int, settings: Settings, output: str) -> None:
+    """Say whether an event was run, and why or why not.
+
+    ID is a key, the id that an event first came with, or that of what it is about, such as a conversation. With --file
+    the keys of the events in it are made as the settings say, and each is looked up. Nothing is claimed, run or
+    changed.
+
+    Exit codes: 0 it is known, 4 it is not, 2 the command cannot be meant, 3 the store cannot be used.
+    """
+    if (wanted is None) is (file is None):
+        raise click.UsageError("name one ID (a key, an event id, a conversation), or a --file of events")
+    with closing(existing_store(settings)) as store:
+        explainer = Explainer(store, settings)
+        if wanted is not None:
+            _explain_id(store, settings, explainer, wanted, scan, output)
+        else:
+            _explain_file(explainer, file or "", output)
+
+
+# ── by an id ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _explain_id(store: Store, settings: Settings, explainer: Explainer, wanted: str, scan: int, output: str) -> None:
+    found = search(store, namespace_of(settings), wanted, scan)
+    explained = [explainer.record(entry) for entry in found.entries]
+    if output == "json":
+        shown = [_as_json(each) for each in explained]
+        told = {"looked_through": found.looked_through, "cut": found.cut}
+        show_json({"id": wanted, "sentence": _headline(wanted, found, explained, settings), "records": shown, **told})
+    elif len(explained) == 1:
+        _show(explained[0])
+        _tell_of_cut(found)
+    elif explained:
+        say(_headline(wanted, found, explained, settings))
+        _show_table(explained)
+        say("See one of them with oncegate explain KEY; --namespace looks in one namespace only.")
+    if not explained:
+        if output != "json":
+            say_error(_headline(wanted, found, explained, settings))
+        raise click.exceptions.Exit(exits.NOT_FOUND)
+
+
+def _headline(wanted: str, found: Search, explained: list[Explained], settings: Settings) -> str:
+    if len(explained) == 1:
+        return explained[0].sentence
+    if explained:
+        more = f" among the first {found.looked_through:,} records; look through more with --scan" if found.cut else ""
+        return f"{times(len(explained), 'record')} have {wanted} as their key, event id or entity{more}:"
+    if found.cut:
+        return (
+            f"{wanted} was not found among the first {found.looked_through:,} records, and there are more; look through"
+            " them with --scan, narrow it with --namespace, or give its key or its payload (--file)"
+        )
+    return (
+        f"{wanted} is not known: it was never seen, or it was processed longer ago than it is remembered (retention,"
+        f" {settings['retention']} by these settings), or it is a copy that came under another id than the first;"
+        " --file finds an event by its content"
+    )
+
+
+def _tell_of_cut(found: Search) -> None:
+    if found.cut:
+        say(
+            f"There may be others: only the first {found.looked_through:,} of the records were looked through (--scan)."
+        )
+
+
+def _show_table(explained: list[Explained]) -> None:
+    headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "happened", "first seen", "error")
+    rows = []
+    for each in explained[:_SHOWN]:
+        entry = each.entry
+        assert entry is not None  # noqa: S101  # these were found
+        record, about = entry.record, entry.record.about
+        times_of = (moment(about.occurred_at), moment(record.first_seen))
+        what = (about.delivery_id, about.type, about.entity, state_name(record.state), record.attempts)
+        rows.append((entry.key.hex(), entry.namespace, *what, *times_of, (record.error or "").split("\n")[0]))
+    show_table(headers, rows, essential=("key", "event id", "type", "state", "happened"))
+    if len(explained) > _SHOWN:
+        say(f"These are the first {_SHOWN} of {len(explained)}; all of them are in --output json.")
+
+
+# ── by a payload ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _explain_file(explainer: Explainer, file: str, output: str) -> None:
+    refuse_unreadable([file])
+    known = count = 0
+
+    def each() -> Iterator[tuple[Found, Explained]]:
+        nonlocal known, count
+        for found in events_of([file], explainer.hints):
+            explained = explainer.event(found.event)
+            known, count = known + (explained.entry is not None), count + 1
+            yield found, explained
+
+    if output == "json":
+        shown = (_place(found) | _as_json(explained) for found, explained in each())
+        show_json_stream("events", shown, lambda: {"known": known, "count": count})
+    else:
+        for found, explained in each():
+            say(f"{found.place}  {found.event.id or ''}".rstrip())
+            _show(explained)
+            print()
+    if not count:
+        say_error(f"there is no event in {click.format_filename(file)}")
+    if not known:
+        raise click.exceptions.Exit(exits.NOT_FOUND)
+
+
+def _place(found: Found) -> dict[str, Any]:
+    return {"file": found.file, "line": found.line, "index": found.index, "event_id": found.event.id}
+
+
+# ── how it is shown ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show(explained: Explained) -> None:
+    say(explained.sentence)
+    if facts := _facts(explained):
+        show_facts(facts)
+    if explained.timeline:
+        print()
+        rows = [(moment(at), state, key, "this event" if own else "") for at, state, key, own in explained.timeline]
+        show_table(("time", "state", "key", ""), rows, essential=("time", "state", "key", ""))
+
+
+def _facts(explained: Explained) -> dict[str, Any]:
+    """What is known, in the order in which one asks for it."""
+    entry, key = explained.entry, explained.key
+    facts = {} if entry is None else fields(entry)
+    if entry is not None:
+        record = entry.record
+        left = record.lease_until - explained.at
+        facts["lease_left"] = spoken(left) if record.state == IN_PROGRESS and left > 0 else None
+        facts["payload"] = payload_text(record) if record.state == DEAD else None
+        facts["result"] = None if record.result in (None, b"null") else record.result.decode()
+    if key is not None:
+        facts.setdefault("key", str(key))
+        facts |= {"strategy": key.strategy, "made_of": msgspec.json.encode(key.parts).decode()}
+    facts |= {"kind": explained.kind, "differs_in": ", ".join(explained.differs) or None}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _as_json(explained: Explained) -> dict[str, Any]:
+    entry, key = explained.entry, explained.key
+    record = None if entry is None else fields(entry) | {"payload": payload_text(entry.record)}
+    timeline = [{"time": moment(at), "state": state, "key": key} for at, state, key, _ in explained.timeline]
+    return {
+        "sentence": explained.sentence,
+        "record": record,
+        "key": None if key is None else {"key": str(key), "strategy": key.strategy, "parts": key.parts},
+        "kind": explained.kind,
+        "differs_in": list(explained.differs),
+        "timeline": timeline,
+    }

@@ -1,0 +1,128 @@
+"""Admitting: events that are kept by the store, to be run later by whoever takes them."""
+
+import os
+from collections.abc import Sequence
+from typing import NoReturn, cast
+
+from oncegate import keys
+from oncegate.canonical import digest
+from oncegate.claims import Admission, Admit, Admitted, Conflict
+from oncegate.clocks import Clock
+from oncegate.errors import StoreError
+from oncegate.events import Event
+from oncegate.gate.claiming import OWNER_SIZE, Claimer
+from oncegate.gate.echoes import Echoes
+from oncegate.gate.jobs import Bare, Batch, Identified, Job, Refused, about
+from oncegate.gate.observing import Observers
+from oncegate.gate.outcome import Outcome
+from oncegate.gate.running import Runner
+from oncegate.gate.terms import Terms
+from oncegate.stores.base import Inbox, Store
+
+
+class Admitter:
+    def __init__(
+        self,
+        store: Store,
+        terms: Terms,
+        boot: Clock,
+        claimer: Claimer,
+        runner: Runner,
+        echoes: Echoes,
+        observers: Observers,
+    ) -> None:
+        self._store = store
+        self._terms = terms
+        self._boot = boot
+        self._claimer = claimer
+        self._runner = runner
+        self._echoes = echoes
+        self._observers = observers
+
+    def through(self, identified: Sequence[Identified]) -> list[Outcome]:
+        """Have all of them kept; one outcome for each, in order."""
+        items = self.keyed(identified)
+        jobs = [item for item in items if isinstance(item, Job)]
+        self._echoes.resolve(jobs)
+        batch = Batch(items)
+        self.admit(batch.jobs)
+        _refuse_unguarded(jobs)
+        self._echoes.confirm(batch.items)
+        return batch.outcomes
+
+    def keyed(self, identified: Sequence[Identified]) -> list[Job | Refused]:
+        """An event that may run without a key is kept under one that no other has."""
+        return [_with_a_key(item) if isinstance(item, Bare) else item for item in identified]
+
+    def admit_apart(self, jobs: Sequence[Job]) -> None:
+        """The same for events of callers that do not know of each other: of two with one key the store tells which was
+        first."""
+        self._echoes.resolve([job for job in jobs if job.emission is None])
+        self.admit([job for job in jobs if not job.answered])
+        _refuse_unguarded(jobs)
+        self._echoes.confirm(jobs)
+
+    def admit(self, jobs: Sequence[Job]) -> None:
+        """Ask the store to keep these, with one write. Those that are not to be run are buried instead."""
+        self._bury([job for job in jobs if job.hopeless is not None])
+        unknown = [job for job in jobs if job.hopeless is None and not self._claimer.recall(job)]
+        if not unknown:
+            return
+        sent_at = self._boot()
+        try:
+            answers = cast(Inbox, self._store).admit(self._requests(unknown))
+        except StoreError as error:
+            for job in unknown:
+                self._observers.tell("policy.store_error", job.event, job.key, detail="refuse")
+                job.outcome = Outcome("failed", job.event, job.key, error=str(error))
+        else:
+            self._judge(unknown, answers, sent_at)
+
+    def _judge(self, jobs: Sequence[Job], answers: Sequence[Admission], sent_at: int) -> None:
+        conflicts = []
+        for job, answer in zip(jobs, answers, strict=True):
+            if isinstance(answer, Admitted):
+                job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
+            elif isinstance(answer, Conflict):
+                conflicts.append((job, answer))
+            else:
+                self._claimer.found(job, answer, sent_at)
+        if conflicts and (again := self._claimer.answer_conflicts(conflicts, {})):
+            self.admit(again)
+
+    def _bury(self, hopeless: Sequence[Job]) -> None:
+        if hopeless:
+            self._claimer.claim(hopeless)
+            self._runner.run(hopeless, _never)
+
+    def _requests(self, jobs: Sequence[Job]) -> list[Admit]:
+        entropy = os.urandom(OWNER_SIZE * len(jobs))
+        return [
+            Admit(
+                self._terms.namespace,
+                job.key.digest,
+                entropy[index * OWNER_SIZE : (index + 1) * OWNER_SIZE],
+                job.payload_hash,
+                job.event.raw,
+                about(job.event),
+                job.key.binds,
+            )
+            for index, job in enumerate(jobs)
+        ]
+
+
+def _with_a_key(item: Bare) -> Job:
+    key = keys.make("unguarded", item.event, [os.urandom(OWNER_SIZE).hex()], binds=False)
+    return Job(item.event, key, digest(item.event.raw))
+
+
+def _refuse_unguarded(jobs: Sequence[Job]) -> None:
+    """What could not be asked for is not kept, and so it is not run: nobody would know of it."""
+    for job in jobs:
+        if job.unguarded is not None:
+            job.outcome = Outcome("failed", job.event, job.key, error=job.unguarded)
+
+
+def _never(event: Event) -> NoReturn:
+    """What is hopeless is buried, not run."""
+    raise AssertionError(event)

@@ -1,0 +1,161 @@
+"""Connections to a sink: its name is resolved once for each, and what was checked is what is connected to.
+
+A name that is checked and then resolved again could by then lead to another place, inside of the network.
+"""
+
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
+
+from httpcore import (
+    SOCKET_OPTION,
+    ConnectError,
+    ConnectTimeout,
+    NetworkBackend,
+    NetworkStream,
+    ReadTimeout,
+    SyncBackend,
+    WriteTimeout,
+)
+
+from oncegate.sinks.certificates import pin_of, spelt
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Addresses of IPv4 in those of IPv6: what a translator on the way would make of them counts.
+_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_NEVER: Final = float("inf")
+_deadline: ContextVar[float] = ContextVar("oncegate_sink_deadline", default=_NEVER)
+
+
+class NotAllowed(Exception):
+    """A place that must not be connected to, or is not the one that was meant; the text says why."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """All that is sent and received in it takes no longer than this. Timeouts of sockets alone would start anew with
+    every byte of a sink that dribbles."""
+    token = _deadline.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def is_private(address: Address) -> bool:
+    """Whether an address is none of the public Internet's: private, loopback, link-local or for documentation."""
+    return not _meant(address).is_global
+
+
+def is_nobodys(address: Address) -> bool:
+    """Whether no single host can be meant by it."""
+    meant = _meant(address)
+    return meant.is_multicast or meant.is_unspecified
+
+
+def _meant(address: Address) -> Address:
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _TRANSLATED:
+        return ipaddress.IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+class Network(NetworkBackend):
+    """Connects to where it may. Without TLS only private addresses can be reached, and these only if allowed."""
+
+    def __init__(self, *, allow_private: bool, secure: bool, pins: Collection[bytes]) -> None:
+        self._allow_private = allow_private
+        self._secure = secure
+        self._pins = pins
+        self._sockets = SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> NetworkStream:
+        failure: Exception = ConnectError("its name has no address")
+        for address in self._checked(host, port):
+            try:
+                stream = self._sockets.connect_tcp(
+                    address, port, _left(timeout, ConnectTimeout), local_address, socket_options
+                )
+            except (ConnectError, ConnectTimeout) as error:
+                failure = error
+            else:
+                return _Stream(stream, self._pins)
+        raise failure
+
+    def _checked(self, host: str, port: int) -> list[str]:
+        """All addresses of a name, if each of them may be connected to."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ConnectError("its name cannot be resolved") from error
+        addresses = list(dict.fromkeys(str(place[0]) for *_, place in found))
+        for address in addresses:
+            if (problem := self._problem(ipaddress.ip_address(address))) is not None:
+                raise NotAllowed(f"its name leads to {address}, {problem}")
+        return addresses
+
+    def _problem(self, address: Address) -> str | None:
+        if is_nobodys(address):
+            return "which is no address of a single host"
+        if is_private(address):
+            return None if self._allow_private else "which is a private address; allow these with allow_private"
+        return None if self._secure else "which is a public address; write https://"
+
+
+class _Stream(NetworkStream):
+    """A connection that keeps to the deadline, and on which nothing is said before its pin is checked."""
+
+    def __init__(self, stream: NetworkStream, pins: Collection[bytes]) -> None:
+        self._stream = stream
+        self._pins = pins
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _left(timeout, ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, _left(timeout, WriteTimeout))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> NetworkStream:
+        secure = self._stream.start_tls(ssl_context, server_hostname, _left(timeout, ConnectTimeout))
+        if self._pins and (pin := _shown(secure)) not in self._pins:
+            secure.close()
+            raise NotAllowed(f"the public key of its certificate is {spelt(pin)}, which is not pinned")
+        return _Stream(secure, self._pins)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def _shown(stream: NetworkStream) -> bytes:
+    """The pin of the certificate that the other side has shown."""
+    connection: ssl.SSLSocket = stream.get_extra_info("socket")
+    certificate = connection.getpeercert(binary_form=True)
+    assert certificate is not None  # noqa: S101  # it was verified
+    return pin_of(certificate)
+
+
+def _left(timeout: float | None, late: type[Exception]) -> float | None:
+    """The time that a single step may take."""
+    left = _deadline.get() - time.monotonic()
+    if left <= 0:
+        raise late("the time for it is over")
+    return min((bound for bound in (timeout, left) if bound is not None and bound != _NEVER), default=None)

@@ -1,0 +1,246 @@
+"""The contract of stores that keep events until they are run, and give them out in order."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from msgspec.structs import replace
+
+from oncegate.claims import RELEASED, Admit, Admitted, Buried, Conflict, Duplicate, InFlight, Record
+from oncegate.stores.base import Entry, Inbox, Store, Want
+from oncegate.testing.asking import (
+    ABOUT,
+    KEY,
+    LEASE,
+    NAMESPACE,
+    RETENTION,
+    SECOND,
+    admit,
+    bury,
+    claim,
+    complete,
+    content,
+    granted,
+    owner,
+    release,
+    stored,
+    take,
+)
+from oncegate.testing.clock import ManualClock
+
+_PAYLOAD = b'{"id":"evt-1"}'
+
+
+class InboxContract:
+    def test_admitted(self, store: Any) -> None:
+        """An event that is new is kept with its payload until it is run, however long that takes."""
+        assert isinstance(admit(store), Admitted)
+        record = _stored(store)
+        assert (record.state, record.attempts, record.payload, record.expires_at) == (RELEASED, 0, _PAYLOAD, None)
+        assert record.about == ABOUT
+
+    def test_admitted_again(self, store: Any) -> None:
+        """The same request again, its answer lost, is admitted as it was; another copy is a duplicate."""
+        first = admit(store)
+        assert admit(store) == first
+        assert isinstance(admit(store, "bob"), Duplicate)
+        assert isinstance(claim(store, "bob"), Duplicate)
+
+    def test_admitted_with_other_content(self, store: Any) -> None:
+        """Other content under a known key is a conflict, unless the key does not bind it."""
+        admit(store)
+        assert isinstance(admit(store, "bob", payload_hash=content("two")), Conflict)
+        assert isinstance(admit(store, "bob", payload_hash=content("two"), binds=False), Duplicate)
+
+    def test_admitted_while_somebody_is_at_it(self, store: Any, clock: ManualClock) -> None:
+        """What a worker is at without a payload is in flight; when its lease is over the payload is taken in."""
+        granted(store)
+        assert isinstance(admit(store, "bob"), InFlight)
+        clock.advance(LEASE)
+        assert isinstance(admit(store, "bob"), Admitted)
+        assert _stored(store).payload == _PAYLOAD
+        assert _taken(store).record.attempts == 2
+
+    def test_admitted_after_a_release(self, store: Any) -> None:
+        """A released claim takes the payload in, and keeps the count of its attempts."""
+        assert release(store, granted(store))
+        assert isinstance(admit(store, "bob"), Admitted)
+        assert _taken(store).record.attempts == 2
+
+    def test_admitted_when_done_or_dead(self, store: Any) -> None:
+        """What is done is a duplicate, and what is a dead letter is told to be one."""
+        assert complete(store, granted(store))
+        assert isinstance(admit(store, "bob"), Duplicate)
+        other = b"o" * 16
+        assert bury(store, granted(store, key=other), key=other)
+        assert isinstance(admit(store, "bob", key=other), Buried)
+
+    def test_admitted_after_expiry(self, store: Any, clock: ManualClock) -> None:
+        """A key that was forgotten is new, with what is said of the new event."""
+        assert complete(store, granted(store))
+        clock.advance(RETENTION)
+        about = replace(ABOUT, delivery_id="evt-2")
+        assert isinstance(admit(store, "bob", about=about), Admitted)
+        assert _stored(store).about == about
+
+    def test_batch_of_admissions(self, store: Any) -> None:
+        """A batch is judged in order: the second request for a key finds the first."""
+        answers = store.admit([_admission(b"a", "ann"), _admission(b"b", "bob"), _admission(b"a", "cid")])
+        assert [type(answer) for answer in answers] == [Admitted, Admitted, Duplicate]
+        assert store.admit([]) == []
+
+    def test_any_payload(self, store: Any) -> None:
+        """Any bytes are kept as they are, an empty payload too."""
+        for number, payload in enumerate([b"", b"\x00\xff", b"x" * 300_000]):
+            key = bytes([number]) * 16
+            admit(store, payload=payload, key=key, about=replace(ABOUT, entity=None))
+            assert _taken(store).record.payload == payload
+
+    # ── in order ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_one_of_an_entity_at_a_time(self, store: Any) -> None:
+        """Of one entity the event that happened first is given out, and the next when that is done."""
+        _line(store, c=3, a=1, b=2)
+        first = _taken(store)
+        assert first.key == _key("a")
+        assert _take(store) is None
+        assert complete(store, first.record, key=first.key)
+        assert _taken(store).key == _key("b")
+
+    def test_entities_beside_each_other(self, store: Any) -> None:
+        """Events of other entities, and those without one, are not held up; one call gives out many."""
+        _line(store, "call-1", a=1, b=2)
+        _line(store, "call-2", c=1, d=2)
+        _line(store, None, e=1, f=2)
+        wants = [Want(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(6)]
+        taken = [entry.key for entry in store.take(wants) if entry is not None]
+        assert sorted(taken) == [_key(name) for name in "acef"]
+
+    def test_failing_holds_its_entity(self, store: Any, clock: ManualClock) -> None:
+        """An event that failed is not given out again before its delay is over, and those after it wait for it."""
+        _line(store, a=1, b=2)
+        first = _taken(store)
+        assert release(store, first.record, key=first.key, error="boom", delay=5 * SECOND)
+        clock.advance(5 * SECOND - 1)
+        assert _take(store) is None
+        assert take(store) is not None, "out of order, the second need not wait"
+        clock.advance(1)
+        assert _take(store) is None, "somebody is at the entity"
+
+    def test_given_out_when_due(self, store: Any, clock: ManualClock) -> None:
+        """To the microsecond."""
+        _line(store, a=1)
+        first = _taken(store)
+        assert release(store, first.record, key=first.key, delay=5 * SECOND)
+        clock.advance(5 * SECOND - 1)
+        assert _take(store) is None
+        clock.advance(1)
+        assert _taken(store).record.attempts == 2
+
+    def test_buried_lets_its_entity_go_on(self, store: Any) -> None:
+        """A dead letter holds up nothing."""
+        _line(store, a=1, b=2)
+        first = _taken(store)
+        assert bury(store, first.record, key=first.key)
+        assert _taken(store).key == _key("b")
+
+    def test_late_arrival(self, store: Any) -> None:
+        """An event that happened before one that somebody is at waits for its end, and then goes before the rest."""
+        _line(store, b=2, c=3)
+        running = _taken(store)
+        _line(store, a=1)
+        assert _take(store) is None
+        assert complete(store, running.record, key=running.key)
+        assert _taken(store).key == _key("a")
+
+    def test_lost_is_given_out_again_first(self, store: Any, clock: ManualClock) -> None:
+        """When a dispatcher is lost, its event is the first of its entity to be given out again."""
+        _line(store, a=1, b=2)
+        assert _taken(store).key == _key("a")
+        clock.advance(LEASE)
+        again = _taken(store)
+        assert (again.key, again.record.attempts) == (_key("a"), 2)
+
+    def test_dispatchers_race(self, store: Any) -> None:
+        """However many take at once, and whatever arrives late, each event is given out once, each entity's one at a
+        time."""
+        crowd = _Crowd(store)
+        events = [(f"call-{line}", turn) for turn in range(8) for line in range(6)]
+        for name, at in events[::2]:
+            crowd.admit(name, at)
+        with ThreadPoolExecutor(4) as threads:
+            working = [threads.submit(crowd.work, f"d{number}", len(events)) for number in range(4)]
+            for name, at in reversed(events[1::2]):
+                crowd.admit(name, at)
+            for each in working:
+                each.result()
+        assert crowd.overlaps == []
+        assert sorted(crowd.done) == sorted(crowd.key(name, at) for name, at in events)
+
+
+class _Crowd:
+    """Dispatchers that take, note whom they are at, and complete."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._busy: set[str | None] = set()
+        self._lock = threading.Lock()
+        self.overlaps: list[str | None] = []
+        self.done: list[bytes] = []
+
+    def key(self, entity: str, at: int) -> bytes:
+        return f"{entity} {at}".encode().ljust(16)
+
+    def admit(self, entity: str, at: int) -> None:
+        admit(self._store, key=self.key(entity, at), about=replace(ABOUT, entity=entity, occurred_at=at))
+
+    def work(self, by: str, count: int) -> None:
+        deadline = time.monotonic() + 30
+        while len(self.done) < count and time.monotonic() < deadline:
+            wants = [Want(NAMESPACE, owner(f"{by}-{number}"), LEASE, True) for number in range(3)]
+            for entry in self._store.take(wants):
+                if entry is not None:
+                    self._handle(entry)
+
+    def _handle(self, entry: Entry) -> None:
+        entity = entry.record.about.entity
+        with self._lock:
+            if entity in self._busy:
+                self.overlaps.append(entity)
+            self._busy.add(entity)
+        time.sleep(0.001)
+        with self._lock:
+            self._busy.discard(entity)
+        assert complete(self._store, entry.record, key=entry.key)
+        self.done.append(entry.key)
+
+
+def _key(name: str) -> bytes:
+    return name.encode() * 16
+
+
+def _admission(name: bytes, by: str) -> Admit:
+    return Admit(NAMESPACE, name * 16, owner(by), content("one"), _PAYLOAD, ABOUT)
+
+
+def _line(store: Inbox, entity: str | None = "call-1", **happened: int) -> None:
+    """Admit events of one entity, in this order, that happened at these times."""
+    for name, at in happened.items():
+        admit(store, name, key=_key(name), about=replace(ABOUT, entity=entity, occurred_at=at))
+
+
+def _take(store: Store) -> Entry | None:
+    return take(store, in_order=True)
+
+
+def _taken(store: Store) -> Entry:
+    entry = _take(store)
+    assert entry is not None
+    return entry
+
+
+def _stored(store: Store) -> Record:
+    record = stored(store, KEY)
+    assert record is not None
+    return record

@@ -1,0 +1,319 @@
+"""`oncegate explain`: the sentence is true, the record is found by any id, and what is not known is said so."""
+
+import io
+import json
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from oncegate import Event, Gate, keys, open_store
+from oncegate.claims import About, Claim
+from oncegate.cli import exits
+from oncegate.errors import RetryLater
+from tests.cli.conftest import Run, on_terminal
+
+
+def fail(event: Event) -> None:
+    raise ValueError("no\nsuch case")
+
+
+def first_line(told: tuple[int, str, str]) -> str:
+    code, out, err = told
+    assert (code, err) == (exits.OK, "")
+    return out.splitlines()[0]
+
+
+def fact(told: tuple[int, str, str], name: str) -> str:
+    line = next(line for line in told[1].splitlines() if line.startswith(f"{name} "))
+    return line.removeprefix(name).strip()
+
+
+class TestDecisions:
+    def test_processed(self, oncegate: Run, gate: Gate) -> None:
+        """What was processed says when and at which attempt, and that a copy is a duplicate until it is forgotten."""
+        outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
+        told = oncegate("explain", "evt-1")
+        start, _, end = first_line(told).partition(" ago, ")
+        assert start.startswith("Run: evt-1 was processed ")
+        assert end.startswith(
+            "at its first attempt; a copy that comes now has the same key, so it is a duplicate and is"
+        )
+        assert (fact(told, "key"), fact(told, "state"), fact(told, "attempts")) == (str(outcome.key), "completed", "1")
+        assert (fact(told, "fence").isdecimal(), fact(told, "result")) == (True, '{"case":7}')
+        assert first_line(oncegate("explain", str(outcome.key)))[:12] == first_line(told)[:12]
+
+    def test_marked(self, oncegate: Run, gate: Gate) -> None:
+        """What was only marked is not said to have run."""
+        gate.seen({"id": "evt-1"})
+        assert first_line(oncegate("explain", "evt-1")).startswith("Marked as done: evt-1 was recorded ")
+
+    def test_failed(self, oncegate: Run, tmp_path: Path) -> None:
+        """A failed attempt says with what, and that the next delivery runs it."""
+        gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=3)
+        for _ in range(2):
+            gate.run({"id": "evt-1"}, fail)
+        assert first_line(oncegate("explain", "evt-1")) == (
+            "Run and failed: evt-1 ended, after 2 attempts, with ValueError: no such case; the next delivery runs it"
+            " again."
+        )
+
+    def test_buried(self, oncegate: Run, gate: Gate) -> None:
+        """A dead letter says why, and shows its payload and, as it has that, the parts of its key."""
+        gate.run({"id": "evt-1"}, fail)
+        told = oncegate("explain", "evt-1")
+        assert first_line(told) == (
+            "Given up: evt-1 became a dead letter at its first attempt, because ValueError: no such case; nothing runs"
+            " it until it is redriven or dropped (oncegate dlq)."
+        )
+        assert (fact(told, "payload"), fact(told, "made_of")) == ('{"id":"evt-1"}', '["evt-1"]')
+
+    def test_redriven(self, oncegate: Run, gate: Gate) -> None:
+        """What waits with its payload says so, and until when, if its handler asked for that."""
+
+        def later(event: Event) -> None:
+            raise RetryLater("busy", after=600)
+
+        gate.run({"id": "evt-1"}, fail)
+        gate.run({"id": "evt-2"}, lambda event: None)
+        (entry,) = gate.store.dead_letters()
+        oncegate("dlq", "redrive", entry.key.hex())
+        waiting = first_line(oncegate("explain", "evt-1"))
+        assert waiting.endswith(
+            "it is kept with its payload, and waits for a dispatcher, so that a copy that comes now is a duplicate."
+        )
+        with_more = Gate(gate.store, max_attempts=5)
+        assert [outcome.status for outcome in with_more.run_waiting(later)] == ["failed"]
+        assert with_more.run_waiting(later) == []
+        told = first_line(oncegate("explain", "evt-1"))
+        assert told.startswith(
+            "Run and failed: evt-1 ended, at its first attempt, with busy; it is kept with its payload, "
+        )
+        assert "and is not taken up before 20" in told
+
+    def test_in_hand(self, oncegate: Run, gate: Gate) -> None:
+        """While a worker is at it, what is left of its lease is told."""
+        begun, over = threading.Event(), threading.Event()
+
+        def slow(event: Event) -> None:
+            begun.set()
+            over.wait(10)
+
+        worker = threading.Thread(target=gate.run, args=({"id": "evt-1"}, slow))
+        worker.start()
+        assert begun.wait(10)
+        told = oncegate("explain", "evt-1")
+        over.set()
+        worker.join()
+        assert first_line(told).startswith(
+            "Being run: a worker is at evt-1, at its first attempt, and holds it for up to 2"
+        )
+        assert fact(told, "lease_left").endswith(" s")
+
+    def test_a_worker_that_died(self, oncegate: Run, tmp_path: Path) -> None:
+        """If nobody came back, it is not claimed to know how it ended."""
+        with closing(open_store(f"sqlite:///{tmp_path}/oncegate.db")) as store:
+            about = About("plain", delivery_id="evt-1")
+            store.claim([Claim("default", bytes(16), bytes(16), bytes(16), 20_000, 60_000_000, about)])
+        told = ""
+        while "lease ended" not in told:  # it takes 20 ms
+            told = first_line(oncegate("explain", "evt-1"))
+        assert told.startswith("Run, to an end that is not known: the worker of evt-1 did not come back, at its first ")
+
+    def test_conflict(self, oncegate: Run, gate: Gate) -> None:
+        """A copy that was kept apart for its content is not said to have been run."""
+        gate.run({"id": "evt-1", "amount": 1}, lambda event: None)
+        conflict = gate.run({"id": "evt-1", "amount": 2}, fail)
+        assert first_line(oncegate("explain", str(conflict.kept))).startswith(
+            "Not run: evt-1 has the key of another event but other content, and is kept apart (its key "
+        )
+
+    def test_refused(self, oncegate: Run, gate: Gate) -> None:
+        """Nor is one that could not be read."""
+        (kept,) = gate.keep([gate.run(b"{", fail)])
+        told = first_line(oncegate("explain", str(kept.kept)))
+        assert told.startswith("Not run: an event without an id was refused and is kept as a dead letter, because the ")
+
+    def test_failed_after_it_was_marked(self, oncegate: Run, gate: Gate) -> None:
+        """In mark_first mode the failure is a record of its own, which says so."""
+        outcome = Gate(gate.store, mode="mark_first").run({"id": "evt-1"}, fail)
+        told = first_line(oncegate("explain", str(outcome.kept)))
+        assert told.startswith(
+            "Run, and failed after it was marked as done: evt-1 is kept as a dead letter, because Val"
+        )
+
+
+class TestFinding:
+    def test_a_conversation(self, oncegate: Run, gate: Gate) -> None:
+        """Several records are a table in the order in which things happened, and how to see one of them."""
+        for second in (7, 5, 9):
+            body = {"id": f"evt-{second}", "conversationId": "c-1", "timestamp": f"2026-01-01T10:00:0{second}Z"}
+            gate.run(body, lambda event: None)
+        gate.run({"id": "evt-1", "conversationId": "c-2"}, lambda event: None)
+        code, out, _ = oncegate("explain", "c-1")
+        head, columns, *rows, last = out.splitlines()
+        assert (code, head) == (exits.OK, "3 records have c-1 as their key, event id or entity:")
+        assert columns.split()[:3] == ["key", "namespace", "event"]
+        assert [row.split()[2] for row in rows] == ["evt-5", "evt-7", "evt-9"]
+        assert last == "See one of them with oncegate explain KEY; --namespace looks in one namespace only."
+
+    def test_namespaces(self, oncegate: Run, gate: Gate) -> None:
+        """A namespace narrows it."""
+        gate.run({"id": "evt-1"}, lambda event: None)
+        Gate(gate.store, namespace="other").run({"id": "evt-1"}, lambda event: None)
+        assert first_line(oncegate("explain", "evt-1")).startswith("2 records have evt-1")
+        assert fact(oncegate("explain", "evt-1", "--namespace", "other"), "namespace") == "other"
+
+    def test_unknown(self, oncegate: Run, gate: Gate) -> None:
+        """An id that is not known may be forgotten, or that of a copy, and the sentence says so."""
+        gate.run({"id": "evt-1"}, lambda event: None)
+        for unknown in ("evt-2", "0" * 32):
+            code, out, err = oncegate("explain", unknown)
+            assert (code, out) == (exits.NOT_FOUND, "")
+            assert err.startswith(
+                f"Error: {unknown} is not known: it was never seen, or it was processed longer ago than"
+            )
+            assert "retention, 7d by these settings" in " ".join(err.split())
+
+    def test_an_id_that_looks_like_a_key(self, oncegate: Run, gate: Gate) -> None:
+        """An event may be called by 32 hexadecimal digits, too."""
+        gate.run({"id": "0" * 32}, lambda event: None)
+        assert first_line(oncegate("explain", "0" * 32)).startswith(
+            "Run: 00000000000000000000000000000000 was processed"
+        )
+
+    def test_cut(self, oncegate: Run, gate: Gate) -> None:
+        """A search that stops before the end says so, whether it has found something or not."""
+        events = [{"id": f"evt-{n}", "conversationId": "c-1"} for n in range(1_500)]
+        Gate(gate.store).run_batch(events, lambda event: None)
+        code, _, err = oncegate("explain", "evt-x", "--scan", "1200")
+        assert code == exits.NOT_FOUND
+        assert "evt-x was not found among the first 1,200 records, and there are more" in err
+        some = first_line(oncegate("explain", "c-1", "--scan", "3"))
+        assert some.startswith("3 records have c-1 as their key, event id or entity among the first 3 records; look")
+        assert "may be others: only the first 1 of the records" in oncegate("explain", "c-1", "--scan", "1")[1]
+        whole = oncegate("explain", "evt-x", "--scan", "1500")
+        assert "is not known" in whole[2]
+
+    def test_json(self, oncegate: Run, gate: Gate) -> None:
+        """As JSON the same can be read by a program, also what is not known."""
+        outcome = gate.run({"id": "evt-1"}, fail)
+        code, out, _ = oncegate("explain", "evt-1", "--output", "json")
+        told = json.loads(out)
+        (record,) = told["records"]
+        assert (code, told["cut"], told["looked_through"]) == (exits.OK, False, 1)
+        assert told["sentence"] == record["sentence"]
+        assert (record["record"]["key"], record["key"]["parts"]) == (str(outcome.key), ["evt-1"])
+        code, out, err = oncegate("explain", "evt-2", "--output", "json")
+        assert (code, json.loads(out)["records"], err) == (exits.NOT_FOUND, [], "")
+
+    def test_what_cannot_be_meant(self, oncegate: Run) -> None:
+        """Neither an id nor a file, both of them, or no store: one sentence each."""
+        code, _, err = oncegate("explain")
+        assert (code, "name one ID" in err) == (exits.USAGE, True)
+        assert oncegate("explain", "evt-1", "--file", "-")[0] == exits.USAGE
+        code, _, err = oncegate("explain", "evt-1")
+        assert (code, "oncegate.db" in err) == (exits.STORE, True)
+
+    def test_hostile_text(self, gate: Gate, tmp_path: Path) -> None:
+        """What an event is called steers no terminal."""
+        gate.run({"id": "evt-1", "type": "\x1b[2J", "conversationId": "\x1b[2Jc"}, fail)
+        assert "\x1b[2J" not in on_terminal(["explain", "evt-1"], tmp_path)
+
+
+class TestFiles:
+    def test_each_event(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """Each event of a file is looked up by its key: known, unknown, of other content, unreadable."""
+        gate.run({"id": "evt-1", "n": 1}, lambda event: None)
+        gate.run({"id": "evt-2", "n": 1}, fail)
+        lines = ['{"n": 1, "id": "evt-1"}', '{"id": "evt-2", "n": 2}', '{"id": "evt-3"}', "{}", "x"]
+        (tmp_path / "events.jsonl").write_text("\n".join(lines))
+        code, out, _ = oncegate("explain", "--file", "events.jsonl")
+        assert code == exits.OK
+        parts = [part.splitlines() for part in out.split("\n\n")[:-1]]
+        assert [part[0] for part in parts] == [
+            "events.jsonl:1  evt-1",
+            "events.jsonl:2  evt-2",
+            "events.jsonl:3  evt-3",
+            "events.jsonl:4",
+            "events.jsonl:5",
+        ]
+        sentences = [part[1] for part in parts]
+        assert sentences[0].startswith("Run: evt-1 was processed ")
+        assert sentences[1].startswith("Not run: its key is that of evt-2, first seen ")
+        assert sentences[1].endswith(
+            ", but its content is another, so that it is a conflict and is kept as a dead letter."
+        )
+        assert "differs_in    n" in parts[1]
+        assert sentences[2].startswith(
+            "Not known: nothing is remembered under its key, so a delivery that comes now is"
+        )
+        assert sentences[4].startswith("Refused: the text is not JSON")
+
+    def test_nothing_known(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If no event is known the exit code says so, and so it does for a file that has none."""
+        gate.run({"id": "evt-1"}, lambda event: None)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": "evt-2"}')))
+        assert oncegate("explain", "--file", "-")[0] == exits.NOT_FOUND
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+        code, _, err = oncegate("explain", "--file", "-")
+        assert (code, err) == (exits.NOT_FOUND, "Error: there is no event in -\n")
+
+    def test_no_such_file(self, oncegate: Run, gate: Gate) -> None:
+        """A file that cannot be read is named."""
+        gate.run({"id": "evt-1"}, lambda event: None)
+        code, _, err = oncegate("explain", "--file", "nowhere.json")
+        assert (code, err) == (exits.FAILED, "Error: cannot read nowhere.json: No such file or directory\n")
+
+    def test_a_state_change(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """An emission that joins another is explained by that one's record, with the timeline of its entity."""
+        states = Gate(gate.store, key=keys.state_change("500ms"))
+
+        def change(id_: str, state: str, at: str) -> dict[str, str]:
+            return {
+                "id": id_,
+                "type": "call",
+                "conversationId": "c-1",
+                "state": state,
+                "timestamp": f"2026-01-01T{at}Z",
+            }
+
+        states.run(change("a", "ringing", "10:00:00"), lambda event: None)
+        anchor = states.run(change("b", "connected", "10:00:05"), lambda event: None)
+        (tmp_path / "echo.json").write_text(json.dumps(change("c", "connected", "10:00:05.300")))
+        given = ("explain", "--file", "echo.json", "--key", 'state_change("500ms")')
+        told = oncegate(*given)
+        assert told[1].splitlines()[1].startswith("Run: b was processed ")
+        assert fact(told, "kind") == "state-echo of b"
+        (event,) = json.loads(oncegate(*given, "--output", "json")[1])["events"]
+        assert [(each["state"], each["key"]) for each in event["timeline"]][1] == ("connected", str(anchor.key))
+        assert len(event["timeline"]) == 2
+
+    def test_settings(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """The key, and where payloads have what, are those of the settings, as they are for a gate."""
+        (tmp_path / "oncegate.toml").write_text('key = "event_id"\n[read]\nid = "meta.n"\n')
+        from_settings = Gate(gate.store, key=keys.fields("id"))
+        from_settings.run({"id": "1"}, lambda event: None)
+        (tmp_path / "event.json").write_text('{"meta": {"n": "evt-7"}}')
+        told = oncegate("explain", "--file", "event.json")
+        assert (told[0], fact(told, "made_of")) == (exits.NOT_FOUND, '["evt-7"]')
+
+    def test_policies(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """Each policy that decides on a key, or without one, is taken into account as a gate takes it."""
+        gate.run({"id": "evt-1", "n": 1}, lambda event: None)
+        (tmp_path / "event.json").write_text('{"id": "evt-1", "n": 2}')
+        given = ("explain", "--file", "event.json")
+        assert "so that it is a conflict and is kept as a dead letter" in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text('on_conflict = "run"')
+        assert "Run under a key of its own, as on_conflict says: its key is that of evt-1" in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text('on_conflict = "duplicate"')
+        assert "a copy that comes now has the same key, so it is a duplicate" in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text("key = 'fields(\"nowhere\")'")
+        assert "Refused: the fields key needs nowhere, which the event does not have." in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text('key = \'fields("nowhere")\'\non_missing_key = "unguarded"')
+        assert "Run without protection from duplicates: the fields key needs nowhere" in oncegate(*given)[1]
+        (tmp_path / "oncegate.toml").write_text('max_age = "1h"\non_too_old = "bury"')
+        (tmp_path / "event.json").write_text('{"id": "evt-2", "timestamp": "2020-01-01T00:00:00Z"}')
+        assert "so a delivery that comes now is buried, as it happened " in oncegate(*given)[1]

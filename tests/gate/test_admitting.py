@@ -1,0 +1,152 @@
+"""Events that the store keeps until they are run."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from oncegate import Event, Gate, keys
+from oncegate.errors import SettingError
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import Stumbling
+
+CALL = {"id": "evt-1", "type": "call.ended"}
+
+
+def statuses(gate: Gate, *payloads: object) -> list[str]:
+    return [outcome.status for outcome in gate.admit(payloads)]
+
+
+def test_accepted_once(gate: Gate) -> None:
+    """What is new is accepted, and every copy is a duplicate that says so: in the batch, later, and by `run`."""
+    first, copy = gate.admit([CALL, CALL])
+    assert (first.status, first.reason) == ("accepted", "Accepted: it is kept, and will be run.")
+    assert (copy.status, copy.kind) == ("duplicate", "redelivery")
+    (again,) = gate.admit([CALL])
+    assert again.reason.startswith("Duplicate of evt-1, first seen ")
+    assert again.reason.endswith(", which is kept and waits to be run.")
+    assert gate.run(CALL, lambda event: None).status == "duplicate"
+    assert gate.counts["event.accepted"] == 1
+
+
+def test_accepted_and_run(gate: Gate) -> None:
+    """What was accepted is run with all that was delivered; then a copy has its result."""
+    gate.admit([CALL])
+    seen: list[Event] = []
+
+    def handler(event: Event) -> str:
+        seen.append(event)
+        return "done"
+
+    (outcome,) = gate.run_waiting(handler)
+    assert (outcome.status, seen[0].id, seen[0].body, seen[0].attempt) == ("processed", "evt-1", CALL, 1)
+    assert gate.admit([CALL])[0].result == "done"
+
+
+def test_other_content(store: MemoryStore) -> None:
+    """A conflict is kept apart, or accepted as an event of its own, or dropped, as the policy says."""
+    other = CALL | {"type": "call.started"}
+    key = keys.event_id
+    assert statuses(Gate(store, key=key, namespace="a"), CALL, other) == ["accepted", "conflict"]
+    assert len(store.dead_letters("a")) == 1
+    assert statuses(Gate(store, key=key, namespace="b", on_conflict="run"), CALL, other) == ["accepted", "accepted"]
+    assert statuses(Gate(store, key=key, namespace="c", on_conflict="duplicate"), CALL, other)[1] == "duplicate"
+
+
+def test_without_a_key(store: MemoryStore) -> None:
+    """An event that lacks its key is refused; unguarded, every copy of it is accepted and run."""
+    gate = Gate(store, key=keys.fields("no.such"))
+    assert statuses(gate, CALL) == ["invalid"]
+    unguarded = Gate(store, key=keys.fields("no.such"), on_missing_key="unguarded")
+    assert statuses(unguarded, CALL, CALL) == ["accepted", "accepted"]
+    assert len(unguarded.run_waiting(lambda event: None)) == 2
+
+
+def test_too_old(store: MemoryStore) -> None:
+    """An event that is not to be run is buried instead of kept."""
+    gate = Gate(store, max_age="1h", on_too_old="bury")
+    (outcome,) = gate.admit([CALL | {"timestamp": "2020-01-01T00:00:00Z"}])
+    assert outcome.status == "buried"
+    assert len(store.dead_letters()) == 1
+    assert gate.run_waiting(lambda event: None) == []
+
+
+def test_state_changes(store: MemoryStore) -> None:
+    """Emissions of one change are accepted once; when it is done, their own keys are known too."""
+    gate = Gate(store, key=keys.state_change(window="500ms"), remember=None)
+    first = {"id": "a", "conversationId": "c", "state": "connected", "timestamp": "2026-01-01T00:00:00.000Z"}
+    echo = first | {"id": "b", "timestamp": "2026-01-01T00:00:00.200Z"}
+    assert statuses(gate, first) == ["accepted"]
+    (outcome,) = gate.admit([echo])
+    assert (outcome.status, outcome.kind) == ("duplicate", "state-echo")
+    assert [outcome.status for outcome in gate.run_waiting(lambda event: None)] == ["processed"]
+    assert statuses(gate, echo) == ["duplicate"]
+
+
+def test_unreadable(gate: Gate) -> None:
+    """What cannot be read is answered by itself, and its neighbours are kept."""
+    assert statuses(gate, b"{", CALL) == ["invalid", "accepted"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_store_away(stumbling: Stumbling, after: bool) -> None:
+    """When the store does not answer nothing is accepted, whatever the policy for claims is; the next delivery is
+    accepted, or known if only the answer was lost."""
+    gate = Gate(stumbling, on_store_error="unguarded", unguarded_types=["call.ended"])
+    stumbling.failures["admit"], stumbling.after = 1, after
+    assert statuses(gate, CALL) == ["failed"]
+    assert statuses(gate, CALL) == ["duplicate" if after else "accepted"]
+
+
+def test_stores_and_modes_that_do_not_do(gate: Gate, store: MemoryStore) -> None:
+    """A store that keeps no events, and a mode that marks before, are refused; so is a payload that is no list."""
+
+    class Plain:
+        """A store without the verb."""
+
+    with pytest.raises(SettingError, match="needs a store that keeps events"):
+        Gate(Plain()).admit([CALL])  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="would mark them before"):
+        Gate(store, mode="mark_first").admit([CALL])
+    with pytest.raises(SettingError, match=r"admit\(\) takes several payloads in a list"):
+        gate.admit(CALL)
+
+
+def test_callers_share_their_writes(tmp_path: Path, stumbling: Stumbling) -> None:
+    """Coroutines that ask at once are kept with few writes; each gets its own answer, also for several events."""
+    gate = Gate(stumbling)
+
+    async def main() -> list[list[str]]:
+        calls = [gate.aadmit({"id": f"evt-{number % 50}"}) for number in range(100)]
+        several = gate.aadmit([{"id": "x"}, {"id": "y"}, b"{"])
+        return [[outcome.status for outcome in outcomes] for outcomes in await asyncio.gather(*calls, several)]
+
+    *single, several = asyncio.run(main())
+    assert sorted(status for (status,) in single) == ["accepted"] * 50 + ["duplicate"] * 50
+    assert several == ["accepted", "accepted", "invalid"]
+    assert len([verb for verb, _ in stumbling.calls if verb == "admit"]) <= 3
+
+
+def test_known_copies_ask_nobody(stumbling: Stumbling) -> None:
+    """A copy of what this process saw completed is answered without the store."""
+    gate = Gate(stumbling)
+    gate.admit([CALL])
+    gate.run_waiting(lambda event: None)
+    stumbling.calls.clear()
+    assert statuses(gate, CALL) == ["duplicate"]
+    assert asyncio.run(gate.aadmit(CALL))[0].status == "duplicate"
+    assert stumbling.calls == []
+
+
+def test_failures_wait_longer_and_longer(store: MemoryStore, clock: ManualClock) -> None:
+    """After a failure an event is left alone for the backoff, doubled each time up to its limit, less by up to half."""
+    gate = Gate(store, backoff="1s", backoff_limit="3s", max_attempts=9)
+    gate.admit([CALL])
+    for longest in (1, 2, 3, 3):
+        (outcome,) = gate.run_waiting(lambda event: 1 / 0)
+        assert outcome.reason.endswith("ZeroDivisionError: division by zero; it is kept, and tried again.")
+        clock.advance(longest * 500_000 - 1)
+        assert gate.run_waiting(lambda event: None) == []
+        clock.advance(longest * 500_000 + 1)
+    assert [outcome.status for outcome in gate.run_waiting(lambda event: None)] == ["processed"]

@@ -1,0 +1,111 @@
+"""A Lambda function with a signature runs nothing that was sent to its address by somebody else."""
+
+import base64
+import hashlib
+import hmac
+import json
+from typing import Any
+
+import pytest
+
+from oncegate import Gate, signatures
+from oncegate.errors import SettingError
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import Stumbling
+from tests.gate.invocations import Context, envelope, function_url, gateway, message
+
+SECRET = "openmsg-example-secret"  # noqa: S105  # guards nothing
+
+
+def header(body: bytes) -> str:
+    return "sha256=" + base64.b64encode(hmac.new(SECRET.encode(), body, hashlib.sha256).digest()).decode()
+
+
+def signed(request: dict[str, Any], signature: str | None = None) -> dict[str, Any]:
+    """The request with a signature, by default the right one."""
+    sent = request["body"].encode()
+    raw = base64.b64decode(sent) if request["isBase64Encoded"] else sent
+    return {**request, "headers": {**request["headers"], "X-Hub-Signature-256": signature or header(raw)}}
+
+
+@pytest.mark.parametrize("wrap", [gateway, function_url])
+class TestRequests:
+    def test_a_genuine_one_runs(self, gate: Gate, wrap: Any) -> None:
+        """Its signature is checked over what was sent, also where AWS has put that into base64."""
+        handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
+        request = signed(wrap(json.dumps(envelope(1, text="café"), ensure_ascii=False)))
+        assert [json.loads(handle(request, Context())["body"])["status"] for _ in "12"] == ["processed", "duplicate"]
+
+    def test_a_forged_one_is_refused(self, stumbling: Stumbling, wrap: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        """401 with the reason, which is logged; nothing runs, nothing is kept and the store is not asked."""
+        ran: list[Any] = []
+        handle = Gate(stumbling).lambda_handler(ran.append, signature=signatures.open_messaging(SECRET))
+        capsys.readouterr()
+        forged = signed(wrap(envelope(1)), header(b"another body"))
+        answer = handle(forged, Context())
+        reason = "the signature in x-hub-signature-256 is of no known secret"
+        assert (answer["statusCode"], answer["headers"]["content-type"]) == (401, "application/problem+json")
+        assert json.loads(answer["body"])["detail"] == reason
+        assert json.loads(capsys.readouterr().out)["reason"] == reason
+        for request in (wrap(envelope(1)), wrap(None), wrap(None, "GET"), {**forged, "headers": None}):
+            assert handle(request, Context())["statusCode"] == 401
+        assert (ran, stumbling.calls, stumbling.browse()) == ([], [], [])
+
+    def test_a_header_twice(self, gate: Gate, wrap: Any) -> None:
+        """Where all values are there it is looked at all of them, not only at the last."""
+        handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
+        request = signed(wrap(envelope(1)))
+        right = request["headers"]["X-Hub-Signature-256"]
+        both = {**request, "multiValueHeaders": {"X-Hub-Signature-256": ["sha256=x", right]}}
+        assert handle(both, Context())["statusCode"] == 401
+        one = {**request, "multiValueHeaders": {"X-Hub-Signature-256": [right]}}
+        assert handle(one, Context())["statusCode"] == 200
+
+
+def test_what_is_no_request(gate: Gate) -> None:
+    """What AWS itself delivers needs no signature: a queue's records, a bus's events, a failure destination's."""
+    handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
+    failed = {"version": "1.0", "requestContext": {"condition": "RetriesExhausted"}, "requestPayload": envelope(3)}
+    assert handle({"Records": [message(envelope(1))]}, Context()) == {"batchItemFailures": []}
+    for event in (envelope(2), failed):
+        assert handle(event, Context())["statusCode"] == 200
+
+
+@pytest.mark.parametrize(
+    "changes", [{"body": "?", "isBase64Encoded": True}, {"body": [1], "isBase64Encoded": True}, {"body": [1]}]
+)
+def test_a_body_that_is_none(gate: Gate, changes: dict[str, Any]) -> None:
+    """What is no text or no base64 cannot have been signed."""
+    handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
+    assert handle({**signed(gateway(envelope(1))), **changes}, Context())["statusCode"] == 400
+
+
+def test_a_message_over_a_websocket(gate: Gate) -> None:
+    """It has no headers that could hold a signature, so it is refused."""
+    handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
+    frame = {"requestContext": {"routeKey": "$default"}, "body": json.dumps(envelope(1)), "isBase64Encoded": False}
+    assert handle(frame, Context())["statusCode"] == 401
+
+
+def test_time_is_the_gates_own(store: MemoryStore) -> None:
+    """A signed time is compared with the gate's clock."""
+    key = bytes(range(24))
+    body = json.dumps(envelope(1))
+    mac = base64.b64encode(hmac.new(key, f"m-1.1770091506.{body}".encode(), "sha256").digest()).decode()
+    sent = {"webhook-id": "m-1", "webhook-timestamp": "1770091506", "webhook-signature": f"v1,{mac}"}
+    request = {**gateway(body), "headers": sent}
+    codes = []
+    for clock in (ManualClock(1_770_091_506_000_000), ManualClock(1_770_092_506_000_000)):
+        handle = Gate(store, wall=clock).lambda_handler(
+            lambda event: event.id, signature=signatures.standard_webhooks(key)
+        )
+        codes.append(handle(request, Context())["statusCode"])
+    assert codes == [200, 401]
+
+
+def test_a_secret_is_no_verifier(gate: Gate) -> None:
+    """A secret given instead of a verifier is refused at once, and not repeated."""
+    given: Any = SECRET
+    with pytest.raises(SettingError, match=r"^signature is a verifier, such as oncegate\.signatures\.cxone"):
+        gate.lambda_handler(print, signature=given)

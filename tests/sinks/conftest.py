@@ -1,0 +1,39 @@
+"""AWS as far as the emulator has it, started when the first test asks for it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import botocore.session
+import pytest
+
+from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
+
+Client = Callable[[str], Any]
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        server = DynamoServer(tmp_path_factory.mktemp("aws"))
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def client(aws: DynamoServer) -> Iterator[Client]:
+    """Clients of AWS's own, closed at the end."""
+    made: dict[str, Any] = {}
+
+    def make(service: str) -> Any:
+        if service not in made:
+            session = botocore.session.Session()
+            made[service] = session.create_client(service, region_name=REGION, endpoint_url=aws.endpoint)
+        return made[service]
+
+    yield make
+    for each in made.values():
+        each.close()

@@ -1,0 +1,244 @@
+"""Publishing: events sent to a queue or put on a bus, on the emulator of AWS."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from oncegate import Event, Gate, keys, read
+from oncegate.errors import Bury, RetryLater, SettingError
+from oncegate.sinks import publish
+from oncegate.sinks.places import read_place
+from oncegate.sinks.publishing import Publisher, publisher
+from tests.sinks.conftest import Client
+from tests.stores.dynamo_server import REGION, DynamoServer, reply
+from tests.stores.servers import until
+
+GENESYS = {
+    "version": "0",
+    "id": "11111111-2222-3333-4444-555555555555",
+    "detail-type": "v2.detail.events.conversation.{id}.customer.end",
+    "source": "aws.partner/genesys.com/cloud/org/integration",
+    "account": "123456789012",
+    "time": "2026-01-02T03:04:06Z",
+    "region": "eu-central-1",
+    "resources": [],
+    "detail": {
+        "topicName": "v2.detail.events.conversation.c-1.customer.end",
+        "version": "2",
+        "timestamp": "2026-01-02T03:04:05.500Z",
+        "eventBody": {"eventTime": 1767323045000, "conversationId": "c-1", "sessionId": "s-1"},
+        "metadata": {"CorrelationId": "x"},
+    },
+}
+EVENT = Event(source="plain", body={"id": "1"}, raw=b'{"id": "1"}')
+
+
+@pytest.fixture
+def to(aws: DynamoServer) -> Iterator[Callable[..., Publisher]]:
+    """Publishers to the emulator, closed at the end."""
+    made = []
+
+    def make(place: str, endpoint: str = aws.endpoint, **options: str) -> Publisher:
+        given = "".join(f"&{name}={value}" for name, value in options.items())
+        made.append(publisher(f"{place}?region={REGION}&endpoint={endpoint}{given}"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def received(client: Client, queue: str) -> list[dict[str, Any]]:
+    """All messages of a queue, once there is one."""
+    sqs, found = client("sqs"), []
+    address = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+
+    def more() -> bool:
+        asked = sqs.receive_message(
+            QueueUrl=address, MessageAttributeNames=["All"], AttributeNames=["All"], MaxNumberOfMessages=10
+        )
+        found.extend(asked.get("Messages", []))
+        return bool(found)
+
+    until(more, f"a message in {queue}")
+    return found
+
+
+class TestQueue:
+    def test_sent_once(self, client: Client, to: Callable[..., Publisher]) -> None:
+        """The message is the event's JSON with its key as an attribute, and a copy of the event sends none."""
+        client("sqs").create_queue(QueueName="plain")
+        body = b'{ "id": "evt-1" }'
+        outcomes = Gate("memory://").run_batch([body, body], to("sqs://plain"))
+        assert [outcome.status for outcome in outcomes] == ["processed", "duplicate"]
+        (message,) = received(client, "plain")
+        assert message["Body"] == body.decode()
+        assert message["MessageAttributes"]["oncegate-key"]["StringValue"] == str(outcomes[0].key)
+
+    def test_fifo(self, client: Client, to: Callable[..., Publisher]) -> None:
+        """In a FIFO queue a second attempt is the same message, and each entity is a group, whatever its name."""
+        client("sqs").create_queue(QueueName="ordered.fifo", Attributes={"FifoQueue": "true"})
+        handler = to("sqs://ordered.fifo")
+        gate = Gate("memory://")
+        events = [gate.run({"id": n, "conversationId": who}, handler).event for n, who in ((1, "c-1"), (2, "c 2 ü"))]
+        handler(events[0])
+        messages = {message["Body"]: message["Attributes"] for message in received(client, "ordered.fifo")}
+        assert len(messages) == 2
+        first, second = (messages[event.raw.decode()] for event in events)
+        assert (first["MessageDeduplicationId"], first["MessageGroupId"]) == (str(events[0].key), "c-1")
+        assert len(second["MessageGroupId"]) == 64
+
+    def test_no_such_queue(self, to: Callable[..., Publisher]) -> None:
+        """A queue that is not there is no fault of the event: it fails, and the sentence says what to do."""
+        with pytest.raises(RetryLater, match=r"the SQS queue none \(http.*\) does not exist; check its name, region"):
+            to("sqs://none")(EVENT)
+
+    def test_too_large(self, client: Client, to: Callable[..., Publisher]) -> None:
+        """An event that no message can hold is a dead letter at once."""
+        client("sqs").create_queue(QueueName="plain")
+        outcome = Gate("memory://").run({"id": "1", "text": "x" * 1_100_000}, to("sqs://plain"))
+        assert outcome.status == "buried"
+        assert "does not take this event (InvalidParameterValue: " in outcome.reason
+
+
+class TestBus:
+    def test_put(self, client: Client, to: Callable[..., Publisher]) -> None:
+        """An event on a bus is matched by rules, carries its key, and a Genesys event is the same to the next gate."""
+        _watch(client, "bus", "seen", {"source": ["crm"], "detail-type": [GENESYS["detail-type"]]})
+        outcome = Gate("memory://").run(GENESYS, to("eventbridge://bus", source="crm"))
+        assert outcome.status == "processed"
+        (message,) = received(client, "seen")
+        put = json.loads(message["Body"])
+        assert put["resources"] == [f"oncegate:{outcome.key}"]
+        assert put["detail"] == GENESYS["detail"]
+        (event,) = read(message["Body"])
+        assert keys.auto(event) == outcome.key
+
+    def test_what_is_no_object(self, client: Client, to: Callable[..., Publisher]) -> None:
+        """What cannot be a detail by itself is a member of one."""
+        _watch(client, "other", "others", {"source": ["oncegate"]})
+        to("eventbridge://other")(Event(source="plain", body="text", raw=b'"text"'))
+        (message,) = received(client, "others")
+        put = json.loads(message["Body"])
+        assert (put["detail"], put["detail-type"], put["resources"]) == ({"event": "text"}, "event", [])
+
+
+def _watch(client: Client, bus: str, queue: str, pattern: dict[str, Any]) -> None:
+    sqs, events = client("sqs"), client("events")
+    address = sqs.create_queue(QueueName=queue)["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=address, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    events.create_event_bus(Name=bus)
+    events.put_rule(Name="all", EventBusName=bus, EventPattern=json.dumps(pattern))
+    events.put_targets(Rule="all", EventBusName=bus, Targets=[{"Id": "1", "Arn": arn}])
+
+
+class TestFailures:
+    """Answers that the emulator cannot be brought to give."""
+
+    @pytest.mark.parametrize(
+        ("status", "code", "said", "error", "sentence"),
+        [
+            (400, "ThrottlingException", "Rate exceeded", RetryLater, "could not do it in time"),
+            (500, "InternalFailure", "", RetryLater, "could not do it in time"),
+            (400, "AccessDeniedException", "no", RetryLater, "does not allow events:PutEvents; allow it in the policy"),
+            (400, "ExpiredTokenException", "", RetryLater, "does not accept these AWS credentials"),
+            (400, "ResourceNotFoundException", "", RetryLater, "does not exist"),
+            (
+                400,
+                "ValidationException",
+                "Total size of the entries in the request is over the limit.",
+                Bury,
+                "not take",
+            ),
+            (413, "RequestEntityTooLarge", "", Bury, "does not take this event"),
+        ],
+    )
+    def test_answers(
+        self,
+        to: Callable[..., Publisher],
+        status: int,
+        code: str,
+        said: str,
+        error: type[Exception],
+        sentence: str,
+    ) -> None:
+        """What may pass or be mended is to be tried again, and was asked for once; what is about the event is not."""
+        handler = to("eventbridge://bus")
+        sent = _answering(handler, reply(status, code, said))
+        with pytest.raises(error, match=sentence):
+            handler(EVENT)
+        assert len(sent) == 1
+
+    @pytest.mark.parametrize(
+        ("code", "error"),
+        [("ThrottlingException", RetryLater), ("InternalFailure", RetryLater), ("MalformedDetail", Bury)],
+    )
+    def test_an_entry_that_failed(self, to: Callable[..., Publisher], code: str, error: type[Exception]) -> None:
+        """That the request succeeded does not mean that its entry did."""
+        handler = to("eventbridge://bus")
+        _answering(handler, reply(200, "", FailedEntryCount=1, Entries=[{"ErrorCode": code, "ErrorMessage": "no"}]))
+        with pytest.raises(error, match=code):
+            handler(EVENT)
+
+    def test_out_of_reach(self, to: Callable[..., Publisher]) -> None:
+        """An endpoint where nobody is, or somebody else, is said so."""
+        with pytest.raises(RetryLater, match="cannot be reached"):
+            to("sqs://plain", endpoint="http://127.0.0.1:9")(EVENT)
+        handler = to("sqs://plain")
+        _answering(handler, reply(404, "404"))
+        with pytest.raises(RetryLater, match="does not answer as AWS does; check the endpoint"):
+            handler(EVENT)
+
+
+def _answering(handler: Publisher, answer: AWSResponse) -> list[Any]:
+    """Answer in the stead of AWS; what was sent."""
+    sent: list[Any] = []
+
+    def send(request: Any, **_rest: Any) -> AWSResponse:
+        sent.append(request)
+        return answer
+
+    handler.open().meta.events.register("before-send", send)
+    return sent
+
+
+class TestPlaces:
+    def test_read(self) -> None:
+        """A URL says what is published to, and where."""
+        queue = read_place("sqs://q.fifo?region=eu-west-1&account=123456789012&timeout=2s")
+        assert (queue.name, queue.region, queue.account, queue.timeout) == ("q.fifo", "eu-west-1", "123456789012", 2.0)
+        bus = read_place("eventbridge://aws/partner-1?endpoint=http://127.0.0.1:1&source=crm")
+        assert (bus.name, bus.endpoint, bus.source) == ("aws/partner-1", "http://127.0.0.1:1", "crm")
+        assert bus.spoken == "the EventBridge bus aws/partner-1 (http://127.0.0.1:1)"
+
+    @pytest.mark.parametrize(
+        ("url", "problem"),
+        [
+            ("kafka://topic", "events are published to sqs://QUEUE"),
+            ("sqs://", "names no queue; write sqs://QUEUE"),
+            ("sqs://a/b", "names no queue"),
+            ("sqs://key:secret@q", "names no queue"),
+            ("sqs://q?source=x", "sqs:// has no option 'source'; it has region, endpoint, timeout, account"),
+            ("sqs://q?account=1", "account='1' is no account of AWS; it has 12 digits"),
+            ("sqs://q?endpoint=here", "endpoint='here' is no address"),
+            ("sqs://q?timeout=5", "timeout='5' is not a duration"),
+            ("eventbridge://?region=x", "names no bus"),
+            ("eventbridge://b?source=aws.ec2", "aws. is Amazon's own"),
+            ("eventbridge://[b", "is not a URL"),
+        ],
+    )
+    def test_urls_that_cannot_be_meant(self, url: str, problem: str) -> None:
+        """What cannot be meant is refused at the start, with what would do."""
+        with pytest.raises(SettingError) as caught:
+            publish(url)
+        assert problem in str(caught.value)
+
+    def test_no_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A region that nobody names is asked for at the start."""
+        monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+        monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+        with pytest.raises(SettingError, match=r"needs a region; write \?region=eu-central-1"):
+            publish("sqs://q")

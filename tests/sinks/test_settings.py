@@ -1,0 +1,79 @@
+"""Sinks from settings: what `oncegate serve` does with an event."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Gate
+from oncegate.cli.serve import handler_of
+from oncegate.errors import SettingError
+from oncegate.settings import Settings, load
+from tests.sinks.receiver import CA, SERVER_PIN, receiving
+
+
+def given(**flags: Any) -> Settings:
+    return load(environ={}, flags={path.replace("__", "."): value for path, value in flags.items()})
+
+
+def test_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is enough to have events forwarded, with all that it says of how."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "headers").write_text("X-Api-Key: 1\n")
+    with receiving("server") as receiver:
+        (tmp_path / "oncegate.toml").write_text(
+            f'[serve]\nforward = "{receiver.url()}"\n[forward]\nheaders = "headers"\nca = "{CA}"\n'
+            f'allow_private = true\npins = ["{SERVER_PIN}"]\nhosts = ["127.0.0.1"]\ntimeout = "5s"\n'
+        )
+        handler = handler_of(load(environ={}))
+        assert Gate("memory://").run({"id": "1"}, handler).status == "processed"
+        handler.close()  # type: ignore[attr-defined]  # sinks have it
+        assert receiver.received[0][1]["X-Api-Key"] == "1"
+
+
+def test_nothing_chosen() -> None:
+    """Without a handler, a URL or a queue, being logged is all that happens to an event."""
+    assert Gate("memory://").run({"id": "1"}, handler_of(given())).status == "processed"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (
+            {"serve__forward": "https://a.example", "serve__publish": "sqs://q"},
+            "--forward and --publish: an event goes one way only; keep one of them, and set the others to off",
+        ),
+        (
+            {"serve__forward": "https://a.example", "serve__handler": "app:on_event"},
+            "--handler and --forward: an event goes one way only; keep one of them, and set the others to off",
+        ),
+        ({"serve__forward": "https://u:s3cret@a.example"}, "--forward: the URL to forward to must not hold a password"),
+        ({"serve__forward": "http://a.example"}, "--forward: http://a.example is not encrypted"),
+        ({"serve__publish": "sqs://"}, "--publish: 'sqs://' names no queue"),
+        (
+            {"serve__forward": "https://a.example", "forward__pins": "1"},
+            "--forward: the pin '1' is no SHA-256 of a public key",
+        ),
+    ],
+)
+def test_what_cannot_be_meant(flags: dict[str, str], problem: str) -> None:
+    """What is wrong with a sink is said with the place where it was named."""
+    with pytest.raises(SettingError) as caught:
+        handler_of(given(**flags))
+    assert str(caught.value).startswith(problem)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"serve__forward": "ftp://a"}, "serve.forward='ftp://a' must be a URL that starts with https:// or http://"),
+        ({"serve__forward": "a.example"}, "must be a URL that starts with"),
+        ({"serve__publish": "https://a"}, "must be a URL that starts with sqs:// or eventbridge://, or off"),
+    ],
+)
+def test_schemes(flags: dict[str, str], problem: str) -> None:
+    """A place of another kind is refused like any other value."""
+    with pytest.raises(SettingError) as caught:
+        given(**flags)
+    assert problem in str(caught.value)

@@ -1,0 +1,247 @@
+"""Working off the inbox: order, retries, poison, stopping, several processes."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import msgspec
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.errors import SettingError
+from oncegate.stores.memory import MemoryStore
+from oncegate.work.inbox import InboxWorker
+from tests.gate.conftest import Stumbling
+
+Handler = Callable[[Event], Any]
+
+
+def call(number: int, entity: str = "call-1", second: int = 0) -> dict[str, str]:
+    happened = f"2026-01-01T00:00:{second:02}Z"
+    return {"id": f"evt-{number}", "type": "call.ended", "conversationId": entity, "timestamp": happened}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def working(gate: Gate, handler: Handler, then: Callable[[InboxWorker], Coroutine[Any, Any, None]], **how: Any) -> None:
+    """Work off the inbox while `then` runs, and stop after it."""
+
+    async def main() -> None:
+        worker = gate.inbox(handler, look="20ms", **how)
+        task = asyncio.create_task(worker.work())
+        try:
+            await then(worker)
+        finally:
+            worker.stop()
+            await task
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate(MemoryStore(), backoff="20ms", backoff_limit="40ms")
+
+
+def test_in_order_and_beside(gate: Gate) -> None:
+    """Events of one entity run one at a time, as they happened; another entity's run meanwhile."""
+    seen: list[str | None] = []
+    release = asyncio.Event()
+
+    async def handler(event: Event) -> None:
+        if event.id == "evt-1":
+            await release.wait()
+        seen.append(event.id)
+
+    async def then(_worker: InboxWorker) -> None:
+        await until(lambda: len(seen) == 2)
+        assert sorted(map(str, seen)) == ["evt-4", "evt-5"]
+        release.set()
+        await until(lambda: len(seen) == 5)
+
+    gate.admit([call(3, second=3), call(1, second=1), call(2, second=2), call(4, "call-2"), call(5, "call-3")])
+    working(gate, handler, then)
+    assert seen[2:] == ["evt-1", "evt-2", "evt-3"]
+
+
+def test_plain_handlers(gate: Gate) -> None:
+    """A plain handler runs in threads, several at a time."""
+    meet = threading.Barrier(3, timeout=5)
+    seen: list[str | None] = []
+
+    def handler(event: Event) -> None:
+        meet.wait()
+        seen.append(event.id)
+
+    gate.admit([call(number, f"call-{number}") for number in range(3)])
+    working(gate, handler, lambda worker: until(lambda: len(seen) == 3))
+    assert gate.counts["event.processed"] == 3
+
+
+def test_woken(gate: Gate) -> None:
+    """A worker that is woken looks at once, however seldom it looks by itself."""
+    seen: list[str | None] = []
+
+    async def main() -> float:
+        worker = gate.inbox(lambda event: seen.append(event.id), look="1h")
+        task = asyncio.create_task(worker.work())
+        await asyncio.sleep(0.05)
+        await gate.aadmit(call(1))
+        started = time.monotonic()
+        worker.wake()
+        await until(lambda: len(seen) == 1)
+        worker.stop()
+        await task
+        return time.monotonic() - started
+
+    assert asyncio.run(main()) < 5
+
+
+def test_failing_holds_its_entity_until_it_is_buried(gate: Gate) -> None:
+    """What fails is tried again and again, those after it wait; after the last attempt it is buried and they go on."""
+    seen: list[str] = []
+
+    async def handler(event: Event) -> None:
+        seen.append(f"{event.id} {event.attempt}")
+        if event.id == "evt-1":
+            raise ValueError("boom")
+
+    gate.admit([call(1, second=1), call(2, second=2)])
+    working(gate, handler, lambda worker: until(lambda: "evt-2 1" in seen))
+    assert seen == [f"evt-1 {attempt}" for attempt in range(1, 6)] + ["evt-2 1"]
+    (letter,) = gate.store.dead_letters()
+    assert (letter.record.error, letter.record.attempts) == ("ValueError: boom", 5)
+
+
+def test_a_last_attempt_runs_alone() -> None:
+    """Nothing else is in hand while an event has its last attempt, and it goes before what waits."""
+    gate = Gate(MemoryStore(), max_attempts=2, backoff="10ms")
+    running: set[str] = set()
+    beside: list[set[str]] = []
+    seen: list[str | None] = []
+
+    async def handler(event: Event) -> None:
+        running.add(str(event.id))
+        await asyncio.sleep(0.02)
+        if event.attempt == 2:
+            beside.append(set(running))
+        running.discard(str(event.id))
+        seen.append(event.id)
+        if event.id == "evt-0":
+            raise ValueError("boom")
+
+    gate.admit([call(number, f"call-{number}") for number in range(40)])
+    working(gate, handler, lambda worker: until(lambda: len(seen) == 41), at_work=4)
+    assert beside == [{"evt-0"}]
+    assert len(gate.store.dead_letters()) == 1
+
+
+def test_store_away_for_a_while() -> None:
+    """A store that cannot be asked is asked again, and each failure is told."""
+    store = Stumbling()
+    gate = Gate(store)
+    gate.admit([call(1)])
+    store.failures["take"] = 3
+    seen: list[str | None] = []
+    working(gate, lambda event: seen.append(event.id), lambda worker: until(lambda: len(seen) == 1))
+    assert gate.counts["inbox.failed"] == 3
+
+
+def test_stopping() -> None:
+    """A worker that is stopped takes nothing more, and what runs comes to its end."""
+    gate = Gate(MemoryStore())
+    seen: list[str | None] = []
+    started = asyncio.Event()
+
+    async def handler(event: Event) -> None:
+        started.set()
+        await asyncio.sleep(0.1)
+        seen.append(event.id)
+
+    async def main() -> None:
+        worker = gate.inbox(handler, at_work=1)
+        task = asyncio.create_task(worker.work())
+        await started.wait()
+        worker.stop()
+        await task
+
+    gate.admit([call(1), call(2, "call-2")])
+    asyncio.run(main())
+    states = {entry.record.about.delivery_id: entry.record for entry in gate.store.browse()}
+    assert seen == ["evt-1"]
+    assert (states["evt-1"].state, states["evt-2"].state, states["evt-2"].attempts) == ("C", "R", 0)
+
+
+def test_a_handler_that_cannot_be_called(gate: Gate) -> None:
+    """A handler is checked when it is named."""
+    with pytest.raises(SettingError):
+        gate.inbox("handler")  # type: ignore[arg-type]
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    """`oncegate work inbox` runs what was accepted, tells of it line by line, and ends when it is told to."""
+    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db")
+    gate.admit([call(number, f"call-{number}") for number in range(5)])
+    (tmp_path / "app.py").write_text("def on_event(event):\n    assert event.id != 'evt-3'\n")
+    command = [sys.executable, "-m", "oncegate", "work", "inbox", "--handler", "app:on_event"]
+    worker = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None
+        told = [msgspec.json.decode(worker.stdout.readline()) for _ in range(5)]
+        worker.terminate()
+        _, said = worker.communicate(timeout=10)
+    finally:
+        worker.kill()
+    assert sorted(each["status"] for each in told) == ["failed"] + ["processed"] * 4
+    assert worker.returncode == 0, said
+    assert "takes events from inbox" in said
+
+
+WORKER = dedent("""
+    import asyncio, os, sys, time
+    from oncegate import Gate
+
+    gate = Gate(sys.argv[1], lease="400ms", backoff="10ms", backoff_limit="50ms", max_attempts=4)
+
+    async def handler(event):
+        if event.body.get("kills"):
+            os.kill(os.getpid(), 9)
+        with open(sys.argv[2], "a") as effects:
+            effects.write(f"{event.id} {event.entity}\\n")
+
+    asyncio.run(gate.inbox(handler, at_work=4, look="20ms").work())
+""")
+
+
+def test_poison_takes_no_neighbour_with_it(tmp_path: Path) -> None:
+    """An event that kills its worker is buried after its attempts; its neighbours are all run, by those that follow."""
+    url, effects = f"sqlite:///{tmp_path}/inbox.db", tmp_path / "effects"
+    gate = Gate(url, max_attempts=4)
+    gate.admit([call(number, f"call-{number}") for number in range(12)] + [call(99, "call-99") | {"kills": True}])
+    deaths = 0
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, url, effects])
+    deadline = time.monotonic() + 60
+    try:
+        while any(entry.record.state in "PR" for entry in gate.store.browse()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            if worker.poll() is not None:
+                deaths += 1
+                worker = subprocess.Popen([sys.executable, "-c", WORKER, url, effects])
+    finally:
+        worker.kill()
+        worker.wait()
+    assert deaths == 4
+    (letter,) = gate.store.dead_letters()
+    assert letter.record.about.delivery_id == "evt-99"
+    assert {line.split()[0] for line in effects.read_text().splitlines()} == {f"evt-{number}" for number in range(12)}
