@@ -30,6 +30,7 @@ class Sizes:
     redis_singles: int
     redis_keys: int
     redis_concurrent: int
+    sqs_events: int
     imports: int
     scale_keys: int
 

@@ -28,7 +28,8 @@ LAYERS = [
     ["__init__"],
     ["settings"],
     ["infra", "sinks", "otel"],
-    ["testing", "service", "cli"],
+    ["doctor"],
+    ["testing", "simulate", "service", "cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

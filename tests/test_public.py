@@ -22,6 +22,7 @@ def test_public_names() -> None:
         "run_waiting",
         "seen",
         "transaction",
+        "worker",
     ]
     assert sorted(oncegate.__all__) == ["Event", "Gate", "OncegateError", "Outcome", "keys", "open_store", "read"]
     assert all(hasattr(oncegate, name) for name in oncegate.__all__)

@@ -15,7 +15,10 @@
     ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
     ├── Bury                  raised by a handler: no attempt can ever work
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
+    ├── TargetError           what simulated traffic is sent to cannot be used
     ├── AwsError              a request to AWS was refused, or there was no answer
+    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
+    │   └── QueueUnavailable  may pass by itself: the network, a limit
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
@@ -125,8 +128,20 @@ class NotTaken(OncegateError):
         super().__init__(why)
 
 
+class TargetError(OncegateError):
+    """A file, queue, bus or address that simulated traffic is sent to cannot be used."""
+
+
 class AwsError(OncegateError):
     """A request to AWS that came to nothing; the text says which, and what to do."""
+
+
+class QueueError(OncegateError):
+    """The queue could not do what it was asked; a person has to look."""
+
+
+class QueueUnavailable(QueueError):
+    """The queue cannot answer now; the same request may work later."""
 
 
 class StoreError(OncegateError):

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 
-class StateChange(Struct, frozen=True):
+class StateChange(Struct, frozen=True, gc=False):
     """What an emission says: that an entity came into a state at a time (in microseconds).
 
     `timeline` is where the changes of that entity are kept. States at the same time are in the order of their rank.
@@ -19,7 +19,7 @@ class StateChange(Struct, frozen=True):
     window: int
 
 
-class Key(Struct, frozen=True):
+class Key(Struct, frozen=True, gc=False):
     """The identity of an event. `str(key)` is 32 hexadecimal digits, stable from version to version.
 
     `binds`: one key, one content. An event whose key is known with other content is then a conflict. A key with a
@@ -36,7 +36,7 @@ class Key(Struct, frozen=True):
         return self.digest.hex()
 
 
-class Evidence(Struct, frozen=True):
+class Evidence(Struct, frozen=True, gc=False):
     """What the transport says of one arrival. It tells duplicates apart; it is never part of a key."""
 
     message_id: str | None = None

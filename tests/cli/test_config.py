@@ -51,10 +51,11 @@ class TestCommands:
             code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "broken:handler")
             assert (code, f"after {attempts} attempts" in out, '"status"' in out) == (exits.FAILED, True, False)
 
-    def test_every_setting_is_a_flag_of_serve(self, oncegate: Run) -> None:
-        """The help of `serve` lists each setting by its flag."""
-        _, out, _ = oncegate("serve", "--help")
-        assert all(f"  {setting.flag} " in out for setting in SETTINGS.values())
+    @pytest.mark.parametrize(("command", "others"), [("serve", {"work"}), ("work", {"serve", "forward"})])
+    def test_every_setting_is_a_flag(self, oncegate: Run, command: str, others: set[str]) -> None:
+        """The help of `serve` and of `work` lists each setting by its flag, but for the other's own."""
+        _, out, _ = oncegate(command, "--help")
+        assert all(f"  {setting.flag} " in out for setting in SETTINGS.values() if setting.table not in others)
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -67,6 +68,9 @@ class TestCommands:
             (("serve", "--store", "mysql://x"), "--store: no store speaks 'mysql'"),
             (("serve", "--host", "::"), "--host ::: no signature is checked yet"),
             (("serve", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),
+            (("work", "sqs://q", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),
+            (("work", "sqs://q", "--in-hand", "0"), "--in-hand: work.in_hand=0 must be a whole number, 1 or more"),
+            (("work", "sqs://q", "--handler", "json:dumps", "--batch", "11"), "--batch: batch=11 must be a whole"),
             (("dlq", "redrive", "--all", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing"),
             (("dlq", "list", "--namespace", ""), "--namespace: namespace='' must be printable text"),
             (("--config", "no.toml", "keys", "show", "0" * 32), "--config: there is no settings file no.toml"),
@@ -103,14 +107,15 @@ class TestCheck:
     def test_what_is_named_is_looked_for(self, oncegate: Run, tmp_path: Path) -> None:
         """Functions that are not there, and a host that may not be listened on, are problems too."""
         (tmp_path / "oncegate.toml").write_text(
-            'key = "json:nothing"\n[serve]\nhandler = "asyncio:sleep"\nhost = "0.0.0.0"\n'
+            'key = "json:nothing"\n[serve]\nhandler = "asyncio:sleep"\nhost = "0.0.0.0"\n[work]\nhandler = "json:no"\n'
         )
         code, _, err = oncegate("config", "check")
         lines = err.splitlines()
         assert code == exits.USAGE
         assert lines[0] == "Error: oncegate.toml, key json:nothing: there is no nothing in json"
         assert lines[1].startswith("Error: oncegate.toml, serve.handler asyncio:sleep: sleep is async")
-        assert lines[2].startswith("Error: oncegate.toml, serve.host 0.0.0.0: no signature is checked yet")
+        assert lines[2] == "Error: oncegate.toml, work.handler json:no: there is no no in json"
+        assert lines[3].startswith("Error: oncegate.toml, serve.host 0.0.0.0: no signature is checked yet")
 
     def test_a_broken_file(self, tmp_path: Path) -> None:
         """As a program of its own, too, a broken file is one sentence with line and column."""

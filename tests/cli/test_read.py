@@ -347,7 +347,7 @@ class TestTerminal:
         stream, now = io.StringIO(), 0
         monkeypatch.setattr("sys.stderr", stream)
         monkeypatch.setattr("oncegate.cli.output.since_boot", lambda: now)
-        for terminal, said in ((True, "\r1,000 events read\r\x1b[K"), (False, "")):
+        for terminal, said in ((True, "\r\x1b[K1,000 events read\r\x1b[K"), (False, "")):
             monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
             stream.seek(stream.truncate(0))
             with Progress("events") as progress:

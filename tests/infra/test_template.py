@@ -39,7 +39,7 @@ def test_they_are_in_order(oncegate: Run, tmp_path: Path) -> None:
     bodies["wrong"]["Resources"]["EventsQueue"]["Properties"]["Visibility"] = 180
     for name, body in bodies.items():
         (tmp_path / name).write_text(json.dumps(body))
-    command = [Path(sys.executable).parent / "cfn-lint", "--format", "json", "--template", *bodies]
+    command = [str(Path(sys.executable).parent / "cfn-lint"), "--format", "json", "--template", *bodies]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     found = [(each["Filename"], each["Location"]["Path"][-1]) for each in json.loads(done.stdout)]
     assert found == [("wrong", "Visibility")]

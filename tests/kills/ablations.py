@@ -127,7 +127,7 @@ def _started_late() -> None:
     checked = Runner._attempt_each
 
     def attempt_each(self: Runner, jobs: Sequence[Job], handle: Any) -> None:
-        self._boot = lambda: 0
+        self._means = replace(self._means, boot=lambda: 0)
         checked(self, jobs, handle)
 
     setattr(Runner, "_attempt_each", attempt_each)  # noqa: B010  # mypy takes a method for fixed

@@ -1,12 +1,12 @@
 """The wire: lets a worker pass a point when the bytes of a request are out and nothing of the answer was read."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 import psycopg
 from psycopg.waiting import Wait
-from redis.connection import AbstractConnection
 
+from oncegate.stores.redis.wire import Command, Link
 from tests.kills.points import Trap, asking
 
 
@@ -24,13 +24,13 @@ def _sent(trap: Trap) -> None:
 
 
 def _watch_redis(sent: Callable[[], None]) -> None:
-    send: Any = AbstractConnection.send_packed_command
+    send = Link.send
 
-    def watched(self: AbstractConnection, *arguments: Any, **settings: Any) -> None:
-        send(self, *arguments, **settings)
+    def watched(self: Link, commands: Sequence[Command]) -> None:
+        send(self, commands)
         sent()
 
-    setattr(AbstractConnection, "send_packed_command", watched)  # noqa: B010  # mypy takes a method for fixed
+    setattr(Link, "send", watched)  # noqa: B010  # mypy takes a method for fixed
 
 
 def _watch_postgres(sent: Callable[[], None]) -> None:

@@ -246,6 +246,12 @@ class Remote(MemoryStore):
             raise StoreUnavailable("no route")
         return super().claim(requests)
 
+    def admit(self, requests: Any) -> Any:
+        self.claims += 1
+        if self.down:
+            raise StoreUnavailable("no route")
+        return super().admit(requests)
+
 
 class TestInAGate:
     def succeed(self, event: Event) -> str:
@@ -264,6 +270,16 @@ class TestInAGate:
         known = gate.run({"id": "known"}, self.succeed)
         assert (known.status, known.result) == ("duplicate", "done")
         assert gate.counts["breaker.opened"] == 1
+
+    def test_admissions(self) -> None:
+        """What is to be kept is refused unasked, too."""
+        store = Remote()
+        gate = Gate(store)
+        assert gate.admit([{"id": "known"}])[0].status == "accepted"
+        store.down = True
+        outcomes = [gate.admit([{"id": number}])[0] for number in range(IN_A_ROW + 5)]
+        assert {outcome.status for outcome in outcomes} == {"failed"}
+        assert store.claims == 1 + IN_A_ROW
 
     def test_off(self) -> None:
         """Without a breaker the store is asked every time."""

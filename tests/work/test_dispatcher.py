@@ -106,8 +106,10 @@ async def test_a_failure_gives_its_lane_back_and_no_other() -> None:
     bench = Bench()
     await bench.offer("a1", "a3", "a2", lane="a")
     await bench.offer("b1", "b2", lane="b")
+    assert bench.dispatcher.waits("a")
     await bench.end("a1", "give_back")
     assert bench.back == ["a2", "a3"]
+    assert not bench.dispatcher.waits("a")
     await bench.end("b1")
     assert bench.started == ["a1", "b1", "b2"]
     await bench.offer("a4", lane="a")

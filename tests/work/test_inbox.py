@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import msgspec
 import pytest
 
 from oncegate import Event, Gate
@@ -185,6 +186,25 @@ def test_a_handler_that_cannot_be_called(gate: Gate) -> None:
     """A handler is checked when it is named."""
     with pytest.raises(SettingError):
         gate.inbox("handler")  # type: ignore[arg-type]
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    """`oncegate work inbox` runs what was accepted, tells of it line by line, and ends when it is told to."""
+    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db")
+    gate.admit([call(number, f"call-{number}") for number in range(5)])
+    (tmp_path / "app.py").write_text("def on_event(event):\n    assert event.id != 'evt-3'\n")
+    command = [sys.executable, "-m", "oncegate", "work", "inbox", "--handler", "app:on_event"]
+    worker = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None
+        told = [msgspec.json.decode(worker.stdout.readline()) for _ in range(5)]
+        worker.terminate()
+        _, said = worker.communicate(timeout=10)
+    finally:
+        worker.kill()
+    assert sorted(each["status"] for each in told) == ["failed"] + ["processed"] * 4
+    assert worker.returncode == 0, said
+    assert "takes events from inbox" in said
 
 
 WORKER = dedent("""

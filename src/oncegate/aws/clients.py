@@ -5,16 +5,26 @@ from typing import Any
 
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import NoRegionError
 from botocore.loaders import Loader
 
 from oncegate.errors import SettingError
 
 
-def client(service: str, region: str | None, endpoint: str | None, place: str, config: Config) -> Any:
-    """A client for a service, at AWS's own address or another; SettingError if region or endpoint cannot be meant."""
+def client(
+    service: str, region: str | None, endpoint: str | None, place: str, *, attempts: int = 1, **options: Any
+) -> Any:
+    """A client for a service, at AWS's own address or another; SettingError if region or endpoint cannot be meant.
+
+    It asks once, unless told otherwise: whoever asks decides what is asked again, and when."""
+    retries = {"mode": "standard", "total_max_attempts": attempts}
+    config = Config(retries=retries, tcp_keepalive=True, user_agent_extra="oncegate", **options)
     try:
         session = botocore.session.Session()
         session.register_component("data_loader", _descriptions())
+        region = region or session.get_config_variable("region")
+        if not region:  # an empty one would be part of an address
+            raise NoRegionError
         return session.create_client(service, region_name=region, endpoint_url=endpoint, config=config)
     except ValueError as error:  # some of botocore's own are also this
         raise SettingError(f"{place} cannot be asked: {error}") from error

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from botocore.config import Config
 from botocore.exceptions import ClientError, NoRegionError
 from msgspec import Struct
 
@@ -132,13 +131,9 @@ class Cloud:
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
-            config = Config(
-                retries={"mode": "standard", "total_max_attempts": 3},
-                connect_timeout=5,
-                read_timeout=30,
-                user_agent_extra="oncegate",
+            self._clients[service] = client(
+                service, self._region, self.endpoint, self._place, attempts=3, connect_timeout=5, read_timeout=30
             )
-            self._clients[service] = client(service, self._region, self.endpoint, self._place, config)
         return self._clients[service]
 
     @property

@@ -22,6 +22,8 @@ _PASSING: Final = frozenset(
         "ThrottlingException",
         "ThrottledException",
         "Throttling",
+        "RequestThrottled",
+        "OverLimit",
         "RequestLimitExceeded",
         "TransactionInProgressException",
         "TransactionConflictException",

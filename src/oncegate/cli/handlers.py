@@ -1,9 +1,10 @@
 """Handlers named by people: a function, as `module:function`, or a place that events are handed on to."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from oncegate.errors import SettingError
-from oncegate.gate.handlers import Handler, check_handler
+from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
 from oncegate.settings import Settings
 from oncegate.settings.functions import load_function
 from oncegate.settings.known import FORWARD
@@ -14,9 +15,18 @@ _WAYS: Final = ("handler", "forward", "publish")
 
 def load_handler(name: str, where: str) -> Handler:
     """Import a handler; `where` it was named is for errors."""
-    handler: Handler = load_function(name, where)
+    return _loaded(name, where, may_await=False)
+
+
+def load_any_handler(name: str, where: str) -> Handler | AsyncHandler:
+    """The same for whoever can await it too."""
+    return _loaded(name, where, may_await=True)
+
+
+def _loaded(name: str, where: str, *, may_await: bool) -> Callable[..., Any]:
+    handler = load_function(name, where)
     try:
-        check_handler(handler)
+        check_handler(handler, may_await=may_await)
     except SettingError as error:
         raise SettingError(f"{where} {name}: {error}") from error
     return handler

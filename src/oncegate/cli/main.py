@@ -6,13 +6,17 @@ from oncegate import __version__
 from oncegate.cli import exits
 from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
+from oncegate.cli.doctor import doctor
 from oncegate.cli.explain import explain
 from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
 from oncegate.cli.output import say_error
 from oncegate.cli.read import read
 from oncegate.cli.serve import serve
-from oncegate.errors import OncegateError, SettingError, StoreError
+from oncegate.cli.simulate import simulate
+from oncegate.cli.verify import verify
+from oncegate.cli.work import work
+from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -23,12 +27,16 @@ def cli(**_config: str | None) -> None:
 
 
 cli.add_command(serve)
+cli.add_command(work)
 cli.add_command(read)
+cli.add_command(simulate)
+cli.add_command(verify)
 cli.add_command(explain)
 cli.add_command(keys)
 cli.add_command(dlq)
 cli.add_command(config)
 cli.add_command(infra)
+cli.add_command(doctor)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -49,4 +57,6 @@ def run(arguments: list[str] | None = None) -> int:
 def _code(error: OncegateError) -> int:
     if isinstance(error, StoreError):
         return exits.STORE
+    if isinstance(error, QueueError):
+        return exits.QUEUE
     return exits.USAGE if isinstance(error, SettingError) else exits.FAILED

@@ -58,7 +58,7 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     if code == 200:
         return Answer(200, msgspec.json.encode(body), [(b"content-type", b"application/json")])
     worst = next(outcome for outcome in outcomes if _CODES[outcome.status] == code)
-    return problem(code, _sentence(worst, discreet=discreet), body, _retry_after(worst))
+    return problem(code, _sentence(worst, discreet=discreet), body, due_in(worst) or _RETRY_AFTER)
 
 
 def problem(
@@ -93,10 +93,11 @@ def _sentence(outcome: Outcome, *, discreet: bool) -> str:
     return outcome.discreet if discreet else outcome.reason
 
 
-def _retry_after(outcome: Outcome) -> int:
-    """When its handler says, or the lease of whoever holds it ends; else soon."""
+def due_in(outcome: Outcome) -> int | None:
+    """In how many seconds to deliver it again: when its handler says, or the lease of whoever is at it ends; None if
+    nobody knows."""
     if outcome.retry_after is not None:
         return max(1, -(-outcome.retry_after // 1_000_000))
     if outcome.status != "in_flight" or outcome.original is None or outcome.at is None:
-        return _RETRY_AFTER
+        return None
     return max(1, -(-(outcome.original.lease_until - outcome.at) // 1_000_000))

@@ -147,23 +147,28 @@ class Claimer:
     def _requests(self, jobs: Sequence[Job], *, marks: bool = False) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
         terms = self._terms
-        entropy = os.urandom(OWNER_SIZE * len(jobs))
+        namespace, lease, retention = terms.namespace, terms.lease, terms.retention
         slides = terms.sliding_limit if terms.sliding else 0
-        return [
-            Claim(
-                terms.namespace,
-                job.key.digest,
-                entropy[index * OWNER_SIZE : (index + 1) * OWNER_SIZE],
-                job.payload_hash,
-                terms.lease,
-                terms.retention,
-                about(job.event),
-                job.key.binds,
-                marks,
-                slides,
+        entropy = os.urandom(OWNER_SIZE * len(jobs))
+        requests, end = [], 0
+        for job in jobs:
+            start, end, key = end, end + OWNER_SIZE, job.key
+            owner, described = entropy[start:end], about(job.event)
+            requests.append(
+                Claim(
+                    namespace,
+                    key.digest,
+                    owner,
+                    job.payload_hash,
+                    lease,
+                    retention,
+                    described,
+                    key.binds,
+                    marks,
+                    slides,
+                )
             )
-            for index, job in enumerate(jobs)
-        ]
+        return requests
 
     def _hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
         terms, key = self._terms, job.key
@@ -181,7 +186,11 @@ class Claimer:
             return False
         (verdict,) = self._store.claim(self._requests([job], marks=True))
         if isinstance(verdict, Conflict):
-            return self._mark_conflict(job, verdict)
+            if self.answer_conflicts([(job, verdict)], {}):
+                return self.mark(job)
+            if job.outcome.status != "conflict":
+                raise StoreUnavailable(job.outcome.reason)
+            return False
         if not isinstance(verdict, Granted):
             self._tell_of_loosened(job, verdict.record)
             return False
@@ -189,18 +198,6 @@ class Claimer:
             self.bury_failed([Failed(job, job.hopeless)])
             return False
         return True
-
-    def _mark_conflict(self, job: Job, conflict: Conflict) -> bool:
-        """Other content under a known key, by the policy: an event of its own, or one to be kept and not run."""
-        self._observers.tell("policy.conflict", job.event, job.key, detail=self._terms.on_conflict)
-        if self._terms.on_conflict == "bury":
-            self._bury_conflicts([(job, conflict)], {})
-            if job.outcome.status != "conflict":
-                raise StoreUnavailable(job.outcome.reason)
-            return False
-        other = Job(job.event, _copy_key(job), job.payload_hash)
-        (verdict,) = self._store.claim(self._requests([other], marks=True))
-        return isinstance(verdict, Granted)
 
     def mark_emissions(self, own: Sequence[Job]) -> None:
         """Record as done the keys that emissions had by themselves, so that late copies are known by them alone. What
@@ -257,9 +254,8 @@ class Claimer:
 
     def _body(self, job: Job, original: Record) -> Any:
         """What the original said, if the record has it or this process still knows; else None."""
-        if original.payload is not None:
-            return understood(delivery(original.payload), self._hints).body
-        return self._memory.body(job)
+        document = self._memory.document(job) if original.payload is None else original.payload
+        return None if document is None else understood(delivery(document), self._hints).body
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
         if not copies:

@@ -19,13 +19,10 @@ from weakref import WeakKeyDictionary, WeakSet
 from msgspec import Struct
 
 from oncegate import forks
-from oncegate.clocks import Clock
 from oncegate.events import Event
 from oncegate.gate.admitting import Admitter
-from oncegate.gate.claiming import Claimer
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import (
-    Endings,
     Failed,
     failed_marked,
     failed_unguarded,
@@ -36,11 +33,10 @@ from oncegate.gate.endings import (
 from oncegate.gate.gathering import Gatherer, Waiter
 from oncegate.gate.handlers import AsyncHandler, Handler, plain
 from oncegate.gate.jobs import Bare, Job
-from oncegate.gate.leases import Heartbeat, Lease
+from oncegate.gate.leases import Lease
 from oncegate.gate.room import Room
-from oncegate.gate.running import Runner
+from oncegate.gate.running import Means, Runner
 from oncegate.gate.settling import Ending
-from oncegate.gate.terms import Terms
 
 MOST_AT_A_TIME: Final = 256
 # The gates whose handlers are being awaited around what runs here.
@@ -68,23 +64,9 @@ _Asked = Job | Ending | Failed | _Echo | _Admission | None
 
 
 class Concurrent:
-    def __init__(
-        self,
-        terms: Terms,
-        boot: Clock,
-        claimer: Claimer,
-        endings: Endings,
-        runner: Runner,
-        heartbeat: Heartbeat,
-        echoes: Echoes,
-        admitter: Admitter,
-    ) -> None:
-        self._terms = terms
-        self._boot = boot
-        self._claimer = claimer
-        self._endings = endings
+    def __init__(self, means: Means, runner: Runner, echoes: Echoes, admitter: Admitter) -> None:
+        self._means = means
         self._runner = runner
-        self._heartbeat = heartbeat
         self._echoes = echoes
         self._admitter = admitter
         self._gatherer: Gatherer[_Asked] = Gatherer("oncegate-writer", self._write, self._orphaned, MOST_AT_A_TIME)
@@ -106,7 +88,7 @@ class Concurrent:
         if not room.enter_now():
             await room.enter()
         try:
-            if isinstance(item, Job) and (item.key.change is not None or not self._claimer.recall(item)):
+            if isinstance(item, Job) and (item.key.change is not None or not self._means.claimer.recall(item)):
                 await self._run_claimed(item, handler, room)
             if item.unguarded is not None:
                 way = _Way(partial(ran_unguarded, item), partial(failed_unguarded, item))
@@ -118,7 +100,7 @@ class Concurrent:
 
     async def admit(self, jobs: Sequence[Job]) -> None:
         """Have these kept; each has its outcome afterwards."""
-        unknown = [job for job in jobs if job.key.change is not None or not self._claimer.recall(job)]
+        unknown = [job for job in jobs if job.key.change is not None or not self._means.claimer.recall(job)]
         if len(unknown) == 1:
             await self._gatherer.done(_Admission(unknown[0]))
         else:
@@ -145,7 +127,7 @@ class Concurrent:
         loop = asyncio.get_running_loop()
         room = self._rooms.get(loop)
         if room is None:
-            room = self._rooms[loop] = Room(self._terms.max_in_hand)
+            room = self._rooms[loop] = Room(self._means.terms.max_in_hand)
         return room
 
     # ── one claim ─────────────────────────────────────────────────────────────────────────────────────────
@@ -153,17 +135,17 @@ class Concurrent:
     async def _run_claimed(self, job: Job, handler: AsyncHandler | Handler, room: Room) -> None:
         """A last attempt is claimed, run and settled alone: an event that kills its process then takes no neighbour
         with it, and is not taken along itself. One that was claimed with others is given back first."""
-        if not self._terms.one_by_one:
+        if not self._means.terms.one_by_one:
             if not room.begin_now():
                 await room.begin()
             try:
                 await self._gatherer.done(job)
                 if not job.held:
                     return
-                if self._terms.marks_first or job.event.attempt != self._terms.max_attempts:
+                if self._means.terms.marks_first or job.event.attempt != self._means.terms.max_attempts:
                     await self._run_granted(job, handler)
                     return
-                await self._gatherer.done(self._endings.unstarted(job))
+                await self._gatherer.done(self._means.endings.unstarted(job))
                 job.held = False
             finally:
                 room.end()
@@ -176,41 +158,41 @@ class Concurrent:
             room.end()
 
     async def _run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        marked = self._terms.marks_first
+        marked = self._means.terms.marks_first
         if not marked:
-            self._heartbeat.hold([job.lease])
+            self._means.heartbeat.hold([job.lease])
         try:
             plan = self._planned(job)
             await (self._called(job.event, handler, plan) if isinstance(plan, _Way) else self._gatherer.done(plan))
         except BaseException:
             if not job.started:
-                self._gatherer.post(never_started(job) if marked else self._endings.unstarted(job))
+                self._gatherer.post(never_started(job) if marked else self._means.endings.unstarted(job))
             raise
 
     def _planned(self, job: Job) -> "_Way | Ending | Failed":
         """How its handler is to be called; or what to write, if it is not."""
-        marked = self._terms.marks_first
+        marked = self._means.terms.marks_first
         if job.hopeless is not None:
             job.started = True
-            return Failed(job, job.hopeless) if marked else self._endings.buried(job, job.hopeless)
-        if (late := job.too_late(self._boot())) is not None:
-            return never_started(job) if marked else self._endings.unstarted(job, late)
+            return Failed(job, job.hopeless) if marked else self._means.endings.buried(job, job.hopeless)
+        if (late := job.too_late(self._means.boot())) is not None:
+            return never_started(job) if marked else self._means.endings.unstarted(job, late)
         if marked:
             return _Way(partial(ran_marked, job), partial(failed_marked, job), job)
-        return _Way(partial(self._endings.processed, job), partial(self._failed, job), job)
+        return _Way(partial(self._means.endings.processed, job), partial(self._failed, job), job)
 
     def _failed(self, job: Job, error: BaseException) -> Ending:
         """The caller's going away is no fault of the event: it is released, at the last attempt too."""
         if isinstance(error, _Lost):
-            return self._endings.released(job, _LOST)
+            return self._means.endings.released(job, _LOST)
         if isinstance(error, asyncio.CancelledError):
-            return self._endings.released(job, _CANCELLED, "CancelledError")
-        return self._endings.failed(job, error)
+            return self._means.endings.released(job, _CANCELLED, "CancelledError")
+        return self._means.endings.failed(job, error)
 
     # ── calling the handler ───────────────────────────────────────────────────────────────────────────────
 
     def _called(self, event: Event, handler: AsyncHandler | Handler, way: "_Way") -> Coroutine[Any, Any, None]:
-        if _is_async(handler):
+        if is_async(handler):
             return self._call_here(event, handler, way)
         return self._call_in_thread(event, handler, way)
 
@@ -259,13 +241,13 @@ class Concurrent:
         self._gatherer.post(asked, waiter)
 
     def _late(self, way: "_Way") -> Ending | Failed | None:
-        if way.job is None or (late := way.job.too_late(self._boot())) is None:
+        if way.job is None or (late := way.job.too_late(self._means.boot())) is None:
             return None
-        return never_started(way.job) if self._terms.marks_first else self._endings.unstarted(way.job, late)
+        return never_started(way.job) if self._means.terms.marks_first else self._means.endings.unstarted(way.job, late)
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._terms.threads, thread_name_prefix="oncegate-handler")
+            self._threads = ThreadPoolExecutor(self._means.terms.threads, thread_name_prefix="oncegate-handler")
         return self._threads
 
     # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
@@ -275,7 +257,7 @@ class Concurrent:
         if endings := [each for each in asked if isinstance(each, Ending)]:
             self._runner.write(endings)
         if failed := [each for each in asked if isinstance(each, Failed)]:
-            self._claimer.bury_failed(failed)
+            self._means.claimer.bury_failed(failed)
         if echoes := [each.job for each in asked if isinstance(each, _Echo)]:
             self._echoes.confirm(echoes)
         if admissions := [each.job for each in asked if isinstance(each, _Admission)]:
@@ -283,13 +265,13 @@ class Concurrent:
         if jobs := [each for each in asked if isinstance(each, Job)]:
             if echoing := [job for job in jobs if job.key.change is not None and job.emission is None]:
                 self._echoes.resolve(echoing)
-            self._claimer.claim([job for job in jobs if not job.answered])
+            self._means.claimer.claim([job for job in jobs if not job.answered])
 
     def _orphaned(self, asked: _Asked) -> None:
         """A claim for a caller that is gone is given back."""
         if isinstance(asked, Job) and asked.held:
-            marked = self._terms.marks_first
-            self._gatherer.post(never_started(asked) if marked else self._endings.unstarted(asked))
+            marked = self._means.terms.marks_first
+            self._gatherer.post(never_started(asked) if marked else self._means.endings.unstarted(asked))
 
 
 class _Way:
@@ -365,7 +347,7 @@ class _CancelledOnLoss:
             raise _Lost from None
 
 
-def _is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:
+def is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:
     return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 

@@ -19,7 +19,7 @@ from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
-from oncegate.gate.running import Runner
+from oncegate.gate.running import Means, Runner
 from oncegate.gate.terms import Terms
 from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import Store
@@ -42,7 +42,6 @@ class Engine:
         self.terms = terms
         self.boot = boot
         self._observers = observers
-        self._endings = Endings(terms)
         if terms.breaker is not None and getattr(store, "remote", False):
             store = cast(Store, Guarded(store, Breaker(terms.breaker, boot, self._breaker_told)))
         self._store = store
@@ -50,8 +49,9 @@ class Engine:
         self._memory = memory = memory or Memory(None if terms.sliding else terms.remember, terms.retention, boot)
         self.claimer = Claimer(store, terms, boot, memory, observers, hints)
         self.echoes = Echoes(store, terms, self.claimer, observers)
-        self._heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
-        self.runner = Runner(store, terms, boot, self.claimer, self._endings, self._heartbeat, memory)
+        heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
+        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory)
+        self.runner = Runner(self._means)
 
     def under(self, **changes: Any) -> "Engine":
         """Another engine for the same store, with these terms changed. What one learns the other knows: what is
@@ -119,7 +119,7 @@ class Engine:
     def concurrent(self) -> "Concurrent":
         """Made when first used: asyncio would cost every cold start that does without it."""
         concurrent: Concurrent = import_module("oncegate.gate.concurrent").Concurrent(
-            self.terms, self.boot, self.claimer, self._endings, self.runner, self._heartbeat, self.echoes, self.admitter
+            self._means, self.runner, self.echoes, self.admitter
         )
         return concurrent
 

@@ -20,6 +20,7 @@ from oncegate.gate.jobs import Bare, Job, Refused
 from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import Wishes, agree
+from oncegate.gate.working import Means, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
 from oncegate.stores.base import Inbox, Store, Transactional
@@ -202,6 +203,36 @@ class Gate:
         )
         return handler
 
+    def worker(
+        self,
+        queue: str,
+        handler: AsyncHandler | Handler,
+        *,
+        batch: int = 10,
+        wait: Duration = "20s",
+        visibility: Duration = "30s",
+        in_hand: int = 100,
+        receivers: int = 4,
+        drain: Duration = "25s",
+    ) -> Worker:
+        """A worker of an SQS queue: `sqs://NAME?region=eu-central-1`, or the URL that AWS shows for it.
+
+        Its `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C; then it has `drain`
+        to end what runs. A message is deleted when all the events in it are acknowledged; else it becomes visible
+        again. The queue counts how often: nothing that fails is buried here, whatever `max_attempts` says.
+
+        It polls for up to `batch` messages, `wait` long, with up to `receivers` polls at a time, and has at most about
+        `in_hand` events in hand. A message is kept from others for `visibility`, again and again for up to the gate's
+        `max_hold`. Events of one entity, and those of one group of a FIFO queue, run one after the other."""
+        check_handler(handler, may_await=True)
+        ways = import_module("oncegate.work.sqs").agree(
+            batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain
+        )
+        engine = self._engine.under(max_attempts=None)
+        means = Means(engine, self._events, self._identify, self._observers, engine.boot)
+        worker: Worker = import_module("oncegate.work.sqs").SqsWorker(queue, handler, ways, means)
+        return worker
+
     def seen(self, payload: Any) -> bool:
         """Whether this event was seen before; from now on it was. The `is_duplicate` of many tutorials.
 
@@ -234,9 +265,18 @@ class Gate:
         self._check_inbox("aadmit()")
         return self._told(await self._engine.aadmit([self._identify(event) for event in self._events(payload)]))
 
-    def inbox(self, handler: AsyncHandler | Handler, *, at_work: int = 64, look: Duration = "250ms") -> "InboxWorker":
-        """What runs the events that were admitted, or redriven, once each: `await worker.work()` does so until
-        `worker.stop()`.
+    def inbox(
+        self,
+        handler: AsyncHandler | Handler,
+        *,
+        at_work: int = 64,
+        look: Duration = "250ms",
+        drain: Duration = "25s",
+    ) -> "InboxWorker":
+        """A worker that runs the events that were admitted, or redriven, once each.
+
+        Its `run()` does so until `stop()`, SIGTERM or Ctrl-C; then it has `drain` to end what runs. `await work()` is
+        the same in an event loop that there is.
 
         Events of one entity run one at a time, in the order in which they happened; those of others beside them, up to
         `at_work` of them. One that fails is tried again after a pause, `backoff` at first and then ever longer, and
@@ -245,7 +285,12 @@ class Gate:
         self._check_inbox("inbox()")
         check_handler(handler, may_await=True)
         worker: InboxWorker = import_module("oncegate.work.inbox").InboxWorker(
-            self._engine, handler, self._observers, at_work, microseconds(look, "look")
+            self._engine,
+            handler,
+            self._observers,
+            at_work=at_work,
+            look=microseconds(look, "look"),
+            drain=microseconds(drain, "drain"),
         )
         return worker
 

@@ -1,8 +1,9 @@
 """Jobs: the events of one call on their way through the gate."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate.claims import About, Record
@@ -14,12 +15,13 @@ from oncegate.times import microseconds_of
 # Genesys hands an event over for up to 4 days, and EventBridge then tries its targets for one more.
 _RETRIED_FOR: Final = 5 * 86_400_000_000
 _NEVER: Final = 2**63
+_NOT_YET: Final[Any] = None
 
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
 
 
-class Job:
+class Job(Struct, eq=False):
     """One event to claim: what it is, then what is held for it, then what became of it.
 
     `lease` is there while it is `held`, `outcome` when it has come to one. `hopeless` is why it is buried instead of
@@ -28,37 +30,19 @@ class Job:
     policy. Its handler is not started from `start_by` on, on the boot clock.
     """
 
-    __slots__ = (
-        "answered",
-        "emission",
-        "event",
-        "held",
-        "hopeless",
-        "key",
-        "lease",
-        "loosened",
-        "outcome",
-        "payload_hash",
-        "start_by",
-        "started",
-        "unguarded",
-    )
-
-    lease: Lease
-    outcome: Outcome
-
-    def __init__(self, event: Event, key: Key, payload_hash: bytes, hopeless: str | None = None) -> None:
-        self.event = event
-        self.key = key
-        self.payload_hash = payload_hash
-        self.hopeless = hopeless
-        self.emission: Key | None = None
-        self.answered = False
-        self.loosened = False
-        self.held = False
-        self.start_by = _NEVER
-        self.started = False
-        self.unguarded: str | None = None
+    event: Event
+    key: Key
+    payload_hash: bytes
+    hopeless: str | None = None
+    emission: Key | None = None
+    answered: bool = False
+    loosened: bool = False
+    held: bool = False
+    start_by: int = _NEVER
+    started: bool = False
+    unguarded: str | None = None
+    lease: Lease = _NOT_YET
+    outcome: Outcome = _NOT_YET
 
     def too_late(self, now: int) -> str | None:
         """Why its handler may no longer start, None if it may. It holds a lease."""

@@ -1,8 +1,7 @@
 """Leases: how long a claim may be trusted here, and the thread that renews them."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -68,17 +67,8 @@ class Heartbeat:
             self._held, self._thread = {}, None
         self._lock.release()
 
-    @contextmanager
-    def holding(self, leases: Iterable[Lease]) -> Iterator[None]:
-        """Keep these leases alive until the block ends."""
-        kept = list(leases)
-        self.hold(kept)
-        try:
-            yield
-        finally:
-            self.drop(kept)
-
     def hold(self, leases: Iterable[Lease]) -> None:
+        """Keep these leases alive until they are dropped."""
         with self._lock:
             self._held.update(dict.fromkeys(leases))
             if self._held and (self._thread is None or not self._thread.is_alive()):
@@ -87,8 +77,10 @@ class Heartbeat:
 
     def drop(self, leases: Iterable[Lease]) -> None:
         with self._lock:
-            for lease in leases:
-                self._held.pop(lease, None)
+            if self._held:
+                pop = self._held.pop
+                for lease in leases:
+                    pop(lease, None)
 
     def _beat(self) -> None:
         pause = threading.Event()

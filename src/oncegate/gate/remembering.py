@@ -6,7 +6,7 @@ same key goes to the store, and so does work that a person has sent back.
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -20,11 +20,10 @@ from oncegate.gate.outcome import Outcome
 
 _MOST: Final = 10_000
 _LARGEST_RESULT: Final = 4_096
-_LARGEST_BODY: Final = 4_096
+_LARGEST_DOCUMENT: Final = 4_096
 
-
-# Until when it may be trusted on the boot clock, the claim, how it was completed, when that was sent, and the body.
-_Completion = tuple[int, Lease, Complete, int, Any]
+# Until when it may be trusted on the boot clock, the claim, how it was completed, when that was sent, and the document.
+_Completion = tuple[int, Lease, Complete, int, bytes | None]
 
 
 class Memory:
@@ -66,8 +65,8 @@ class Memory:
         kind = kind_of(job, original, now + ahead)
         return Outcome("duplicate", job.event, job.key, kind, result, complete.error, original, now + ahead)
 
-    def body(self, job: Job) -> Any:
-        """The body of the event that was completed under this job's key, if it is still at hand; else None."""
+    def document(self, job: Job) -> bytes | None:
+        """The document of the event that was completed under this job's key, if it is still at hand."""
         known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
         return None if known is None else known[4]
 
@@ -78,7 +77,7 @@ class Memory:
             self._keep(
                 sent_at,
                 {
-                    job.lease.key: (until, job.lease, complete, sent_at, _small_body(job))
+                    complete.key: (until, job.lease, complete, sent_at, _small(job.event.raw))
                     for job, complete in ended
                     if complete.result is None or len(complete.result) <= _LARGEST_RESULT
                 },
@@ -104,6 +103,7 @@ class Memory:
             self._new.update(completions)
 
 
-def _small_body(job: Job) -> Any:
-    """What the event said, if it is worth its room: it only serves to say where a conflict differs."""
-    return job.event.body if len(job.event.raw) <= _LARGEST_BODY else None
+def _small(raw: bytes) -> bytes | None:
+    """The document, if it is worth its room: it only serves to say where a conflict differs. As bytes it takes a third
+    of what the body does, and gives the collector of garbage nothing to look at."""
+    return raw if 0 < len(raw) <= _LARGEST_DOCUMENT else None

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
+from msgspec import Struct
+
 from oncegate.claims import Complete
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
@@ -31,24 +33,21 @@ _LOST: Final = "its claim was lost to another worker before it could be settled"
 _Handle = Callable[[Job], Ending | None]
 
 
+class Means(Struct, frozen=True):
+    """What granted events are run with, put together by the engine for those who run them."""
+
+    store: Store
+    terms: Terms
+    boot: Clock
+    claimer: Claimer
+    endings: Endings
+    heartbeat: Heartbeat
+    memory: Memory
+
+
 class Runner:
-    def __init__(
-        self,
-        store: Store,
-        terms: Terms,
-        boot: Clock,
-        claimer: Claimer,
-        endings: Endings,
-        heartbeat: Heartbeat,
-        memory: Memory,
-    ) -> None:
-        self._store = store
-        self._terms = terms
-        self._boot = boot
-        self._claimer = claimer
-        self._endings = endings
-        self._heartbeat = heartbeat
-        self._memory = memory
+    def __init__(self, means: Means) -> None:
+        self._means = means
         self._flusher = Flusher()
 
     def run(self, jobs: Sequence[Job], handler: Handler) -> None:
@@ -58,7 +57,7 @@ class Runner:
         and run last, each claimed alone after all others are settled, the least tried first.
         """
         granted = [job for job in jobs if job.held]
-        if self._terms.marks_first:
+        if self._means.terms.marks_first:
             self._run_marked(granted, handler)
         elif len(granted) == 1:
             self.run_alone(granted[0], handler)
@@ -72,8 +71,8 @@ class Runner:
                     self.run_alone(job, handler)
 
     def _claim_again(self, job: Job) -> None:
-        if self._boot() < job.start_by:
-            self._claimer.claim([job])
+        if self._means.boot() < job.start_by:
+            self._means.claimer.claim([job])
         else:
             job.outcome = Outcome("in_flight", job.event, job.key, error=NO_TIME)
 
@@ -96,26 +95,26 @@ class Runner:
         self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection))
 
     def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
-        store = cast(Transactional, self._store)  # the gate has asked
+        store = cast(Transactional, self._means.store)  # the gate has asked
         endings: list[Ending] = []
 
         def effect(connection: Any) -> Complete:
-            endings.append(self._endings.processed(job, plain(handler(job.event, connection))))
+            endings.append(self._means.endings.processed(job, plain(handler(job.event, connection))))
             complete = endings[0].settlement
             assert isinstance(complete, Complete)  # noqa: S101  # processed() completes
             return complete
 
-        proof = job.lease.renewal(self._terms.lease)
-        sent_at = self._boot()
+        proof = job.lease.renewal(self._means.terms.lease)
+        sent_at = self._means.boot()
         try:
             accepted = store.transact(proof, effect) if own is None else store.transact(proof, effect, own)
         except EffectFailed as failure:
             if not isinstance(failure.cause, Exception):
                 raise failure.cause from None
-            return self._endings.failed(job, failure.cause)
+            return self._means.endings.failed(job, failure.cause)
         except StoreError as error:
-            return self._endings.released(job, f"its transaction was rolled back ({error})")
-        self._settled(endings or [self._endings.processed(job, None)], [accepted], sent_at)
+            return self._means.endings.released(job, f"its transaction was rolled back ({error})")
+        self._settled(endings or [self._means.endings.processed(job, None)], [accepted], sent_at)
         return None
 
     def _run_marked(self, jobs: Sequence[Job], handler: Handler) -> None:
@@ -126,10 +125,10 @@ class Runner:
                 self._attempt_marked(job, handler, failed)
         finally:
             failed.extend(never_started(job) for job in jobs if not job.started)
-            self._claimer.bury_failed(failed)
+            self._means.claimer.bury_failed(failed)
 
     def _attempt_marked(self, job: Job, handler: Handler, failed: list[Failed]) -> None:
-        if self._boot() >= job.lease.valid_until:
+        if self._means.boot() >= job.lease.valid_until:
             return
         job.started = True
         if job.hopeless is not None:
@@ -143,7 +142,7 @@ class Runner:
                 raise
 
     def _run_together(self, jobs: Sequence[Job], handler: Handler) -> None:
-        endings = self._endings
+        endings = self._means.endings
 
         def handle(job: Job) -> Ending:
             try:
@@ -152,28 +151,35 @@ class Runner:
             except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
                 return endings.failed(job, error)
 
-        with self._heartbeat.holding([job.lease for job in jobs]):
+        leases = [job.lease for job in jobs]
+        self._means.heartbeat.hold(leases)
+        try:
             self._attempt_each(jobs, handle)
+        finally:
+            self._means.heartbeat.drop(leases)
 
     def _attempt_each(self, jobs: Sequence[Job], handle: _Handle) -> None:
         """Attempt one after the other; what they come to is written within 50 ms, and all of it on return."""
-        settlements = Settlements(self.write, self._flusher)
+        boot = self._means.boot
+        settlements = Settlements(self.write)
+        if len(jobs) > 1:
+            self._flusher.begin(settlements)
         try:
             for job in jobs:
-                settlements.hurry()
                 if job.hopeless is not None:
                     job.started = True
-                    settlements.add(self._endings.buried(job, job.hopeless))
-                elif (late := job.too_late(self._boot())) is not None:
+                    settlements.add(self._means.endings.buried(job, job.hopeless))
+                elif (late := job.too_late(boot())) is not None:
                     job.outcome = Outcome("in_flight", job.event, job.key, error=late)
                 else:
                     job.started = True
                     if (ending := handle(job)) is not None:
                         settlements.add(ending)
         except BaseException as error:  # an interrupt fails the attempt like any error, and then goes on upwards
-            settlements.add(self._endings.failed(job, error))
+            settlements.add(self._means.endings.failed(job, error))
             raise
         finally:
+            self._flusher.end(settlements)
             settlements.flush()
             self.give_back([job for job in jobs if not job.started])
 
@@ -181,30 +187,29 @@ class Runner:
 
     def write(self, endings: Sequence[Ending]) -> None:
         """Settle with one write; on return every job has its outcome."""
-        sent_at = self._boot()
+        sent_at = self._means.boot()
         # No longer renewed from here on: a renewal of what has just been settled would look like a loss.
-        self._heartbeat.drop([ending.job.lease for ending in endings])
-        answers = settle(self._store, [ending.settlement for ending in endings])
+        self._means.heartbeat.drop([ending.job.lease for ending in endings])
+        answers = settle(self._means.store, [ending.settlement for ending in endings])
         self._settled(endings, answers, sent_at)
 
     def _settled(self, endings: Sequence[Ending], answers: Sequence[Answer], sent_at: int) -> None:
         """Give the jobs their outcomes, and remember those that are completed."""
         completed = []
         for ending, answer in zip(endings, answers, strict=True):
-            job, settlement = ending.job, ending.settlement
             if answer is not True:
-                job.outcome = _not_settled(ending, answer)
+                ending.job.outcome = _not_settled(ending, answer)
                 continue
-            job.outcome = ending.outcome
-            if type(settlement) is Complete:
-                completed.append((job, settlement))
-        self._memory.completed(completed, sent_at)
+            ending.job.outcome = ending.outcome
+            if type(ending.settlement) is Complete:
+                completed.append((ending.job, ending.settlement))
+        self._means.memory.completed(completed, sent_at)
 
     def give_back(self, jobs: Sequence[Job]) -> None:
         """Release claims whose handler never started: the attempt does not count. One that could not be given back
         comes free when its lease ends."""
         if jobs:
-            settle(self._store, [self._endings.unstarted(job).settlement for job in jobs])
+            settle(self._means.store, [self._means.endings.unstarted(job).settlement for job in jobs])
         for job in jobs:
             job.held = False
 

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from oncegate import forks
 from oncegate.claims import Settlement
 from oncegate.errors import StoreError
-from oncegate.gate.background import Background
 from oncegate.gate.jobs import Job
 from oncegate.gate.outcome import Outcome
 from oncegate.stores.base import Store
 
-FLUSH_WITHIN = 0.05
+_FLUSH_WITHIN = 0.05
+_LOOK_EVERY = _FLUSH_WITHIN / 3
+_IDLE_FOR = 10.0
 _RETRY_AFTER = (0.05, 0.25)
 
 # What a store says to a settlement: True accepted, False lease lost, an error if it did not answer.
@@ -32,24 +34,15 @@ class Ending(Struct, frozen=True, gc=False):
 class Settlements:
     """The endings of one batch that are not written yet."""
 
-    def __init__(self, write: Callable[[Sequence[Ending]], None], flusher: "Flusher") -> None:
+    def __init__(self, write: Callable[[Sequence[Ending]], None]) -> None:
         self._write = write
-        self._flusher = flusher
         self._lock = threading.Lock()
         self._waiting: deque[Ending] = deque()
-        self._hurried = False
         self.add = self._waiting.append
-
-    def hurry(self) -> None:
-        """Have what waits written within 50 ms, as the caller's thread may be busy until much later."""
-        if self._waiting and not self._hurried:
-            self._hurried = True
-            self._flusher.remind(self)
 
     def flush(self) -> None:
         """Write all that waits; on return every one of them has been told."""
         with self._lock:
-            self._hurried = False
             endings = [self._waiting.popleft() for _ in range(len(self._waiting))]
             if endings:
                 self._write(endings)
@@ -68,16 +61,51 @@ def settle(store: Store, settlements: Sequence[Settlement]) -> Sequence[Answer]:
 
 
 class Flusher:
-    """Flushes what a batch has left waiting for 50 ms, from a thread of its own."""
+    """Flushes what batches under way have left waiting, as their own thread may be busy with one event for long.
+
+    A thread looks at all of them every 17 ms and flushes those that it has seen before, so that a batch that is over
+    sooner is written in one piece. To be looked at takes a batch two steps on a dict; to wake a thread for each would
+    take longer than some of its events. The thread starts with the first batch and ends when it has seen none for long.
+    """
 
     def __init__(self) -> None:
-        self._background: Background[tuple[float, Settlements]] = Background("oncegate-flusher", self._flush)
+        self._lock = threading.Lock()
+        self._under_way: dict[Settlements, None] = {}
+        self._thread: threading.Thread | None = None
+        forks.watch(self)
 
-    def remind(self, settlements: Settlements) -> None:
-        self._background.put((time.monotonic() + FLUSH_WITHIN / 2, settlements))
+    def begin(self, settlements: Settlements) -> None:
+        with self._lock:
+            self._under_way[settlements] = None
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="oncegate-flusher", daemon=True)
+                self._thread.start()
 
-    def _flush(self, reminders: list[tuple[float, Settlements]]) -> None:
-        for due, settlements in reminders:
-            # Every reminder has the same delay, so the first in the queue is the first that is due.
-            time.sleep(max(0.0, due - time.monotonic()))
-            settlements.flush()
+    def end(self, settlements: Settlements) -> None:
+        self._under_way.pop(settlements, None)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._under_way, self._thread = {}, None
+        self._lock.release()
+
+    def _run(self) -> None:
+        seen: list[Settlements] = []
+        last = time.monotonic()
+        while seen or time.monotonic() - last < _IDLE_FOR or not self._ended():
+            time.sleep(_LOOK_EVERY)
+            for settlements in seen:
+                settlements.flush()
+            seen = list(self._under_way)
+            if seen:
+                last = time.monotonic()
+
+    def _ended(self) -> bool:
+        with self._lock:
+            if self._under_way:
+                return False
+            self._thread = None
+            return True

@@ -87,12 +87,12 @@ def everything(cloud: Cloud, name: str, place: Place) -> list[Design]:
     function = Function(handler="any.handler")
     return [
         Design(Wanted(name=name, bus=bus, queue=queue, function=function, endpoint=cloud.endpoint), place)
-        for bus in _buses(cloud)
+        for bus in buses(cloud)
         for queue in (True, False)
     ]
 
 
-def _buses(cloud: Cloud) -> list[str]:
+def buses(cloud: Cloud) -> list[str]:
     names = [bus["Name"] for bus in cloud.each("events", "list_event_buses", "EventBuses")]
     return [DEFAULT_BUS, *(name for name in names if name != DEFAULT_BUS)]
 

@@ -111,7 +111,8 @@ LOG: Final = Setting(
     kind="choice",
     default="off",
     choices=("off", "json"),
-    meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` logs.",
+    meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` and `work`"
+    " log.",
 )
 GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
 
@@ -215,6 +216,43 @@ FORWARD: Final = (
     ),
 )
 
+WORK: Final = (
+    Setting(
+        table="work",
+        name="handler",
+        kind="function",
+        default=None,
+        optional=True,
+        meaning="Called with each new event, `module:function`; it may be async.",
+    ),
+    Setting(
+        table="work", name="batch", kind="count", default=10, meaning="How many messages to ask for at a time, 1 to 10."
+    ),
+    Setting(
+        table="work",
+        name="wait",
+        kind="duration",
+        default="20s",
+        meaning="How long a poll waits for a message.",
+    ),
+    Setting(
+        table="work",
+        name="visibility",
+        kind="duration",
+        default="30s",
+        meaning="For how long a message is kept from other workers; renewed while it is in hand.",
+    ),
+    Setting(table="work", name="in_hand", kind="count", default=100, meaning="How many events are in hand at a time."),
+    Setting(table="work", name="receivers", kind="count", default=4, meaning="How many polls are open at most."),
+    Setting(
+        table="work",
+        name="drain",
+        kind="duration",
+        default="25s",
+        meaning="How long what runs may take to end when the worker is stopped.",
+    ),
+)
+
 # What payloads do not say themselves. Of several paths, with blanks between them, the first that leads there counts.
 READ: Final = tuple(
     Setting(table="read", name=name, kind="text", default=None, optional=True, meaning=meaning)
@@ -236,5 +274,6 @@ TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {
     "read": READ,
     "serve": SERVE,
     "forward": FORWARD,
+    "work": WORK,
 }
 SETTINGS: Final[Mapping[str, Setting]] = {setting.path: setting for table in TABLES.values() for setting in table}

@@ -75,6 +75,14 @@ def _as_gates_do(setting: Setting, value: Any) -> Any:
     return value
 
 
+def _count(setting: Setting, value: Any) -> Any:
+    if setting.path in DEFAULTS:
+        return _as_gates_do(setting, value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SettingError(f"{setting.path}={value!r} must be a whole number, 1 or more")
+    return value
+
+
 def _choice(setting: Setting, value: Any) -> Any:
     if value not in setting.choices:
         raise SettingError(not_a_choice(setting.path, value, setting.choices))
@@ -139,7 +147,7 @@ _CHECKS: Final[Mapping[Kind, Callable[[Setting, Any], Any]]] = {
     "text": _text,
     "choice": _choice,
     "duration": _duration,
-    "count": _as_gates_do,
+    "count": _count,
     "truth": _truth,
     "names": _names,
     "url": _url,

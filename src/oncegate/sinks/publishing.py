@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from typing import Any, Final
 
 import msgspec
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from oncegate import forks
@@ -71,15 +70,15 @@ class Publisher(ABC):
     def _made(self) -> Any:
         """One that asks once: whoever delivers the event tries again."""
         place = self.place
-        config = Config(
-            retries={"total_max_attempts": 1},
+        return client(
+            place.service,
+            place.region,
+            place.endpoint,
+            place.spoken,
             connect_timeout=min(2.0, place.timeout),
             read_timeout=place.timeout,
             max_pool_connections=_CONNECTIONS,
-            tcp_keepalive=True,
-            user_agent_extra="oncegate",
         )
-        return client(place.service, place.region, place.endpoint, place.spoken, config)
 
     def _forget(self) -> None:
         self._client = None

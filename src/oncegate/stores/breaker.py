@@ -12,14 +12,14 @@ changed says nothing about how things are now, and does not count: every change 
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from oncegate import forks
-from oncegate.claims import Address, Claim, Renew, Settlement, Verdict
+from oncegate.claims import Address, Admission, Admit, Claim, Renew, Settlement, Verdict
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import StoreError, StoreUnavailable
-from oncegate.stores.base import Change, Document, Entry, Store, Want
+from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
 
 IN_A_ROW: Final = 5
 _AT_ONCE: Final = 10
@@ -124,6 +124,10 @@ class Guarded:
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
         return self._breaker.call(self._store.claim, requests)
+
+    def admit(self, requests: Sequence[Admit]) -> list[Admission]:
+        answers: list[Admission] = self._breaker.call(cast(Inbox, self._store).admit, requests)
+        return answers
 
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
         return self._breaker.call(self._store.take, wants)

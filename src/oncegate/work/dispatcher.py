@@ -103,6 +103,10 @@ class Dispatcher(Generic[_Work]):
         """The lanes that wait for one to run again; what else is offered for them waits too."""
         return [lane.name for lane in self._held if lane.name is not None]
 
+    def waits(self, lane: Hashable) -> bool:
+        """Whether anything waits in this lane."""
+        return lane in self._lanes and bool(self._lanes[lane].waiting)
+
     async def room_for(self, least: int = 1) -> int:
         """Wait until so many may be offered; answers how many may, which is 0 once it drains."""
         while self.room < min(least, self._most) and not self._closed:

@@ -1,59 +1,104 @@
 """The inbox: what the store keeps is taken from it, a batch at a time, and run."""
 
 import asyncio
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from oncegate.errors import StoreError
+from oncegate.gate.concurrent import is_async
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.jobs import Job
 from oncegate.gate.observing import Observers
+from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
+from oncegate.work.signals import stopped_by_signals
 
-_DRAIN_WITHIN: Final = 25.0
 _LONGEST_PAUSE: Final = 5.0
 
 
 class InboxWorker:
-    """Runs what waits; see `Gate.inbox`. One worker is used by one event loop.
+    """Runs what waits; see `Gate.inbox`, and `oncegate.gate.working.Worker` for what can be asked of it.
 
     Which events may run beside each other is the store's to say, since others take from it too. A last attempt is taken
     and run while nothing else is in hand: an event that kills its process then takes no neighbour with it, and no
     neighbour that kills the process spends its attempt."""
 
     def __init__(
-        self, engine: Engine, handler: AsyncHandler | Handler, observers: Observers, at_work: int, look: int
+        self,
+        engine: Engine,
+        handler: AsyncHandler | Handler,
+        observers: Observers,
+        *,
+        at_work: int,
+        look: int,
+        drain: int,
     ) -> None:
         self._engine = engine
         self._handler = handler
         self._observers = observers
         self._at_work = at_work
         self._look = look / 1e6
+        self._drain = drain / 1e6
         self._pause = self._look
         self._alone = False
+        self._counts: Counter[str] = Counter()
+        self._started: set[bytes] = set()
+        self._left_running = 0
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        self._woken = asyncio.Event()
 
-    async def work(self, drain: float = _DRAIN_WITHIN) -> None:
-        """Run what waits until it is stopped; what runs then has so many seconds to end."""
+    def run(self) -> None:
+        asyncio.run(self._run_until_stopped())
+        if not self._left_running:
+            self._engine.close()
+
+    async def _run_until_stopped(self) -> None:
+        with stopped_by_signals(self.stop):
+            await self.work()
+
+    async def work(self) -> None:
+        """The same in a loop that is there already, where no signal stops it."""
+        self._woken = asyncio.Event()
         dispatcher: Dispatcher[Job] = Dispatcher(self._run, self._give_back, most=self._at_work)
-        with ThreadPoolExecutor(1, thread_name_prefix="oncegate-inbox") as self._thread:
-            try:
-                while not self._stopping:
-                    await self._fill(dispatcher)
-            finally:
-                await dispatcher.drain(drain)
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="oncegate-inbox") as self._thread:
+                await self._work(dispatcher)
+        finally:
+            with self._lock:
+                self._loop, self._stopping = None, False
+
+    async def _work(self, dispatcher: Dispatcher[Job]) -> None:
+        try:
+            while not self._stopping:
+                await self._fill(dispatcher)
+        finally:
+            await dispatcher.drain(self._drain)
+            self._left_running = 0 if is_async(self._handler) else len(self._started)
 
     def stop(self) -> None:
-        """Take nothing more. Called in the loop."""
         self._stopping = True
         self.wake()
 
     def wake(self) -> None:
-        """Something waits now: look at once. Called in the loop."""
-        self._woken.set()
+        """Something waits now: look at once. May be called from any thread."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._woken.set)
+
+    @property
+    def figures(self) -> Figures:
+        return Figures(**self._counts, in_hand=len(self._started))
+
+    @property
+    def left_running(self) -> int:
+        return self._left_running
 
     async def _fill(self, dispatcher: Dispatcher[Job]) -> None:
         self._woken.clear()
@@ -77,6 +122,7 @@ class InboxWorker:
             self._pause = min(2 * self._pause, max(_LONGEST_PAUSE, self._look))
             return []
         self._pause = self._look
+        self._counts["received"] += len(jobs)
         return jobs
 
     async def _in_thread(self, most: int) -> list[Job]:
@@ -104,11 +150,18 @@ class InboxWorker:
         return most is not None and job.event.attempt >= most
 
     async def _run(self, job: Job) -> Next:
+        self._started.add(job.key.digest)
         try:
             await self._engine.concurrent.run_taken(job, self._handler)
-            self._observers.outcomes([job.outcome])
-        finally:
-            self.wake()  # the next of its entity may be free now
+        except asyncio.CancelledError:  # by the end of the time to drain; a plain handler runs on
+            raise
+        except BaseException:
+            self._started.discard(job.key.digest)
+            raise
+        self._started.discard(job.key.digest)
+        self._woken.set()  # the next of its entity may be free now
+        self._observers.outcomes([job.outcome])
+        self._counts["processed" if job.outcome.status == "processed" else "failed"] += 1
         return "go_on"
 
     def _give_back(self, jobs: Sequence[Job]) -> None:

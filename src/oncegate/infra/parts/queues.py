@@ -11,12 +11,12 @@ _WAITING: Final = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNo
 
 
 def read_queue(cloud: Cloud, part: Part) -> Found | None:
-    described = _described(cloud, part.name)
-    if described is None:
+    there = described(cloud, part.name)
+    if there is None:
         return None
-    url, attributes = described
+    url, attributes = there
     properties: dict[str, Any] = {name: int(attributes[name]) for name in _NUMBERS}
-    if redrive := _parsed(attributes.get("RedrivePolicy")):
+    if redrive := parsed(attributes.get("RedrivePolicy")):
         properties["RedrivePolicy"] = redrive | {"maxReceiveCount": int(redrive["maxReceiveCount"])}
     waiting = sum(int(attributes.get(name, 0)) for name in _WAITING)
     note = f"{waiting} messages" if waiting else ""
@@ -25,7 +25,7 @@ def read_queue(cloud: Cloud, part: Part) -> Found | None:
 
 def _create_queue(cloud: Cloud, part: Part) -> None:
     cloud.ask("sqs", "create_queue", QueueName=part.name, Attributes=_attributes(part), tags=part.tags)
-    cloud.until(lambda: _described(cloud, part.name) is not None, f"the queue {part.name}")
+    cloud.until(lambda: described(cloud, part.name) is not None, f"the queue {part.name}")
 
 
 def _change_queue(cloud: Cloud, part: Part, found: Found) -> None:
@@ -52,22 +52,22 @@ QUEUE: Final = Kind("AWS::SQS::Queue", read_queue, _create_queue, _change_queue,
 
 def read_policy(cloud: Cloud, part: Part) -> Found | None:
     """Our statements of a queue's policy; those of others are nothing to us."""
-    described = _described(cloud, part.name)
-    if described is None:
+    there = described(cloud, part.name)
+    if there is None:
         return None
-    url, attributes = described
-    ours = {statement["Sid"] for statement in _statements(part.properties["PolicyDocument"])}
-    kept = [one for one in _statements(_parsed(attributes.get("Policy"))) if one.get("Sid") in ours]
+    url, attributes = there
+    ours = {statement["Sid"] for statement in statements_of(part.properties["PolicyDocument"])}
+    kept = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") in ours]
     if not kept:
         return None
     return Found(attributes["QueueArn"], _tags(cloud, url), {"PolicyDocument": _document(kept)}, url)
 
 
 def _put_policy(cloud: Cloud, part: Part) -> None:
-    url, attributes = _described(cloud, part.name) or _gone(part.name)
-    wanted = _statements(part.properties["PolicyDocument"])
+    url, attributes = described(cloud, part.name) or _gone(part.name)
+    wanted = statements_of(part.properties["PolicyDocument"])
     ours = {statement["Sid"] for statement in wanted}
-    others = [one for one in _statements(_parsed(attributes.get("Policy"))) if one.get("Sid") not in ours]
+    others = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") not in ours]
     policy = json.dumps(_document([*others, *wanted]))
     cloud.ask("sqs", "set_queue_attributes", QueueUrl=url, Attributes={"Policy": policy})
 
@@ -80,7 +80,7 @@ def _document(statements: list[Any]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _statements(policy: dict[str, Any] | None) -> list[dict[str, Any]]:
+def statements_of(policy: dict[str, Any] | None) -> list[dict[str, Any]]:
     found = (policy or {}).get("Statement", [])
     return found if isinstance(found, list) else [found]
 
@@ -96,7 +96,7 @@ POLICY: Final = Kind(
 # ── what both ask ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _described(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
+def described(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
     """The queue's URL and attributes."""
     found = cloud.find("sqs", "get_queue_url", QueueName=name)
     if found is None:
@@ -110,5 +110,5 @@ def _tags(cloud: Cloud, url: str) -> dict[str, str]:
     return found
 
 
-def _parsed(text: str | None) -> dict[str, Any] | None:
+def parsed(text: str | None) -> dict[str, Any] | None:
     return json.loads(text) if text else None

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from oncegate import forks
@@ -93,16 +92,16 @@ class Calls:
 
     def _made(self) -> Any:
         settings = self._settings
-        config = Config(
-            retries={"total_max_attempts": 1},
-            connect_timeout=min(2.0, settings.timeout),
-            read_timeout=settings.timeout / 2,  # so that there is time to ask again
-            max_pool_connections=settings.parallel + _CALLERS,
-            tcp_keepalive=True,
-            user_agent_extra="oncegate",
-        )
         try:
-            return client("dynamodb", settings.region, settings.endpoint, self.place, config)
+            return client(
+                "dynamodb",
+                settings.region,
+                settings.endpoint,
+                self.place,
+                connect_timeout=min(2.0, settings.timeout),
+                read_timeout=settings.timeout / 2,  # so that there is time to ask again
+                max_pool_connections=settings.parallel + _CALLERS,
+            )
         except BotoCoreError as error:
             raise explained(error, self.place, "") from error
 

@@ -2,7 +2,7 @@
 in the order in which they were asked for."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 from zlib import crc32
 
@@ -16,7 +16,7 @@ from oncegate.stores.redis.checks import check_layout
 from oncegate.stores.redis.scripts import Script
 from oncegate.stores.redis.servers import Cluster, Servers, Single
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Command, Failed, Reply, Server, exchange, explained
+from oncegate.stores.redis.wire import Command, Failed, Reply, Server, ask, exchange, explained
 
 # A failover shows itself at once and is over for good only after a second or more; waiting that long is the caller's.
 _PAUSES: Final = (0.0, 0.05, 0.2)
@@ -30,7 +30,7 @@ class Call(Struct, frozen=True):
     bucket: int
     script: Script
     arguments: tuple[bytes | str | int, ...]
-    positions: tuple[int, ...] = ()
+    positions: Sequence[int] = ()
 
 
 class Buckets:
@@ -66,6 +66,9 @@ class Buckets:
         """A call for each bucket that a batch is about; within a bucket, requests stay in their order.
 
         `head` is put before the requests, `more` are arguments of their own."""
+        if self.count == 1:
+            batch = head + b"".join([request(each) for each in asked])
+            return [self.call(0, script, batch, *more, positions=range(len(asked)))]
         positions: dict[int, list[int]] = {}
         for position, each in enumerate(asked):
             positions.setdefault(self.of(each.key), []).append(position)
@@ -74,9 +77,9 @@ class Buckets:
             for bucket, here in positions.items()
         ]
 
-    def call(self, bucket: int, script: Script, batch: bytes, *more: bytes, positions: Iterable[int] = ()) -> Call:
+    def call(self, bucket: int, script: Script, batch: bytes, *more: bytes, positions: Sequence[int] = ()) -> Call:
         given = self._clock() if self._clock is not None else 0
-        return Call(bucket, script, (batch, given, *more), tuple(positions))
+        return Call(bucket, script, (batch, given, *more), positions)
 
     def everywhere(self, script: Script, batch: bytes) -> list[Call]:
         return [self.call(bucket, script, batch) for bucket in range(self.count)]
@@ -113,10 +116,12 @@ class Buckets:
     def _send(self, calls: Sequence[Call], commands: Sequence[Command]) -> list[Reply]:
         """By server, with a wait for the replicas behind what is written: on the same connection, or it would wait for
         nothing."""
+        waits = bool(calls and self._settings.wait_replicas) and calls[0].script.writes
+        if len(calls) == 1 and not waits:
+            return ask(self.servers.having(calls[0].bucket), commands)
         by_server: dict[Server, list[int]] = {}
         for index, call in enumerate(calls):
             by_server.setdefault(self.servers.having(call.bucket), []).append(index)
-        waits = bool(self._settings.wait_replicas) and calls[0].script.writes
         sent = {
             server: [*(commands[index] for index in here), *([self._wait] if waits else [])]
             for server, here in by_server.items()

@@ -5,7 +5,7 @@ from typing import Final
 
 from oncegate.errors import StoreRefused
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Command, Failed, Server, exchange, explained
+from oncegate.stores.redis.wire import Command, Failed, Server, ask, explained
 
 _OLDEST: Final = (6, 2)
 _VERSION: Final = 1
@@ -13,14 +13,14 @@ LAYOUT_TAG: Final = b"layout"
 
 
 def check(server: Server, settings: Settings) -> None:
-    (reply,) = exchange({server: [("INFO", "everything")]})[server]
+    (reply,) = ask(server, [("INFO", "everything")])
     if isinstance(reply, Failed):
         raise explained(reply.error, server.name)
-    info = _parsed(reply)
+    info = parsed(reply)
     _check_version(info, server.name)
     _check_kind(info, server.name, settings)
     _check_eviction(info, server.name)
-    if info.get("aof_enabled") != "1":
+    if not appends(info):
         warnings.warn(
             f"Redis at {server.name} keeps no append-only file: what was claimed and completed since its last snapshot "
             "is forgotten when it stops, and runs again if it is delivered again; set appendonly yes",
@@ -29,7 +29,7 @@ def check(server: Server, settings: Settings) -> None:
         )
 
 
-def _parsed(reply: bytes) -> dict[str, str]:
+def parsed(reply: bytes) -> dict[str, str]:
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
     return {name: value.strip() for name, sign, value in lines if sign}
 
@@ -49,11 +49,21 @@ def _check_kind(info: dict[str, str], place: str, settings: Settings) -> None:
         raise StoreRefused(f"Redis at {place} is a read-only replica; name its primary instead: {primary}")
 
 
-def _check_eviction(info: dict[str, str], place: str) -> None:
-    """Without a limit nothing is evicted, whatever the policy; with one, all policies but one can evict records:
-    the volatile ones too, since records have an expiry."""
+def evicting(info: dict[str, str]) -> str | None:
+    """The policy by which records may be evicted. Without a limit nothing is, whatever the policy; with one, by all
+    policies but one: the volatile ones too, since records have an expiry."""
     policy = info.get("maxmemory_policy", "noeviction")
-    if info.get("maxmemory", "0") != "0" and policy != "noeviction":
+    return policy if info.get("maxmemory", "0") != "0" and policy != "noeviction" else None
+
+
+def appends(info: dict[str, str]) -> bool:
+    """Whether it keeps an append-only file."""
+    return info.get("aof_enabled") == "1"
+
+
+def _check_eviction(info: dict[str, str], place: str) -> None:
+    policy = evicting(info)
+    if policy is not None:
         raise StoreRefused(
             f"Redis at {place} may evict records to make room (maxmemory-policy {policy}), and an evicted event would "
             "run again; set maxmemory-policy noeviction"
@@ -65,7 +75,7 @@ def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
     key = settings.prefix.encode() + b"{" + LAYOUT_TAG + b"}"
     buckets = settings.buckets if settings.cluster else 1
     commands: list[Command] = [("SET", key, f"{_VERSION} {buckets}", "NX")] if create else []
-    *_, reply = replies = exchange({server: [*commands, ("GET", key)]})[server]
+    *_, reply = replies = ask(server, [*commands, ("GET", key)])
     for each in replies:
         if isinstance(each, Failed):
             raise explained(each.error, server.name)

@@ -9,7 +9,7 @@ from redis.crc import key_slot
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.redis.checks import LAYOUT_TAG, check
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Failed, Server, exchange, explained
+from oncegate.stores.redis.wire import Failed, Server, ask, explained
 
 _SLOTS: Final = 16_384
 
@@ -98,7 +98,7 @@ class Cluster:
         """The slot ranges as the first server tells that answers: the known ones, then the one that was named."""
         failures = []
         for address, server in [*self._known.items(), (None, self._seed)]:
-            (reply,) = exchange({server: [("CLUSTER", "SLOTS")]})[server]
+            (reply,) = ask(server, [("CLUSTER", "SLOTS")])
             if not isinstance(reply, Failed):
                 return reply  # type: ignore[no-any-return]  # as Redis sends it
             failures.append(explained(reply.error, server.name))

@@ -1,10 +1,12 @@
 """The wire: connections to servers, commands sent to several at once, and what errors mean."""
 
+import select
 import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from hiredis import Reader, pack_command
 from msgspec import Struct
 from redis import exceptions as errors
 from redis.backoff import NoBackoff
@@ -15,6 +17,7 @@ from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.redis.settings import Settings
 
 Command = tuple[Any, ...]
+_READ_SIZE: Final = 65_536
 # redis-py's roots: some errors of its cluster side are no RedisError.
 FAILURES: Final = (errors.RedisError, errors.RedisClusterException, OSError)
 # With these the server says that it has done nothing, and that it or another may do it in a moment.
@@ -43,6 +46,49 @@ class Failed(Struct, frozen=True):
 Reply = Any
 
 
+class Link:
+    """A connection, made by redis-py and used without its layers: they take longer than the server does for a claim.
+
+    `is_stale`: the server has closed it, since nothing else can be there to be read."""
+
+    def __init__(self, connection: Any) -> None:
+        connection.connect()
+        self._connection = connection
+        self._socket = connection._get_socket()
+        self._reader = Reader(protocolError=errors.InvalidResponse, replyError=connection._get_parser().parse_error)
+        self._buffer = bytearray(_READ_SIZE)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+
+    def is_stale(self) -> bool:
+        return bool(self._poll.poll(0))
+
+    def send(self, commands: Sequence[Command]) -> None:
+        try:
+            self._socket.sendall(b"".join([pack_command(command) for command in commands]))
+        except TimeoutError as error:
+            raise errors.TimeoutError("Timeout writing to socket") from error
+        except OSError as error:
+            raise errors.ConnectionError(f"Error while writing to socket: {error}") from error
+
+    def read(self) -> Any:
+        """The next reply, or the error that the server answers with."""
+        try:
+            while (reply := self._reader.gets()) is False:  # no reply of this protocol is
+                received = self._socket.recv_into(self._buffer)
+                if not received:
+                    raise errors.ConnectionError("Connection closed by server.")
+                self._reader.feed(self._buffer, 0, received)  # type: ignore[arg-type]  # it takes any buffer
+        except TimeoutError as error:
+            raise errors.TimeoutError("Timeout reading from socket") from error
+        except OSError as error:
+            raise errors.ConnectionError(f"Error while reading from socket: {error}") from error
+        return reply
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
 class Server:
     """One server and the connections to it that nobody uses right now.
 
@@ -51,7 +97,7 @@ class Server:
 
     def __init__(self, settings: Settings, host: str, port: int) -> None:
         self.name = f"{host}:{port}"
-        self._idle: deque[Any] = deque()
+        self._idle: deque[Link] = deque()
         self._kind = SSLConnection if settings.tls else Connection
         self._options: dict[str, Any] = {
             "host": host,
@@ -67,23 +113,22 @@ class Server:
             **(_encryption(settings) if settings.tls else {}),
         }
 
-    def connect(self) -> Any:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._kind(**self._options)
-        connection.connect()
-        if connection.can_read():  # nothing can be owed: the server has closed it
-            connection.disconnect()
-            connection.connect()
-        return connection
+    def connect(self) -> Link:
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return Link(self._kind(**self._options))
+            if not link.is_stale():
+                return link
+            link.close()
 
-    def release(self, connection: Any) -> None:
-        self._idle.append(connection)
+    def release(self, link: Link) -> None:
+        self._idle.append(link)
 
     def close(self) -> None:
         while self._idle:
-            self._idle.pop().disconnect()
+            self._idle.pop().close()
 
 
 def _encryption(settings: Settings) -> dict[str, Any]:
@@ -110,6 +155,15 @@ def exchange(calls: Mapping[Server, Sequence[Command]]) -> dict[Server, list[Rep
             line.close()
 
 
+def ask(server: Server, commands: Sequence[Command]) -> list[Reply]:
+    """The same for one server."""
+    line = _Line(server, commands)
+    try:
+        return line.read()
+    finally:
+        line.close()
+
+
 class _Line:
     """One exchange with one server."""
 
@@ -117,32 +171,35 @@ class _Line:
         self.server = server
         self._owed = len(commands)
         self._failed: Failed | None = None
-        self._connection: Any = None
+        self._link: Link | None = None
         try:
-            self._connection = server.connect()
-            self._connection.send_packed_command(self._connection.pack_commands(commands))
+            self._link = server.connect()
+            self._link.send(commands)
         except FAILURES as error:
-            self._failed = Failed(error, unsure=self._connection is not None)
+            self._failed = Failed(error, unsure=self._link is not None)
 
     def read(self) -> list[Reply]:
         replies: list[Reply] = []
-        while self._owed and self._failed is None:
+        while self._owed and self._failed is None and self._link is not None:
             try:
-                replies.append(self._connection.read_response())
-            except errors.ResponseError as error:
-                replies.append(Failed(error))
+                reply = self._link.read()
             except FAILURES as error:
-                self._failed = Failed(error, unsure=not isinstance(error, errors.BusyLoadingError))
+                reply = error
+            if isinstance(reply, errors.ResponseError):
+                reply = Failed(reply)
+            elif isinstance(reply, Exception):
+                self._failed = Failed(reply, unsure=not isinstance(reply, errors.BusyLoadingError))
                 break
+            replies.append(reply)
             self._owed -= 1
         return replies + [self._failed] * self._owed
 
     def close(self) -> None:
         """A connection that still owes an answer is dropped, or the next to use it would take that for its own."""
-        if self._connection is not None:
-            if self._owed:
-                self._connection.disconnect()
-            self.server.release(self._connection)
+        if self._link is not None and self._owed:
+            self._link.close()
+        elif self._link is not None:
+            self.server.release(self._link)
 
 
 def explained(error: Exception, place: str) -> StoreError:

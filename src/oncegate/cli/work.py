@@ -1,0 +1,110 @@
+"""`oncegate work`: take the messages of a queue through the gate, or run what the inbox holds."""
+
+import logging
+import os
+import sys
+from contextlib import closing
+
+import click
+
+from oncegate import __version__
+from oncegate.cli import exits
+from oncegate.cli.figures import LiveFigures
+from oncegate.cli.handlers import load_any_handler
+from oncegate.cli.options import with_settings
+from oncegate.cli.output import clean, say_error
+from oncegate.durations import times
+from oncegate.errors import SettingError
+from oncegate.gate import Gate, JsonLog
+from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.observing import Observer
+from oncegate.gate.working import Worker
+from oncegate.settings import Settings
+from oncegate.settings.known import TABLES
+from oncegate.settings.masking import masked
+
+
+@click.command()
+@click.argument("place", metavar="SOURCE")
+@with_settings(*TABLES["work"], *TABLES[""], *TABLES["read"])
+def work(place: str, settings: Settings) -> None:
+    """Take the messages of a queue through the gate, or run what the inbox holds, until it is stopped.
+
+    SOURCE is sqs://NAME?region=REGION, or the URL that AWS shows for a queue of SQS. The queue counts how often a
+    message comes, and max_attempts does not matter.
+
+    With `inbox` as the SOURCE, events run that `oncegate serve` has accepted into the same store and namespace, beside
+    those that it runs itself. Only handler, in-hand and drain of the options for work matter then.
+
+    SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
+    """
+    handler = handler_of(settings)
+    shown = LiveFigures() if _is_watched(settings) else None
+    gate = settings.gate(observers=_observers(settings, shown))
+    with closing(gate):
+        worker = worker_of(gate, place, handler, settings)
+        click.echo(_WELCOME.format(version=__version__, place=clean(place), store=_store(settings)), err=True)
+        _run(worker, shown)
+    if worker.left_running:
+        _abandon(worker.left_running, settings["work.drain"])
+
+
+_WELCOME = "Oncegate {version} takes events from {place} and remembers them in {store}. Stop it with Ctrl-C."
+
+
+def handler_of(settings: Settings) -> Handler | AsyncHandler:
+    """The handler: there must be one, since what it is given leaves the queue."""
+    name = settings["work.handler"]
+    if name is None:
+        raise SettingError("name what is called with each event: --handler module:function")
+    return load_any_handler(name, settings.where("work.handler"))
+
+
+def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
+    """The worker; what it cannot be told is told with where that was said."""
+    if place == "inbox":
+        return gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"])
+    names = [setting.name for setting in TABLES["work"] if setting.name != "handler"]
+    try:
+        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in names})
+    except SettingError as error:
+        name = str(error).partition("=")[0]
+        raise SettingError(f"{settings.where(f'work.{name}')}: {error}" if name in names else str(error)) from error
+
+
+def _store(settings: Settings) -> str:
+    return clean(masked(settings["store"]))
+
+
+def _is_watched(settings: Settings) -> bool:
+    return settings.chosen("log") is None and sys.stdout.isatty()
+
+
+def _observers(settings: Settings, shown: LiveFigures | None) -> list[Observer]:
+    """The log: as it was chosen, else figures for people on a terminal and lines for programs in a pipe."""
+    if settings.chosen("log") == "off":
+        return []
+    return [JsonLog()] if shown is None else [shown.told]
+
+
+def _run(worker: Worker, shown: LiveFigures | None) -> None:
+    if shown is None:
+        _log_to_stderr()
+        worker.run()
+        return
+    with shown.of(worker):
+        _log_to_stderr()
+        worker.run()
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _abandon(count: int, drain: str) -> None:
+    """End the process while handlers still run: Python would wait for them, however long they take."""
+    say_error(
+        f"{times(count, 'handler')} did not end within {drain}; what was in hand comes again when its lease is over"
+    )
+    sys.stdout.flush()
+    os._exit(exits.FAILED)

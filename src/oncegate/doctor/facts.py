@@ -1,0 +1,148 @@
+"""Facts: what was read of a deployment. What was not looked at is None or empty, and no rule speaks of it."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from oncegate.gate.terms import Terms, agree
+
+
+class Queue(Struct, frozen=True, kw_only=True):
+    """Times are in seconds, as SQS has them. `dead_retention` is that of its dead-letter queue, None if there is none
+    of that name."""
+
+    name: str
+    url: str
+    arn: str
+    visibility: int
+    retention: int
+    dead_arn: str | None = None
+    dead_retention: int | None = None
+    max_receives: int | None = None
+    statements: tuple[Mapping[str, Any], ...] = ()
+
+
+class Feed(Struct, frozen=True, kw_only=True):
+    """A mapping by which Lambda feeds a function from a queue."""
+
+    id: str
+    source: str
+    reports_failures: bool = True
+    enabled: bool = True
+
+
+class Function(Struct, frozen=True, kw_only=True):
+    name: str
+    arn: str
+    timeout: int
+    on_failure: str | None = None
+    retries: int = 2
+    feeds: tuple[Feed, ...] = ()
+    statements: tuple[Mapping[str, Any], ...] = ()
+    store: str | None = None
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """What a rule sends to. `shape` is what is done to the event on the way: `InputPath $.detail`."""
+
+    id: str
+    arn: str
+    exists: bool = True
+    retries: int = 185
+    age: int = 86_400
+    dead_arn: str | None = None
+    shape: str | None = None
+
+
+class Rule(Struct, frozen=True, kw_only=True):
+    """`matches`: whether EventBridge says that the pattern takes a sample event of Genesys; None if it was not asked,
+    or the pattern is about something else."""
+
+    name: str
+    arn: str
+    bus: str
+    pattern: Mapping[str, Any] | None
+    enabled: bool = True
+    targets: tuple[Target, ...] = ()
+    matches: bool | None = None
+
+
+class Archive(Struct, frozen=True, kw_only=True):
+    """`days` is 0 for an archive that keeps everything."""
+
+    name: str
+    bus: str
+    days: int
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """`problem` is what the store says of a table that it would not take."""
+
+    name: str
+    on_demand: bool = True
+    sweeps_by: str | None = "expiresAt"
+    problem: str | None = None
+
+
+class Redis(Struct, frozen=True, kw_only=True):
+    host: str
+    port: int
+    evicts_by: str | None = None
+    append_only: bool = True
+
+
+class Clock(Struct, frozen=True, kw_only=True):
+    """By how much a clock is ahead of this machine's, in microseconds, and how exactly that is known."""
+
+    of: str
+    ahead: int
+    within: int
+
+
+class Unread(Struct, frozen=True, kw_only=True):
+    """Something that was asked for and could not be read."""
+
+    what: str
+    why: str
+
+
+class Store(Struct, frozen=True, kw_only=True):
+    """The store of the settings. `url` has no secrets; `problem` is why it cannot be used; `skew` is by how much clocks
+    may differ, in microseconds, where that matters to the store."""
+
+    url: str
+    scheme: str
+    problem: str | None = None
+    absent: bool = False
+    file_system: str | None = None
+    skew: int | None = None
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    terms: Terms = agree({})
+    store: Store | None = None
+    redis: Redis | None = None
+    queue: Queue | None = None
+    function: Function | None = None
+    rules: tuple[Rule, ...] = ()
+    archives: tuple[Archive, ...] = ()
+    table: Table | None = None
+    clocks: tuple[Clock, ...] = ()
+    unread: tuple[Unread, ...] = ()
+    identity: str | None = None
+    region: str | None = None
+    endpoint: str | None = None
+
+    def aws(self, command: str, **options: str) -> str:
+        """A command of the AWS command line, for the place that was looked at; an empty option is a flag."""
+        given = {**options, "region": self.region, "endpoint_url": self.endpoint}
+        flags = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
+        return shlex.join(["aws", *command.split(), *(word for flag in flags for word in flag if word)])
+
+
+def queue_beside(arn: str, name: str) -> str:
+    """The address of a queue in the same account and region as something else."""
+    partition, _, region, account = arn.split(":")[1:5]
+    return f"arn:{partition}:sqs:{region}:{account}:{name}"

@@ -1,0 +1,56 @@
+"""Policies of resources: whether one lets a rule in, and whether it lets others in besides."""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+_EVENTS: Final = "events.amazonaws.com"
+_COMPARED: Final = ("ArnEquals", "ArnLike", "StringEquals", "StringLike")
+_BINDING: Final = ("aws:sourcearn", "aws:sourceaccount")
+
+
+def admits(statements: Iterable[Mapping[str, Any]], action: str, rule: str) -> bool:
+    """Whether EventBridge may do this on behalf of a rule."""
+    return any(_lets(statement, action) and _is_for(statement, rule) for statement in statements)
+
+
+def admits_anybody(statements: Iterable[Mapping[str, Any]], action: str) -> bool:
+    """Whether there is a statement that everybody's rules could use."""
+    return any(_lets(statement, action) and not _bound(statement) for statement in statements)
+
+
+def _lets(statement: Mapping[str, Any], action: str) -> bool:
+    if statement.get("Effect") != "Allow":
+        return False
+    return _is_events(statement.get("Principal")) and any(
+        fnmatchcase(action.lower(), str(allowed).lower()) for allowed in _listed(statement.get("Action"))
+    )
+
+
+def _is_events(principal: Any) -> bool:
+    if principal == "*":
+        return True
+    principals = principal if isinstance(principal, Mapping) else {}
+    return _EVENTS in _listed(principals.get("Service")) or "*" in _listed(principals.get("AWS"))
+
+
+def _is_for(statement: Mapping[str, Any], rule: str) -> bool:
+    sources = _conditions(statement).get("aws:sourcearn")
+    return sources is None or any(fnmatchcase(rule, source) for source in sources)
+
+
+def _bound(statement: Mapping[str, Any]) -> bool:
+    return any(name in _conditions(statement) for name in _BINDING)
+
+
+def _conditions(statement: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What is compared with what, by lower-case names, since AWS does not tell them apart by case."""
+    found = statement.get("Condition") or {}
+    pairs = [pair for operator in _COMPARED for pair in found.get(operator, {}).items()]
+    return {name.lower(): _listed(values) for name, values in pairs}
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

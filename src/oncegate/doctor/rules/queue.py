@@ -1,0 +1,130 @@
+"""Rules for the queue."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from oncegate.doctor.facts import Facts, queue_beside
+from oncegate.doctor.findings import Finding, error, warning
+from oncegate.doctor.policies import admits, admits_anybody
+from oncegate.durations import spoken, times
+from oncegate.infra.rights import allow_rule, document
+
+_SECOND: Final = 1_000_000
+_TIMES_TIMEOUT: Final = 6
+_RECEIVES: Final = 5
+_LONGEST_RETENTION: Final = 1_209_600
+
+
+def visibility(facts: Facts) -> Iterator[Finding]:
+    """A message stays hidden for at least six times the timeout of the function that takes it."""
+    queue, function = facts.queue, facts.function
+    if queue is None or function is None or queue.arn not in {feed.source for feed in function.feeds}:
+        return
+    needed = _TIMES_TIMEOUT * function.timeout
+    if queue.visibility < needed:
+        yield error(
+            queue.name,
+            f"it hides a message for {queue.visibility} s, and {function.name} may take {function.timeout} s",
+            f"Lambda may hold a batch back and try it again; under {needed} s copies come while the first still runs.",
+            _set(facts, queue.url, VisibilityTimeout=needed),
+        )
+
+
+def lease(facts: Facts) -> Iterator[Finding]:
+    """A message of a worker that died comes back after its claim is free, not before."""
+    queue = facts.queue
+    if queue is None or (facts.function is not None and facts.function.feeds):
+        return  # a function's lease is cut to what is left of its invocation
+    if queue.visibility * _SECOND <= facts.terms.lease:
+        yield error(
+            queue.name,
+            f"it hides a message for {queue.visibility} s, and a claim is held for {spoken(facts.terms.lease)}",
+            "Its copy finds the claim of a dead worker still held, and every such receive counts towards its limit.",
+            _set(facts, queue.url, VisibilityTimeout=_TIMES_TIMEOUT * max(1, facts.terms.lease // _SECOND)),
+        )
+
+
+def dead_letters(facts: Facts) -> Iterator[Finding]:
+    """What fails again and again ends in a dead-letter queue that exists."""
+    queue = facts.queue
+    if queue is None or (queue.dead_arn is not None and queue.dead_retention is not None):
+        return
+    found = (
+        "it has no dead-letter queue" if queue.dead_arn is None else f"its dead-letter queue {queue.dead_arn} is gone"
+    )
+    name = f"{queue.name}-dead"
+    redrive = _redrive(queue_beside(queue.arn, name))
+    yield error(
+        queue.name,
+        found,
+        "An event that always fails comes back until the queue drops it, and is then lost without a trace.",
+        f"{facts.aws('sqs create-queue', queue_name=name)} && {_set(facts, queue.url, RedrivePolicy=redrive)}",
+    )
+
+
+def receives(facts: Facts) -> Iterator[Finding]:
+    """A message may be received five times or more before it is a dead letter."""
+    queue = facts.queue
+    if queue is None or queue.dead_arn is None or queue.max_receives is None or queue.max_receives >= _RECEIVES:
+        return
+    say = error if queue.max_receives == 1 else warning
+    yield say(
+        queue.name,
+        f"a message is a dead letter after {times(queue.max_receives, 'receive')}",
+        "A receive that finds another worker at the event counts too, so what was never tried may end there.",
+        _set(facts, queue.url, RedrivePolicy=_redrive(queue.dead_arn)),
+    )
+
+
+def dead_retention(facts: Facts) -> Iterator[Finding]:
+    """Dead letters are kept for longer than messages wait in the queue itself."""
+    queue = facts.queue
+    if queue is None or queue.dead_arn is None or queue.dead_retention is None:
+        return
+    if queue.dead_retention <= queue.retention:
+        url = queue.url.removesuffix(queue.name) + queue.dead_arn.rpartition(":")[2]
+        yield warning(
+            queue.name,
+            f"its dead letters are kept for {spoken(queue.dead_retention * _SECOND)}, and its messages for"
+            f" {spoken(queue.retention * _SECOND)}",
+            "The age of a dead letter counts from when it was first sent, so it may be gone before anybody looks.",
+            _set(facts, url, MessageRetentionPeriod=_LONGEST_RETENTION),
+        )
+
+
+def policy(facts: Facts) -> Iterator[Finding]:
+    """The rule may send to the queue, and nobody else's rules may."""
+    queue = facts.queue
+    if queue is None:
+        return
+    for rule in facts.rules:
+        if queue.arn not in {target.arn for target in rule.targets}:
+            continue
+        if not admits(queue.statements, "sqs:SendMessage", rule.arn):
+            yield error(
+                queue.name,
+                f"its policy does not let the rule {rule.name} send",
+                "EventBridge is refused, tries for a day, and drops the events.",
+                _set(facts, queue.url, Policy=document(allow_rule("OncegateRule", queue.arn, rule.arn))),
+            )
+        elif admits_anybody(queue.statements, "sqs:SendMessage"):
+            yield warning(
+                queue.name,
+                "its policy lets EventBridge send on behalf of anybody: it has no condition on aws:SourceArn",
+                "Rules in other accounts can put events into it that nobody here has sent.",
+                _set(facts, queue.url, Policy=document(allow_rule("OncegateRule", queue.arn, rule.arn))),
+            )
+
+
+def _redrive(dead: str) -> dict[str, Any]:
+    return {"deadLetterTargetArn": dead, "maxReceiveCount": str(_RECEIVES)}
+
+
+def _set(facts: Facts, url: str, **attributes: Any) -> str:
+    """SQS takes everything as text, also what is JSON itself."""
+    texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in attributes.items()}
+    return facts.aws("sqs set-queue-attributes", queue_url=url, attributes=json.dumps(texts))
+
+
+RULES: Final = (visibility, lease, dead_letters, receives, dead_retention, policy)

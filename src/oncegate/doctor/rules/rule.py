@@ -1,0 +1,185 @@
+"""Rules for the rules of EventBridge, and where they send to."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from oncegate.doctor.facts import Facts, Rule, Target, queue_beside
+from oncegate.doctor.findings import Finding, error, note, warning
+from oncegate.durations import spoken
+from oncegate.infra.wanted import DEFAULT_BUS, GENESYS
+
+PARTNER: Final = "aws.partner/"
+_LEAST_AGE: Final = 3_600
+_SECOND: Final = 1_000_000
+_DELIVERY: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
+# What an event of Genesys has in `detail`; all that it is about is further in, in `eventBody`.
+_DETAIL: Final = frozenset({"topicName", "version", "userId", "eventBody", "metadata", "timestamp"})
+
+
+def enabled(facts: Facts) -> Iterator[Finding]:
+    """The rule is on."""
+    for rule in facts.rules:
+        if not rule.enabled:
+            yield error(
+                rule.name,
+                "it is disabled",
+                "Events that come meanwhile are dropped; nobody keeps them.",
+                facts.aws("events enable-rule", name=rule.name, event_bus_name=rule.bus),
+            )
+
+
+def pattern(facts: Facts) -> Iterator[Finding]:
+    """The pattern can match what comes over its bus."""
+    for rule in facts.rules:
+        found = _unmatched(rule)
+        if found is not None:
+            yield error(
+                rule.name,
+                found,
+                "The rule takes nothing, and nothing says so: events that no rule takes are dropped.",
+                facts.aws(
+                    "events put-rule", name=rule.name, event_bus_name=rule.bus, event_pattern=json.dumps(GENESYS)
+                ),
+            )
+
+
+def _unmatched(rule: Rule) -> str | None:
+    """Why the pattern matches nothing; None if it may."""
+    if rule.pattern is None:
+        return None
+    if strange := _strange_members(rule):
+        return f"its pattern asks for detail.{strange[0]}, but events of Genesys have that in detail.eventBody"
+    if rule.matches is False or (rule.matches is None and not _source_fits(rule)):
+        return f"its pattern {json.dumps(rule.pattern)} matches no sample event of Genesys on the bus {rule.bus}"
+    return None
+
+
+def _strange_members(rule: Rule) -> list[str]:
+    detail = (rule.pattern or {}).get("detail")
+    return sorted(set(detail) - _DETAIL) if is_of_genesys(rule.bus, rule.pattern) and isinstance(detail, dict) else []
+
+
+def _source_fits(rule: Rule) -> bool:
+    """Every event on a partner's bus has the name of the bus as its source."""
+    sources = (rule.pattern or {}).get("source")
+    if not rule.bus.startswith(PARTNER) or not isinstance(sources, list):
+        return True
+    return any(_fits(wanted, rule.bus) for wanted in sources)
+
+
+def _fits(wanted: Any, source: str) -> bool:
+    if isinstance(wanted, str):
+        return wanted == source
+    prefix = wanted.get("prefix") if isinstance(wanted, Mapping) else None
+    return source.startswith(prefix) if isinstance(prefix, str) else True
+
+
+def is_of_genesys(bus: str, pattern: Mapping[str, Any] | None) -> bool:
+    return "genesys" in bus or "genesys" in json.dumps((pattern or {}).get("source", ""))
+
+
+def bus(facts: Facts) -> Iterator[Finding]:
+    """Events of a partner are looked for where they arrive."""
+    for rule in facts.rules:
+        if rule.bus == DEFAULT_BUS and PARTNER in json.dumps((rule.pattern or {}).get("source", "")):
+            yield note(
+                rule.name,
+                "it looks for a partner's events on the default bus",
+                "They arrive on a bus with the name of the partner's source; here only if another rule forwards them.",
+                facts.aws("events list-event-sources"),
+            )
+
+
+def target(facts: Facts) -> Iterator[Finding]:
+    """What the rule sends to exists."""
+    for rule, each in _targets(facts):
+        if not each.exists:
+            yield error(
+                rule.name,
+                f"its target {each.arn} does not exist",
+                "EventBridge tries for a day, and drops the events.",
+                facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=each.id),
+            )
+
+
+def envelope(facts: Facts) -> Iterator[Finding]:
+    """The event reaches the consumer whole."""
+    for rule, target in _targets(facts):
+        if target.shape is None:
+            continue
+        say = warning if target.shape.startswith("InputPath $.detail") else error
+        yield say(
+            rule.name,
+            f"its target {target.id} has {target.shape}",
+            "Who sent the event, when, and whether it is replayed is lost, and with it what some keys are made of.",
+            _put_target(facts, rule, target),
+        )
+
+
+def retries(facts: Facts) -> Iterator[Finding]:
+    """EventBridge tries for a while to hand an event over."""
+    for rule, target in _targets(facts):
+        if target.retries == 0 or target.age < _LEAST_AGE:
+            yield warning(
+                rule.name,
+                f"its target {target.id} is tried {target.retries} times more, for {spoken(target.age * _SECOND)}",
+                "A short outage of the target is enough to lose events; up to 185 times in 24 h are possible.",
+                _put_target(facts, rule, target),
+            )
+
+
+def dead_letters(facts: Facts) -> Iterator[Finding]:
+    """What EventBridge cannot hand over is kept."""
+    for rule, target in _targets(facts):
+        if target.dead_arn is None:
+            name = f"{rule.name}-dead"
+            made = facts.aws("sqs create-queue", queue_name=name)
+            yield warning(
+                rule.name,
+                f"its target {target.id} has no dead-letter queue",
+                "After 24 h, or at once if the target refuses, the event is dropped.",
+                f"{made} && {_put_target(facts, rule, target, dead=queue_beside(target.arn, name))}",
+            )
+
+
+def doubled(facts: Facts) -> Iterator[Finding]:
+    """Each consumer is reached in one way."""
+    reached: dict[str, list[tuple[Rule, Target]]] = {}
+    for rule, target in _targets(facts):
+        reached.setdefault(_consumer(facts, target.arn), []).append((rule, target))
+    for consumer, ways in reached.items():
+        if len(ways) > 1:
+            listed = " and ".join(f"{rule.name} (target {target.id})" for rule, target in ways)
+            rule, target = ways[-1]
+            yield warning(
+                consumer.rpartition(":")[2],
+                f"it is reached by {listed}",
+                "An event that several of them take comes several times, and is new again if they shape it otherwise.",
+                facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=target.id),
+            )
+
+
+def _consumer(facts: Facts, arn: str) -> str:
+    """Whoever takes the events in the end: the function that is fed from a queue, else the target itself."""
+    function = facts.function
+    if function is not None and arn in {feed.source for feed in function.feeds}:
+        return function.arn
+    return arn
+
+
+def _targets(facts: Facts) -> Iterator[tuple[Rule, Target]]:
+    for rule in facts.rules:
+        for target in rule.targets:
+            yield rule, target
+
+
+def _put_target(facts: Facts, rule: Rule, target: Target, dead: str | None = None) -> str:
+    dead = dead or target.dead_arn
+    whole = {"Id": target.id, "Arn": target.arn, "RetryPolicy": _DELIVERY}
+    whole |= {"DeadLetterConfig": {"Arn": dead}} if dead else {}
+    targets = json.dumps([whole])
+    return facts.aws("events put-targets", rule=rule.name, event_bus_name=rule.bus, targets=targets)
+
+
+RULES: Final = (enabled, pattern, bus, target, envelope, retries, dead_letters, doubled)

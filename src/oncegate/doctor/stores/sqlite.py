@@ -1,0 +1,39 @@
+"""An SQLite file, and what it is on."""
+
+import os
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from oncegate.doctor.facts import Store
+from oncegate.doctor.stores.seen import Seen
+from oncegate.stores import open_store
+
+_MOUNTS: Final = "/proc/self/mounts"
+
+
+def look(url: str, shown: str) -> Seen:
+    path = unquote(urlsplit(url).path[1:])
+    absent = not os.path.exists(path) and os.path.isdir(os.path.dirname(path) or ".")
+    if not absent:
+        open_store(url, create=False).close()
+    return Seen(store=Store(url=shown, scheme="sqlite", absent=absent, file_system=file_system(path)))
+
+
+def file_system(path: str, mounts: str = _MOUNTS) -> str | None:
+    """The kind of file system that a file is on, where the machine tells: that of the innermost mount around it."""
+    where = os.path.realpath(path)
+    found, around = None, ""
+    for place, kind in _mounted(mounts):
+        inside = where.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= len(around):
+            found, around = kind, place
+    return found
+
+
+def _mounted(mounts: str) -> list[tuple[str, str]]:
+    try:
+        with open(mounts, encoding="utf-8", errors="replace") as lines:
+            words = [line.split() for line in lines]
+    except OSError:  # not a Linux
+        return []
+    return [(place.replace("\\040", " "), kind) for _, place, kind, *_ in words]

@@ -1,0 +1,130 @@
+"""Targets: a file, an address of HTTP, a queue, a bus. Each is a URL."""
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib import import_module
+from typing import Any, BinaryIO, Final
+from urllib.parse import urlsplit
+
+from oncegate.errors import MissingExtra, SettingError, TargetError
+from oncegate.simulate.sending import Again, Answer, Refused, Taken, Target
+from oncegate.simulate.traffic import Delivery
+
+STDOUT: Final = "-"
+_SCHEMES: Final = "eventbridge://BUS, sqs://QUEUE, http://…/events or file://PATH"
+_OK: Final = range(200, 300)
+_TRY_AGAIN: Final = (408, 425, 429)
+_SERVER_FAULT: Final = 500
+_PATIENCE: Final = 35.0  # longer than a service takes that gives a handler 30 seconds
+
+
+def open_target(url: str, parallel: int = 1) -> Target:
+    """The target that a URL names. It is asked for nothing yet but whether it is there."""
+    scheme, colon, rest = url.partition("://")
+    if url == STDOUT or (scheme == "file" and colon and rest):
+        return File(STDOUT if url == STDOUT else rest)
+    if scheme in ("http", "https") and urlsplit(url).hostname:
+        return Http(url, parallel)
+    if scheme in ("sqs", "eventbridge") and colon:
+        return _of_aws(scheme, url, parallel)
+    raise SettingError(f"{url!r} is nowhere to send to; it is one of {_SCHEMES}")
+
+
+def is_bus(url: str) -> bool:
+    return url.startswith("eventbridge://")
+
+
+def goes_to_stdout(url: str) -> bool:
+    return url in (STDOUT, f"file://{STDOUT}")
+
+
+def _of_aws(scheme: str, url: str, parallel: int) -> Target:
+    try:
+        aws = import_module("oncegate.simulate.aws")
+    except ImportError as error:
+        raise MissingExtra(f"{scheme}:// (no {error.name} here)", "aws") from error
+    target: Target = (aws.Queue if scheme == "sqs" else aws.Bus)(url, parallel)
+    return target
+
+
+class File:
+    """One line for each delivery."""
+
+    most = 1
+    paced = False
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._stream: BinaryIO = sys.stdout.buffer if path == STDOUT else open(path, "wb")  # noqa: SIM115  # see close
+        except OSError as error:
+            raise TargetError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def send(self, batch: Sequence[Delivery]) -> list[Answer]:
+        for delivery in batch:
+            self._stream.write(delivery.copy.raw + b"\n")
+        return [Taken()] * len(batch)
+
+    def close(self) -> None:
+        if self._stream is sys.stdout.buffer:
+            self._stream.flush()
+        else:
+            self._stream.close()
+
+
+class Http:
+    """A POST for each delivery, as a webhook's sender or an EventBridge API destination makes it."""
+
+    most = 1
+    paced = True
+
+    def __init__(self, url: str, parallel: int = 1) -> None:
+        try:
+            self._httpx: Any = import_module("httpx")
+        except ImportError as error:
+            raise MissingExtra(f"http:// (no {error.name} here)", "serve") from error
+        self._url = url
+        self._answered = False
+        limits = self._httpx.Limits(max_connections=parallel)
+        headers = {"content-type": "application/json", "user-agent": "oncegate-simulate"}
+        self._client = self._httpx.Client(timeout=_PATIENCE, limits=limits, headers=headers, trust_env=False)
+
+    def send(self, batch: Sequence[Delivery]) -> list[Answer]:
+        return [self._posted(delivery.copy.raw) for delivery in batch]
+
+    def _posted(self, raw: bytes) -> Answer:
+        try:
+            response = self._client.post(self._url, content=raw)
+        except self._httpx.HTTPError as error:
+            if not self._answered:
+                raise TargetError(
+                    f"{self._url} cannot be reached ({error}); is it running, and is that its address?"
+                ) from error
+            return Again(f"no answer ({type(error).__name__})")
+        self._answered = True
+        return _meaning(response)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _meaning(response: Any) -> Answer:
+    code = response.status_code
+    if code in _OK:
+        return Taken()
+    if code in _TRY_AGAIN or code >= _SERVER_FAULT:
+        return Again(f"HTTP {code}", _retry_after(response.headers.get("retry-after")))
+    return Refused(f"HTTP {code}")
+
+
+def _retry_after(said: str | None) -> float | None:
+    """Seconds, or the time at which to come again; None for what is neither."""
+    if said is None:
+        return None
+    if said.isascii() and said.isdecimal():
+        return float(said)
+    try:
+        return max(0.0, (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return None

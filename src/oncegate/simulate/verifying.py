@@ -1,0 +1,141 @@
+"""Verifying: what took effect, compared with what truly happened."""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from oncegate.errors import OncegateError
+from oncegate.simulate.truth import Delivered, TrueEvent, Truth
+
+_RUN: Final = frozenset({"processed", "unguarded"})
+
+Wrong: TypeAlias = Literal["lost", "doubled", "extra"]
+
+
+class Effect(Struct, frozen=True):
+    """A line of a file of effects. With a `status` it is one of a log, which has other outcomes than effects too."""
+
+    key: str | None = None
+    event_id: str | int | None = None
+    status: str | None = None
+
+
+class Finding(Struct, frozen=True):
+    """Something that is wrong. An extra effect has no event, only what it is called in the file."""
+
+    what: Wrong
+    effects: int
+    event: TrueEvent | None = None
+    deliveries: tuple[Delivered, ...] = ()
+    called: str | None = None
+    by_echo: bool = False
+
+
+class Judgement(Struct, frozen=True):
+    """`events` are those of which a delivery was taken, so that they had to take effect. `unordered` are the entities
+    whose events did not do so in the order of time."""
+
+    events: int
+    effects: int
+    findings: list[Finding]
+    entities: int
+    unordered: list[str]
+
+    @property
+    def once(self) -> bool:
+        return not self.findings
+
+    @property
+    def ordered(self) -> bool:
+        return not self.unordered
+
+    def of(self, what: Wrong) -> list[Finding]:
+        return [finding for finding in self.findings if finding.what == what]
+
+
+def effects(lines: Iterable[bytes], name: str) -> Iterator[Effect]:
+    """The effects that the lines of a file tell of, in order."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        effect = _effect(line, f"{name}:{number}")
+        if effect.status is None or effect.status in _RUN:
+            yield effect
+
+
+def judge(truth: Truth, effects: Iterable[Effect]) -> Judgement:
+    """An event has taken effect with any of its keys or ids; more often than once, it is doubled."""
+    names = _Names(truth)
+    taken: dict[str, list[Effect]] = {}
+    extra: Counter[str] = Counter()
+    order: dict[str, list[int]] = {}
+    for effect in effects:
+        name = names.of(effect, taken)
+        if name is None:
+            extra[str(effect.key or effect.event_id)] += 1
+            continue
+        if name not in taken:
+            event = truth.events[name]
+            order.setdefault(event.entity or name, []).append(event.number)
+        taken.setdefault(name, []).append(effect)
+    expected = {name for name, sent in truth.deliveries.items() if any(each.fate == "taken" for each in sent)}
+    findings = [*_of_events(truth, taken, expected), *(Finding("extra", extra[name], called=name) for name in extra)]
+    unordered = [entity for entity, numbers in order.items() if numbers != sorted(numbers)]
+    return Judgement(len(expected), extra.total() + sum(map(len, taken.values())), findings, len(order), unordered)
+
+
+class _Names:
+    """From the keys and ids of deliveries to their events. One may be that of several: a receipt has the id of its
+    message."""
+
+    def __init__(self, truth: Truth) -> None:
+        self._events: dict[str, dict[str, None]] = {}
+        for name, event in truth.events.items():
+            self._note(name, event.keys.values())
+            for delivery in truth.deliveries.get(name, ()):
+                self._note(name, (*delivery.keys.values(), delivery.event_id))
+
+    def _note(self, name: str, called: Iterable[str | None]) -> None:
+        for each in called:
+            if each is not None:
+                self._events.setdefault(each, {})[name] = None
+
+    def of(self, effect: Effect, taken: Container[str]) -> str | None:
+        """By its key, else by its id; of several events, the first that has not taken effect yet."""
+        events = self._events.get(effect.key or "") or self._events.get(str(effect.event_id), {})
+        return next((name for name in events if name not in taken), next(iter(events), None))
+
+
+def _of_events(truth: Truth, taken: dict[str, list[Effect]], expected: set[str]) -> Iterator[Finding]:
+    for name, event in truth.events.items():
+        ran, sent = taken.get(name, []), tuple(truth.deliveries.get(name, ()))
+        if not ran and name in expected:
+            yield Finding("lost", 0, event, sent)
+        elif len(ran) > 1:
+            yield Finding("doubled", len(ran), event, sent, by_echo=_by_echo(ran, sent))
+
+
+def _by_echo(ran: list[Effect], sent: tuple[Delivered, ...]) -> bool:
+    """Whether it is doubled by what its echo says and by nothing else."""
+    echoes = [each for each in sent if each.kind == "state-echo"]
+    only_echoes = _called(echoes) - _called([each for each in sent if each.kind != "state-echo"])
+    called = [effect.key or str(effect.event_id) for effect in ran]
+    return len([each for each in called if each in only_echoes]) == len(called) - 1 == len(set(called)) - 1
+
+
+def _called(sent: list[Delivered]) -> set[str | None]:
+    """All that effects of these may be called."""
+    return {name for each in sent for name in (*each.keys.values(), each.event_id)}
+
+
+def _effect(line: bytes, place: str) -> Effect:
+    try:
+        effect = msgspec.json.decode(line, type=Effect)
+    except msgspec.MsgspecError as error:
+        raise OncegateError(f"{place} is no line of effects: {error}") from error
+    if effect.status is None and effect.key is None and effect.event_id in (None, ""):
+        raise OncegateError(f"{place} has neither a key nor an event_id; write str(event.key) as its key")
+    return effect

@@ -1,0 +1,40 @@
+"""Handling: a handler that says in the log where it failed."""
+
+import logging
+import traceback
+from typing import Any, Final
+
+from oncegate.events import Event
+from oncegate.gate.concurrent import is_async
+from oncegate.gate.handlers import AsyncHandler, Handler
+
+_log: Final = logging.getLogger("oncegate.work")
+
+
+def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
+    """The same handler. The gate keeps the text of its errors, which may be of the payload; the log has where they
+    came from."""
+    if is_async(handler):
+
+        async def awaited(event: Event) -> Any:
+            try:
+                return await handler(event)
+            except Exception as error:
+                _tell(event, error)
+                raise
+
+        return awaited
+
+    def called(event: Event) -> Any:
+        try:
+            return handler(event)
+        except Exception as error:
+            _tell(event, error)
+            raise
+
+    return called
+
+
+def _tell(event: Event, error: Exception) -> None:
+    trace = "".join(traceback.format_tb(error.__traceback__))
+    _log.warning("the handler failed at event %r with %s\n%s", event.id, type(error).__name__, trace)

@@ -1,0 +1,220 @@
+"""A session of a worker: from its start in an event loop to the end of what it has in hand."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any, Final
+
+from oncegate.gate.answers import due_in
+from oncegate.gate.concurrent import is_async
+from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.working import Means
+from oncegate.work.dispatcher import Again, Dispatcher, Next
+from oncegate.work.handling import logged
+from oncegate.work.sqs.address import Address
+from oncegate.work.sqs.calls import Calls
+from oncegate.work.sqs.hand import Hand
+from oncegate.work.sqs.messages import Work
+from oncegate.work.sqs.receiving import Receiver
+from oncegate.work.sqs.ways import Ways
+from oncegate.work.threads import Threads
+
+_log: Final = logging.getLogger("oncegate.work")
+_SENDERS: Final = 4
+_STEPS_ASIDE: Final = 2
+_LONGEST_HIDDEN: Final = 12 * 3_600 - 60
+_LAST_POLL: Final = 1.0
+_FLUSH_WITHIN: Final = 5.0
+_COUNTED: Final[dict[Status, str]] = {
+    "processed": "processed",
+    "unguarded": "processed",
+    "duplicate": "duplicates",
+    "failed": "failed",
+    "invalid": "failed",
+    "conflict": "failed",
+    "buried": "failed",
+}
+
+# What nothing but the store can have said; a duplicate may be known without it.
+_ASKED: Final = ("processed", "failed", "in_flight")
+
+
+class Session:
+    """What it does is counted in `counts`. `left_running` are the plain handlers that did not end in time."""
+
+    def __init__(
+        self, address: Address, handler: AsyncHandler | Handler, ways: Ways, means: Means, counts: Counter[str]
+    ) -> None:
+        self._fifo = address.fifo
+        self._plain = not is_async(handler)
+        self._handler = logged(handler)
+        self._ways = ways
+        self._means = means
+        self._counts = counts
+        self.left_running = 0
+        terms, boot = means.engine.terms, means.boot
+        threads = ways.receivers + _SENDERS
+        self._calls = Calls(address, wait=ways.wait, visibility=ways.visibility, connections=threads)
+        self._threads = Threads("oncegate-sqs", threads)
+        visibility = ways.visibility * 1_000_000
+        self._hand = Hand(self._calls, self._threads, boot, visibility=visibility, max_hold=terms.max_hold)
+        # What waits for a thread would hold its claim while it waits.
+        at_work = min(ways.in_hand, terms.threads if self._plain else terms.max_in_hand)
+        self._dispatcher = Dispatcher(self._run, self._given_back, most=ways.in_hand, at_work=at_work)
+        self._receiver = Receiver(self._calls, self._threads, boot, ways, self._dispatcher.room_for, self._take)
+        self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._pauses: dict[Hashable, float] = {}
+
+    @property
+    def in_hand(self) -> int:
+        return self._dispatcher.in_hand
+
+    def stop(self) -> None:
+        """In the loop. Told a second time, it no longer waits for handlers."""
+        if self._stopping.is_set():
+            self._hurried.set()
+        self._stopping.set()
+
+    async def work(self) -> None:
+        """Until it is stopped. Raises QueueError if the queue cannot be used, or is there no more."""
+        try:
+            if not await self._threads.call(self._calls.open):
+                _log.warning("%s has no redrive policy: what always fails comes again and again", self._calls.place)
+            await self._go_on()
+        finally:
+            self._threads.close()
+            self._calls.close()
+
+    async def _go_on(self) -> None:
+        receiving = asyncio.create_task(self._receiver.receive(self._stopping))
+        keeping = asyncio.create_task(self._hand.keep_hidden())
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([receiving, keeping, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._stopping.set()
+            await self._drain(receiving)
+            for task in (receiving, keeping, stopped):
+                task.cancel()
+            ended = await asyncio.gather(receiving, keeping, stopped, return_exceptions=True)
+        _raise_first([each for each in ended if isinstance(each, BaseException)])
+
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, received: list[dict[str, Any]]) -> None:
+        self._counts["received"] += len(received)
+        for each in received:
+            message = self._hand.take(each)
+            events = self._means.read(each)
+            message.left = len(events)
+            works = [Work(message, event, self._means.identify(event), fifo=self._fifo) for event in events]
+            for work in works:
+                self._dispatcher.offer(work, work.lane, work.order)
+            if not works:
+                self._hand.end(message)
+
+    def _end(self, work: Work, again_after: float | None) -> None:
+        """One of its message's events has come to an end."""
+        message = work.message
+        if again_after is not None:
+            message.again_after = max(message.again_after or 0, again_after)
+        message.left -= 1
+        if not message.left:
+            self._hand.end(message)
+
+    # ── events ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, work: Work) -> Next:
+        if self._means.boot() >= work.message.visible_until:  # another worker has it, or will
+            return self._missed(work, work.message.pause)
+        work.ran = True
+        outcome = await self._means.engine.athrough(work.item, self._handler)
+        if _is_unclaimed(outcome):
+            return self._kept(work, outcome)
+        self._tell(outcome)
+        if not outcome.acked:
+            return self._missed(work, _pause(outcome, work))
+        self._end(work, None)
+        return "go_on"
+
+    def _missed(self, work: Work, again_after: float) -> Next:
+        """It comes again, and what comes after it in its lane not before it."""
+        if self._dispatcher.waits(work.lane):
+            self._pauses[work.lane] = again_after
+        self._end(work, again_after)
+        return "give_back"
+
+    def _kept(self, work: Work, outcome: Outcome) -> Next:
+        """The store could not be asked, which is no fault of the message: it stays in hand, where the queue does not
+        count it, until it can."""
+        self._receiver.store.met(f"events cannot be claimed ({outcome.error})")
+        work.item = self._means.identify(work.event)
+        return Again(self._receiver.store.pause)
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._means.observers.outcomes([outcome])
+        if name := _COUNTED.get(outcome.status):
+            self._counts[name] += 1
+        if outcome.status in _ASKED:
+            self._receiver.store.over("events can be claimed")
+
+    def _given_back(self, works: Sequence[Work]) -> None:
+        """Not run, because one before it in its lane was not taken, or because all is to end.
+
+        Each time it comes again the queue counts. So that it does not become a dead letter by another's fault, it runs
+        all the same, out of order, when it has stepped aside often enough; not so in a FIFO queue."""
+        for work in works:
+            pause = self._pauses.get(work.lane, work.message.pause)
+            if self._stopping.is_set():
+                self._end(work, self._still_running(work))
+            elif work.ran or self._fifo or work.message.receives <= _STEPS_ASIDE:
+                self._end(work, pause)
+            else:
+                self._dispatcher.offer(work, work.lane, work.order)
+        for lane in {work.lane for work in works}:
+            self._pauses.pop(lane, None)
+
+    def _still_running(self, work: Work) -> float:
+        """For how long others should let it be: a plain handler goes on, whatever is asked of it."""
+        if not (self._plain and work.ran and work.started):
+            return 0
+        self.left_running += 1
+        return self._means.engine.terms.lease / 1e6
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _drain(self, receiving: asyncio.Task[None]) -> None:
+        """End what is in hand, let go of the rest. A poll that is still open is waited for only briefly."""
+        draining = asyncio.create_task(self._dispatcher.drain(self._ways.drain))
+        hurried = asyncio.create_task(self._hurried.wait())
+        await asyncio.wait([draining, hurried], return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            await self._dispatcher.drain(0)
+        await draining
+        hurried.cancel()
+        await asyncio.wait([receiving], timeout=_LAST_POLL)
+        self._receiver.leave()
+        await self._hand.flush(_FLUSH_WITHIN)
+
+
+def _is_unclaimed(outcome: Outcome) -> bool:
+    """Whether the store could not be asked. What may run without a claim and failed has raised something."""
+    return outcome.status == "failed" and not outcome.event.attempt and outcome.raised is None
+
+
+def _pause(outcome: Outcome, work: Work) -> float:
+    """In how many seconds an event that was not taken is to come again: when whoever is at it has lost its lease, else
+    later each time."""
+    left = due_in(outcome)
+    return work.message.pause if left is None else min(left, _LONGEST_HIDDEN)
+
+
+def _raise_first(ended: Sequence[BaseException]) -> None:
+    for error in ended:
+        if isinstance(error, BaseExceptionGroup):
+            raise error.exceptions[0] from error
+        if not isinstance(error, asyncio.CancelledError):
+            raise error

@@ -1,0 +1,45 @@
+"""Trouble: something that fails for a while, told once when it begins and once when it is over."""
+
+import logging
+import random
+from typing import Final
+
+from oncegate.clocks import Clock
+from oncegate.durations import spoken
+
+_log: Final = logging.getLogger("oncegate.work")
+_FIRST_PAUSE: Final = 200_000
+_LONGEST_PAUSE: Final = 20_000_000
+
+
+class Trouble:
+    """Counts how long to leave something alone: longer each time, and at random, so that many do not come back at
+    once."""
+
+    def __init__(self, boot: Clock) -> None:
+        self._boot = boot
+        self._since: int | None = None
+        self._until = 0
+        self._longest = _FIRST_PAUSE
+
+    @property
+    def pause(self) -> float:
+        """For how many seconds more it is to be left alone."""
+        return max(0.0, (self._until - self._boot()) / 1e6)
+
+    def met(self, why: str) -> None:
+        """It failed. What was under way together is one failure."""
+        now = self._boot()
+        if now < self._until:
+            return
+        if self._since is None:
+            self._since = now
+            _log.warning("%s; nothing is received until that is over", why)
+        self._until = now + int(random.uniform(self._longest / 2, self._longest))  # noqa: S311  # no secret
+        self._longest = min(2 * self._longest, _LONGEST_PAUSE)
+
+    def over(self, what: str) -> None:
+        """It works."""
+        if self._since is not None:
+            _log.warning("%s again, after %s", what, spoken(self._boot() - self._since))
+            self._since, self._until, self._longest = None, 0, _FIRST_PAUSE

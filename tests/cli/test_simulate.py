@@ -1,0 +1,202 @@
+"""`oncegate simulate` and `oncegate verify`: traffic into the running service, and the verdict on its own log."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncegate.cli import exits
+from tests.cli.conftest import Run, on_terminal
+from tests.stores.servers import free_port
+
+
+class Service:
+    """A service process whose log is a file of effects."""
+
+    def __init__(self, folder: Path) -> None:
+        with (folder / "effects.jsonl").open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--lease", "1s"],
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        assert self._process.stderr is not None
+        said = ""
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", said)):
+            line = self._process.stderr.readline()
+            assert line, said
+            said += line
+        self.url = f"{found[0]}/events"
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.communicate(timeout=30)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path)
+    yield service
+    service.stop()
+
+
+class TestTheService:
+    def test_exactly_once(self, service: Service, oncegate: Run) -> None:
+        """Traffic with every kind of copy takes effect exactly once behind the service, by its own log; what cannot be
+        read is refused, and that is no failure."""
+        sending = ["--truth", "truth.jsonl", "--events", "80", "--rate", "1000", "--delay", "100ms", "--parallel", "4"]
+        sending += ["--conflict", "0.2", "--invalid", "0.1"]
+        code, out, err = oncegate("simulate", "--to", service.url, *sending, "--output", "json")
+        assert (code, err) == (exits.OK, "")
+        summary = json.loads(out)
+        kinds = {each["kind"]: each for each in summary["kinds"]}
+        assert summary["events"] == kinds["first"]["taken"] == 80
+        assert kinds["invalid"]["refused"] == kinds["invalid"]["deliveries"] > 0
+        service.stop()
+        code, out, err = oncegate("verify", "--truth", "truth.jsonl", "--effects", "effects.jsonl")
+        assert (code, err) == (exits.OK, "")
+        assert out.startswith("Exactly once: 80 events, 80 effects; ")
+
+
+@pytest.fixture
+def truth(oncegate: Run) -> str:
+    """Some traffic in a file, and the truth of it."""
+    traffic = ("--to", "file://traffic.jsonl", "--events", "30", "--seed", "5", "--echo", "0.5")
+    assert oncegate("simulate", *traffic, "--truth", "truth.jsonl")[0] == exits.OK
+    return "truth.jsonl"
+
+
+def effects(folder: Path) -> list[str]:
+    """One for each event of the truth, in order."""
+    lines = map(json.loads, (folder / "truth.jsonl").read_text().splitlines())
+    return [json.dumps({"key": line["keys"]["auto"]}) for line in lines if line["line"] == "event"]
+
+
+class TestSimulate:
+    def test_the_summary(self, oncegate: Run) -> None:
+        """It ends with what was sent, by its kind, and with the seed that makes it again."""
+        code, out, err = oncegate("simulate", "--to", "file://traffic.jsonl", "--events", "30", "--seed", "5")
+        assert (code, err) == (exits.OK, "")
+        assert out.splitlines()[0].split() == ["kind", "deliveries", "taken", "refused", "gave", "up"]
+        assert re.search(r"^first +30 +30 +0 +0$", out, re.MULTILINE)
+        assert re.search(
+            r"^Sent \d+ deliveries of 30 events in \d\.\d s .* --seed 5 makes the same again\.$", out, re.MULTILINE
+        )
+
+    def test_to_stdout(self, oncegate: Run) -> None:
+        """To stdout go the events and nothing else, so that they can be piped."""
+        code, out, err = oncegate("simulate", "--to", "-", "--events", "10", "--copies", "2")
+        assert code == exits.OK
+        assert all(json.loads(line) for line in out.splitlines())
+        assert err.startswith("Sent ")
+        assert oncegate("simulate", "--to", "-", "--output", "json")[0] == exits.USAGE
+
+    def test_a_reader_that_has_seen_enough(self, tmp_path: Path) -> None:
+        """A closed pipe is the end, without a word about it."""
+        command = f"{sys.executable} -m oncegate simulate --to - --events 20000 | head -n 1"
+        done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)  # noqa: S602
+        assert len(done.stdout.splitlines()) == 1
+        assert re.fullmatch(r"Sent .*\n", done.stderr)
+
+    def test_not_taken(self, oncegate: Run) -> None:
+        """If nobody listens, one sentence says so."""
+        code, out, err = oncegate("simulate", "--to", f"http://127.0.0.1:{free_port()}/events", "--events", "3")
+        assert (code, out) == (exits.FAILED, "")
+        assert re.fullmatch(
+            r"Error: http://\S+ cannot be reached \(.+\); is it running, and is that its address\?\n", err
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (("--to", "kafka://x"), "'kafka://x' is nowhere to send to"),
+            (("--to", "-", "--copies", "3..1"), "'3..1' is no number of copies; write it like 2 or 1..3"),
+            (("--to", "-", "--echo", "2"), "2.0 is not in the range"),
+            (("--to", "-", "--delay", "5"), "--delay='5' is not a duration"),
+            (("--to", "-", "--window", "10s"), "from 1ms to 5s"),
+            ((), "Missing option '--to'"),
+        ],
+    )
+    def test_what_cannot_be_meant(self, oncegate: Run, options: tuple[str, ...], said: str) -> None:
+        """An option that makes no sense is refused before anything is sent."""
+        code, out, err = oncegate("simulate", *options)
+        assert (code, out) == (exits.USAGE, "")
+        assert said in err
+
+    def test_files_that_cannot_be_written(self, oncegate: Run) -> None:
+        """A sentence names the file."""
+        for options in (("--to", "file://no/traffic"), ("--to", "file://traffic", "--truth", "no/truth")):
+            code, _, err = oncegate("simulate", *options)
+            assert code == exits.FAILED
+            assert re.fullmatch(r"Error: cannot write no/\w+: No such file or directory\n", err)
+
+    def test_progress(self, tmp_path: Path) -> None:
+        """On a terminal a bar tells how far it is, and is gone at the end."""
+        shown = on_terminal(["simulate", "--to", "file://traffic", "--events", "400"], tmp_path)
+        assert "sending" in shown
+        assert "/400 events" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+
+
+class TestVerify:
+    def test_a_table_of_what_is_wrong(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
+        """The verdict is one line; below it is what is wrong, no more of it than asked for."""
+        lines = effects(tmp_path)
+        (tmp_path / "done").write_text("\n".join([*lines[3:], lines[9], '{"key": "f00"}']))
+        code, out, err = oncegate("verify", "--truth", truth, "--effects", "done", "--limit", "4")
+        assert (code, err) == (exits.NOT_ONCE, "")
+        verdict, _, header, *rows, more = out.splitlines()
+        assert verdict.startswith(
+            "Not exactly once: of 30 events 3 lost, 1 doubled, 1 effect of nothing that was sent;"
+        )
+        assert header.split() == ["wrong", "event", "type", "entity", "effects", "deliveries"]
+        assert [row.split()[:2] for row in rows[:3]] == [["lost", "e-1"], ["lost", "e-2"], ["lost", "e-3"]]
+        assert (len(rows), rows[3].split()[0]) == (4, "doubled")
+        assert more == "These are 4 of 5; see more of them with --limit."
+
+    def test_echoes(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
+        """If echoes alone are doubled, the key that takes them for one is named."""
+        lines = map(json.loads, (tmp_path / "truth.jsonl").read_text().splitlines())
+        echoes = [json.dumps(line) for line in lines if line.get("kind") == "state-echo"]
+        keys = [json.dumps({"key": json.loads(line)["keys"]["auto"]}) for line in echoes]
+        (tmp_path / "done").write_text("\n".join([*effects(tmp_path), *keys]))
+        code, out, _ = oncegate("verify", "--truth", truth, "--effects", "done")
+        assert code == exits.NOT_ONCE
+        assert 'first(state_change("500ms"), auto) takes both for one' in out
+
+    def test_as_json(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
+        """All of it for a program."""
+        lines = effects(tmp_path)
+        (tmp_path / "done").write_text("\n".join(lines[1:]))
+        code, out, err = oncegate("verify", "--truth", truth, "--effects", "done", "--output", "json")
+        assert (code, err) == (exits.NOT_ONCE, "")
+        told = json.loads(out)
+        assert (told["exactly_once"], told["lost"], told["doubled"], told["extra"]) == (False, 1, 0, 0)
+        assert (told["events"], told["effects"], told["in_order"]) == (30, 29, True)
+        assert [(each["what"], each["event"]) for each in told["wrong"]] == [("lost", "e-1")]
+
+    def test_from_stdin(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
+        """Effects may come by a pipe."""
+        command = [sys.executable, "-m", "oncegate", "verify", "--truth", truth, "--effects", "-"]
+        given = "\n".join(effects(tmp_path))
+        done = subprocess.run(command, cwd=tmp_path, input=given, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (exits.OK, "")
+        assert done.stdout.startswith("Exactly once: 30 events, 30 effects; in order for each of ")
+
+    def test_files_that_cannot_be_read(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
+        """What is missing, or is something else, is told in a sentence."""
+        (tmp_path / "done").write_text("no JSON\n")
+        for options, said in (
+            (("--truth", "none", "--effects", "done"), "cannot read none: No such file or directory"),
+            (("--truth", "done", "--effects", "done"), "done is no truth that this version can read"),
+            (("--truth", truth, "--effects", "done"), "done:1 is no line of effects"),
+        ):
+            code, out, err = oncegate("verify", *options)
+            assert (code, out) == (exits.FAILED, "")
+            assert err.startswith(f"Error: {said}")

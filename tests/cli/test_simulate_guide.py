@@ -1,0 +1,41 @@
+"""The guide to simulated traffic is true: its commands exist, its figures are those of its seed, it has all options."""
+
+import re
+import textwrap
+from pathlib import Path
+
+from oncegate.cli.main import cli
+from tests import test_docs, test_guide
+from tests.cli.conftest import Run
+from tests.test_guide import DOCS
+
+PAGE = DOCS / "guide" / "simulate.md"
+TEXT = PAGE.read_text()
+
+
+def test_commands_exist() -> None:
+    """Every command shown, with its options, is one that there is."""
+    typed = re.findall(r"^ {4}(oncegate [a-z].+?)(?: > .+)?$", TEXT, re.MULTILINE)
+    assert len(typed) == 4
+    for command in typed:
+        test_docs.test_commands_exist(command)
+
+
+def test_what_it_ends_with(oncegate: Run, tmp_path: Path) -> None:
+    """The table shown is that of the seed shown."""
+    shown = re.search(r"^( {4}kind +deliveries.+?--seed (\d+) makes)", TEXT, re.DOTALL | re.MULTILINE)
+    assert shown
+    code, out, _ = oncegate("simulate", "--to", "file://traffic.jsonl", "--seed", shown[2])
+    assert code == 0
+    assert out.splitlines()[:-1] == textwrap.dedent(shown[1]).splitlines()[:-1]
+
+
+def test_every_option_is_in_the_guide() -> None:
+    """And each that it has is one that there is."""
+    options = {each for parameter in cli.commands["simulate"].params for each in parameter.opts}
+    assert set(re.findall(r"--[a-z]+", TEXT)) == options - {"--output"} | {"--effects", "--key", "--store"}
+
+
+def test_links_lead_somewhere() -> None:
+    """As those of the other guides do."""
+    test_guide.test_links_lead_somewhere(PAGE)

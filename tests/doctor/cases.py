@@ -1,0 +1,194 @@
+"""A deployment that breaks no rule, and for each rule one that does."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from oncegate.doctor.facts import (
+    Archive,
+    Clock,
+    Facts,
+    Feed,
+    Function,
+    Queue,
+    Redis,
+    Rule,
+    Store,
+    Table,
+    Target,
+    Unread,
+)
+from oncegate.gate.terms import agree
+from oncegate.infra.rights import allow_rule
+
+HERE = "eu-central-1:123456789012"
+QUEUE = f"arn:aws:sqs:{HERE}:crm-events"
+DEAD = f"arn:aws:sqs:{HERE}:crm-dead"
+FUNCTION = f"arn:aws:lambda:{HERE}:function:crm-function"
+PARTNER = "aws.partner/genesys.com/cloud/0e5c3f2a/crm"
+RULE = f"arn:aws:events:{HERE}:rule/{PARTNER}/crm-events"
+DIRECT = f"arn:aws:events:{HERE}:rule/{PARTNER}/crm-direct"
+DAY = 86_400
+INVOKED = {
+    "Effect": "Allow",
+    "Principal": {"Service": "events.amazonaws.com"},
+    "Action": "lambda:InvokeFunction",
+    "Condition": {"ArnLike": {"AWS:SourceArn": DIRECT}},
+}
+
+queue = Queue(
+    name="crm-events",
+    url="https://sqs.eu-central-1.amazonaws.com/123456789012/crm-events",
+    arn=QUEUE,
+    visibility=180,
+    retention=4 * DAY,
+    dead_arn=DEAD,
+    dead_retention=14 * DAY,
+    max_receives=5,
+    statements=(allow_rule("OncegateRule", QUEUE, RULE),),
+)
+feed = Feed(id="0d8f", source=QUEUE)
+function = Function(
+    name="crm-function", arn=FUNCTION, timeout=30, feeds=(feed,), store="dynamodb://crm-claims?region=eu-central-1"
+)
+direct = Function(name="crm-function", arn=FUNCTION, timeout=30, on_failure=DEAD, statements=(INVOKED,))
+target = Target(id="crm", arn=QUEUE, dead_arn=DEAD)
+rule = Rule(
+    name="crm-events",
+    arn=RULE,
+    bus=PARTNER,
+    pattern={"source": [{"prefix": "aws.partner/genesys.com"}]},
+    targets=(target,),
+    matches=True,
+)
+direct_rule = replace(rule, name="crm-direct", arn=DIRECT, targets=(replace(target, arn=FUNCTION),))
+table = Table(name="crm-claims")
+store = Store(url="dynamodb://crm-claims?region=eu-central-1", scheme="dynamodb", skew=2_000_000)
+redis = Redis(host="cache", port=6379)
+
+BEHIND_A_QUEUE: Final = Facts(
+    store=store,
+    redis=redis,
+    queue=queue,
+    function=function,
+    rules=(rule,),
+    archives=(Archive(name="calls", bus=PARTNER, days=5),),
+    table=table,
+    clocks=(Clock(of="AWS", ahead=400_000, within=600_000),),
+    region="eu-central-1",
+)
+BEHIND_A_RULE: Final = replace(BEHIND_A_QUEUE, queue=None, function=direct, rules=(direct_rule,))
+WITH_A_WORKER: Final = replace(BEHIND_A_QUEUE, function=None)
+
+
+def lacking(facts: Facts, **changes: Any) -> Facts:
+    """A deployment in which something is otherwise: `queue={"visibility": 30}`."""
+    changed = {
+        name: replace(getattr(facts, name), **change) if isinstance(change, dict) else change
+        for name, change in changes.items()
+    }
+    return replace(facts, **changed)
+
+
+def with_rule(facts: Facts, **changes: Any) -> Facts:
+    return replace(facts, rules=(replace(facts.rules[0], **changes),))
+
+
+def with_target(facts: Facts, **changes: Any) -> Facts:
+    return with_rule(facts, targets=(replace(facts.rules[0].targets[0], **changes),))
+
+
+def with_feed(**changes: Any) -> Facts:
+    return lacking(BEHIND_A_QUEUE, function={"feeds": (replace(feed, **changes),)})
+
+
+# rule → the severity with which it speaks of each deployment that breaks it
+BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
+    "aws.readable": [("error", lacking(BEHIND_A_QUEUE, unread=(Unread(what="the queue crm", why="there is none"),)))],
+    "settings.retention": [
+        ("error", lacking(BEHIND_A_QUEUE, terms=agree({"retention": "5d"}), archives=())),
+        ("error", lacking(BEHIND_A_RULE, terms=agree({"retention": "30h"}), archives=())),
+    ],
+    "settings.replays": [
+        ("warning", lacking(BEHIND_A_QUEUE, archives=(Archive(name="calls", bus=PARTNER, days=8),))),
+        ("warning", lacking(BEHIND_A_QUEUE, archives=(Archive(name="calls", bus=PARTNER, days=0),))),
+    ],
+    "settings.attempts": [("warning", Facts(terms=agree({"retention": "299s", "lease": "30s"})))],
+    "store.reachable": [("error", lacking(BEHIND_A_QUEUE, store={"problem": "it cannot be reached"}))],
+    "store.present": [("note", Facts(store=Store(url="sqlite:///oncegate.db", scheme="sqlite", absent=True)))],
+    "store.memory": [("warning", Facts(store=Store(url="memory://", scheme="memory")))],
+    "store.disk": [("error", Facts(store=Store(url="sqlite:///a.db", scheme="sqlite", file_system="nfs4")))],
+    "store.eviction": [("error", lacking(BEHIND_A_QUEUE, redis={"evicts_by": "allkeys-lru"}))],
+    "store.persistence": [("warning", lacking(BEHIND_A_QUEUE, redis={"append_only": False}))],
+    "store.clock": [
+        ("error", lacking(BEHIND_A_QUEUE, clocks=(Clock(of="AWS", ahead=2_700_000, within=600_000),))),
+        ("error", lacking(BEHIND_A_QUEUE, clocks=(Clock(of="AWS", ahead=-2_700_000, within=600_000),))),
+        ("warning", lacking(Facts(), clocks=(Clock(of="Redis at cache:6379", ahead=5_000_002, within=1),))),
+    ],
+    "table.shape": [("error", lacking(BEHIND_A_QUEUE, table={"problem": "it is no table of Oncegate"}))],
+    "table.sweep": [
+        ("warning", lacking(BEHIND_A_QUEUE, table={"sweeps_by": None})),
+        ("error", lacking(BEHIND_A_QUEUE, table={"sweeps_by": "leaseUntil"})),
+    ],
+    "table.capacity": [("warning", lacking(BEHIND_A_QUEUE, table={"on_demand": False}))],
+    "queue.visibility": [("error", lacking(BEHIND_A_QUEUE, queue={"visibility": 179}))],
+    "queue.lease": [("error", lacking(WITH_A_WORKER, queue={"visibility": 30}))],
+    "queue.dead_letters": [
+        ("error", lacking(BEHIND_A_QUEUE, queue={"dead_arn": None, "dead_retention": None, "max_receives": None})),
+        ("error", lacking(BEHIND_A_QUEUE, queue={"dead_retention": None})),
+    ],
+    "queue.receives": [
+        ("error", lacking(BEHIND_A_QUEUE, queue={"max_receives": 1})),
+        ("warning", lacking(BEHIND_A_QUEUE, queue={"max_receives": 4})),
+    ],
+    "queue.dead_retention": [("warning", lacking(BEHIND_A_QUEUE, queue={"dead_retention": 4 * DAY}))],
+    "queue.policy": [
+        ("error", lacking(BEHIND_A_QUEUE, queue={"statements": ()})),
+        ("error", lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule("Other", QUEUE, DIRECT),)})),
+        (
+            "warning",
+            lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule("All", QUEUE, RULE) | {"Condition": {}},)}),
+        ),
+    ],
+    "function.failures": [("error", lacking(BEHIND_A_RULE, function={"on_failure": None}))],
+    "function.retries": [("warning", lacking(BEHIND_A_RULE, function={"retries": 0}))],
+    "function.reports": [("error", with_feed(reports_failures=False))],
+    "function.enabled": [("error", with_feed(enabled=False))],
+    "function.permission": [
+        ("error", lacking(BEHIND_A_RULE, function={"statements": ()})),
+        ("error", lacking(BEHIND_A_RULE, function={"statements": (INVOKED | {"Effect": "Deny"},)})),
+    ],
+    "function.store": [
+        ("error", lacking(BEHIND_A_QUEUE, function={"store": "sqlite:////tmp/oncegate.db"})),
+        ("error", lacking(BEHIND_A_QUEUE, function={"store": "memory://"})),
+    ],
+    "rule.enabled": [("error", with_rule(BEHIND_A_QUEUE, enabled=False))],
+    "rule.pattern": [
+        ("error", with_rule(BEHIND_A_QUEUE, matches=False)),
+        ("error", with_rule(BEHIND_A_QUEUE, matches=None, pattern={"source": ["genesys.cloud"]})),
+        ("error", with_rule(BEHIND_A_QUEUE, pattern={"detail": {"conversationId": [{"exists": True}]}})),
+    ],
+    "rule.bus": [("note", with_rule(BEHIND_A_QUEUE, bus="default"))],
+    "rule.target": [("error", with_target(BEHIND_A_QUEUE, exists=False))],
+    "rule.envelope": [
+        ("warning", with_target(BEHIND_A_QUEUE, shape="InputPath $.detail")),
+        ("error", with_target(BEHIND_A_QUEUE, shape="an InputTransformer")),
+    ],
+    "rule.retries": [
+        ("warning", with_target(BEHIND_A_QUEUE, retries=0)),
+        ("warning", with_target(BEHIND_A_QUEUE, age=3_599)),
+    ],
+    "rule.dead_letters": [("warning", with_target(BEHIND_A_QUEUE, dead_arn=None))],
+    "rule.doubled": [
+        ("warning", with_rule(BEHIND_A_QUEUE, targets=(target, replace(target, id="again")))),
+        (
+            "warning",
+            lacking(
+                BEHIND_A_QUEUE,
+                function={"statements": (INVOKED,), "on_failure": DEAD},
+                rules=(rule, direct_rule),
+            ),
+        ),
+    ],
+}

@@ -1,0 +1,7 @@
+"""The emulator and the commands, as the tests of `oncegate infra` have them."""
+
+from tests.cli.conftest import oncegate
+from tests.infra.conftest import aws, infra
+from tests.stores.conftest import dynamo_server, postgres, redis_server
+
+__all__ = ["aws", "dynamo_server", "infra", "oncegate", "postgres", "redis_server"]

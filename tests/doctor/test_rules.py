@@ -1,0 +1,66 @@
+"""Each rule speaks of a deployment that breaks it, is silent about one that does not, and says what really mends it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from oncegate.doctor.facts import Facts
+from oncegate.doctor.rules import RULES, judged
+from oncegate.gate.terms import agree
+from tests.doctor import commands
+from tests.doctor.cases import BEHIND_A_QUEUE, BEHIND_A_RULE, BROKEN, WITH_A_WORKER, lacking, with_rule
+
+PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+
+
+@pytest.mark.parametrize("facts", [BEHIND_A_QUEUE, BEHIND_A_RULE, WITH_A_WORKER, Facts()])
+def test_a_sound_deployment(facts: Facts) -> None:
+    """No rule has anything to say of a deployment as it should be, nor of one that was not looked at."""
+    assert judged(facts) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "severity", "facts"), [(rule, *broken) for rule, all_ in BROKEN.items() for broken in all_]
+)
+def test_a_broken_deployment(rule: str, severity: str, facts: Facts) -> None:
+    """The rule, and no other, says what is wrong and why that matters, with a command line that can be typed."""
+    found = judged(facts)
+    assert [(name, finding.severity) for name, finding in found] == [(rule, severity)]
+    (_, finding) = found[0]
+    assert finding.why.endswith(".")
+    assert finding.what
+    assert finding.found
+    commands.check(finding.mend)
+
+
+def test_every_rule_is_broken_here() -> None:
+    """There is a deployment that breaks each."""
+    assert set(BROKEN) == set(RULES)
+
+
+def test_the_worst_comes_first() -> None:
+    """Errors, then warnings, then notes."""
+    facts = with_rule(lacking(BEHIND_A_QUEUE, queue={"max_receives": 2}, table={"sweeps_by": "id"}), bus="default")
+    assert [finding.severity for _, finding in judged(facts)] == ["error", "warning", "note"]
+
+
+def test_replays_that_shall_run() -> None:
+    """Where replays are meant to run again, no archive is too long."""
+    (_, broken), *_ = BROKEN["settings.replays"]
+    assert judged(lacking(broken, terms=agree({"on_replay": "run"}))) == []
+
+
+def test_a_pattern_about_something_else() -> None:
+    """A rule for other events than those of Genesys is not held to their shape."""
+    pattern = {"source": ["com.example.shop"], "detail": {"orderId": [{"exists": True}]}}
+    assert judged(with_rule(BEHIND_A_QUEUE, bus="shop", matches=None, pattern=pattern)) == []
+
+
+def test_the_page_lists_every_rule() -> None:
+    """The page has a line for each rule: its name, how bad it is, and what it wants, in the rule's own words."""
+    listed = re.findall(r"^\| `([a-z_.]+)` \| ([a-z, ]+) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert listed == [
+        (name, ", ".join(sorted({severity for severity, _ in BROKEN[name]})), judge.__doc__)
+        for name, judge in RULES.items()
+    ]

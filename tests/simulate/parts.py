@@ -1,0 +1,50 @@
+"""What tests of simulated traffic share: a run into a file, and the lines of effects."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from oncegate import Event
+from oncegate.simulate.copies import Wishes
+from oncegate.simulate.sending import Sender, Summary, Target
+from oncegate.simulate.targets import File
+from oncegate.simulate.traffic import Plan, deliveries
+from oncegate.simulate.truth import Truth, TruthFile, load
+from oncegate.simulate.verifying import Judgement, effects, judge
+
+Effects = list[str]
+
+
+def plan(events: int = 300, **wishes: float) -> Plan:
+    return Plan(events=events, rate=1_000, seed=5, wishes=Wishes(**wishes))  # type: ignore[arg-type]
+
+
+def sent(target: Target, plan: Plan, truth: Path, **options: float) -> Summary:
+    """Send all of it, and write the truth down."""
+    with truth.open("w") as stream:
+        summary = Sender(target, TruthFile(stream, plan), **options).send(deliveries(plan))  # type: ignore[arg-type]
+    target.close()
+    return summary
+
+
+def into_file(folder: Path, plan: Plan) -> list[bytes]:
+    """The lines of a file with the traffic; the truth is beside it."""
+    sent(File(str(folder / "traffic.jsonl")), plan, folder / "truth.jsonl")
+    return (folder / "traffic.jsonl").read_bytes().splitlines()
+
+
+def noting(effects: Effects) -> Callable[[Event], None]:
+    """A handler whose effect is a line."""
+
+    def handle(event: Event) -> None:
+        effects.append(json.dumps({"key": str(event.key), "event_id": event.id}))
+
+    return handle
+
+
+def truth_in(folder: Path) -> Truth:
+    return load((folder / "truth.jsonl").read_bytes().splitlines(), "truth.jsonl")
+
+
+def judged(folder: Path, lines: Iterable[str]) -> Judgement:
+    return judge(truth_in(folder), effects((line.encode() for line in lines), "effects.jsonl"))

@@ -1,0 +1,206 @@
+"""A queue and a bus as targets, on the emulator `ministack`; what of a batch fails is sent again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+
+from oncegate import Gate, read
+from oncegate.errors import SettingError, TargetError
+from oncegate.simulate.aws import Bus, Queue
+from oncegate.simulate.copies import Wishes
+from oncegate.simulate.targets import open_target
+from oncegate.simulate.traffic import Plan, deliveries
+from tests.simulate.parts import Effects, judged, noting, plan, sent, truth_in
+from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer, reply
+from tests.stores.servers import free_port
+
+PUT = Plan(events=40, rate=10_000, seed=5, wishes=Wishes(reemit=0.3, replay=0.3, invalid=0.2, by_bus=True))
+
+
+class Cloud(DynamoServer):
+    def target(self, url: str) -> str:
+        return f"{url}?region={REGION}&endpoint={self.endpoint}"
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    cloud = Cloud(tmp_path_factory.mktemp("cloud"))
+    yield cloud
+    cloud.stop()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+def bodies(sqs: Any, queue: str) -> list[str]:
+    """All that is in a queue, which is empty afterwards."""
+    found: list[str] = []
+    while messages := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10).get("Messages"):
+        found += [message["Body"] for message in messages]
+        gone = [{"Id": str(place), "ReceiptHandle": each["ReceiptHandle"]} for place, each in enumerate(messages)]
+        sqs.delete_message_batch(QueueUrl=queue, Entries=gone)
+    return found
+
+
+class FirstFails:
+    """In the first request of a kind one entry fails, as AWS would have it: it is not carried out, and told."""
+
+    def __init__(self, client: Any, operation: str, failure: dict[str, Any]) -> None:
+        self._failure = failure
+        self._entry: dict[str, Any] | None = None
+        self._done = False
+        client.meta.events.register(f"before-parameter-build.{operation}", self._hold_back)
+        client.meta.events.register(f"after-call.{operation}", self._tell)
+
+    def _hold_back(self, params: dict[str, Any], **_rest: Any) -> None:
+        if not self._done and len(params["Entries"]) > 1:
+            self._entry = params["Entries"].pop(0)
+
+    def _tell(self, parsed: dict[str, Any], **_rest: Any) -> None:
+        if self._entry is None:
+            return
+        if "Id" in self._entry:
+            parsed.setdefault("Failed", []).append({"Id": self._entry["Id"], **self._failure})
+        else:
+            parsed["FailedEntryCount"] = 1
+            parsed["Entries"].insert(0, self._failure)
+        self._entry, self._done = None, True
+
+
+class TestQueue:
+    def test_each_is_a_message(self, cloud: Cloud, tmp_path: Path) -> None:
+        """Every delivery is a message with its very text, and what a gate makes of them is exactly once."""
+        sqs = cloud.client_of("sqs")
+        queue = sqs.create_queue(QueueName="plain")["QueueUrl"]
+        sent(open_target(cloud.target("sqs://plain")), plan(40, invalid=0.2), tmp_path / "truth.jsonl")
+        found = bodies(sqs, queue)
+        assert sorted(found) == sorted(each.copy.raw.decode() for each in deliveries(plan(40, invalid=0.2)))
+        done: Effects = []
+        gate = Gate("memory://")
+        gate.run_batch(found, noting(done))
+        gate.close()
+        assert judged(tmp_path, done).once
+
+    def test_groups(self, cloud: Cloud, tmp_path: Path) -> None:
+        """In a FIFO queue an entity is a group, and copies are messages of their own for all that they are alike."""
+        sqs = cloud.client_of("sqs")
+        attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
+        queue = sqs.create_queue(QueueName="ordered.fifo", Attributes=attributes)["QueueUrl"]
+        summary = sent(open_target(cloud.target("sqs://ordered.fifo")), plan(15), tmp_path / "truth.jsonl")
+        asked: dict[str, Any] = {"QueueUrl": queue, "AttributeNames": ["MessageGroupId"], "MaxNumberOfMessages": 10}
+        (first, *_) = sqs.receive_message(**asked)["Messages"]
+        assert first["Attributes"]["MessageGroupId"] == read(first["Body"])[0].entity
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        counts = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
+        assert sum(map(int, counts.values())) == summary.count() > 15
+
+    def test_failed_entries(self, cloud: Cloud, tmp_path: Path) -> None:
+        """An entry that fails is sent again if the fault is not its own, and with it the batch is whole."""
+        sqs = cloud.client_of("sqs")
+        queue = sqs.create_queue(QueueName="stumbling")["QueueUrl"]
+        target = Queue(cloud.target("sqs://stumbling"))
+        FirstFails(target._client, "sqs.SendMessageBatch", {"SenderFault": False, "Code": "InternalError"})
+        fast = Plan(events=15, rate=100_000, seed=5)
+        summary = sent(target, fast, tmp_path / "truth.jsonl")
+        assert (summary.again, summary.count(fate="taken")) == (1, summary.count())
+        assert len(bodies(sqs, queue)) == summary.count()
+
+    def test_the_entrys_own_fault(self, cloud: Cloud, tmp_path: Path) -> None:
+        """One whose sender is at fault is not sent again."""
+        cloud.client_of("sqs").create_queue(QueueName="strict")
+        target = Queue(cloud.target("sqs://strict"))
+        FirstFails(target._client, "sqs.SendMessageBatch", {"SenderFault": True, "Code": "InvalidMessageContents"})
+        summary = sent(target, Plan(events=15, rate=100_000, seed=5), tmp_path / "truth.jsonl")
+        assert (summary.again, summary.count(fate="refused")) == (0, 1)
+        assert summary.reasons == {"InvalidMessageContents": 1}
+
+    @pytest.mark.parametrize("code", ["ThrottlingException", "RequestThrottled", "InternalFailure"])
+    def test_a_busy_service(self, cloud: Cloud, tmp_path: Path, code: str) -> None:
+        """A request that is refused for now is made again."""
+        cloud.client_of("sqs").create_queue(QueueName="busy")
+        target = Queue(cloud.target("sqs://busy"))
+        refusals = [reply(400 if "Thrott" in code else 500, code)]
+
+        def refuse(request: AWSPreparedRequest, **_rest: Any) -> AWSResponse | None:
+            return refusals.pop() if refusals else None
+
+        target._client.meta.events.register("before-send.sqs.SendMessageBatch", refuse)
+        summary = sent(target, Plan(events=3, rate=100_000, seed=5), tmp_path / "truth.jsonl")
+        assert summary.again > 0
+        assert summary.count(fate="taken") == summary.count()
+
+
+class TestBus:
+    @pytest.fixture
+    def queue(self, cloud: Cloud) -> str:
+        """A queue to which a rule of the bus sends everything."""
+        sqs, events = cloud.client_of("sqs"), cloud.client_of("events")
+        queue = str(sqs.create_queue(QueueName="behind-the-bus")["QueueUrl"])
+        arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        events.create_event_bus(Name="desk")
+        events.put_rule(Name="all", EventBusName="desk", EventPattern='{"source": ["oncegate.simulate"]}')
+        events.put_targets(Rule="all", EventBusName="desk", Targets=[{"Id": "queue", "Arn": arn}])
+        return queue
+
+    def test_through_a_rule(self, cloud: Cloud, tmp_path: Path, queue: str) -> None:
+        """What a rule hands over has envelopes of the bus's own, whose ids the truth has, and is read as the same
+        events: a gate makes exactly once of it."""
+        target = Bus(cloud.target("eventbridge://desk"))
+        FirstFails(
+            target._client, "events.PutEvents", {"ErrorCode": "ThrottlingException", "ErrorMessage": "slow down"}
+        )
+        summary = sent(target, PUT, tmp_path / "truth.jsonl")
+        assert (summary.again, summary.count(fate="taken")) == (1, summary.count())
+        found = bodies(cloud.client_of("sqs"), queue)
+        assert len(found) == summary.count()
+        known = {each.event_id for sent in truth_in(tmp_path).deliveries.values() for each in sent}
+        assert {body["id"] for body in map(json.loads, found) if "eventBody" in body["detail"]} <= known
+        done: Effects = []
+        gate = Gate("memory://")
+        outcomes = gate.run_batch(found, noting(done))
+        gate.close()
+        assert sum(outcome.status == "invalid" for outcome in outcomes) == summary.count("invalid") > 0
+        assert judged(tmp_path, done).once
+        by_id = [json.dumps({"event_id": name}) for line in done if (name := json.loads(line)["event_id"])]
+        assert {each.event.type for each in judged(tmp_path, by_id).findings if each.event} == {"CallContactEvent"}
+
+
+class TestAddresses:
+    @pytest.mark.parametrize("url", ["sqs://nowhere", "eventbridge://nowhere"])
+    def test_not_there(self, cloud: Cloud, url: str) -> None:
+        """A queue or a bus that is not there is told before anything is sent."""
+        with pytest.raises(TargetError, match=f"{url} does not exist; check its name, region and endpoint"):
+            open_target(cloud.target(url))
+
+    def test_nobody_there(self) -> None:
+        """An endpoint at which nobody answers is told."""
+        with pytest.raises(TargetError, match=r"sqs://q cannot be reached .* check region, endpoint and network"):
+            open_target(f"sqs://q?region={REGION}&endpoint=http://127.0.0.1:{free_port()}")
+
+    def test_no_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a region the sentence says where to write it."""
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+        with pytest.raises(TargetError, match=r"sqs://q needs a region; write sqs://q\?region=eu-central-1"):
+            open_target("sqs://q")
+
+    @pytest.mark.parametrize(
+        ("url", "said"),
+        [
+            ("sqs://", "names nothing to send to; write sqs://NAME"),
+            ("sqs://q/x", "names nothing"),
+            ("eventbridge://b?regoin=x", "has no option 'regoin'; it has region, endpoint, source"),
+        ],
+    )
+    def test_what_cannot_be_meant(self, url: str, said: str) -> None:
+        """A URL with a slip is refused."""
+        with pytest.raises(SettingError, match=said):
+            open_target(url)

@@ -1,0 +1,211 @@
+"""Sending: when it is due, again as asked, and never silently not at all."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pytest
+
+from oncegate.errors import SettingError, TargetError
+from oncegate.simulate.sending import Again, Answer, Taken
+from oncegate.simulate.targets import File, Http, open_target
+from oncegate.simulate.traffic import Delivery, Plan, deliveries
+from oncegate.simulate.truth import Delivered
+from tests.simulate.parts import plan, sent, truth_in
+from tests.stores.servers import free_port
+
+Reply: TypeAlias = tuple[int, dict[str, str]]
+
+OK: Final[Reply] = (200, {})
+DROPPED: Final[Reply] = (0, {})
+
+
+class Receiver:
+    """An HTTP server that answers as its script says, and then 200. A code of 0 drops the connection."""
+
+    def __init__(self) -> None:
+        self.script: list[Reply] = []
+        self.always: Reply = OK
+        self.bodies: list[bytes] = []
+        self.times: list[float] = []
+        self.at_once = self.most_at_once = 0
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/events"
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                code, headers = receiver.answer(body)
+                if not code:
+                    self.close_connection = True
+                    return
+                self.send_response(code)
+                for name, value in {**headers, "Content-Length": "0"}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # as it is called there
+                pass
+
+        return Handler
+
+    def answer(self, body: bytes) -> Reply:
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            self.bodies.append(body)
+            self.times.append(time.monotonic())
+            answer = self.script.pop(0) if self.script else self.always
+        time.sleep(0.002)
+        with self._lock:
+            self.at_once -= 1
+        return answer
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.stop()
+
+
+def delivered(folder: Path) -> list[Delivered]:
+    return [each for deliveries in truth_in(folder).deliveries.values() for each in deliveries]
+
+
+class TestHttp:
+    def test_each_is_posted(self, receiver: Receiver, tmp_path: Path) -> None:
+        """Every delivery is one request with its very bytes, in order."""
+        summary = sent(Http(receiver.url), plan(20), tmp_path / "truth.jsonl")
+        assert receiver.bodies == [each.copy.raw for each in deliveries(plan(20))]
+        assert summary.count(fate="taken") == summary.count() == len(receiver.bodies)
+
+    def test_sent_again(self, receiver: Receiver, tmp_path: Path) -> None:
+        """What is busy, broken or gone is asked again, no sooner than it says; the truth has how often."""
+        receiver.script = [OK, (503, {"Retry-After": "1"}), (429, {}), (500, {}), DROPPED]
+        summary = sent(Http(receiver.url), plan(2, reemit=0, rewrap=0, replay=0), tmp_path / "truth.jsonl")
+        assert summary.again == 4
+        assert summary.count(fate="taken") == summary.count()
+        assert receiver.times[2] - receiver.times[1] >= 1.0
+        assert [each.tries for each in delivered(tmp_path)][:2] == [1, 5]
+        assert len(set(receiver.bodies[1:6])) == 1
+
+    def test_a_time_to_come_again(self, receiver: Receiver, tmp_path: Path) -> None:
+        """Retry-After may be a date, which is waited for, or nonsense, which is not."""
+        receiver.script = [(503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), (503, {"Retry-After": "soon"})]
+        summary = sent(Http(receiver.url), plan(1), tmp_path / "truth.jsonl")
+        assert (summary.again, summary.count(fate="taken")) == (2, summary.count())
+
+    def test_refused(self, receiver: Receiver, tmp_path: Path) -> None:
+        """A refusal for good is not argued with."""
+        receiver.always = (400, {})
+        summary = sent(Http(receiver.url), plan(5), tmp_path / "truth.jsonl")
+        assert summary.count(fate="refused") == summary.count() == len(receiver.bodies)
+        assert summary.reasons == {"HTTP 400": summary.count()}
+        assert {each.fate for each in delivered(tmp_path)} == {"refused"}
+
+    def test_patience_ends(self, receiver: Receiver, tmp_path: Path) -> None:
+        """What is not taken for as long as it is tried is given up, and the next is tried all the same."""
+        receiver.always = (503, {"Retry-After": "30"})
+        summary = sent(Http(receiver.url), plan(3), tmp_path / "truth.jsonl", patience=0.1)
+        assert summary.count(fate="gave up") == summary.count() == len(receiver.bodies)
+        assert {each.fate for each in delivered(tmp_path)} == {"gave up"}
+
+    def test_nobody_there(self, tmp_path: Path) -> None:
+        """An address at which nobody has ever answered is told at once, not tried for a minute."""
+        with pytest.raises(TargetError, match=r"http://127.0.0.1:\d+/events cannot be reached .*; is it running"):
+            sent(Http(f"http://127.0.0.1:{free_port()}/events"), plan(3), tmp_path / "truth.jsonl")
+
+    def test_side_by_side(self, receiver: Receiver, tmp_path: Path) -> None:
+        """With several at a time requests overlap, all of them arrive, and the truth has each."""
+        receiver.script = [OK, (503, {}), OK, (503, {})]
+        fast = Plan(events=60, rate=100_000, seed=5)
+        summary = sent(Http(receiver.url, 8), fast, tmp_path / "truth.jsonl", parallel=8)
+        assert 1 < receiver.most_at_once <= 8
+        assert summary.count(fate="taken") == summary.count() == len(delivered(tmp_path))
+        assert set(receiver.bodies) == {each.copy.raw for each in deliveries(fast)}
+
+
+class Script:
+    """A target that answers what it is told to, and notes when it was asked for what."""
+
+    most = 10
+    paced = True
+
+    def __init__(self, answers: Sequence[Answer | BaseException] = ()) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[float, list[int]]] = []
+
+    def send(self, batch: Sequence[Delivery]) -> list[Answer]:
+        self.asked.append((time.monotonic(), [delivery.number for delivery in batch]))
+        answer = self.answers.pop(0) if self.answers else Taken()
+        if isinstance(answer, BaseException):
+            raise answer
+        return [answer, *([Taken()] * (len(batch) - 1))]
+
+    def close(self) -> None:
+        pass
+
+
+class TestSender:
+    def test_pace(self, tmp_path: Path) -> None:
+        """Events go out at the rate that was asked for, and none before it is due."""
+        target = Script()
+        begun = time.monotonic()
+        sent(target, Plan(events=40, rate=100, seed=5), tmp_path / "truth.jsonl")
+        for at, numbers in target.asked:
+            due = {each.number: each.due for each in deliveries(Plan(events=40, rate=100, seed=5))}
+            assert at - begun >= max(due[number] for number in numbers) / 1e6
+        assert 0.39 <= time.monotonic() - begun < 5
+
+    def test_batches(self, tmp_path: Path) -> None:
+        """What is due goes together, up to what the target takes; what fails of it goes again, alone."""
+        target = Script([Again("busy")])
+        summary = sent(target, Plan(events=40, rate=1_000_000, seed=5), tmp_path / "truth.jsonl")
+        sizes = [len(numbers) for _, numbers in target.asked]
+        assert max(sizes) == 10
+        assert target.asked[1][1] == target.asked[0][1][:1]
+        assert summary.again == 1
+        assert sum(sizes) == summary.count() + 1
+
+    @pytest.mark.parametrize("parallel", [1, 4])
+    def test_interrupted(self, tmp_path: Path, parallel: int) -> None:
+        """What was on its way when it ended may have been taken: its event is neither expected nor unknown."""
+        target = Script([Taken(), KeyboardInterrupt()])
+        with pytest.raises(KeyboardInterrupt):
+            sent(target, Plan(events=30, rate=1_000_000, seed=5), tmp_path / "truth.jsonl", parallel=parallel)
+        truth = truth_in(tmp_path)
+        fates = {each.fate for each in delivered(tmp_path)}
+        assert fates == {"taken", "gave up"}
+        assert truth.deliveries.keys() <= truth.events.keys()
+
+
+class TestTargets:
+    @pytest.mark.parametrize("url", ["", "file://", "ftp://there", "http://", "sqs:queue", "events.jsonl"])
+    def test_nowhere(self, url: str) -> None:
+        """What is no target is refused with those there are."""
+        with pytest.raises(SettingError, match="is nowhere to send to; it is one of eventbridge://BUS, sqs://QUEUE"):
+            open_target(url)
+
+    def test_a_file(self, tmp_path: Path) -> None:
+        """A path may be relative or not; one that cannot be written is told."""
+        open_target(f"file://{tmp_path}/there").close()
+        assert (tmp_path / "there").exists()
+        with pytest.raises(TargetError, match=r"cannot write .*/no/there: No such file"):
+            File(f"{tmp_path}/no/there")

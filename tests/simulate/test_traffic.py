@@ -1,0 +1,157 @@
+"""Simulated traffic: the same each time, read as what it is meant to be, and no more alike than it is."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from oncegate import Gate, keys, read
+from oncegate.errors import SettingError
+from oncegate.simulate.copies import Wishes
+from oncegate.simulate.traffic import Delivery, Plan, deliveries, happenings, keys_of
+
+ALL = Wishes(reemit=0.3, rewrap=0.3, replay=0.2, echo=0.3, conflict=0.3, invalid=0.2)
+WINDOW = ALL.window
+
+
+def made(events: int = 600, delay: int = 0, seed: int = 11, wishes: Wishes = ALL) -> list[Delivery]:
+    return list(deliveries(Plan(events=events, seed=seed, delay=delay, wishes=wishes)))
+
+
+def test_the_same_bytes_again() -> None:
+    """A seed makes the same bytes and the same truth in every process, and another seed makes others."""
+    command = [sys.executable, "-m", "oncegate", "simulate", "--to", "-", "--truth", "/dev/stderr", "--events", "60"]
+    command += ["--delay", "2s", "--echo", "0.3", "--conflict", "0.3", "--invalid", "0.3", "--seed"]
+
+    def output(seed: str, hashing: str) -> tuple[bytes, list[bytes]]:
+        env = {**os.environ, "PYTHONHASHSEED": hashing}
+        done = subprocess.run([*command, seed], capture_output=True, env=env, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr.splitlines()[:-1]  # the last says how long it took
+
+    first = output("3", "1")
+    assert len(first[1]) > len(first[0].splitlines()) >= 60
+    assert output("3", "2") == first
+    assert output("4", "1")[0] != first[0]
+
+
+def test_what_happens_does_not_depend_on_its_copies() -> None:
+    """To ask for other copies, or for later ones, changes nothing of what happens."""
+    alone = Wishes(copies=(1, 1), reemit=0, rewrap=0, replay=0)
+    for plan in (Plan(events=50, seed=2), Plan(events=50, seed=2, delay=5_000_000, wishes=alone)):
+        firsts = {each.of.number: each.copy.raw for each in deliveries(plan) if each.of and each.copy.kind == "first"}
+        assert len(firsts) == 50
+        assert [firsts[number] for number in sorted(firsts)] == [
+            each.copy.raw for each in made(50, seed=2, wishes=alone)
+        ]
+
+
+def test_each_is_read_as_what_it_is_meant_to_be() -> None:
+    """What arrives one after the other gets the outcome and the kind that the truth has for it, from a real gate."""
+    gate = Gate("memory://")
+    for delivery in made(wishes=Wishes(reemit=0.3, rewrap=0.5, replay=0.2, conflict=0.3, invalid=0.2)):
+        outcome = gate.run(delivery.copy.raw, lambda event: None)
+        kind = delivery.copy.kind
+        expected = {"first": "processed", "conflict": "conflict", "invalid": "invalid"}.get(kind, "duplicate")
+        assert outcome.status == expected, delivery
+        assert outcome.kind == (kind if expected == "duplicate" else None), delivery
+
+
+def test_all_there_is_to_read() -> None:
+    """Each source and its traps are among it: topics by EventBridge, webhooks, cases, contacts, every wrapping."""
+    found = made(1_000)
+    types = {event.type for delivery in found for event in read(delivery.copy.raw) if not event.problem}
+    topic = "v2.detail.events.conversation.{id}"
+    ends = ("customer.start", "customer.end", "flow.start", "flow.outcome", "flow.end", "attributes", "acd.start")
+    assert types >= {f"{topic}.{end}" for end in (*ends, "acd.end", "user.start", "user.end", "acw", "wrapup")}
+    assert types >= {"openmessaging.Text", "openmessaging.Receipt", "CaseCreated", "CaseStatusChanged"}
+    assert types >= {"MessageCreated", "CallContactEvent"}
+    assert {delivery.copy.wrapping for delivery in found} == {None, "sns", "array", "detail", "websocket"}
+    sources = Counter(each.event.source for each in happenings(Plan(events=200)))
+    assert sources.keys() == {"genesys", "cxone"}
+    same = Counter(
+        (each.event.type, each.event.entity, each.event.occurred_at) for each in happenings(Plan(events=500))
+    )
+    assert any(number > 1 for number in same.values()), "two updates of attributes share a millisecond"
+
+
+def test_keys_tell_the_truth() -> None:
+    """Under `auto` an event and its copies share a key that no other event has; its echo has another, and is within the
+    window of the same change of state."""
+    owner: dict[str | None, int] = {}
+    for delivery in made(1_000):
+        if delivery.of is None:
+            assert delivery.event.problem, "what is invalid cannot be read"
+            assert set(keys_of(delivery.event, WINDOW).values()) == {None}
+            continue
+        own, first = keys_of(delivery.event, WINDOW), keys_of(delivery.of.event, WINDOW)
+        assert owner.setdefault(own["auto"], delivery.of.number) == delivery.of.number
+        echo = delivery.copy.kind == "state-echo"
+        assert (own["auto"] != first["auto"]) == echo
+        if echo:
+            changes = [keys.state_change()(event).change for event in (delivery.event, delivery.of.event)]
+            assert changes[0] is not None
+            assert changes[1] is not None
+            assert 0 < changes[0].at - changes[1].at <= WINDOW
+            assert (changes[0].timeline, changes[0].state) == (changes[1].timeline, changes[1].state)
+
+
+@pytest.mark.parametrize("window", [1_000, 500_000, 5_000_000])
+def test_echoes_are_one_event_and_nothing_else_is(window: int) -> None:
+    """However late, `state_change` with the window of the simulation runs each event once, and each of them."""
+    ran: list[str | None] = []
+    gate = Gate("memory://", key=keys.first(keys.state_change(f"{window // 1_000}ms"), keys.auto))
+    wishes = Wishes(echo=0.7, window=window)
+    for delivery in made(800, delay=20_000_000, wishes=wishes):
+        gate.run(delivery.copy.raw, lambda event: ran.append(event.entity))
+    assert Counter(ran) == Counter(each.event.entity for each in happenings(Plan(events=800, seed=11)))
+    assert gate.counts.get("timeline.split", 0) == 0
+
+
+def test_late_and_out_of_order() -> None:
+    """With a delay deliveries are due later than their event, never by more than the delay, and are in that order."""
+    late = made(delay=2_000_000)
+    assert all(one.due <= other.due for one, other in pairwise(late))
+    behind = [each.due - (each.of.number - 1) * 10_000 for each in late if each.of]
+    assert 0 <= min(behind) < 100_000
+    assert 1_900_000 < max(behind) <= 2_000_000
+    firsts = [each.of.number for each in late if each.of and each.copy.kind == "first"]
+    assert firsts != sorted(firsts)
+    assert Counter(each.copy.raw for each in late) == Counter(each.copy.raw for each in made())
+
+
+def test_how_often() -> None:
+    """As many copies and as large shares come as were asked for."""
+    assert {each.copy.kind for each in made(50, wishes=Wishes(copies=(1, 1), reemit=0, rewrap=0, replay=0))} == {
+        "first"
+    }
+    every = Wishes(copies=(4, 4), reemit=1, rewrap=1, replay=1, echo=1, conflict=1, invalid=1)
+    found = [each for each in made(40, wishes=every) if each.of is None or "detail" in each.of.document]
+    of_calls = Counter(each.copy.kind for each in found if each.of and each.copy.wrapping is None)
+    calls = of_calls["first"]
+    assert of_calls["redelivery"] == 3 * calls
+    assert of_calls["re-emission"] == of_calls["replay"] == calls
+    assert 0 < of_calls["state-echo"] < calls, "only what has a state has echoes"
+    assert of_calls["conflict"] == 0, "the key of these holds their content"
+    assert sum(each.copy.kind == "invalid" for each in found) == 40
+    assert sum(each.copy.wrapping is not None for each in found) == calls
+
+
+def test_by_a_bus() -> None:
+    """What goes by a bus is a document each time, and no copy is said to have the envelope of another."""
+    for delivery in made(wishes=Wishes(reemit=0.3, replay=0.3, rewrap=0.5, invalid=0.3, by_bus=True)):
+        assert delivery.copy.document is not None
+        assert delivery.copy.wrapping is None
+        if delivery.copy.kind == "redelivery":
+            assert "detail" not in delivery.copy.document
+        assert delivery.copy.kind != "replay"
+
+
+@pytest.mark.parametrize("window", [0, 999, 5_000_001])
+def test_a_window_that_cannot_be(window: int) -> None:
+    """A window in which other events fall too could not be judged by."""
+    with pytest.raises(SettingError, match="from 1ms to 5s"):
+        Plan(wishes=Wishes(window=window))

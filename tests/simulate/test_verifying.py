@@ -1,0 +1,165 @@
+"""Verifying: exactly once is told from anything else, by keys, by ids and by the service's own log."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from oncegate import Gate, keys, read
+from oncegate.errors import OncegateError
+from oncegate.gate import JsonLog
+from oncegate.simulate.truth import load
+from oncegate.simulate.verifying import effects
+from tests.simulate.parts import Effects, into_file, judged, noting, plan, truth_in
+
+
+def through_a_gate(folder: Path, lines: list[bytes], gate: Gate | None = None) -> Effects:
+    """The effects of all lines, in batches, on SQLite unless another gate is given."""
+    done: Effects = []
+    gate = gate or Gate(f"sqlite:///{folder}/claims.db")
+    for start in range(0, len(lines), 40):
+        gate.run_batch(lines[start : start + 40], noting(done))
+    gate.close()
+    return done
+
+
+class TestVerdicts:
+    def test_exactly_once(self, tmp_path: Path) -> None:
+        """What a gate on SQLite lets through is what happened, each once, and in order if it came so."""
+        lines = into_file(tmp_path, plan(conflict=0.2, invalid=0.1))
+        judgement = judged(tmp_path, through_a_gate(tmp_path, lines))
+        assert (judgement.once, judgement.ordered, judgement.findings) == (True, True, [])
+        assert (judgement.events, judgement.effects) == (300, 300)
+        assert len(lines) > 600
+
+    def test_without_the_gate(self, tmp_path: Path) -> None:
+        """Handlers that are called for whatever comes double effects, and each of these is found."""
+        lines = into_file(tmp_path, plan())
+        done: Effects = []
+        for line in lines:
+            for event in read(line):
+                noting(done)(replace(event, key=keys.auto(event)))
+        judgement = judged(tmp_path, done)
+        sent = truth_in(tmp_path).deliveries
+        assert {finding.event.name for finding in judgement.of("doubled") if finding.event} == {
+            name for name, deliveries in sent.items() if len(deliveries) > 1
+        }
+        assert {finding.what for finding in judgement.findings} == {"doubled"}
+        assert not any(finding.by_echo for finding in judgement.findings)
+
+    def test_lost(self, tmp_path: Path) -> None:
+        """An event that took no effect is lost, and named."""
+        done = through_a_gate(tmp_path, into_file(tmp_path, plan()))
+        dropped = done.pop(100)
+        (finding,) = judged(tmp_path, done).findings
+        assert (finding.what, finding.effects) == ("lost", 0)
+        assert finding.event
+        assert finding.event.keys["auto"] == json.loads(dropped)["key"]
+
+    def test_extra(self, tmp_path: Path) -> None:
+        """An effect of nothing that was sent is named by what it calls itself."""
+        done = through_a_gate(tmp_path, into_file(tmp_path, plan(20)))
+        judgement = judged(tmp_path, [*done, '{"key": "f00"}', '{"event_id": 7}', '{"key": "f00"}'])
+        assert [(each.what, each.called, each.effects) for each in judgement.findings] == [
+            ("extra", "f00", 2),
+            ("extra", "7", 1),
+        ]
+
+    def test_order(self, tmp_path: Path) -> None:
+        """Effects of one entity in another order than that of time are told, and are no less once."""
+        done = through_a_gate(tmp_path, into_file(tmp_path, plan()))
+        judgement = judged(tmp_path, reversed(done))
+        assert (judgement.once, judgement.ordered) == (True, False)
+        alone = [event.entity for event in truth_in(tmp_path).events.values()]
+        assert set(judgement.unordered) == {entity for entity in alone if alone.count(entity) > 1}
+
+    def test_echoes(self, tmp_path: Path) -> None:
+        """A key that does not know of echoes doubles them, and they are told from others; one that does is right."""
+        lines = into_file(tmp_path, plan(echo=0.3))
+        found = judged(tmp_path, through_a_gate(tmp_path, lines)).findings
+        assert found
+        assert all(finding.what == "doubled" and finding.by_echo for finding in found)
+        knowing = Gate("memory://", key=keys.first(keys.state_change("500ms"), keys.auto))
+        assert judged(tmp_path, through_a_gate(tmp_path, lines, knowing)).once
+
+    def test_what_was_not_taken(self, tmp_path: Path) -> None:
+        """An event of which no delivery was taken may take effect or not, but not twice."""
+        done = through_a_gate(tmp_path, into_file(tmp_path, plan(20)))
+        path = tmp_path / "truth.jsonl"
+        path.write_text(path.read_text().replace('"fate":"taken"', '"fate":"gave up"'))
+        assert judged(tmp_path, []).once
+        assert judged(tmp_path, done).once
+        assert [finding.what for finding in judged(tmp_path, [*done, done[3]]).findings] == ["doubled"]
+
+
+class TestEffects:
+    def test_by_id(self, tmp_path: Path) -> None:
+        """Where effects have ids alone, those of one id are as many as there are events with it: a message and its
+        receipts."""
+        lines = [line for line in into_file(tmp_path, plan()) if b"ContactID" not in line]
+        done = [json.dumps({"event_id": json.loads(line)["event_id"]}) for line in through_a_gate(tmp_path, lines)]
+        judgement = judged(tmp_path, done)
+        assert {finding.event.type for finding in judgement.findings if finding.event} == {"CallContactEvent"}
+        assert {finding.what for finding in judgement.findings} == {"lost"}, "what has no id cannot be told by it"
+        again = [finding for finding in judged(tmp_path, [*done, done[0]]).findings if finding.what == "doubled"]
+        assert len(again) == 1
+
+    def test_the_log_of_outcomes(self, tmp_path: Path) -> None:
+        """The log that a gate writes can be judged as it is: only what ran counts."""
+        log = io.StringIO()
+        gate = Gate("memory://", observers=[JsonLog(log)])
+        lines = into_file(tmp_path, plan(invalid=0.1, conflict=0.1))
+        through_a_gate(tmp_path, lines, gate)
+        logged = log.getvalue().splitlines()
+        assert len(logged) == len(lines)
+        assert judged(tmp_path, logged).once
+
+    @pytest.mark.parametrize("key", [keys.content, keys.first(keys.fields("eventTime"), keys.content)])
+    def test_other_keys(self, tmp_path: Path, key: keys.Strategy) -> None:
+        """Under another strategy effects are known by that key, or else by their ids."""
+        lines = [line for line in into_file(tmp_path, plan(echo=0, rewrap=0)) if b"v2.detail" in line]
+        log = io.StringIO()
+        through_a_gate(tmp_path, lines, Gate("memory://", key=key, observers=[JsonLog(log)], on_conflict="run"))
+        found = judged(tmp_path, log.getvalue().splitlines()).findings
+        assert {finding.what for finding in found} == {"lost"}
+        assert not any((finding.event.type or "").startswith("v2.") for finding in found if finding.event)
+
+    def test_ids_are_no_keys(self, tmp_path: Path) -> None:
+        """A gate that goes by ids doubles what is emitted again, and loses receipts to their messages."""
+        lines = into_file(tmp_path, plan(rewrap=0, reemit=0.5))
+        found = judged(tmp_path, through_a_gate(tmp_path, lines, Gate("memory://", key=keys.event_id))).findings
+        doubled = {finding.event.name for finding in found if finding.event and finding.what == "doubled"}
+        sent = truth_in(tmp_path).deliveries
+        assert doubled == {name for name in sent if any(each.kind == "re-emission" for each in sent[name])}
+        lost = {finding.event.type for finding in found if finding.event and finding.what == "lost"}
+        assert lost == {"openmessaging.Receipt", "CallContactEvent"}
+
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            ("{", "effects.jsonl:2 is no line of effects"),
+            ('{"id": 1}', "effects.jsonl:2 has neither a key nor an event_id"),
+            ('{"key": 5}', "effects.jsonl:2 is no line of effects"),
+        ],
+    )
+    def test_what_is_no_effect(self, line: str, said: str) -> None:
+        """A line that says nothing of an effect is refused with its place."""
+        with pytest.raises(OncegateError, match=said):
+            list(effects([b'{"key": "a"}', line.encode(), b""], "effects.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "t is no truth"),
+        (['{"key": "a"}'], "t is no truth"),
+        (['{"line": "plan", "version": 2, "plan": {}}'], "t is no truth that this version"),
+        (['{"line": "plan", "version": 1, "plan": {}}', "", '{"line": "eve'], "t:3 is no line of a truth"),
+    ],
+)
+def test_what_is_no_truth(lines: list[str], said: str) -> None:
+    """A file that is not the simulator's, or was cut off, is refused with the place."""
+    with pytest.raises(OncegateError, match=said):
+        load([line.encode() for line in lines], "t")
