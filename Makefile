@@ -7,13 +7,16 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench bench-scale prove lock clean
+.PHONY: help run quickstart test check bench bench-scale prove lock clean
 
 help: ## show what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(READY) ## start the service on the embedded store, with a curl line to try
 	@$(BIN)/oncegate serve
+
+quickstart: $(READY) ## one event in five wrappings through an emulator of AWS: one effect
+	@$(BIN)/python examples/quickstart/run.py
 
 test: check ## check the code and run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile

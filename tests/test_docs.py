@@ -29,7 +29,7 @@ def commands() -> list[str]:
     """Every `oncegate …` line of the README and the page on settings that is shown to be typed."""
     text = README + SETTINGS_PAGE
     typed = re.findall(r"^ {4}(?:\.venv/bin/)?(oncegate .+)$", text, re.MULTILINE)
-    return typed + re.findall(r"`(oncegate (?:serve|work|read|dlq|keys|config) [^`]+)`", text)
+    return typed + re.findall(r"`(oncegate (?:serve|work|read|dlq|keys|config|infra|doctor) [^`]+)`", text)
 
 
 def test_the_readme_runs(tmp_path: Path) -> None:

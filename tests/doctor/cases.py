@@ -180,6 +180,7 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
         ("warning", with_target(BEHIND_A_QUEUE, age=3_599)),
     ],
     "rule.dead_letters": [("warning", with_target(BEHIND_A_QUEUE, dead_arn=None))],
+    "rule.dead_policy": [("error", with_target(BEHIND_A_QUEUE, dead_admits=False))],
     "rule.doubled": [
         ("warning", with_rule(BEHIND_A_QUEUE, targets=(target, replace(target, id="again")))),
         (

@@ -88,7 +88,7 @@ def _shorthand(text: str) -> dict[str, Any]:
 
 def _check_oncegate(words: list[str]) -> None:
     command: click.Command = cli
-    while isinstance(command, click.Group):
+    while isinstance(command, click.Group) and words:
         command = command.commands[words.pop(0)]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known, words

@@ -2,6 +2,6 @@
 
 from tests.cli.conftest import oncegate
 from tests.infra.conftest import aws, infra
-from tests.stores.conftest import dynamo_server, postgres, redis_server
+from tests.stores.conftest import dynamo_server, postgres
 
-__all__ = ["aws", "dynamo_server", "infra", "oncegate", "postgres", "redis_server"]
+__all__ = ["aws", "dynamo_server", "infra", "oncegate", "postgres"]

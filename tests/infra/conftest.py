@@ -1,6 +1,8 @@
 """An emulator of AWS for the commands that make and judge deployments, and the commands themselves."""
 
+import zipfile
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -12,6 +14,14 @@ from tests.stores.dynamo_server import REGION, DynamoServer
 __all__ = ["dynamo_server", "oncegate"]
 
 Infra = Callable[..., tuple[int, str, str]]
+
+
+def zipped(source: str) -> bytes:
+    """The package of a function: one module, app.py."""
+    archive = BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("app.py", source)
+    return archive.getvalue()
 
 
 class Aws:

@@ -1,7 +1,7 @@
 """`oncegate infra` against an emulator of AWS: what it makes works, and what it did not make stays."""
 
-import io
 import json
+import pty
 import sys
 import zipfile
 from collections import Counter
@@ -13,7 +13,7 @@ import pytest
 from oncegate import open_store
 from oncegate.cli import exits
 from tests.cli.conftest import Run
-from tests.infra.conftest import Aws, Infra
+from tests.infra.conftest import Aws, Infra, zipped
 from tests.stores.dynamo_server import CREDENTIALS, REGION
 from tests.stores.servers import until
 
@@ -66,11 +66,8 @@ def received(aws: Aws, queue: str) -> dict[str, Any]:
 
 @pytest.fixture
 def package(tmp_path: Path) -> str:
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("app.py", HANDLER)
     path = tmp_path / "function.zip"
-    path.write_bytes(archive.getvalue())
+    path.write_bytes(zipped(HANDLER))
     return str(path)
 
 
@@ -243,6 +240,20 @@ class TestDown:
         assert infra("infra", "down", "--name", "ask", "--dry-run")[0] == exits.OK
         assert attributes(aws, "ask-events")
 
+    def test_an_answer(self, infra: Infra, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a terminal a no changes nothing, and a yes deletes."""
+        infra("infra", "up", "--name", "answer", "--no-table", "--no-rule")
+        answers = {"n\n": (exits.FAILED, "Nothing was changed."), "y\n": (exits.OK, "deleted  queue       answer-dead")}
+        for answer, (code, said) in answers.items():
+            main, worker = pty.openpty()
+            with open(worker) as terminal, open(main, "w") as person:
+                monkeypatch.setattr(sys, "stdin", terminal)
+                person.write(answer)
+                person.flush()
+                found = infra("infra", "down", "--name", "answer")
+            assert (found[0], said in found[1]) == (code, True)
+            assert f"Delete 2 parts in account 000000000000, {REGION}? What they hold is lost." in found[2]
+
     def test_when_there_is_nothing(self, infra: Infra) -> None:
         """It says so, and that is no failure."""
         code, out, _ = infra("infra", "down", "--name", "nobody", "--yes")
@@ -281,6 +292,15 @@ class TestErrors:
             (("--name", "x", "--pattern", "{]"), "--pattern is no JSON"),
             (("--name", "x", "--pattern", "{}"), "--pattern is no pattern"),
             (("--name", "x", "--lambda-zip", "no.zip"), "--lambda-zip no.zip cannot be read"),
+            (("--name", "x", "--lambda-zip", "text.zip"), "--lambda-zip is no zip file"),
+            (("--name", "x", "--lambda-zip", "app.zip", "--lambda-handler", "a.b.c"), "--lambda-zip has no a/b.py"),
+            (
+                ("--name", "x", "--lambda-zip", "app.zip", "--lambda-timeout", "1h"),
+                "--lambda-timeout of 3600 s",
+            ),
+            (("--name", "x", "--lambda-zip", "app.zip", "--lambda-runtime", "go"), "--lambda-runtime 'go' is none"),
+            (("--name", "x", "--lambda-zip", "app.zip", "--env", "A"), "--env 'A' is no variable"),
+            (("--name", "x", "--endpoint", "nowhere", "--region", REGION), "AWS at nowhere cannot be asked"),
             (("--name", "x", "--lambda-handler", "app.handler"), "--lambda-handler is that of a package"),
             (("--name", "x", "--no-queue"), "a rule needs somewhere to send to"),
             (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is none"),
@@ -288,8 +308,10 @@ class TestErrors:
             (("--name", "x", "--message-retention", "4"), "--message-retention='4' is not a duration"),
         ],
     )
-    def test_what_cannot_be_meant(self, oncegate: Run, arguments: tuple[str, ...], said: str) -> None:
+    def test_what_cannot_be_meant(self, oncegate: Run, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
         """Each is refused with a sentence, before AWS is asked."""
+        (tmp_path / "text.zip").write_text("no zip file")
+        (tmp_path / "app.zip").write_bytes(zipped(""))
         code, _, err = oncegate("infra", "up", *arguments)
         assert (code, said in err) == (exits.USAGE, True), err
 

@@ -112,13 +112,15 @@ class Cloud:
             time.sleep(_LOOK_EVERY)
 
     def identity(self) -> Identity:
+        region = self.region
         answer = self.ask("sts", "get_caller_identity")
-        return Identity(answer["Arn"], answer["Account"], self.region)
+        return Identity(answer["Arn"], answer["Account"], region)
 
     @property
     def region(self) -> str:
+        """The region that is asked. STS would do without one, so it is not the one to tell."""
         try:
-            return str(self._client("sts").meta.region_name)
+            return str(self._client("sqs").meta.region_name)
         except FAILURES as error:
             raise self._explained(error, "") from error
 

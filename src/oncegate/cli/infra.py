@@ -120,7 +120,7 @@ def _work() -> Any:
     try:
         return import_module("oncegate.cli.deploying")
     except ImportError as error:
-        raise MissingExtra(f"oncegate infra (no {error.name} here)", "aws") from error
+        raise MissingExtra(f"oncegate infra (no {str(error.name).partition('.')[0]} here)", "aws") from error
 
 
 def _wanted(given: dict[str, Any]) -> Wanted:

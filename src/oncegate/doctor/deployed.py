@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from oncegate.aws.cloud import Cloud, Missing, Unanswered
 from oncegate.clocks import wall
 from oncegate.doctor.facts import Archive, Clock, Facts, Feed, Function, Queue, Rule, Table, Target, Unread
+from oncegate.doctor.policies import admits
 from oncegate.doctor.samples import envelope_of, samples
 from oncegate.errors import AwsError, StoreError
 from oncegate.infra.parts import Part, events, functions, queues, tables
@@ -215,9 +216,32 @@ class _Reader:
             bus=bus,
             pattern=pattern,
             enabled=found.properties["State"] != "DISABLED",
-            targets=tuple(_target(target, self._exists(target["Arn"])) for target in found.properties["Targets"]),
+            targets=tuple(self._target(target, found.arn) for target in found.properties["Targets"]),
             matches=self._matches(pattern, bus),
         )
+
+    def _target(self, target: dict[str, Any], rule: str) -> Target:
+        retry = target.get("RetryPolicy", {})
+        dead = target.get("DeadLetterConfig", {}).get("Arn")
+        return Target(
+            id=target["Id"],
+            arn=target["Arn"],
+            exists=self._exists(target["Arn"]),
+            retries=retry.get("MaximumRetryAttempts", 185),
+            age=retry.get("MaximumEventAgeInSeconds", 86_400),
+            dead_arn=dead,
+            dead_admits=dead is None or self._admits(dead, rule),
+            shape=_shape(target),
+            told=target,
+        )
+
+    def _admits(self, queue: str, rule: str) -> bool:
+        """Whether a rule may send to a queue; that of another account is not looked at."""
+        if self._account not in queue:
+            return True
+        there = queues.described(self._cloud, _last(queue))
+        statements = queues.statements_of(queues.parsed(there[1].get("Policy"))) if there else []
+        return admits(statements, "sqs:SendMessage", rule)
 
     def _exists(self, arn: str) -> bool:
         """Whether there is such a queue or function; other targets, and those of others, are not looked for."""
@@ -267,19 +291,6 @@ def _feeds(mappings: list[dict[str, Any]]) -> Iterator[Feed]:
                 reports_failures="ReportBatchItemFailures" in mapping.get("FunctionResponseTypes", []),
                 enabled=mapping.get("State") not in ("Disabled", "Disabling"),
             )
-
-
-def _target(target: dict[str, Any], exists: bool) -> Target:
-    retry = target.get("RetryPolicy", {})
-    return Target(
-        id=target["Id"],
-        arn=target["Arn"],
-        exists=exists,
-        retries=retry.get("MaximumRetryAttempts", 185),
-        age=retry.get("MaximumEventAgeInSeconds", 86_400),
-        dead_arn=target.get("DeadLetterConfig", {}).get("Arn"),
-        shape=_shape(target),
-    )
 
 
 def _shape(target: dict[str, Any]) -> str | None:

@@ -1,5 +1,6 @@
 """Facts: what was read of a deployment. What was not looked at is None or empty, and no rule speaks of it."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +46,8 @@ class Function(Struct, frozen=True, kw_only=True):
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """What a rule sends to. `shape` is what is done to the event on the way: `InputPath $.detail`."""
+    """What a rule sends to. `dead_admits`: whether the rule may send to the dead-letter queue too. `shape` is what is
+    done to the event on the way: `InputPath $.detail`; `told` is all that EventBridge has of it."""
 
     id: str
     arn: str
@@ -53,7 +55,9 @@ class Target(Struct, frozen=True, kw_only=True):
     retries: int = 185
     age: int = 86_400
     dead_arn: str | None = None
+    dead_admits: bool = True
     shape: str | None = None
+    told: Mapping[str, Any] = {}
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -140,6 +144,12 @@ class Facts(Struct, frozen=True, kw_only=True):
         given = {**options, "region": self.region, "endpoint_url": self.endpoint}
         flags = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
         return shlex.join(["aws", *command.split(), *(word for flag in flags for word in flag if word)])
+
+
+def new_table(name: str) -> str:
+    """A command that makes a table for claims, and tells the URL of the store."""
+    plain = re.sub("[^A-Za-z0-9-]", "-", name)[:27]
+    return f"oncegate infra up --name {plain}-new --no-queue --no-rule"
 
 
 def queue_beside(arn: str, name: str) -> str:

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Mapping
+from io import BytesIO
 from typing import Any, Final
+from zipfile import BadZipFile, ZipFile
 
 from msgspec import Struct, field
 
@@ -17,6 +19,7 @@ _PARTNER: Final = re.compile(r"aws\.partner(/[.\-_A-Za-z0-9]+){2,}")
 _HANDLER: Final = re.compile(r"[A-Za-z_][\w/]*(\.[A-Za-z_]\w*)+")
 _RUNTIME: Final = re.compile(r"python3\.\d+")
 _LONGEST_TIMEOUT: Final = 900
+_LARGEST_CODE: Final = 50 * 1024 * 1024
 _TIMEOUT: Final = 30
 _TIMES_TIMEOUT: Final = 6  # what AWS asks for: Lambda may hold a batch back while it is throttled
 
@@ -90,6 +93,24 @@ def _check_function(function: Function) -> None:
         raise SettingError(f"--lambda-runtime {function.runtime!r} is none of Python's; write it like python3.13")
     if not 1 <= function.timeout <= _LONGEST_TIMEOUT:
         raise SettingError(f"--lambda-timeout of {function.timeout} s cannot be; Lambda allows 1s to 15m")
+    if function.code:
+        _check_code(function)
+
+
+def _check_code(function: Function) -> None:
+    """What Lambda would only say when the other parts are made."""
+    if len(function.code) > _LARGEST_CODE:
+        raise SettingError("--lambda-zip is larger than the 50 MB that Lambda takes; leave out what its runtime has")
+    try:
+        with ZipFile(BytesIO(function.code)) as package:
+            names = package.namelist()
+    except BadZipFile as error:
+        raise SettingError("--lambda-zip is no zip file; make one of your package: zip -r function.zip .") from error
+    module = function.handler.rpartition(".")[0].replace(".", "/")
+    if not {f"{module}.py", f"{module}/__init__.py"} & set(names):
+        raise SettingError(
+            f"--lambda-zip has no {module}.py for the handler {function.handler}; zip what is in the folder"
+        )
 
 
 def pattern_of(text: str, where: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from oncegate.doctor.facts import Facts, Feed, Function, queue_beside
+from oncegate.doctor.facts import Facts, Feed, Function, new_table, queue_beside
 from oncegate.doctor.findings import Finding, error, warning
 from oncegate.doctor.policies import admits
 
@@ -20,8 +20,9 @@ def failures(facts: Facts) -> Iterator[Finding]:
         destination = {"OnFailure": {"Destination": queue_beside(function.arn, name)}}
         made = facts.aws("sqs create-queue", queue_name=name)
         told = facts.aws(
-            "lambda update-function-event-invoke-config",
+            "lambda put-function-event-invoke-config",
             function_name=function.name,
+            maximum_retry_attempts=str(_RETRIES),
             destination_config=json.dumps(destination),
         )
         yield error(
@@ -101,12 +102,11 @@ def store(facts: Facts) -> Iterator[Finding]:
     function = facts.function
     if function is None or function.store is None or function.store.partition("://")[0] not in ("memory", "sqlite"):
         return
-    shared = f"Variables={{ONCEGATE_STORE=dynamodb://{function.name}-claims}}"
     yield error(
         function.name,
         f"its ONCEGATE_STORE is {function.store}",
         "Every instance keeps its files and its memory to itself, so two of them run the same event.",
-        facts.aws("lambda update-function-configuration", function_name=function.name, environment=shared),
+        new_table(function.name),
     )
 
 

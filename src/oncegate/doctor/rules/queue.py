@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from oncegate.doctor.facts import Facts, queue_beside
+from oncegate.doctor.facts import Facts, Queue, queue_beside
 from oncegate.doctor.findings import Finding, error, warning
 from oncegate.doctor.policies import admits, admits_anybody
 from oncegate.durations import spoken, times
@@ -106,15 +106,21 @@ def policy(facts: Facts) -> Iterator[Finding]:
                 queue.name,
                 f"its policy does not let the rule {rule.name} send",
                 "EventBridge is refused, tries for a day, and drops the events.",
-                _set(facts, queue.url, Policy=document(allow_rule("OncegateRule", queue.arn, rule.arn))),
+                _set(facts, queue.url, Policy=_policy(queue, rule.arn)),
             )
         elif admits_anybody(queue.statements, "sqs:SendMessage"):
             yield warning(
                 queue.name,
                 "its policy lets EventBridge send on behalf of anybody: it has no condition on aws:SourceArn",
                 "Rules in other accounts can put events into it that nobody here has sent.",
-                _set(facts, queue.url, Policy=document(allow_rule("OncegateRule", queue.arn, rule.arn))),
+                _set(facts, queue.url, Policy=_policy(queue, rule.arn)),
             )
+
+
+def _policy(queue: Queue, rule: str) -> dict[str, Any]:
+    """The policy that there is, with a statement for the rule, and without those that are for anybody."""
+    kept = [dict(one) for one in queue.statements if not admits_anybody([one], "sqs:SendMessage")]
+    return document(*kept, allow_rule(f"Rule{len(kept)}", queue.arn, rule))
 
 
 def _redrive(dead: str) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from typing import Any, Final
 from oncegate.doctor.facts import Facts, Rule, Target, queue_beside
 from oncegate.doctor.findings import Finding, error, note, warning
 from oncegate.durations import spoken
+from oncegate.infra.rights import allow_rule, document
 from oncegate.infra.wanted import DEFAULT_BUS, GENESYS
 
 PARTNER: Final = "aws.partner/"
 _LEAST_AGE: Final = 3_600
 _SECOND: Final = 1_000_000
 _DELIVERY: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
+_WHOLE: Final = {"Input": None, "InputPath": None, "InputTransformer": None}
 # What an event of Genesys has in `detail`; all that it is about is further in, in `eventBody`.
 _DETAIL: Final = frozenset({"topicName", "version", "userId", "eventBody", "metadata", "timestamp"})
 
@@ -113,7 +115,7 @@ def envelope(facts: Facts) -> Iterator[Finding]:
             rule.name,
             f"its target {target.id} has {target.shape}",
             "Who sent the event, when, and whether it is replayed is lost, and with it what some keys are made of.",
-            _put_target(facts, rule, target),
+            _put_target(facts, rule, target, **_WHOLE),
         )
 
 
@@ -125,7 +127,7 @@ def retries(facts: Facts) -> Iterator[Finding]:
                 rule.name,
                 f"its target {target.id} is tried {target.retries} times more, for {spoken(target.age * _SECOND)}",
                 "A short outage of the target is enough to lose events; up to 185 times in 24 h are possible.",
-                _put_target(facts, rule, target),
+                _put_target(facts, rule, target, RetryPolicy=_DELIVERY),
             )
 
 
@@ -134,13 +136,35 @@ def dead_letters(facts: Facts) -> Iterator[Finding]:
     for rule, target in _targets(facts):
         if target.dead_arn is None:
             name = f"{rule.name}-dead"
-            made = facts.aws("sqs create-queue", queue_name=name)
+            dead = queue_beside(target.arn, name)
+            policy = json.dumps({"Policy": json.dumps(document(allow_rule("OncegateRule", dead, rule.arn)))})
+            made = facts.aws("sqs create-queue", queue_name=name, attributes=policy)
             yield warning(
                 rule.name,
                 f"its target {target.id} has no dead-letter queue",
                 "After 24 h, or at once if the target refuses, the event is dropped.",
-                f"{made} && {_put_target(facts, rule, target, dead=queue_beside(target.arn, name))}",
+                f"{made} && {_put_target(facts, rule, target, DeadLetterConfig={'Arn': dead})}",
             )
+
+
+def dead_policy(facts: Facts) -> Iterator[Finding]:
+    """The rule may send to the dead-letter queue of its target."""
+    for rule, target in _targets(facts):
+        if target.dead_arn is None or target.dead_admits:
+            continue
+        policy = json.dumps({"Policy": json.dumps(document(allow_rule("OncegateRule", target.dead_arn, rule.arn)))})
+        name = target.dead_arn.rpartition(":")[2]
+        yield error(
+            rule.name,
+            f"it may not send to {target.dead_arn}, the dead-letter queue of its target {target.id}, or that is gone",
+            "What EventBridge cannot hand over is dropped, although there is a place for it.",
+            facts.aws("sqs set-queue-attributes", queue_url=_url(facts, target.dead_arn, name), attributes=policy),
+        )
+
+
+def _url(facts: Facts, arn: str, name: str) -> str:
+    region, account = arn.split(":")[3:5]
+    return f"{facts.endpoint or f'https://sqs.{region}.amazonaws.com'}/{account}/{name}"
 
 
 def doubled(facts: Facts) -> Iterator[Finding]:
@@ -174,12 +198,11 @@ def _targets(facts: Facts) -> Iterator[tuple[Rule, Target]]:
             yield rule, target
 
 
-def _put_target(facts: Facts, rule: Rule, target: Target, dead: str | None = None) -> str:
-    dead = dead or target.dead_arn
-    whole = {"Id": target.id, "Arn": target.arn, "RetryPolicy": _DELIVERY}
-    whole |= {"DeadLetterConfig": {"Arn": dead}} if dead else {}
-    targets = json.dumps([whole])
+def _put_target(facts: Facts, rule: Rule, target: Target, **changes: Any) -> str:
+    """A target is put whole: as it was told, but for the changes, and without what is changed to nothing."""
+    whole = {"Id": target.id, "Arn": target.arn, **target.told, **changes}
+    targets = json.dumps([{name: value for name, value in whole.items() if value is not None}])
     return facts.aws("events put-targets", rule=rule.name, event_bus_name=rule.bus, targets=targets)
 
 
-RULES: Final = (enabled, pattern, bus, target, envelope, retries, dead_letters, doubled)
+RULES: Final = (enabled, pattern, bus, target, envelope, retries, dead_letters, dead_policy, doubled)

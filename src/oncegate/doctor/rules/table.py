@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from oncegate.doctor.facts import Facts
+from oncegate.doctor.facts import Facts, new_table
 from oncegate.doctor.findings import Finding, error, warning
 
 _SWEPT: Final = "expiresAt"
@@ -17,7 +17,7 @@ def shape(facts: Facts) -> Iterator[Finding]:
             facts.table.name,
             facts.table.problem,
             "The store refuses to open it, so no event is taken.",
-            f"oncegate infra up --name {facts.table.name.removesuffix('-claims')} --no-queue --no-rule",
+            new_table(facts.table.name),
         )
 
 

@@ -136,7 +136,7 @@ def read_retries(cloud: Cloud, part: Part) -> Found | None:
 
 def _put_retries(cloud: Cloud, part: Part) -> None:
     wanted = {name: value for name, value in part.properties.items() if name != "Qualifier"}
-    cloud.ask("lambda", "put_function_event_invoke_config", **wanted)
+    _once_known(cloud, "execution role", "put_function_event_invoke_config", **wanted)
 
 
 RETRIES: Final = Kind(
@@ -157,7 +157,7 @@ def mappings_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
 
 def _read_mapping(cloud: Cloud, part: Part) -> Found | None:
     for mapping in mappings_of(cloud, part.about):
-        if mapping["EventSourceArn"] == part.properties["EventSourceArn"]:
+        if mapping.get("EventSourceArn") == part.properties["EventSourceArn"]:
             state = mapping.get("State", "Enabled")
             properties = {
                 **mapping,

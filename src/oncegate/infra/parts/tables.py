@@ -1,13 +1,10 @@
 """The table of claims, as the DynamoDB store has it."""
 
-from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud
 from oncegate.infra.parts.base import Found, Kind, Part, as_list, as_mapping
-from oncegate.stores.dynamodb.calls import Calls
-from oncegate.stores.dynamodb.settings import Settings
-from oncegate.stores.dynamodb.table import definition, prepare
+from oncegate.stores.dynamodb.table import definition
 
 
 def read(cloud: Cloud, part: Part) -> Found | None:
@@ -30,9 +27,10 @@ def read(cloud: Cloud, part: Part) -> Found | None:
 
 
 def _create(cloud: Cloud, part: Part) -> None:
-    cloud.waiting(f"the table {part.name}")
-    with closing(Calls(Settings(part.name, cloud.region, cloud.endpoint))) as calls:
-        prepare(calls, create=True, sweeping=True, Tags=as_list(part.tags))
+    wanted = {name: value for name, value in part.properties.items() if name != "TimeToLiveSpecification"}
+    cloud.ask("dynamodb", "create_table", **wanted, Tags=as_list(part.tags))
+    cloud.until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
+    _sweep(cloud, part, part.properties["TimeToLiveSpecification"])
 
 
 def _change(cloud: Cloud, part: Part, found: Found) -> None:
@@ -43,9 +41,12 @@ def _change(cloud: Cloud, part: Part, found: Found) -> None:
     if sweep == wanted:
         return
     if sweep["Enabled"]:  # DynamoDB sweeps by one attribute: the other has to go first
-        off = {"AttributeName": sweep["AttributeName"], "Enabled": False}
-        cloud.ask("dynamodb", "update_time_to_live", TableName=part.name, TimeToLiveSpecification=off)
-    cloud.ask("dynamodb", "update_time_to_live", TableName=part.name, TimeToLiveSpecification=wanted)
+        _sweep(cloud, part, {"AttributeName": sweep["AttributeName"], "Enabled": False})
+    _sweep(cloud, part, wanted)
+
+
+def _sweep(cloud: Cloud, part: Part, how: dict[str, Any]) -> None:
+    cloud.ask("dynamodb", "update_time_to_live", TableName=part.name, TimeToLiveSpecification=how)
 
 
 def _delete(cloud: Cloud, part: Part, _found: Found) -> None:
@@ -57,7 +58,9 @@ def _delete(cloud: Cloud, part: Part, _found: Found) -> None:
 
 
 def _status(cloud: Cloud, part: Part) -> str:
-    return str(cloud.ask("dynamodb", "describe_table", TableName=part.name)["Table"]["TableStatus"])
+    """Just after a table was asked for, DynamoDB may not know of it yet."""
+    answer = cloud.find("dynamodb", "describe_table", TableName=part.name)
+    return "" if answer is None else str(answer["Table"]["TableStatus"])
 
 
 _SHAPE: Final = tuple(name for name in definition() if name != "BillingMode")

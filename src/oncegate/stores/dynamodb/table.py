@@ -32,24 +32,23 @@ def definition() -> dict[str, Any]:
     }
 
 
-def prepare(calls: Calls, *, create: bool, sweeping: bool, **more: Any) -> None:
-    """Make sure that the table is there and is ours. `sweeping` has DynamoDB delete what has expired; `more` goes
-    with the request that makes it."""
+def prepare(calls: Calls, *, create: bool, sweeping: bool) -> None:
+    """Make sure that the table is there and is ours. `sweeping` has DynamoDB delete what has expired."""
     try:
         table = _described(calls)
     except NoTable:
         if not create:
             raise
-        _create(calls, more)
+        _create(calls)
         table = _active(calls)
         if sweeping:
             _sweep(calls)
     check(calls.place, table if table["TableStatus"] != "CREATING" else _active(calls))
 
 
-def _create(calls: Calls, more: dict[str, Any]) -> None:
+def _create(calls: Calls) -> None:
     with suppress(InUse):  # another process is making it
-        calls.ask("create_table", **definition(), **more)
+        calls.ask("create_table", **definition())
 
 
 def _sweep(calls: Calls) -> None:

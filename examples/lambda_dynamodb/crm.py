@@ -1,0 +1,28 @@
+"""A CRM to try it with: it opens a case for whatever it is sent, twice if asked twice, and prints a line for each."""
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from typing import Any
+
+NUMBERS = count(1)
+
+
+class Crm(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        case = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        opened = {"case": f"case-{next(NUMBERS)}"}
+        print(json.dumps({"key": self.headers["Idempotency-Key"], **opened, **case}), flush=True)
+        body = json.dumps(opened).encode()
+        self.send_response(201)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_arguments: Any) -> None:
+        """The lines that it prints are its log."""
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Crm).serve_forever()

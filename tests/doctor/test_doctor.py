@@ -1,0 +1,233 @@
+"""`oncegate doctor` from end to end: on real deployments in an emulator, on real stores, and with nothing at all."""
+
+import json
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncegate import open_store
+from oncegate.cli import exits
+from oncegate.doctor.rules import RULES
+from oncegate.doctor.stores.sqlite import file_system
+from tests.cli.conftest import Run, on_terminal
+from tests.doctor.commands import request
+from tests.infra.conftest import Aws, Infra, zipped
+from tests.stores.dynamo_server import REGION
+from tests.stores.postgres_server import PostgresServer
+from tests.stores.redis_server import RedisServer
+
+ACCOUNT = f"{REGION}:000000000000"
+PARTNER = "aws.partner/genesys.com/cloud/0e5c3f2a/sick"
+
+
+def told(out: str) -> dict[str, str]:
+    """The rules that speak, and how badly."""
+    return {each["rule"]: each["severity"] for each in json.loads(out)["findings"]}
+
+
+@pytest.fixture
+def sick(aws: Aws) -> Iterator[None]:
+    """A deployment made by hand, with much that people forget."""
+    made = aws["sqs"].create_queue(QueueName="sick-events", Attributes={"VisibilityTimeout": "5"})
+    aws["lambda"].create_function(
+        FunctionName="sick-function",
+        Runtime=f"python3.{sys.version_info.minor}",
+        Role="arn:aws:iam::000000000000:role/sick",
+        Handler="app.handler",
+        Code={"ZipFile": zipped("def handler(event, context): ...")},
+        Timeout=10,
+        Environment={"Variables": {"ONCEGATE_STORE": "sqlite:////tmp/oncegate.db"}},
+    )
+    mapping = aws["lambda"].create_event_source_mapping(
+        EventSourceArn=f"arn:aws:sqs:{ACCOUNT}:sick-events", FunctionName="sick-function", Enabled=False
+    )
+    aws["events"].create_event_bus(Name=PARTNER)
+    aws["events"].put_rule(Name="sick", EventBusName=PARTNER, EventPattern='{"source": ["genesys"]}', State="DISABLED")
+    retry = {"MaximumRetryAttempts": 0}
+    targets = [
+        {
+            "Id": "1",
+            "Arn": f"arn:aws:sqs:{ACCOUNT}:sick-events",
+            "SqsParameters": {"MessageGroupId": "calls"},
+            "InputPath": "$.detail",
+            "RetryPolicy": retry,
+        },
+        {"Id": "2", "Arn": f"arn:aws:lambda:{ACCOUNT}:function:sick-function"},
+        {"Id": "3", "Arn": f"arn:aws:sqs:{ACCOUNT}:sick-gone"},
+    ]
+    aws["events"].put_targets(Rule="sick", EventBusName=PARTNER, Targets=targets)
+    aws["dynamodb"].create_table(
+        TableName="sick-claims",
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        ProvisionedThroughput={"ReadCapacityUnits": 5, "WriteCapacityUnits": 5},
+    )
+    yield
+    aws["lambda"].delete_event_source_mapping(UUID=mapping["UUID"])
+    aws["lambda"].delete_function(FunctionName="sick-function")
+    aws["sqs"].delete_queue(QueueUrl=made["QueueUrl"])
+    aws["dynamodb"].delete_table(TableName="sick-claims")
+
+
+class TestDeployments:
+    def test_a_sick_one_and_its_cure(self, infra: Infra, aws: Aws, sick: None) -> None:
+        """Everything that is wrong is found, however it is named; and when the AWS commands that are offered have been
+        carried out, nothing of that is left, and what was right is as it was."""
+        asked = ("doctor", "--function", "sick-function", "--table", "sick-claims", "--output", "json")
+        code, out, err = infra(*asked)
+        assert (code, err) == (exits.ERRORS_FOUND, "")
+        assert told(out) == {
+            "function.enabled": "error",
+            "function.failures": "error",
+            "function.permission": "error",
+            "function.reports": "error",
+            "function.store": "error",
+            "queue.dead_letters": "error",
+            "queue.policy": "error",
+            "queue.visibility": "error",
+            "rule.dead_letters": "warning",
+            "rule.doubled": "warning",
+            "rule.enabled": "error",
+            "rule.envelope": "warning",
+            "rule.pattern": "error",
+            "rule.retries": "warning",
+            "rule.target": "error",
+            "table.capacity": "warning",
+            "table.shape": "error",
+            "table.sweep": "warning",
+        }
+        assert json.loads(out)["identity"] == "arn:aws:iam::000000000000:root"
+        assert json.loads(out)["region"] == REGION
+        for _ in range(3):  # some of it shows only when the rest is mended
+            for finding in json.loads(out)["findings"]:
+                if finding["mend"].startswith("aws "):
+                    carried_out(aws, finding["mend"])
+            code, out, _ = infra(*asked)
+        assert (code, told(out)) == (exits.ERRORS_FOUND, {"function.store": "error", "table.shape": "error"})
+        (target, *_) = aws["events"].list_targets_by_rule(Rule="sick", EventBusName=PARTNER)["Targets"]
+        assert target["SqsParameters"] == {"MessageGroupId": "calls"}
+
+    def test_a_sound_one(self, infra: Infra, aws: Aws) -> None:
+        """Nothing is wrong with what `infra up` makes for a partner's source; to be on the default bus is a note. The
+        queue can be named by its URL as well."""
+        source = "aws.partner/genesys.com/cloud/0e5c3f2a/sound"
+        infra("infra", "up", "--name", "sound", "--partner-source", source)
+        code, out, err = infra("doctor", "--name", "sound", "--output", "json")
+        assert (code, err, told(out)) == (exits.OK, "", {})
+        url = aws["sqs"].get_queue_url(QueueName="sound-events")["QueueUrl"]
+        assert infra("doctor", "--queue", url, "--output", "json")[0] == exits.OK
+        code, out, _ = infra("doctor", "--queue", url, "--lease", "3m", "--output", "json")
+        assert (code, told(out)) == (exits.ERRORS_FOUND, {"queue.lease": "error"})
+        infra("infra", "up", "--name", "plain")
+        code, out, _ = infra("doctor", "--name", "plain", "--output", "json")
+        assert (code, told(out)) == (exits.OK, {"rule.bus": "note"})
+
+    def test_what_is_not_there(self, infra: Infra) -> None:
+        """Whatever was named and cannot be found is a finding; the rest is judged all the same."""
+        for option in ("--queue", "--function", "--table", "--rule", "--name"):
+            code, out, err = infra("doctor", option, "none", "--retention", "40s", "--output", "json")
+            assert (code, err) == (exits.ERRORS_FOUND, "")
+            assert told(out) == {"aws.readable": "error", "settings.attempts": "warning"}
+
+    def test_an_archive(self, infra: Infra, aws: Aws) -> None:
+        """An archive of the rule's bus that keeps events for longer than they are remembered is found."""
+        aws["events"].create_event_bus(Name="archived")
+        bus = f"arn:aws:events:{ACCOUNT}:event-bus/archived"
+        aws["events"].create_archive(ArchiveName="calls", EventSourceArn=bus, RetentionDays=30)
+        infra("infra", "up", "--name", "old", "--bus", "archived")
+        code, out, _ = infra("doctor", "--name", "old", "--output", "json")
+        assert (code, told(out)) == (exits.WARNINGS_FOUND, {"settings.replays": "warning"})
+
+
+def carried_out(aws: Aws, line: str) -> None:
+    """Do what the AWS command line would; the emulator has no `aws` of its own to ask."""
+    for command in line.split(" && "):
+        service, action, parameters = request(shlex.split(command))
+        getattr(aws[service], action)(**parameters)
+
+
+class TestStores:
+    def test_nothing_at_all(self, oncegate: Run) -> None:
+        """Without AWS, without settings and without a store there is one note."""
+        code, out, err = oncegate("doctor")
+        assert (code, err) == (exits.OK, "")
+        assert "note  store.present  sqlite:///oncegate.db" in out
+        assert out.endswith("\n1 note.\n")
+
+    def test_a_sound_store(self, oncegate: Run, tmp_path: Path) -> None:
+        """Of an SQLite file on a local disk there is nothing to say."""
+        open_store(f"sqlite:///{tmp_path}/oncegate.db").close()
+        code, out, _ = oncegate("doctor")
+        assert code == exits.OK
+        assert out.endswith(f"\nAll {len(RULES)} rules are kept, as far as could be seen.\n")
+
+    def test_a_store_that_cannot_be_used(self, oncegate: Run, tmp_path: Path) -> None:
+        """A file of another's, a folder that is not there and a server that does not answer are findings."""
+        (tmp_path / "other.db").write_bytes(b"x" * 4096)
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            port = closed.getsockname()[1]
+            for url in (
+                "sqlite:///other.db",
+                "sqlite:///none/oncegate.db",
+                f"redis://127.0.0.1:{port}",
+                f"postgresql://nobody@127.0.0.1:{port}/none",
+            ):
+                code, out, err = oncegate("doctor", "--store", url, "--output", "json")
+                assert (code, err, told(out)) == (exits.ERRORS_FOUND, "", {"store.reachable": "error"})
+
+    def test_redis(self, oncegate: Run, tmp_path: Path) -> None:
+        """A real server that may evict, and keeps no append-only file, is told; its clock agrees with ours."""
+        forgetful = ("--appendonly", "no", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+        server = RedisServer(tmp_path / "redis", *forgetful)
+        try:
+            code, out, err = oncegate("doctor", "--store", server.url, "--output", "json")
+        finally:
+            server.stop()
+        assert (code, err) == (exits.ERRORS_FOUND, "")
+        assert told(out) == {"store.eviction": "error", "store.persistence": "warning"}
+
+    def test_postgres(self, oncegate: Run, postgres: PostgresServer) -> None:
+        """A real database is read, and its clock agrees with ours."""
+        open_store(postgres.url()).close()
+        code, out, err = oncegate("doctor", "--store", postgres.url(), "--output", "json")
+        assert (code, err, told(out)) == (exits.OK, "", {})
+
+    def test_a_table_of_the_store(self, infra: Infra, oncegate: Run, aws: Aws) -> None:
+        """The URL of a store in DynamoDB is enough to find its table and AWS's clock."""
+        infra("infra", "up", "--name", "stored", "--no-queue", "--no-rule")
+        url = f"dynamodb://stored-claims?region={REGION}&endpoint={aws.endpoint}"
+        assert oncegate("doctor", "--store", url)[0] == exits.OK
+        off = {"Enabled": False, "AttributeName": "expiresAt"}
+        aws["dynamodb"].update_time_to_live(TableName="stored-claims", TimeToLiveSpecification=off)
+        code, out, _ = oncegate("doctor", "--store", url, "--output", "json")
+        assert (code, told(out)) == (exits.WARNINGS_FOUND, {"table.sweep": "warning"})
+
+    def test_no_way_to_aws(self, oncegate: Run, aws: Aws) -> None:
+        """That AWS cannot be reached is a finding, and the settings are judged all the same."""
+        asked = ("--region", REGION, "--endpoint", "http://127.0.0.1:9")
+        code, out, err = oncegate("doctor", "--queue", "crm", "--retention", "1m", "--output", "json", *asked)
+        assert (code, err) == (exits.ERRORS_FOUND, "")
+        assert told(out) == {"aws.readable": "error", "settings.attempts": "warning"}
+
+    def test_on_a_terminal(self, tmp_path: Path) -> None:
+        """There is a table in colour, and then each finding in full."""
+        shown = on_terminal(["doctor", "--store", "memory://"], tmp_path)
+        assert re.search(r"warning +store\.memory +memory://", shown)
+        assert "\x1b[33mwarning\x1b[0m  store.memory  memory://" in shown
+        assert "export ONCEGATE_STORE=sqlite:///oncegate.db" in shown
+        assert "\x1b[33m" not in on_terminal(["doctor", "--store", "memory://"], tmp_path, NO_COLOR="1")
+
+
+def test_file_systems(tmp_path: Path) -> None:
+    """The innermost mount around a file counts, and a name that only begins like one does not."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/a / ext4 rw 0 0\nhost:/x /srv/share nfs4 rw 0 0\ntmpfs /srv/share/a\\040b tmpfs rw 0 0\n")
+    paths = ("/srv/share/x.db", "/srv/shared.db", "/srv/share/a b/x.db")
+    assert [file_system(path, str(mounts)) for path in paths] == ["nfs4", "ext4", "tmpfs"]
+    assert file_system("x.db", str(tmp_path / "none")) is None

@@ -1,0 +1,76 @@
+"""The pages on the AWS parts and on the doctor are true."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from oncegate.aws.clients import camel
+from oncegate.aws.cloud import Cloud
+from oncegate.cli import exits
+from oncegate.infra.rights import TABLE_ACTIONS
+from tests.doctor import commands
+from tests.infra.conftest import Aws, Infra, zipped
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "guide" / "aws.md").read_text()
+DOCTOR = (ROOT / "docs" / "doctor.md").read_text()
+TABLE_PAGE = (ROOT / "docs" / "stores" / "dynamodb.md").read_text()
+CALL = re.compile(r'\(\s*"(sqs|events|lambda|iam|dynamodb)",\s*"(\w+)"')
+# What goes with other requests: tags with what they are on, and the role with the function.
+IMPLIED = {
+    "dynamodb:TagResource",
+    "events:TagResource",
+    "iam:TagRole",
+    "iam:PassRole",
+    "lambda:TagResource",
+    "sqs:TagQueue",
+}
+
+
+def test_the_commands_can_be_typed() -> None:
+    """Every command that is shown exists, with its options."""
+    shown = re.findall(r"^ {4}(oncegate .+?)(?: > \S+)?$", PAGE + DOCTOR, re.MULTILINE)
+    shown += re.findall(r"`(oncegate [^`]+)`", PAGE + DOCTOR)
+    assert len(shown) > 12
+    for line in shown:
+        commands.check(line)
+
+
+def test_the_rights_are_those_that_are_asked_for() -> None:
+    """The page on the parts lists every action that is asked for, and no other."""
+    section = PAGE.partition("## Rights")[2].partition("##")[0]
+    listed = re.findall(r"\b(?:dynamodb|events|iam|lambda|sqs):[A-Z]\w+", section)
+    # Those that are asked again until the new role is known.
+    asked = {"lambda:CreateFunction", "lambda:CreateEventSourceMapping", "lambda:PutFunctionEventInvokeConfig"}
+    for path in (ROOT / "src" / "oncegate" / "infra").rglob("*.py"):
+        asked |= {f"{service}:{camel(action)}" for service, action in CALL.findall(path.read_text())}
+    assert set(listed) == asked | IMPLIED
+
+
+def test_the_rights_of_a_doctor(infra: Infra, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page on the doctor lists every action that it asks for, and no other."""
+    asked = set()
+    ask = Cloud.ask
+
+    def noted(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
+        asked.add(f"{service}:{camel(action)}")
+        return ask(cloud, service, action, **parameters)
+
+    infra("infra", "up", "--name", "rights", "--bus", "rights")
+    aws["lambda"].create_function(
+        FunctionName="rights-function",
+        Runtime="python3.13",
+        Role="arn:aws:iam::000000000000:role/rights",
+        Handler="app.handler",
+        Code={"ZipFile": zipped("")},
+    )
+    monkeypatch.setattr(Cloud, "ask", noted)
+    assert infra("doctor", "--name", "rights")[0] == exits.OK
+    listed = re.findall(r"`((?:dynamodb|events|lambda|sqs):[A-Z]\w+)`", DOCTOR)
+    assert set(listed) == asked - {"sts:GetCallerIdentity"}
+
+
+def test_the_rights_of_a_consumer() -> None:
+    """What a consumer may do to the table is what the page on the store lists."""
+    assert re.findall(r'"(dynamodb:\w+)"', TABLE_PAGE) == list(TABLE_ACTIONS)
