@@ -29,7 +29,7 @@ class Call(Struct, frozen=True):
 
     bucket: int
     script: Script
-    arguments: tuple[bytes | str | int, ...]
+    arguments: Command
     positions: Sequence[int] = ()
 
 
@@ -40,7 +40,7 @@ class Buckets:
         self._settings = settings
         self._clock = clock
         self.servers: Servers = Cluster(settings) if settings.cluster else Single(settings)
-        self._wait = ("WAIT", settings.wait_replicas, int(settings.wait_timeout * 1_000))
+        self._wait = ("WAIT", str(settings.wait_replicas), str(int(settings.wait_timeout * 1_000)))
         try:
             self.servers.meet()
             check_layout(self.servers.home(), settings, create=create)
@@ -78,7 +78,7 @@ class Buckets:
         ]
 
     def call(self, bucket: int, script: Script, batch: bytes, *more: bytes, positions: Sequence[int] = ()) -> Call:
-        given = self._clock() if self._clock is not None else 0
+        given = str(self._clock()) if self._clock is not None else "0"
         return Call(bucket, script, (batch, given, *more), positions)
 
     def everywhere(self, script: Script, batch: bytes) -> list[Call]:
@@ -111,7 +111,7 @@ class Buckets:
         return replies
 
     def _command(self, call: Call, verb: str, script: str | bytes) -> Command:
-        return (verb, script, 1, self.servers.bases[call.bucket] + b"t", *call.arguments)
+        return (verb, script, "1", self.servers.bases[call.bucket] + b"t", *call.arguments)
 
     def _send(self, calls: Sequence[Call], commands: Sequence[Command]) -> list[Reply]:
         """By server, with a wait for the replicas behind what is written: on the same connection, or it would wait for

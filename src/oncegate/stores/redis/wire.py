@@ -3,7 +3,7 @@
 import select
 import ssl
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hiredis import Reader, pack_command
@@ -16,7 +16,9 @@ from redis.retry import Retry
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.redis.settings import Settings
 
-Command = tuple[Any, ...]
+# Of texts only: were a signal's handler to raise while it spells a number, hiredis would crash the process.
+Command = tuple[str | bytes, ...]
+_packed: Callable[[Command], bytes] = pack_command  # type: ignore[assignment]  # its own types know commands of one word
 _READ_SIZE: Final = 65_536
 # redis-py's roots: some errors of its cluster side are no RedisError.
 FAILURES: Final = (errors.RedisError, errors.RedisClusterException, OSError)
@@ -65,7 +67,7 @@ class Link:
 
     def send(self, commands: Sequence[Command]) -> None:
         try:
-            self._socket.sendall(b"".join([pack_command(command) for command in commands]))
+            self._socket.sendall(b"".join(map(_packed, commands)))
         except TimeoutError as error:
             raise errors.TimeoutError("Timeout writing to socket") from error
         except OSError as error:
