@@ -30,7 +30,7 @@ from oncegate.gate.endings import (
     ran_unguarded,
 )
 from oncegate.gate.gathering import Gatherer, Waiter
-from oncegate.gate.handlers import AsyncHandler, Handler, plain
+from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine, plain
 from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.leases import Lease
 from oncegate.gate.room import Room
@@ -327,6 +327,8 @@ class _CancelledOnLoss:
 
 
 def _is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:
+    if is_coroutine(handler):
+        return True
     return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 

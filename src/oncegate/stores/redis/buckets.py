@@ -87,6 +87,8 @@ class Buckets:
     def ask(self, calls: Sequence[Call]) -> list[Reply]:
         """The replies to these calls, in order. What may pass in a moment is asked again, a few times at most."""
         replies = self._ask_once(calls)
+        if Failed not in map(type, replies):
+            return replies
         for pause in _PAUSES:
             again = [index for index, reply in enumerate(replies) if _ask_again(calls[index], reply)]
             if not again:
