@@ -1,6 +1,6 @@
--- The Redis store: what all of its scripts share. Each script is this text, records.lua, and a text of its own; the two
--- busiest have what is usual in front of records.lua, and are over by then nearly always: to make so many functions
--- takes longer than to use them.
+-- The Redis store: what all of its scripts share. Each script is this text, records.lua, and a text of its own. The two
+-- busiest, claim and settle, answer what is usual in front of records.lua: to set up all of its functions, and theirs,
+-- took a third of the time of a call for one event.
 --
 -- Every key starts with its bucket: the prefix and ":" on one server, the prefix and a hash tag in braces in a cluster,
 -- so that all of a bucket lies in one slot and a script can work on any of it. A place is a namespace in UTF-8, escaped

@@ -49,9 +49,7 @@ Reply = Any
 
 
 class Link:
-    """A connection, made by redis-py and used without its layers: they take longer than the server does for a claim.
-
-    `is_stale`: the server has closed it, since nothing else can be there to be read."""
+    """A connection, made by redis-py and used without its layers, which took as long as the exchange itself."""
 
     def __init__(self, connection: Any) -> None:
         connection.connect()
@@ -63,6 +61,7 @@ class Link:
         self._poll.register(self._socket, select.POLLIN)
 
     def is_stale(self) -> bool:
+        """Whether the server has closed it: nothing is owed, so there is nothing else to read."""
         return bool(self._poll.poll(0))
 
     def send(self, commands: Sequence[Command]) -> None:
