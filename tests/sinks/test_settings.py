@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from oncegate import Gate
+from oncegate.cli import work
 from oncegate.cli.serve import handler_of
 from oncegate.errors import SettingError
 from oncegate.settings import Settings, load
@@ -29,6 +30,19 @@ def test_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert Gate("memory://").run({"id": "1"}, handler).status == "processed"
         handler.close()  # type: ignore[union-attr]  # sinks have it
         assert receiver.received[0][1]["X-Api-Key"] == "1"
+
+
+def test_work() -> None:
+    """What is taken from a queue can be handed on in the same ways, and has to go one of them."""
+    with receiving() as receiver:
+        handler = work.handler_of(given(work__forward=receiver.url(), forward__allow_private=True))
+        assert Gate("memory://").run({"id": "1"}, handler).status == "processed"
+        handler.close()  # type: ignore[union-attr]  # sinks have it
+        assert len(receiver.received) == 1
+    with pytest.raises(SettingError, match="--forward and --publish: an event goes one way only"):
+        work.handler_of(given(work__forward="https://a.example", work__publish="sqs://q"))
+    with pytest.raises(SettingError, match="name what is called with each event: --handler module:function, --forward"):
+        work.handler_of(given(serve__forward="https://a.example"))
 
 
 def test_nothing_chosen() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, keys
+from oncegate.errors import RetryLater
 from oncegate.stores.memory import MemoryStore
 from tests.gate.invocations import destination, envelope, message, notification
 from tests.stores.dynamo_server import DynamoServer, Wire
@@ -109,6 +110,24 @@ def test_another_is_at_it(queue: Queue) -> None:
     assert handler.ran == [1]
     assert worker.figures.received == 2
     assert time.monotonic() - began < 10
+    gate.close()
+
+
+def test_not_before_the_handler_says(queue: Queue) -> None:
+    """What a handler wants to be left alone with comes again when it says, and not after the usual second."""
+    began: list[float] = []
+
+    def busy(event: Event) -> None:
+        began.append(time.monotonic())
+        if len(began) == 1:
+            raise RetryLater("busy", after=3)
+
+    queue.send(call(1))
+    gate = Gate(MemoryStore())
+    with working(gate.worker(queue.source, busy, wait="1s")):
+        queue.until_empty()
+    first, second = began
+    assert 2.5 < second - first < 15
     gate.close()
 
 

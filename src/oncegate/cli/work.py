@@ -10,7 +10,7 @@ import click
 from oncegate import __version__
 from oncegate.cli import exits
 from oncegate.cli.figures import LiveFigures
-from oncegate.cli.handlers import load_any_handler
+from oncegate.cli.handlers import chosen_handler, load_any_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import clean, say_error
 from oncegate.durations import times
@@ -20,13 +20,13 @@ from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.gate.working import Worker
 from oncegate.settings import Settings
-from oncegate.settings.known import TABLES
+from oncegate.settings.known import TABLES, WAYS
 from oncegate.settings.masking import masked
 
 
 @click.command()
 @click.argument("place", metavar="SOURCE")
-@with_settings(*TABLES["work"], *TABLES[""], *TABLES["read"])
+@with_settings(*TABLES["work"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def work(place: str, settings: Settings) -> None:
     """Take the messages of a queue through the gate, or run what the inbox holds, until it is stopped.
 
@@ -34,7 +34,7 @@ def work(place: str, settings: Settings) -> None:
     message comes, and max_attempts does not matter.
 
     With `inbox` as the SOURCE, events run that `oncegate serve` has accepted into the same store and namespace, beside
-    those that it runs itself. Only handler, in-hand and drain of the options for work matter then.
+    those that it runs itself. Of the options for work only in-hand, drain and what is done with an event matter then.
 
     SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
     """
@@ -54,17 +54,17 @@ _WELCOME = "Oncegate {version} takes events from {place} and remembers them in {
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler:
     """The handler: there must be one, since what it is given leaves the queue."""
-    name = settings["work.handler"]
-    if name is None:
-        raise SettingError("name what is called with each event: --handler module:function")
-    return load_any_handler(name, settings.where("work.handler"))
+    handler = chosen_handler(settings, "work", load_any_handler)
+    if handler is None:
+        raise SettingError("name what is called with each event: --handler module:function, --forward or --publish URL")
+    return handler
 
 
 def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
     """The worker; what it cannot be told is told with where that was said."""
     if place == "inbox":
         return gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"])
-    names = [setting.name for setting in TABLES["work"] if setting.name != "handler"]
+    names = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
     try:
         return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in names})
     except SettingError as error:

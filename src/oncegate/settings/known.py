@@ -137,6 +137,31 @@ def _serving(name: str, kind: Kind, default: object, meaning: str, choices: tupl
 
 GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
 
+
+def _handed_on(table: str) -> tuple[Setting, ...]:
+    """What a command may do with an event in place of calling a handler."""
+    return (
+        Setting(
+            table=table,
+            name="forward",
+            kind="place",
+            choices=("https", "http"),
+            default=None,
+            optional=True,
+            meaning="Each new event is posted to this URL, in place of a handler; `[forward]` says how.",
+        ),
+        Setting(
+            table=table,
+            name="publish",
+            kind="place",
+            choices=("sqs", "eventbridge"),
+            default=None,
+            optional=True,
+            meaning="Each new event is sent to this queue or bus, in place of a handler.",
+        ),
+    )
+
+
 SERVE: Final = (
     Setting(table="serve", name="host", kind="text", default="127.0.0.1", meaning="The address to listen on."),
     Setting(
@@ -150,24 +175,7 @@ SERVE: Final = (
         optional=True,
         meaning="Called with each new event, `module:function`; without it an event is only logged.",
     ),
-    Setting(
-        table="serve",
-        name="forward",
-        kind="place",
-        choices=("https", "http"),
-        default=None,
-        optional=True,
-        meaning="Each new event is posted to this URL, in place of a handler; `[forward]` says how.",
-    ),
-    Setting(
-        table="serve",
-        name="publish",
-        kind="place",
-        choices=("sqs", "eventbridge"),
-        default=None,
-        optional=True,
-        meaning="Each new event is sent to this queue or bus, in place of a handler.",
-    ),
+    *_handed_on("serve"),
     Setting(
         table="serve",
         name="trace",
@@ -282,6 +290,7 @@ WORK: Final = (
         optional=True,
         meaning="Called with each new event, `module:function`; it may be async.",
     ),
+    *_handed_on("work"),
     Setting(
         table="work", name="batch", kind="count", default=10, meaning="How many messages to ask for at a time, 1 to 10."
     ),

@@ -4,9 +4,10 @@ import logging
 import traceback
 from typing import Any, Final
 
+from oncegate.errors import Bury, RetryLater
 from oncegate.events import Event
 from oncegate.gate.concurrent import is_async
-from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.handlers import AsyncHandler, Handler, told
 
 _log: Final = logging.getLogger("oncegate.work")
 
@@ -36,5 +37,6 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
 
 
 def _tell(event: Event, error: Exception) -> None:
-    trace = "".join(traceback.format_tb(error.__traceback__))
-    _log.warning("the handler failed at event %r with %s\n%s", event.id, type(error).__name__, trace)
+    """What a handler says on purpose needs no trace of where it came from."""
+    trace = "" if isinstance(error, RetryLater | Bury) else "".join(traceback.format_tb(error.__traceback__))
+    _log.warning("the handler failed at event %r with %s\n%s", event.id, told(error), trace)
