@@ -117,7 +117,7 @@ def test_a_handler_that_does_not_end_holds_up_nobody(queue: Queue, tmp_path: Pat
     until(lambda: len(lines(tmp_path / "begun")) == 1, "the handler to begin")
     began = time.monotonic()
     code, _, said = worker.end(signal.SIGINT)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert code == exits.FAILED
     assert "1 handler did not end within 100ms" in said
 
