@@ -110,7 +110,7 @@ def working(worker: Worker) -> Iterator[None]:
         except BaseException as error:  # noqa: BLE001  # raised again by whoever waits
             raised.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield
