@@ -102,18 +102,20 @@ def test_two_processes_share_a_queue(queue: Queue, start: Start, redis: RedisSer
     each event and end in peace."""
     options = ("--in-hand", "4", "--batch", "2", "--lease", "2s", "--namespace", "shared")
     workers = [start(redis.url, *options) for _ in range(2)]
-    queue.send(*(call(number % 20, takes=0.05) for number in range(40)))
+    queue.send(*(call(number % 30, waits=True) for number in range(60)))
+    until(lambda: len({process for process, _ in lines(tmp_path / "begun")}) == 2, "both to begin")
+    (tmp_path / "go").touch()
     queue.until_empty()
     for worker in workers:
         worker.send(signal.SIGTERM)
     ended = [worker.end(signal.SIGCONT) for worker in workers]
     effects = lines(tmp_path / "effects")
-    assert Counter(number for _, number in effects) == dict.fromkeys(range(20), 1)
+    assert Counter(number for _, number in effects) == dict.fromkeys(range(30), 1)
     assert len({process for process, _ in effects}) == 2
     assert [code for code, _, _ in ended] == [0, 0]
     statuses = Counter(line["status"] for _, log, _ in ended for line in log)
-    assert statuses["processed"] == 20
-    assert statuses["duplicate"] == 20
+    assert statuses["processed"] == 30
+    assert statuses["duplicate"] == 30
 
 
 def test_sigterm_drains(queue: Queue, start: Start, tmp_path: Path) -> None:
