@@ -242,7 +242,7 @@ WORK: Final = (
         name="wait",
         kind="duration",
         default="20s",
-        meaning="How long a poll waits for a message.",
+        meaning="How long a poll waits for a message, while nothing is in hand.",
     ),
     Setting(
         table="work",

@@ -17,7 +17,7 @@ from oncegate.work.sqs.address import Address
 from oncegate.work.sqs.calls import Calls
 from oncegate.work.sqs.hand import Hand
 from oncegate.work.sqs.messages import Work
-from oncegate.work.sqs.receiving import Receiver
+from oncegate.work.sqs.receiving import SHORT, Receiver
 from oncegate.work.sqs.ways import Ways
 from oncegate.work.threads import Threads
 
@@ -25,7 +25,7 @@ _log: Final = logging.getLogger("oncegate.work")
 _SENDERS: Final = 4
 _STEPS_ASIDE: Final = 2
 _LONGEST_HIDDEN: Final = 12 * 3_600 - 60
-_LAST_POLL: Final = 1.0
+_LAST_POLL: Final = SHORT + 0.5
 _FLUSH_WITHIN: Final = 5.0
 _COUNTED: Final[dict[Status, str]] = {
     "processed": "processed",
@@ -63,7 +63,7 @@ class Session:
         # What waits for a thread would hold its claim while it waits.
         at_work = min(ways.in_hand, terms.threads if self._plain else terms.max_in_hand)
         self._dispatcher = Dispatcher(self._run, self._given_back, most=ways.in_hand, at_work=at_work)
-        self._receiver = Receiver(self._calls, self._threads, boot, ways, self._dispatcher.room_for, self._take)
+        self._receiver = Receiver(self._calls, self._threads, boot, ways, self._dispatcher, self._take)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._pauses: dict[Hashable, float] = {}
@@ -187,17 +187,22 @@ class Session:
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def _drain(self, receiving: asyncio.Task[None]) -> None:
-        """End what is in hand, let go of the rest. A poll that is still open is waited for only briefly."""
+        """End what is in hand, let go of the rest. Polls that are still open are waited for, but not for long."""
+        self._hand.hold_back()
         draining = asyncio.create_task(self._dispatcher.drain(self._ways.drain))
+        await asyncio.wait([receiving], timeout=_LAST_POLL)
+        self._hand.let_go()
+        await self._drained(draining)
+        self._receiver.leave()
+        await self._hand.flush(_FLUSH_WITHIN)
+
+    async def _drained(self, draining: asyncio.Task[bool]) -> None:
         hurried = asyncio.create_task(self._hurried.wait())
         await asyncio.wait([draining, hurried], return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             await self._dispatcher.drain(0)
         await draining
         hurried.cancel()
-        await asyncio.wait([receiving], timeout=_LAST_POLL)
-        self._receiver.leave()
-        await self._hand.flush(_FLUSH_WITHIN)
 
 
 def _is_unclaimed(outcome: Outcome) -> bool:
