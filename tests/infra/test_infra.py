@@ -130,13 +130,15 @@ class TestUp:
         aws["dynamodb"].update_time_to_live(
             TableName="drift-claims", TimeToLiveSpecification={"Enabled": False, "AttributeName": "expiresAt"}
         )
-        aws["events"].disable_rule(Name="drift-events")
-        aws["events"].remove_targets(Rule="drift-events", Ids=["drift"])
+        pattern = json.dumps({"source": [{"prefix": "aws.partner/genesys.com"}], "detail-type": ["v2.audits"]})
+        aws["events"].put_rule(Name="drift-events", EventPattern=pattern, State="DISABLED")
+        (target,) = aws["events"].list_targets_by_rule(Rule="drift-events")["Targets"]
+        aws["events"].put_targets(Rule="drift-events", Targets=[target | {"InputPath": "$.detail"}])
         _, out, _ = infra("infra", "up", "--name", "drift", "--dry-run", "--output", "json")
         assert {(part["part"], part["name"]): part["why"] for part in json.loads(out)["parts"] if part["why"]} == {
             ("queue", "drift-events"): "VisibilityTimeout",
             ("table", "drift-claims"): "TimeToLiveSpecification",
-            ("rule", "drift-events"): "State, Targets",
+            ("rule", "drift-events"): "State, EventPattern, Targets",
         }
         assert actions(out) == {"create": 1, "change": 3, "keep": 2}
         infra("infra", "up", "--name", "drift")
