@@ -49,7 +49,7 @@ def test_commands_exist(typed: str) -> None:
     words = shlex.split(typed)[1:]
     while isinstance(command, click.Group):
         command = command.commands[words.pop(0)]
-    known = {option for parameter in command.params for option in parameter.opts}
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known
 
 

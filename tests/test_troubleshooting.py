@@ -192,6 +192,14 @@ def test_settings_exist() -> None:
         assert name in DEFAULTS
 
 
+def test_rules_exist() -> None:
+    """Every rule of the doctor that is named is one of its rules."""
+    rules = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", (DOCS / "doctor.md").read_text(), re.MULTILINE)
+    named = re.findall(r"`((?:rule|settings|store|queue|function)\.[a-z_]+)`", TEXT)
+    assert len(named) > 5
+    assert set(named) <= set(rules)
+
+
 def test_every_trouble_is_listed() -> None:
     """The list at the top has each section, and links lead somewhere."""
     headings = re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE)

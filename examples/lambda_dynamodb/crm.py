@@ -1,8 +1,11 @@
-"""A CRM to try it with: it opens a case for whatever it is sent, twice if asked twice, and prints a line for each."""
+"""A CRM to try it with: it opens a case for whatever it is sent, twice if asked twice, and prints a line for each.
+
+One request after the other, so that each line is whole.
+"""
 
 import json
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 from typing import Any
 
@@ -25,4 +28,4 @@ class Crm(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Crm).serve_forever()
+    HTTPServer(("127.0.0.1", int(sys.argv[1])), Crm).serve_forever()

@@ -41,12 +41,14 @@ DETAIL = {
     "metadata": {"CorrelationId": "00000000-aaaa-4bbb-8ccc-000000000004"},
     "timestamp": "2026-02-03T04:05:06.383Z",
 }
-ENVELOPE = {
+ENVELOPE: dict[str, Any] = {
     "version": "0",
     "id": "6a7e8feb-b491-4cf7-a9f1-bf3703467718",
+    "detail-type": f"{TOPIC}.{{id}}.customer.end",
     "source": "aws.partner/genesys.com/cloud/desk",
+    "time": "2026-02-03T04:05:06Z",
+    "detail": DETAIL,
 }
-ENVELOPE |= {"detail-type": f"{TOPIC}.{{id}}.customer.end", "time": "2026-02-03T04:05:06Z", "detail": DETAIL}
 
 
 def main() -> None:

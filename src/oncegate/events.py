@@ -66,13 +66,14 @@ class Delivery(Struct, frozen=True):
     frame: str | None = None
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class Event(Struct, frozen=True, kw_only=True, gc=False):
     """What happened. `key`, `attempt` and `fence` are set once the event is claimed, for the handler to use, and so is
     `stale`: that a newer state of its entity is known, where the key keeps a timeline of states.
 
     `id` is the envelope's, `own_id` what the body itself names this event by; where there is no envelope they agree.
     `identity` is what the source says makes it this event and no other; where that takes its content too, the source
     gives the `content_hash`.
+    It is nothing to the garbage collector, as JSON cannot hold it; what puts an event into its own body is never freed.
     An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler. One with a
     `frame` is no event: a heartbeat, a confirmation.
     """

@@ -136,6 +136,8 @@ class TestSimulate:
             code, _, err = oncegate("simulate", *options)
             assert code == exits.FAILED
             assert re.fullmatch(r"Error: cannot write no/\w+: No such file or directory\n", err)
+        code, _, err = oncegate("simulate", "--to", "file://traffic", "--truth", "/dev/full")
+        assert (code, err) == (exits.FAILED, "Error: cannot write /dev/full: No space left on device\n")
 
     def test_progress(self, tmp_path: Path) -> None:
         """On a terminal a bar tells how far it is, and is gone at the end."""

@@ -137,6 +137,7 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "queue.dead_letters": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_arn": None, "dead_retention": None, "max_receives": None})),
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_retention": None})),
+        ("error", lacking(BEHIND_A_QUEUE, queue={"dead_retention": None, "name": "crm-events.fifo"})),
     ],
     "queue.receives": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"max_receives": 1})),
@@ -169,7 +170,10 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
         ("error", with_rule(BEHIND_A_QUEUE, matches=None, pattern={"source": ["genesys.cloud"]})),
         ("error", with_rule(BEHIND_A_QUEUE, pattern={"detail": {"conversationId": [{"exists": True}]}})),
     ],
-    "rule.bus": [("note", with_rule(BEHIND_A_QUEUE, bus="default"))],
+    "rule.bus": [
+        ("note", with_rule(BEHIND_A_QUEUE, bus="default")),
+        ("note", with_rule(BEHIND_A_QUEUE, bus="calls", matches=None, pattern={"source": ["genesys.cloud"]})),
+    ],
     "rule.target": [("error", with_target(BEHIND_A_QUEUE, exists=False))],
     "rule.envelope": [
         ("warning", with_target(BEHIND_A_QUEUE, shape="InputPath $.detail")),

@@ -139,7 +139,7 @@ class TestDeployments:
         aws["events"].create_event_bus(Name="archived")
         bus = f"arn:aws:events:{ACCOUNT}:event-bus/archived"
         aws["events"].create_archive(ArchiveName="calls", EventSourceArn=bus, RetentionDays=30)
-        infra("infra", "up", "--name", "old", "--bus", "archived")
+        infra("infra", "up", "--name", "old", "--bus", "archived", "--pattern", '{"source": ["com.example.crm"]}')
         code, out, _ = infra("doctor", "--name", "old", "--output", "json")
         assert (code, told(out)) == (exits.WARNINGS_FOUND, {"settings.replays": "warning"})
 

@@ -53,6 +53,10 @@ class Readme:
         assert (ran.returncode, ran.stderr) == (0, ""), ran
         return ran.stdout
 
+    def effects(self) -> int:
+        path = self.folder / "effects.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
     def log(self) -> str:
         """What all that was started has printed, for a test that fails."""
         return (self.folder / "output.log").read_text()[-3_000:]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 from oncegate import Event
@@ -21,10 +22,8 @@ def plan(events: int = 300, **wishes: float) -> Plan:
 
 def sent(target: Target, plan: Plan, truth: Path, **options: float) -> Summary:
     """Send all of it, and write the truth down."""
-    with truth.open("w") as stream:
-        summary = Sender(target, TruthFile(stream, plan), **options).send(deliveries(plan))  # type: ignore[arg-type]
-    target.close()
-    return summary
+    with closing(target), truth.open("w") as stream:
+        return Sender(target, TruthFile(stream, plan), **options).send(deliveries(plan))  # type: ignore[arg-type]
 
 
 def into_file(folder: Path, plan: Plan) -> list[bytes]:

@@ -10,7 +10,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from oncegate import Gate, read
 from oncegate.errors import SettingError, TargetError
-from oncegate.simulate.aws import Bus, Queue
+from oncegate.simulate.aws import Bus, Queue, place_of
 from oncegate.simulate.copies import Wishes
 from oncegate.simulate.targets import open_target
 from oncegate.simulate.traffic import Plan, deliveries
@@ -176,12 +176,12 @@ class TestAddresses:
     @pytest.mark.parametrize("url", ["sqs://nowhere", "eventbridge://nowhere"])
     def test_not_there(self, cloud: Cloud, url: str) -> None:
         """A queue or a bus that is not there is told before anything is sent."""
-        with pytest.raises(TargetError, match=f"{url} does not exist; check its name, region and endpoint"):
+        with pytest.raises(TargetError, match=r"(queue|bus) nowhere \(.+\) does not exist; check its name"):
             open_target(cloud.target(url))
 
     def test_nobody_there(self) -> None:
         """An endpoint at which nobody answers is told."""
-        with pytest.raises(TargetError, match=r"sqs://q cannot be reached .* check region, endpoint and network"):
+        with pytest.raises(TargetError, match=r"the SQS queue q \(.+\) cannot be reached .* check region, endpoint"):
             open_target(f"sqs://q?region={REGION}&endpoint=http://127.0.0.1:{free_port()}")
 
     def test_no_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,15 +189,21 @@ class TestAddresses:
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-        with pytest.raises(TargetError, match=r"sqs://q needs a region; write sqs://q\?region=eu-central-1"):
+        with pytest.raises(TargetError, match=r"the SQS queue q .+ needs a region; write \?region=eu-central-1"):
             open_target("sqs://q")
+
+    def test_what_they_say_they_are(self) -> None:
+        """On a bus, simulated events are told from others by their source, unless another was asked for."""
+        assert place_of("eventbridge://desk").source == "oncegate.simulate"
+        assert place_of("eventbridge://desk?source=com.example.crm").source == "com.example.crm"
 
     @pytest.mark.parametrize(
         ("url", "said"),
         [
-            ("sqs://", "names nothing to send to; write sqs://NAME"),
-            ("sqs://q/x", "names nothing"),
-            ("eventbridge://b?regoin=x", "has no option 'regoin'; it has region, endpoint, source"),
+            ("sqs://", "names no queue; write sqs://QUEUE"),
+            ("sqs://q/x", "names no queue"),
+            ("eventbridge://", "names no bus"),
+            ("eventbridge://b?regoin=x", "has no option 'regoin'; it has region, endpoint"),
         ],
     )
     def test_what_cannot_be_meant(self, url: str, said: str) -> None:

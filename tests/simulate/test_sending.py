@@ -203,6 +203,17 @@ class TestTargets:
         with pytest.raises(SettingError, match="is nowhere to send to; it is one of eventbridge://BUS, sqs://QUEUE"):
             open_target(url)
 
+    @pytest.mark.parametrize("url", ["http://[", "http://h:99999/", "sqs://[", "eventbridge://b:x"])
+    def test_no_url(self, url: str) -> None:
+        """What looks like a URL and is none is refused too."""
+        with pytest.raises(SettingError, match="is no URL; to send to, there are eventbridge://BUS"):
+            open_target(url)
+
+    def test_a_full_disk(self, tmp_path: Path) -> None:
+        """A file that cannot take more is told, whether it is the traffic or the truth."""
+        with pytest.raises(TargetError, match="cannot write /dev/full: No space left"):
+            sent(File("/dev/full"), plan(200), tmp_path / "truth.jsonl")
+
     def test_a_file(self, tmp_path: Path) -> None:
         """A path may be relative or not; one that cannot be written is told."""
         open_target(f"file://{tmp_path}/there").close()

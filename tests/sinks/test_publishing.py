@@ -143,7 +143,7 @@ class TestFailures:
         [
             (400, "ThrottlingException", "Rate exceeded", RetryLater, "could not do it in time"),
             (500, "InternalFailure", "", RetryLater, "could not do it in time"),
-            (400, "AccessDeniedException", "no", RetryLater, "does not allow events:PutEvents; allow it in the policy"),
+            (400, "AccessDeniedException", "no", RetryLater, r"does not allow events:PutEvents \(no\); allow it"),
             (400, "ExpiredTokenException", "", RetryLater, "does not accept these AWS credentials"),
             (400, "ResourceNotFoundException", "", RetryLater, "does not exist"),
             (

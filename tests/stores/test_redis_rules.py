@@ -69,7 +69,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
     (
         "what has expired is settled",
         "SETTLE",
-        "now >= expires",
+        "now >= r.expires",
         "false",
         lambda contract, store, clock: contract.test_late_and_expired(store, clock, renew),
     ),

@@ -178,7 +178,7 @@ def test_trouble_is_waited_out(queue: Queue, hook: Hook, caplog: pytest.LogCaptu
     pauses = [after - before for before, after in pairwise(asked[:4])]
     assert pauses[0] < pauses[1] < pauses[2]
     begun, over = [record.message for record in caplog.records]
-    assert "could not do it now (RequestThrottled: slowly)" in begun
+    assert "could not do it in time (RequestThrottled: slowly)" in begun
     assert begun.endswith("nothing is received until that is over")
     assert over.startswith("the SQS queue")
     assert " answers again, after " in over

@@ -4,35 +4,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from botocore.exceptions import ClientError, NoRegionError
+from botocore.exceptions import ClientError
 from msgspec import Struct
 
 from oncegate.aws.clients import camel, client
-from oncegate.aws.failures import (
-    FAILURES,
-    UNFOUND,
-    UNREACHED,
-    code_of,
-    is_denied,
-    is_unaccepted,
-    passes,
-    said_by,
-    unaccepted,
-    unfound,
-    unreached,
-    unready,
-)
+from oncegate.aws.failures import FAILURES, Kind, Words, failure, said_by
 from oncegate.errors import AwsError
 
-_MISSING: Final = frozenset(
-    {
-        "ResourceNotFoundException",
-        "NoSuchEntity",
-        "NoSuchEntityException",
-        "QueueDoesNotExist",
-        "AWS.SimpleQueueService.NonExistentQueue",
-    }
-)
+_WORDS: Final = Words("AWS", "write --region eu-central-1", "ask for that right, or use another AWS_PROFILE")
 _TOKENS: Final = {"lambda": ("Marker", "NextMarker")}
 _NEXT: Final = ("NextToken", "NextToken")
 _PATIENCE: Final = 120.0
@@ -49,6 +28,14 @@ class Denied(AwsError):
 
 class Unanswered(AwsError):
     """Nothing can be asked: there are no credentials that are accepted, no region, or no network."""
+
+
+_ERRORS: Final[dict[Kind, type[AwsError]]] = {
+    "passing": Unanswered,
+    "unasked": Unanswered,
+    "unlike": Unanswered,
+    "denied": Denied,
+}
 
 
 class Identity(Struct, frozen=True):
@@ -145,27 +132,9 @@ class Cloud:
         return f"AWS in {self._region}" if self._region else "AWS"
 
     def _explained(self, error: Exception, action: str) -> AwsError:
-        place = self._place
-        if isinstance(error, ClientError):
-            return self._answered(error, action)
-        if isinstance(error, UNFOUND):
-            return Unanswered(unfound(error, place))
-        if isinstance(error, NoRegionError):
-            return Unanswered(f"{place} needs a region; write --region eu-central-1 or set AWS_DEFAULT_REGION")
-        if isinstance(error, UNREACHED):
-            return Unanswered(unreached(error, place))
-        return AwsError(f"{place} cannot be asked for {action} ({error})")
-
-    def _answered(self, error: ClientError, action: str) -> AwsError:
-        place, code, said = self._place, code_of(error), said_by(error)
-        if passes(error):
-            return AwsError(unready(error, place))
-        if is_unaccepted(error):
-            return Unanswered(unaccepted(error, place))
-        if is_denied(error):
-            return Denied(f"{place} does not allow {action} ({said}); ask for that right, or use another AWS_PROFILE")
-        if code in _MISSING:
-            return Missing(f"{place} has no such thing ({action}: {said}); check its name and region")
-        if code.isdecimal():  # a status of HTTP and no error of AWS's
-            return Unanswered(f"{place} does not answer as AWS does; check the endpoint")
-        return AwsError(f"{place} refused {action} ({code}: {said})")
+        found = failure(error, self._place, action, _WORDS)
+        if found.kind == "missing" and isinstance(error, ClientError):
+            return Missing(f"{self._place} has no such thing ({action}: {said_by(error)}); check its name and region")
+        if found.kind == "passing" and isinstance(error, ClientError):
+            return AwsError(found.sentence)
+        return _ERRORS.get(found.kind, AwsError)(found.sentence)

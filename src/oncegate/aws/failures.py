@@ -1,6 +1,6 @@
 """What the errors of AWS's services have in common: which of them pass, and sentences for those that do not."""
 
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -9,11 +9,13 @@ from botocore.exceptions import (
     CredentialRetrievalError,
     HTTPClientError,
     NoCredentialsError,
+    NoRegionError,
     PartialCredentialsError,
     ProfileNotFound,
     TokenRetrievalError,
 )
 from botocore.parsers import ResponseParserError
+from msgspec import Struct
 
 FAILURES: Final = (ClientError, BotoCoreError, ResponseParserError)
 _PASSING: Final = frozenset(
@@ -44,15 +46,48 @@ _UNACCEPTED: Final = frozenset(
         "ExpiredToken",
     }
 )
-UNFOUND: Final = (
+_DENIED: Final = ("AccessDenied", "UnauthorizedOperation", "AuthorizationError")
+_MISSING: Final = frozenset(
+    {
+        "ResourceNotFoundException",
+        "NoSuchEntity",
+        "NoSuchEntityException",
+        "NonExistentQueue",
+        "QueueDoesNotExist",
+        "AWS.SimpleQueueService.NonExistentQueue",
+    }
+)
+_UNFOUND: Final = (
     NoCredentialsError,
     PartialCredentialsError,
     CredentialRetrievalError,
     TokenRetrievalError,
     ProfileNotFound,
 )
-UNREACHED: Final = (HTTPClientError, ConnectionError)
+_UNREACHED: Final = (HTTPClientError, ConnectionError)
 _SERVER_FAULT: Final = 500
+_CREDENTIALS: Final = (
+    "give the machine or function a role, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+)
+
+# It may work a moment later; nothing can be asked as it is; the right is missing, or the thing; it is no such service;
+# or it was refused for another reason.
+Kind: TypeAlias = Literal["passing", "unasked", "denied", "missing", "unlike", "refused"]
+
+
+class Failure(Struct, frozen=True):
+    """What an error means: which kind it is of, and the sentence for a person."""
+
+    kind: Kind
+    sentence: str
+
+
+class Words(Struct, frozen=True):
+    """What the sentences say of whoever asks: the service, how to name a region there, and what to do about rights."""
+
+    service: str
+    region: str
+    rights: str
 
 
 def code_of(error: ClientError) -> str:
@@ -67,7 +102,7 @@ def passes(error: Exception) -> bool:
     """Whether the same request may work a moment later."""
     if isinstance(error, ClientError):
         return code_of(error) in _PASSING or _status(error) >= _SERVER_FAULT
-    return isinstance(error, UNREACHED)
+    return isinstance(error, _UNREACHED)
 
 
 def may_have_landed(error: Exception) -> bool:
@@ -75,31 +110,43 @@ def may_have_landed(error: Exception) -> bool:
     return not isinstance(error, ClientError) or _status(error) >= _SERVER_FAULT
 
 
-def is_unaccepted(error: ClientError) -> bool:
-    return code_of(error) in _UNACCEPTED
-
-
 def is_denied(error: ClientError) -> bool:
-    return code_of(error).startswith(("AccessDenied", "UnauthorizedOperation", "AuthorizationError"))
+    return code_of(error).startswith(_DENIED)
 
 
-def unfound(error: Exception, place: str) -> str:
-    return (
-        f"no AWS credentials were found for {place} ({error}); give the machine or function a role,"
-        " or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    )
+def failure(error: Exception, place: str, action: str, words: Words) -> Failure:
+    """What an error of botocore's, or of the service behind it, means."""
+    if isinstance(error, ClientError):
+        return _answered(error, place, action, words)
+    if isinstance(error, _UNFOUND):
+        said = f"no AWS credentials were found for {place} ({error}); {_CREDENTIALS}"
+        return Failure("unasked", said)
+    if isinstance(error, NoRegionError):
+        return Failure("unasked", f"{place} needs a region; {words.region} or set AWS_DEFAULT_REGION")
+    if isinstance(error, _UNREACHED):
+        return Failure("passing", f"{place} cannot be reached ({error}); check region, endpoint and network")
+    if isinstance(error, BotoCoreError):
+        return Failure("refused", f"{place} cannot be asked ({error})")
+    return _unlike(place, words)
 
 
-def unaccepted(error: ClientError, place: str) -> str:
-    return f"{place} does not accept these AWS credentials ({code_of(error)}); renew or correct them"
+def _answered(error: ClientError, place: str, action: str, words: Words) -> Failure:
+    code, said = code_of(error), said_by(error)
+    if passes(error):
+        return Failure("passing", f"{place} could not do it in time ({code}: {said}); try again later")
+    if code in _UNACCEPTED:
+        return Failure("unasked", f"{place} does not accept these AWS credentials ({code}); renew or correct them")
+    if is_denied(error):
+        return Failure("denied", f"{place} does not allow {action} ({said}); {words.rights}")
+    if code in _MISSING:
+        return Failure("missing", f"{place} does not exist; check its name, region and endpoint")
+    if code.isdecimal():  # a status of HTTP and no error of the service's
+        return _unlike(place, words)
+    return Failure("refused", f"{place} refused {action} ({code}: {said})")
 
 
-def unreached(error: Exception, place: str) -> str:
-    return f"{place} cannot be reached ({error}); check region, endpoint and network"
-
-
-def unready(error: ClientError, place: str) -> str:
-    return f"{place} could not do it in time ({code_of(error)}: {said_by(error)}); try again later"
+def _unlike(place: str, words: Words) -> Failure:
+    return Failure("unlike", f"{place} does not answer as {words.service} does; check the endpoint")
 
 
 def _status(error: ClientError) -> int:

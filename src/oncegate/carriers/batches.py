@@ -7,9 +7,13 @@ from oncegate.carriers.pieces import Piece
 
 # What an answer without records has besides its empty list.
 _AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "ChildShards"}
+# All that follows looks for one of these; what has none is told apart sooner.
+_TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
 
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
+    if _TELLING.isdisjoint(body):
+        return None
     for name, known in (("Records", _is_record), ("Messages", _is_record), ("events", _is_polled)):
         records = body.get(name)
         if isinstance(records, list) and any(map(known, records)):

@@ -93,12 +93,9 @@ def show(name: str, region: str | None, endpoint: str | None, *, output: str) ->
 
 
 def _show_parts(rows: list[dict[str, Any]]) -> None:
-    shown = [
-        (row["part"], row["name"], row["address"], "yes" if row["made by oncegate"] else "no", row["holds"])
-        for row in rows
-    ]
-    headers = ("part", "name", "address", "ours", "holds")
-    show_table(headers, shown, essential=("part", "name", "address", "ours"))
+    shown = [(row["address"], row["part"], "yes" if row["made by oncegate"] else "no", row["holds"]) for row in rows]
+    headers = ("address", "part", "ours", "holds")
+    show_table(headers, shown, essential=headers)
 
 
 def template(wanted: Wanted, *, policy: bool) -> None:

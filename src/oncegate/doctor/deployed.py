@@ -95,17 +95,19 @@ class _Reader:
 
     def _read(self) -> None:
         asked = self._asked
-        self.function = self._part(asked.function, "function", self._function)
+        self.function = self._looked_for(asked.function, "function", self._function)
         source = next((feed.source for feed in self.function.feeds), None) if self.function else None
-        self.queue = self._part(asked.queue or source, "queue", self._queue, suffix="events")
-        self.table = self._part(asked.table, "table", self._table, suffix="claims")
+        self.queue = self._looked_for(asked.queue or source, "queue", self._queue, suffix="events")
+        self.table = self._looked_for(asked.table, "table", self._table, suffix="claims")
         self._tried("rules", self._read_rules)
         self._tried("archives", self._read_archives)
         if asked.name and not (self.queue or self.function or self.table or self.rules or self.unread):
             why = f"nothing of that name exists in {self.region}; make it with oncegate infra up --name {asked.name}"
             self.unread.append(Unread(what=asked.name, why=why))
 
-    def _part(self, named: str | None, what: str, read: Callable[[str], _T], suffix: str | None = None) -> _T | None:
+    def _looked_for(
+        self, named: str | None, what: str, read: Callable[[str], _T], suffix: str | None = None
+    ) -> _T | None:
         """Something that was named; else, with `--name`, what that would be called, if it is there."""
         if named is not None:
             return self._tried(f"the {what} {named}", lambda: read(_last(named)))
@@ -132,7 +134,7 @@ class _Reader:
     # ── the parts ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _function(self, name: str) -> Function:
-        part = _part("function", name)
+        part = _named("function", name)
         found = functions.read_function(self._cloud, part)
         if found is None:
             raise Missing(f"there is no function {name} in {self.region}; check name and region")
@@ -170,7 +172,7 @@ class _Reader:
         )
 
     def _table(self, name: str) -> Table:
-        found = tables.read(self._cloud, _part("table", name))
+        found = tables.read(self._cloud, _named("table", name))
         if found is None:
             raise Missing(f"there is no table {name} in {self.region}; check name and region")
         sweep = found.properties["TimeToLiveSpecification"]
@@ -206,7 +208,7 @@ class _Reader:
                     yield bus, name
 
     def _rule(self, name: str, bus: str) -> Rule | None:
-        found = events.read_rule(self._cloud, _part("rule", name, EventBusName=bus, Description=""))
+        found = events.read_rule(self._cloud, _named("rule", name, EventBusName=bus, Description=""))
         if found is None:
             return None
         pattern = found.properties["EventPattern"]
@@ -273,7 +275,7 @@ class _Reader:
 # ── from what AWS answers to facts ────────────────────────────────────────────────────────────────────────
 
 
-def _part(kind: str, name: str, **properties: Any) -> Part:
+def _named(kind: str, name: str, **properties: Any) -> Part:
     return Part(kind, name, "", properties, "", about=name)
 
 

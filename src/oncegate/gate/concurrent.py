@@ -31,8 +31,8 @@ from oncegate.gate.endings import (
     ran_unguarded,
 )
 from oncegate.gate.gathering import Gatherer, Waiter
-from oncegate.gate.handlers import AsyncHandler, Handler, plain
-from oncegate.gate.jobs import Bare, Job
+from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine, plain
+from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.leases import Lease
 from oncegate.gate.room import Room
 from oncegate.gate.running import Means, Runner
@@ -158,15 +158,12 @@ class Concurrent:
             room.end()
 
     async def _run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        marked = self._means.terms.marks_first
-        if not marked:
-            self._means.heartbeat.hold([job.lease])
         try:
             plan = self._planned(job)
             await (self._called(job.event, handler, plan) if isinstance(plan, _Way) else self._gatherer.done(plan))
         except BaseException:
             if not job.started:
-                self._gatherer.post(never_started(job) if marked else self._means.endings.unstarted(job))
+                self._gatherer.post(self._unstarted(job))
             raise
 
     def _planned(self, job: Job) -> "_Way | Ending | Failed":
@@ -176,7 +173,7 @@ class Concurrent:
             job.started = True
             return Failed(job, job.hopeless) if marked else self._means.endings.buried(job, job.hopeless)
         if (late := job.too_late(self._means.boot())) is not None:
-            return never_started(job) if marked else self._means.endings.unstarted(job, late)
+            return self._unstarted(job, late)
         if marked:
             return _Way(partial(ran_marked, job), partial(failed_marked, job), job)
         return _Way(partial(self._means.endings.processed, job), partial(self._failed, job), job)
@@ -243,7 +240,7 @@ class Concurrent:
     def _late(self, way: "_Way") -> Ending | Failed | None:
         if way.job is None or (late := way.job.too_late(self._means.boot())) is None:
             return None
-        return never_started(way.job) if self._means.terms.marks_first else self._means.endings.unstarted(way.job, late)
+        return self._unstarted(way.job, late)
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -266,12 +263,16 @@ class Concurrent:
             if echoing := [job for job in jobs if job.key.change is not None and job.emission is None]:
                 self._echoes.resolve(echoing)
             self._means.claimer.claim([job for job in jobs if not job.answered])
+            if not self._means.terms.marks_first:
+                self._means.heartbeat.hold([job.lease for job in jobs if job.held])
 
     def _orphaned(self, asked: _Asked) -> None:
         """A claim for a caller that is gone is given back."""
         if isinstance(asked, Job) and asked.held:
-            marked = self._means.terms.marks_first
-            self._gatherer.post(never_started(asked) if marked else self._means.endings.unstarted(asked))
+            self._gatherer.post(self._unstarted(asked))
+
+    def _unstarted(self, job: Job, why: str = TOO_LATE) -> Ending | Failed:
+        return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)
 
 
 class _Way:
@@ -348,6 +349,8 @@ class _CancelledOnLoss:
 
 
 def is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:
+    if is_coroutine(handler):
+        return True
     return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 

@@ -1,89 +1,64 @@
 """A queue of SQS and a bus of EventBridge to send to, by botocore. What of a batch fails is sent again."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from secrets import token_hex
-from typing import Any, ClassVar, Final
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
-from botocore.exceptions import ClientError, NoRegionError
-from msgspec import Struct, json
+from botocore.exceptions import ClientError
+from msgspec import json
+from msgspec.structs import replace
 
 from oncegate.aws.clients import client
-from oncegate.aws.failures import (
-    FAILURES,
-    UNFOUND,
-    UNREACHED,
-    code_of,
-    is_denied,
-    is_unaccepted,
-    passes,
-    unaccepted,
-    unfound,
-    unreached,
-)
-from oncegate.errors import SettingError, TargetError
+from oncegate.aws.failures import FAILURES, code_of, is_denied, passes
+from oncegate.errors import TargetError
 from oncegate.simulate.sending import Again, Answer, Refused, Taken
 from oncegate.simulate.traffic import Delivery
+from oncegate.sinks.failures import failure
+from oncegate.sinks.places import FIFO, Place, read_place
 
-_OPTIONS: Final = ("region", "endpoint", "source")
 _MOST: Final = 10  # what one request of either service takes
-_SOURCE: Final = "oncegate.simulate"  # a source that begins with `aws.` is not anybody's to put
+_SOURCE: Final = "oncegate.simulate"  # that of real events begins with `aws.`, which is not anybody's to put
 # Errors of single entries of PutEvents that pass; the others are of the entry itself.
 _PASSING: Final = frozenset({"ThrottlingException", "InternalFailure", "InternalException"})
-_UNKNOWN: Final = frozenset(
-    {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "ResourceNotFoundException"}
-)
 
 
-class Address(Struct, frozen=True):
-    """What a URL says."""
-
-    name: str
-    region: str | None
-    endpoint: str | None
-    source: str
-
-    @classmethod
-    def of(cls, url: str) -> "Address":
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query))
-        if not parts.netloc or parts.path.strip("/"):
-            raise SettingError(f"{url!r} names nothing to send to; write {parts.scheme}://NAME?region=eu-central-1")
-        if unknown := sorted(options.keys() - set(_OPTIONS)):
-            raise SettingError(f"{parts.scheme}:// has no option {unknown[0]!r}; it has {', '.join(_OPTIONS)}")
-        return cls(parts.netloc, options.get("region"), options.get("endpoint"), options.get("source", _SOURCE))
+def place_of(url: str) -> Place:
+    """What a URL says; on a bus, simulated events say that they are, unless they are told otherwise."""
+    place = read_place(url)
+    return place if "source" in parse_qs(urlsplit(url).query) else replace(place, source=_SOURCE)
 
 
-class _Service:
+class _Service(ABC):
     """One client, whose own retries are off: the sender has the patience, and counts."""
 
     most = _MOST
     paced = True
-    service: ClassVar[str]
 
     def __init__(self, url: str, parallel: int = 1) -> None:
-        self._address = Address.of(url)
-        self._place = url.partition("?")[0]
+        self._place = place = place_of(url)
         try:
             self._client: Any = client(
-                self.service,
-                self._address.region,
-                self._address.endpoint,
-                self._place,
-                connect_timeout=5,
-                read_timeout=20,
+                place.service,
+                place.region,
+                place.endpoint,
+                place.spoken,
+                connect_timeout=min(5.0, place.timeout),
+                read_timeout=place.timeout,
                 max_pool_connections=parallel,
             )
             self._find()
         except FAILURES as error:
             raise self._explained(error) from error
 
+    @abstractmethod
     def _find(self) -> None:
         """Ask for it, so that a name that is not there is told before anything is sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ask(self, batch: Sequence[Delivery]) -> list[Answer]:
-        raise NotImplementedError
+        """Send a batch with one request."""
 
     def send(self, batch: Sequence[Delivery]) -> list[Answer]:
         try:
@@ -97,28 +72,16 @@ class _Service:
         self._client.close()
 
     def _explained(self, error: Exception) -> TargetError:
-        place = self._place
-        if isinstance(error, NoRegionError):
-            return TargetError(f"{place} needs a region; write {place}?region=eu-central-1 or set AWS_DEFAULT_REGION")
-        if isinstance(error, UNFOUND):
-            return TargetError(unfound(error, place))
-        if isinstance(error, UNREACHED):
-            return TargetError(unreached(error, place))
-        if _name_of(error) in _UNKNOWN:
-            return TargetError(f"{place} does not exist; check its name, region and endpoint")
-        if isinstance(error, ClientError) and is_unaccepted(error):
-            return TargetError(unaccepted(error, place))
-        return TargetError(f"{place} cannot be sent to ({error}); check rights, region and endpoint")
+        return TargetError(str(failure(error, self._place)))
 
 
 class Queue(_Service):
     """Messages with the bytes as their bodies. In a FIFO queue, those of one entity are a group."""
 
-    service = "sqs"
-
     def _find(self) -> None:
-        self._url = self._client.get_queue_url(QueueName=self._address.name)["QueueUrl"]
-        self._fifo = self._address.name.endswith(".fifo")
+        owner = {} if self._place.account is None else {"QueueOwnerAWSAccountId": self._place.account}
+        self._url = self._client.get_queue_url(QueueName=self._place.name, **owner)["QueueUrl"]
+        self._fifo = self._place.name.endswith(FIFO)
         self._run = token_hex(8)
 
     def _ask(self, batch: Sequence[Delivery]) -> list[Answer]:
@@ -142,11 +105,9 @@ class Queue(_Service):
 class Bus(_Service):
     """Entries whose detail is that of the envelope, or all of what has none. The bus makes an envelope of its own."""
 
-    service = "events"
-
     def _find(self) -> None:
         try:
-            self._client.describe_event_bus(Name=self._address.name)
+            self._client.describe_event_bus(Name=self._place.name)
         except ClientError as error:
             if not is_denied(error):  # to put events one need not be allowed to look
                 raise
@@ -159,8 +120,8 @@ class Bus(_Service):
         document = delivery.copy.document or {}
         kind, detail = document.get("detail-type"), document.get("detail", document)
         return {
-            "EventBusName": self._address.name,
-            "Source": self._address.source,
+            "EventBusName": self._place.name,
+            "Source": self._place.source,
             "DetailType": kind or delivery.event.type or "unreadable",
             "Detail": json.encode(detail).decode(),
         }

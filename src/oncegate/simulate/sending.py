@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol, TypeAlias, assert_never
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from oncegate.simulate.traffic import Delivery
 from oncegate.simulate.truth import Fate, TruthFile
@@ -53,9 +53,9 @@ class Target(Protocol):
 class Summary(Struct):
     """What became of deliveries, by their kind; how often one was sent again, and the reasons of those not taken."""
 
-    fates: Counter[tuple[str, Fate]]
+    fates: Counter[tuple[str, Fate]] = field(default_factory=Counter)
     again: int = 0
-    reasons: Counter[str] = Counter()
+    reasons: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def count(self, kind: str | None = None, fate: Fate | None = None) -> int:
@@ -81,7 +81,7 @@ class Sender:
         self._told = told
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self.summary = Summary(Counter(), reasons=Counter())
+        self.summary = Summary()
 
     def send(self, deliveries: Iterable[Delivery]) -> Summary:
         begun = time.monotonic()

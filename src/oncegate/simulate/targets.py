@@ -1,7 +1,8 @@
 """Targets: a file, an address of HTTP, a queue, a bus. Each is a URL."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib import import_module
@@ -23,6 +24,8 @@ _PATIENCE: Final = 35.0  # longer than a service takes that gives a handler 30 s
 def open_target(url: str, parallel: int = 1) -> Target:
     """The target that a URL names. It is asked for nothing yet but whether it is there."""
     scheme, colon, rest = url.partition("://")
+    if not _can_be_meant(url):
+        raise SettingError(f"{url!r} is no URL; to send to, there are {_SCHEMES}")
     if url == STDOUT or (scheme == "file" and colon and rest):
         return File(STDOUT if url == STDOUT else rest)
     if scheme in ("http", "https") and urlsplit(url).hostname:
@@ -30,6 +33,13 @@ def open_target(url: str, parallel: int = 1) -> Target:
     if scheme in ("sqs", "eventbridge") and colon:
         return _of_aws(scheme, url, parallel)
     raise SettingError(f"{url!r} is nowhere to send to; it is one of {_SCHEMES}")
+
+
+def _can_be_meant(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return url.startswith("file://")
 
 
 def is_bus(url: str) -> bool:
@@ -56,21 +66,31 @@ class File:
     paced = False
 
     def __init__(self, path: str) -> None:
-        try:
+        self._path = path
+        with self._told():
             self._stream: BinaryIO = sys.stdout.buffer if path == STDOUT else open(path, "wb")  # noqa: SIM115  # see close
-        except OSError as error:
-            raise TargetError(f"cannot write {path}: {error.strerror or error}") from error
 
     def send(self, batch: Sequence[Delivery]) -> list[Answer]:
-        for delivery in batch:
-            self._stream.write(delivery.copy.raw + b"\n")
+        with self._told():
+            for delivery in batch:
+                self._stream.write(delivery.copy.raw + b"\n")
         return [Taken()] * len(batch)
 
     def close(self) -> None:
-        if self._stream is sys.stdout.buffer:
-            self._stream.flush()
-        else:
-            self._stream.close()
+        with self._told():
+            if self._stream is sys.stdout.buffer:
+                self._stream.flush()
+            else:
+                self._stream.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise TargetError(f"cannot write {self._path}: {error.strerror or error}") from error
 
 
 class Http:

@@ -1,6 +1,8 @@
 """Traffic: everything that is delivered, in order, and what it truly is. A seed makes the same bytes again."""
 
 from collections.abc import Iterator
+from datetime import timedelta
+from functools import cache
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Final
@@ -78,9 +80,13 @@ def deliveries(plan: Plan) -> Iterator[Delivery]:
 
 def keys_of(event: Event, window: int) -> dict[str, str | None]:
     """The key of an event under each strategy that needs no more than a window; None where it has none."""
-    change = keys.state_change(f"{window / 1_000}ms")
-    strategies = {"auto": keys.auto, "state_change": change, "event_id": keys.event_id, "content": keys.content}
-    return {name: _key(event, strategy) for name, strategy in strategies.items()}
+    return {name: _key(event, strategy) for name, strategy in _strategies(window).items()}
+
+
+@cache
+def _strategies(window: int) -> dict[str, keys.Strategy]:
+    change = keys.state_change(timedelta(microseconds=window))
+    return {"auto": keys.auto, "state_change": change, "event_id": keys.event_id, "content": keys.content}
 
 
 def _deliveries_of(happening: Happening, plan: Plan, now: int, first: int) -> Iterator[Delivery]:

@@ -68,12 +68,14 @@ class TruthFile:
 
     def announce(self, delivery: Delivery) -> None:
         happening = delivery.of
-        if happening is not None and happening.number not in self._told:
+        if self._stream is not None and happening is not None and happening.number not in self._told:
             self._told.add(happening.number)
             self._write(_true_event(happening, self._window))
 
     def settle(self, delivery: Delivery, fate: Fate, tries: int, event_id: str | None) -> None:
         """`event_id` is the one that a bus gave it, if it did."""
+        if self._stream is None:
+            return
         copy, event = delivery.copy, delivery.event
         name = None if delivery.of is None else delivery.of.name
         keys = keys_of(event, self._window)

@@ -14,6 +14,7 @@ _SECOND: Final = 1_000_000
 _TIMES_TIMEOUT: Final = 6
 _RECEIVES: Final = 5
 _LONGEST_RETENTION: Final = 1_209_600
+_FIFO: Final = ".fifo"
 
 
 def visibility(facts: Facts) -> Iterator[Finding]:
@@ -53,13 +54,16 @@ def dead_letters(facts: Facts) -> Iterator[Finding]:
     found = (
         "it has no dead-letter queue" if queue.dead_arn is None else f"its dead-letter queue {queue.dead_arn} is gone"
     )
-    name = f"{queue.name}-dead"
-    redrive = _redrive(queue_beside(queue.arn, name))
+    name = f"{queue.name.removesuffix(_FIFO)}-dead"
+    kind = {}
+    if queue.name.endswith(_FIFO):  # and then the dead letters must be, too
+        name, kind = name + _FIFO, {"attributes": "FifoQueue=true"}
+    made = facts.aws("sqs create-queue", queue_name=name, **kind)
     yield error(
         queue.name,
         found,
         "An event that always fails comes back until the queue drops it, and is then lost without a trace.",
-        f"{facts.aws('sqs create-queue', queue_name=name)} && {_set(facts, queue.url, RedrivePolicy=redrive)}",
+        f"{made} && {_set(facts, queue.url, RedrivePolicy=_redrive(queue_beside(queue.arn, name)))}",
     )
 
 

@@ -8,7 +8,7 @@ from oncegate.doctor.facts import Facts, Rule, Target, queue_beside
 from oncegate.doctor.findings import Finding, error, note, warning
 from oncegate.durations import spoken
 from oncegate.infra.rights import allow_rule, document
-from oncegate.infra.wanted import DEFAULT_BUS, GENESYS
+from oncegate.infra.wanted import GENESYS
 
 PARTNER: Final = "aws.partner/"
 _LEAST_AGE: Final = 3_600
@@ -78,17 +78,19 @@ def _fits(wanted: Any, source: str) -> bool:
 
 
 def is_of_genesys(bus: str, pattern: Mapping[str, Any] | None) -> bool:
-    return "genesys" in bus or "genesys" in json.dumps((pattern or {}).get("source", ""))
+    """Whether the rule is meant for what Genesys itself sends. What others forward may have any source and shape."""
+    asked = json.dumps((pattern or {}).get("source", ""))
+    return f"{PARTNER}genesys" in bus or f"{PARTNER}genesys" in asked
 
 
 def bus(facts: Facts) -> Iterator[Finding]:
-    """Events of a partner are looked for where they arrive."""
+    """Events of Genesys are looked for where they arrive."""
     for rule in facts.rules:
-        if rule.bus == DEFAULT_BUS and PARTNER in json.dumps((rule.pattern or {}).get("source", "")):
+        if not rule.bus.startswith(PARTNER) and "genesys" in json.dumps((rule.pattern or {}).get("source", "")):
             yield note(
                 rule.name,
-                "it looks for a partner's events on the default bus",
-                "They arrive on a bus with the name of the partner's source; here only if another rule forwards them.",
+                f"it looks for events of Genesys on the bus {rule.bus}",
+                "They arrive on a bus with the name of the partner's source; here only if something forwards them.",
                 facts.aws("events list-event-sources"),
             )
 

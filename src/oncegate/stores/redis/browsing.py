@@ -17,7 +17,7 @@ from oncegate.stores.redis.wire import Failed, Server, exchange, explained
 
 Where = tuple[str, bytes]
 
-_SCANNED: Final = 1_000
+_SCANNED: Final = "1000"
 
 
 def dead_letters(buckets: Buckets, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:

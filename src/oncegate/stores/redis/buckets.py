@@ -29,7 +29,7 @@ class Call(Struct, frozen=True):
 
     bucket: int
     script: Script
-    arguments: tuple[bytes | str | int, ...]
+    arguments: Command
     positions: Sequence[int] = ()
 
 
@@ -40,7 +40,7 @@ class Buckets:
         self._settings = settings
         self._clock = clock
         self.servers: Servers = Cluster(settings) if settings.cluster else Single(settings)
-        self._wait = ("WAIT", settings.wait_replicas, int(settings.wait_timeout * 1_000))
+        self._wait = ("WAIT", str(settings.wait_replicas), str(int(settings.wait_timeout * 1_000)))
         try:
             self.servers.meet()
             check_layout(self.servers.home(), settings, create=create)
@@ -78,7 +78,7 @@ class Buckets:
         ]
 
     def call(self, bucket: int, script: Script, batch: bytes, *more: bytes, positions: Sequence[int] = ()) -> Call:
-        given = self._clock() if self._clock is not None else 0
+        given = str(self._clock()) if self._clock is not None else "0"
         return Call(bucket, script, (batch, given, *more), positions)
 
     def everywhere(self, script: Script, batch: bytes) -> list[Call]:
@@ -87,6 +87,8 @@ class Buckets:
     def ask(self, calls: Sequence[Call]) -> list[Reply]:
         """The replies to these calls, in order. What may pass in a moment is asked again, a few times at most."""
         replies = self._ask_once(calls)
+        if Failed not in map(type, replies):
+            return replies
         for pause in _PAUSES:
             again = [index for index, reply in enumerate(replies) if _ask_again(calls[index], reply)]
             if not again:
@@ -111,7 +113,7 @@ class Buckets:
         return replies
 
     def _command(self, call: Call, verb: str, script: str | bytes) -> Command:
-        return (verb, script, 1, self.servers.bases[call.bucket] + b"t", *call.arguments)
+        return (verb, script, "1", self.servers.bases[call.bucket] + b"t", *call.arguments)
 
     def _send(self, calls: Sequence[Call], commands: Sequence[Command]) -> list[Reply]:
         """By server, with a wait for the replicas behind what is written: on the same connection, or it would wait for

@@ -9,7 +9,7 @@
 --                                            each after its score; at most `count`
 --   dead       limit, start, stop            address and record of dead letters in the order of their addresses
 
-local now = time()
+local now = after(redis.call('GET', KEYS[1]), wall())
 local answer = {now}
 local ask = {}
 local looks = {}

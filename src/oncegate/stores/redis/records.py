@@ -1,15 +1,15 @@
 """Records and addresses as the bytes that record.lua draws."""
 
 from functools import lru_cache
-from struct import Struct
-from typing import Any, Final
+from struct import Struct as Layout
+from typing import Final
 
-from msgspec import msgpack
+from msgspec import Struct, msgpack
 
 from oncegate.claims import COMPLETED, About, Address, Record, State
 
 _MASK: Final = (1 << 56) - 1
-_HEAD: Final = Struct(">QQQQB")
+_HEAD: Final = Layout(">QQQQB")
 _OWNER_AT: Final = _HEAD.size
 _LETTERS: Final[dict[str, State]] = {"P": "P", "p": "P", "R": "R", "r": "R", "C": "C", "c": "C", "D": "D"}
 _STATES: Final = {ord(letter): state for letter, state in _LETTERS.items()}
@@ -19,10 +19,21 @@ _LONG: Final = 254
 _NONE: Final = 255
 _NULL: Final = b"null"
 _ONE: Final = [bytes((number,)) for number in range(256)]
-_decode: Final = msgpack.Decoder(list[Any]).decode
 _ARRAY: Final = 0x90
 _WITH_UUID: Final = 0x10
-_MISSING: Final = [None] * 4
+
+
+class _Kept(Struct, array_like=True, gc=False):
+    """About as it is kept, what is rare at the end."""
+
+    source: str
+    type: str | None = None
+    delivery: str | None = None
+    entity: str | None = None
+    occurred_at: int | None = None
+
+
+_decode: Final = msgpack.Decoder(_Kept).decode
 
 
 def pack_proof(owner: bytes, fence: int) -> bytes:
@@ -46,19 +57,20 @@ def _unpack_about(packed: bytes) -> About:
     short = b""
     if packed[0] >= _ARRAY + _WITH_UUID:
         short, packed = packed[1:17], _ONE[packed[0] - _WITH_UUID] + packed[17:]
-    source, type_, delivery, entity, occurred_at = (_decode(packed) + _MISSING)[:5]
-    return About(source, type_, entity, occurred_at, _spelled(short) if short else delivery)
+    kept = _decode(packed)
+    return About(kept.source, kept.type, kept.entity, kept.occurred_at, _spelled(short) if short else kept.delivery)
 
 
 def _shortened(delivery: str | None) -> bytes | None:
     """The 16 bytes of a UUID, if it is spelled the usual way."""
-    if delivery is None or len(delivery) != 36:
+    if delivery is None or len(delivery) != 36 or delivery[8:24:5] != "----":
         return None
+    digits = delivery.replace("-", "")
     try:
-        short = bytes.fromhex(delivery.replace("-", ""))
+        short = bytes.fromhex(digits)
     except ValueError:
         return None
-    return short if len(short) == 16 and _spelled(short) == delivery else None
+    return short if len(digits) == 32 and short.hex() == digits else None
 
 
 def _spelled(short: bytes) -> str:

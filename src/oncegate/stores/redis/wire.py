@@ -3,7 +3,7 @@
 import select
 import ssl
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hiredis import Reader, pack_command
@@ -16,7 +16,9 @@ from redis.retry import Retry
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.redis.settings import Settings
 
-Command = tuple[Any, ...]
+# Of texts only: were a signal's handler to raise while it spells a number, hiredis would crash the process.
+Command = tuple[str | bytes, ...]
+_packed: Callable[[Command], bytes] = pack_command  # type: ignore[assignment]  # its own types know commands of one word
 _READ_SIZE: Final = 65_536
 # redis-py's roots: some errors of its cluster side are no RedisError.
 FAILURES: Final = (errors.RedisError, errors.RedisClusterException, OSError)
@@ -47,9 +49,7 @@ Reply = Any
 
 
 class Link:
-    """A connection, made by redis-py and used without its layers: they take longer than the server does for a claim.
-
-    `is_stale`: the server has closed it, since nothing else can be there to be read."""
+    """A connection, made by redis-py and used without its layers, which took as long as the exchange itself."""
 
     def __init__(self, connection: Any) -> None:
         connection.connect()
@@ -61,11 +61,12 @@ class Link:
         self._poll.register(self._socket, select.POLLIN)
 
     def is_stale(self) -> bool:
+        """Whether the server has closed it: nothing is owed, so there is nothing else to read."""
         return bool(self._poll.poll(0))
 
     def send(self, commands: Sequence[Command]) -> None:
         try:
-            self._socket.sendall(b"".join([pack_command(command) for command in commands]))
+            self._socket.sendall(b"".join(map(_packed, commands)))
         except TimeoutError as error:
             raise errors.TimeoutError("Timeout writing to socket") from error
         except OSError as error:

@@ -1,0 +1,70 @@
+-- endings: what takes a record apart to end or renew a claim. It goes on where settle.lua has stopped.
+
+local UNSTARTED = 2 ^ 53
+local verbs = {}
+
+-- Complete: retention, result, error.
+function verbs.C(r, retention, result, error)
+  local about = next_text(r.tail, 1)
+  r.state, r.moment, r.expires = 'C', now, now + retention
+  if result ~= NULL or error then
+    r.tail = tail(about, result, error)
+    if not result and not error then
+      r.tail = r.tail .. '\255'
+    end
+  else
+    r.tail = text(about)
+  end
+end
+
+-- Release: the delay, or the largest number if it never started; nothing, error.
+function verbs.R(r, delay, _, error)
+  local unstarted = delay >= UNSTARTED
+  local about, result, error_before, payload = texts(r.tail)
+  if not error or error == '' then
+    error = error_before
+  end
+  r.state = r.state == 'p' and 'r' or 'R'
+  r.moment = unstarted and 0 or now + delay
+  r.attempts = r.attempts - (unstarted and 1 or 0)
+  r.tail = tail(about, result, error, payload)
+end
+
+-- Bury: retention, payload, error.
+function verbs.D(r, retention, payload, error)
+  local about, result = texts(r.tail)
+  r.state, r.moment, r.expires = 'D', 0, now + retention
+  r.tail = tail(about, result, error, payload)
+end
+
+-- Renew: lease.
+function verbs.N(r, lease)
+  r.moment = now + lease
+  if r.expires > 0 then
+    r.expires = math.max(r.expires, r.moment)
+  end
+end
+
+-- The answer to one request, of which the proof is right.
+local function settle_known(i)
+  local verb, where, proof, number, one, two, start = struct.unpack(REQUEST, batch, starts[i])
+  where, start = cut(start, where)
+  one, start = cut(start + proof, one)
+  two = cut(start, two)
+  local value = get(keys[i])
+  local r = parse(value)
+  local state = r.state
+  if r.expires > 0 and now >= r.expires then
+    return '0'
+  elseif state ~= 'P' and state ~= 'p' then
+    return string.upper(state) == verb and '1' or '0'
+  end
+  verbs[verb](r, number, one, two)
+  save(where, state, r, now)
+  return '1'
+end
+
+for i = #answers + 1, #keys do
+  answers[i] = settle(i) or settle_known(i)
+end
+return table.concat(answers)
