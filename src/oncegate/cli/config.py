@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from oncegate.cli.handlers import chosen_handler, load_any_handler
+from oncegate.cli.handlers import chosen_handler
 from oncegate.cli.options import examined, output_option, refuse, with_settings
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.cli.serve import handler_of, refuse_open_doors
@@ -40,7 +40,7 @@ def _unusable(settings: Settings) -> list[str]:
     uses: list[Callable[[], Any]] = [
         settings.strategy,
         lambda: handler_of(settings),
-        lambda: chosen_handler(settings, "work", load_any_handler),
+        lambda: chosen_handler(settings, "work"),
         lambda: refuse_open_doors(settings),
     ]
     return [problem for use in uses if (problem := _problem(use))]

@@ -164,6 +164,8 @@ SERVE: Final = (
     ),
 )
 
+WAYS: Final = ("handler", "forward", "publish")
+
 # How events are handed on to a URL.
 FORWARD: Final = (
     Setting(
