@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import gate, imports, memory, postgres, reading, redis, scale, sqlite, sqs
+from benchmarks import gate, imports, memory, postgres, reading, redis, scale, service, sqlite, sqs
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -28,6 +28,7 @@ FULL = Sizes(
     redis_keys=100_000,
     redis_concurrent=5_000,
     sqs_events=1_000,
+    http_requests=20_000,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -45,6 +46,7 @@ QUICK = Sizes(
     redis_keys=2_000,
     redis_concurrent=300,
     sqs_events=100,
+    http_requests=500,
     imports=3,
     scale_keys=20_000,
 )
@@ -82,6 +84,7 @@ def _measured(sizes: Sizes, progress: Progress, *, scaled: bool, keep: bool) -> 
             *gate.rows(sizes, folder, progress),
             *redis.rows(sizes, folder, progress),
             *sqs.rows(sizes, folder, progress),
+            *service.rows(sizes, folder, progress),
             *imports.rows(sizes, progress),
         ]
 

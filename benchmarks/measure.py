@@ -31,6 +31,7 @@ class Sizes:
     redis_keys: int
     redis_concurrent: int
     sqs_events: int
+    http_requests: int
     imports: int
     scale_keys: int
 

@@ -166,13 +166,13 @@ class TestErrors:
             (("dlq", "list", "--store", "mysql://x"), exits.USAGE, "a store URL starts with memory:// or sqlite://"),
             (("dlq", "list", "--store", "memory://"), exits.USAGE, "memory:// lives within one process"),
             (("serv",), exits.USAGE, "No such command 'serv'"),
-            (("serve", "--host", "0.0.0.0"), exits.USAGE, "no signature is checked yet"),  # noqa: S104  # refused
+            (("serve", "--host", "0.0.0.0"), exits.USAGE, "no signature is checked"),  # noqa: S104  # refused
             (("serve", "--lease", "30"), exits.USAGE, "lease='30' is not a duration"),
             (("serve", "--handler", "nowhere"), exits.USAGE, "must be written module:function"),
             (("serve", "--handler", "no_such_module:f"), exits.USAGE, "importing no_such_module failed"),
             (("serve", "--handler", "json:nothing"), exits.USAGE, "there is no nothing in json"),
             (("serve", "--handler", "json:__name__"), exits.USAGE, "cannot be called"),
-            (("serve", "--handler", "asyncio:sleep"), exits.USAGE, "sleep is async"),
+            (("dlq", "redrive", "--all", "--handler", "asyncio:sleep"), exits.USAGE, "sleep is async"),
             (("serve", "--retention", "9" * 350 + "d"), exits.USAGE, "is not a duration"),
         ],
     )

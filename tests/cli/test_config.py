@@ -66,7 +66,7 @@ class TestCommands:
             (("serve", "--retention", "1s"), "--retention: retention='1s' is shorter than lease='30s'"),
             (("serve", "--key", "feilds('a')"), "--key: there is no key strategy feilds; did you mean fields?"),
             (("serve", "--store", "mysql://x"), "--store: no store speaks 'mysql'"),
-            (("serve", "--host", "::"), "--host ::: no signature is checked yet"),
+            (("serve", "--host", "::"), "--host ::: no signature is checked"),
             (("serve", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),
             (("work", "sqs://q", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),
             (("work", "sqs://q", "--in-hand", "0"), "--in-hand: work.in_hand=0 must be a whole number, 1 or more"),
@@ -107,15 +107,15 @@ class TestCheck:
     def test_what_is_named_is_looked_for(self, oncegate: Run, tmp_path: Path) -> None:
         """Functions that are not there, and a host that may not be listened on, are problems too."""
         (tmp_path / "oncegate.toml").write_text(
-            'key = "json:nothing"\n[serve]\nhandler = "asyncio:sleep"\nhost = "0.0.0.0"\n[work]\nhandler = "json:no"\n'
+            'key = "json:nothing"\n[serve]\nhandler = "json:none"\nhost = "0.0.0.0"\n[work]\nhandler = "json:no"\n'
         )
         code, _, err = oncegate("config", "check")
         lines = err.splitlines()
         assert code == exits.USAGE
         assert lines[0] == "Error: oncegate.toml, key json:nothing: there is no nothing in json"
-        assert lines[1].startswith("Error: oncegate.toml, serve.handler asyncio:sleep: sleep is async")
+        assert lines[1].startswith("Error: oncegate.toml, serve.handler json:none: there is no none")
         assert lines[2] == "Error: oncegate.toml, work.handler json:no: there is no no in json"
-        assert lines[3].startswith("Error: oncegate.toml, serve.host 0.0.0.0: no signature is checked yet")
+        assert lines[3].startswith("Error: oncegate.toml, serve.host 0.0.0.0: no signature is checked")
 
     def test_a_broken_file(self, tmp_path: Path) -> None:
         """As a program of its own, too, a broken file is one sentence with line and column."""

@@ -1,11 +1,10 @@
-"""The service over real HTTP: each answer of the table, and a start and stop as a person would do it."""
+"""The service from start to stop, as a person would do it, and what it logs."""
 
 import json
 import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,189 +18,13 @@ import httpx
 import pytest
 
 from oncegate import open_store
-
-HANDLER = """
-import pathlib, time
-
-def handle(event):
-    with open("effects", "a") as file:
-        file.write(f"{event.id}\\n")
-    if event.body.get("do") == "fail":
-        raise ValueError("boom")
-    if event.body.get("do") == "exit":
-        raise SystemExit(3)
-    if event.body.get("do") == "mend" and not pathlib.Path("mended").exists():
-        raise ValueError("not mended yet")
-    if event.body.get("do") == "wait":
-        while not pathlib.Path("go").exists():
-            time.sleep(0.01)
-"""
-
-
-class Service:
-    """A service process of its own, in a folder of its own."""
-
-    def __init__(self, folder: Path, *options: str, log: int | None = None) -> None:
-        self.folder = folder
-        (folder / "app.py").write_text(HANDLER)
-        command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "app:handle", *options]
-        self.log = (folder / "log").open("w+")
-        self.process = subprocess.Popen(
-            command, cwd=folder, stdout=log or self.log, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert self.process.stderr is not None
-        self.welcome = ""
-        while "Ctrl-C" not in self.welcome:
-            line = self.process.stderr.readline()
-            assert line, self.welcome
-            self.welcome += line
-        found = re.search(r"http://\S+", self.welcome)
-        assert found, self.welcome
-        self.url = found[0]
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
-
-    def post(self, body: Any, **options: Any) -> httpx.Response:
-        content = body if isinstance(body, bytes | str) else json.dumps(body)
-        return self.client.post("/events", content=content, **options)
-
-    def effects(self) -> list[str]:
-        path = self.folder / "effects"
-        return path.read_text().split() if path.exists() else []
-
-    def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(with_signal)
-        return self.close()
-
-    def close(self) -> int:
-        """Wait for the end of the process, and let go of all that belongs to it."""
-        code = self.process.wait(30)
-        self.client.close()
-        self.log.close()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
+from tests.service.running import INLINE, Service, until
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    service = Service(tmp_path, "--max-attempts", "2")
-    yield service
-    if service.process.poll() is None:
-        service.stop()
-    service.close()
-
-
-class TestAnswers:
-    def test_first_and_second(self, service: Service) -> None:
-        """The first delivery is processed, the second is a duplicate; both are 200, and the effect is one."""
-        first, second = service.post({"id": "evt-1"}), service.post({"id": "evt-1"})
-        assert (first.status_code, second.status_code) == (200, 200)
-        assert first.json() == {
-            "status": "processed",
-            "event_id": "evt-1",
-            "key": "1167701c9060313049c77c4c6d470800",
-            "kind": None,
-            "reason": "Processed at the first attempt.",
-        }
-        assert (second.json()["status"], second.json()["kind"]) == ("duplicate", "redelivery")
-        assert service.effects() == ["evt-1"]
-
-    def test_failed_then_buried(self, service: Service) -> None:
-        """A failure is 503 with Retry-After, so that every sender tries again; the last buries and is 200."""
-        first = service.post({"id": 1, "do": "fail"})
-        assert (first.status_code, first.headers["content-type"]) == (503, "application/problem+json")
-        assert int(first.headers["retry-after"]) > 0
-        assert (first.json()["status"], first.json()["outcome"]) == (503, "failed")
-        last = service.post({"id": 1, "do": "fail"})
-        assert (last.status_code, last.json()["status"]) == (200, "buried")
-
-    def test_in_flight(self, service: Service) -> None:
-        """A copy that comes while the first is at it is 503, to be sent again when its lease is over."""
-        waiting = threading.Thread(target=service.post, args=({"id": 1, "do": "wait"},))
-        waiting.start()
-        _until(lambda: service.effects() == ["1"])
-        copy = service.post({"id": 1, "do": "wait"})
-        (service.folder / "go").touch()
-        waiting.join()
-        assert (copy.status_code, copy.json()["outcome"]) == (503, "in_flight")
-        assert 1 <= int(copy.headers["retry-after"]) <= 30
-        assert service.post({"id": 1, "do": "wait"}).json()["status"] == "duplicate"
-
-    def test_conflict(self, service: Service) -> None:
-        """Other content under a known key is 200 once a copy is kept."""
-        service.post({"id": 1, "n": 1})
-        answer = service.post({"id": 1, "n": 2})
-        assert (answer.status_code, answer.json()["status"]) == (200, "conflict")
-        with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
-            assert [entry.record.payload for entry in store.dead_letters()] == [b'{"id": 1, "n": 2}']
-
-    @pytest.mark.parametrize("body", [b"", b"{", b"5", b"null", b'{"id":1.5}', b'{"a":"\xff"}', b"[" * 5_000])
-    def test_unreadable(self, service: Service, body: bytes) -> None:
-        """What cannot be read is 400 with the reason, after its bytes are kept as a dead letter."""
-        answer = service.post(body)
-        assert (answer.status_code, answer.json()["outcome"]) == (400, "invalid")
-        with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
-            assert [entry.record.payload for entry in store.dead_letters()] == [body]
-
-    def test_several_events(self, service: Service) -> None:
-        """An array is answered with an outcome for each; the one that fared worst decides the code."""
-        answer = service.post([{"id": 1}, {"id": 1}, {"id": 2}])
-        assert answer.status_code == 200
-        assert [each["status"] for each in answer.json()["outcomes"]] == ["processed", "duplicate", "processed"]
-        assert service.post([{"id": 3}, 5]).status_code == 400
-        assert service.post([{"id": 4}, 5, {"id": 5, "do": "fail"}]).status_code == 503
-        assert service.post([]).status_code == 400
-
-    def test_too_large(self, service: Service) -> None:
-        """A body over 1 MiB is refused, with a length or in chunks, and nothing of it is taken."""
-        large = json.dumps({"id": "large", "text": "x" * 1024 * 1024})
-        assert service.post(large).status_code == 413
-        chunks = (large[start : start + 65536].encode() for start in range(0, len(large), 65536))
-        assert service.client.post("/events", content=chunks).status_code == 413
-        assert service.effects() == []
-
-    def test_elsewhere(self, service: Service) -> None:
-        """Other places, methods and encodings are refused in words."""
-        assert service.client.get("/").status_code == 404
-        wrong = service.client.get("/events")
-        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-        assert service.post("{}", headers={"content-encoding": "gzip"}).status_code == 415
-        assert service.post('{"id":1}', headers={"origin": "https://evil.example"}).status_code == 403
-        assert service.effects() == []
-        assert service.client.get("/healthz").json() == {"status": "ok"}
-
-    def test_a_sender_that_leaves(self, service: Service) -> None:
-        """A body that was cut off is nothing that anybody sent: no dead letter is made of it."""
-        host, port = service.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(b'POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: 200\r\n\r\n{"id": ')
-        assert service.post({"id": 1}).status_code == 200
-        with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
-            assert store.dead_letters() == []
-
-    def test_a_handler_that_exits(self, service: Service) -> None:
-        """A handler that calls sys.exit fails its event and nothing else."""
-        assert service.post({"id": 1, "do": "exit"}).status_code == 503
-        assert service.post({"id": 2}).status_code == 200
-
-    def test_many_at_once(self, service: Service) -> None:
-        """Copies that arrive together have one effect; those told to come again are duplicates then."""
-        with httpx.Client(base_url=service.url, timeout=30, trust_env=False) as client:
-            answers: list[int] = []
-
-            def send() -> None:
-                code = 503
-                while code == 503:
-                    code = client.post("/events", json={"id": "same"}).status_code
-                answers.append(code)
-
-            threads = [threading.Thread(target=send) for _ in range(16)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert answers == [200] * 16
-        assert service.effects() == ["same"]
+    with Service(tmp_path, *INLINE) as service:
+        yield service
 
 
 class TestLife:
@@ -216,8 +39,8 @@ class TestLife:
             service.post({"id": "evt-1", "do": "mend"})
         (service.folder / "mended").touch()
         _redrive_all(service)
-        _until(lambda: len(service.effects()) == 3)
-        _until(
+        until(lambda: len(service.effects()) == 3)
+        until(
             lambda: service.post({"id": "evt-1", "do": "mend"}).json()["reason"].startswith("Duplicate of evt-1, pro")
         )
 
@@ -231,13 +54,13 @@ class TestLife:
             service.post({"id": "evt-1", "do": "mend"})
         (service.folder / "mended").touch()
         _redrive_all(service)
-        _until(lambda: "processed" in service.post({"id": "evt-1", "do": "mend"}).json()["reason"])
+        until(lambda: "processed" in service.post({"id": "evt-1", "do": "mend"}).json()["reason"])
 
     def test_two_interrupts(self, service: Service) -> None:
         """A second Ctrl-C does not close the store under a handler that is running: what it did is stored."""
         waiting = threading.Thread(target=_post_and_lose, args=(service, {"id": 1, "do": "wait"}))
         waiting.start()
-        _until(lambda: service.effects() == ["1"])
+        until(lambda: service.effects() == ["1"])
         service.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         service.process.send_signal(signal.SIGINT)
@@ -258,7 +81,7 @@ class TestLife:
 
     def test_a_log_that_is_read_slowly(self, tmp_path: Path) -> None:
         """A full pipe holds up no event, and what is still to be logged at SIGTERM is logged before the end."""
-        service = Service(tmp_path, log=subprocess.PIPE)
+        service = Service(tmp_path, *INLINE, log=subprocess.PIPE)
         assert service.process.stdout is not None
         assert {service.post([{"id": f"{start}-{n}"} for n in range(100)]).status_code for start in range(6)} == {200}
         service.process.send_signal(signal.SIGTERM)
@@ -272,7 +95,7 @@ class TestLife:
         answers: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: answers.append(service.post({"id": 1, "do": "wait"})))
         waiting.start()
-        _until(lambda: service.effects() == ["1"])
+        until(lambda: service.effects() == ["1"])
         service.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         (service.folder / "go").touch()
@@ -287,7 +110,7 @@ class TestLife:
             service.post({"id": "evt-2", "do": "mend"})
         (service.folder / "mended").touch()
         _redrive_all(service)
-        _until(lambda: len(service.effects()) == 4)
+        until(lambda: len(service.effects()) == 4)
         service.stop()
         text = (service.folder / "log").read_text()
         logged = [(line["status"], line["event_id"]) for line in map(json.loads, text.splitlines())]
@@ -300,7 +123,7 @@ class TestLife:
     def test_log_on_a_terminal(self, tmp_path: Path) -> None:
         """A person at a terminal gets a readable line with the whole reason."""
         main, worker = pty.openpty()
-        service = Service(tmp_path, log=worker)
+        service = Service(tmp_path, *INLINE, log=worker)
         os.close(worker)
         service.post({"id": "evt-1", "do": "fail"})
         shown = b""
@@ -317,7 +140,7 @@ class TestLife:
     def test_the_log_that_was_chosen(self, tmp_path: Path, chosen: str, lines: int) -> None:
         """A log that was chosen in the settings is the one there is."""
         (tmp_path / "oncegate.toml").write_text(f'log = "{chosen}"')
-        service = Service(tmp_path)
+        service = Service(tmp_path, *INLINE)
         service.post({"id": "evt-1"})
         service.stop()
         assert len((tmp_path / "log").read_text().splitlines()) == lines
@@ -348,10 +171,3 @@ def _redrive_all(service: Service) -> None:
 def _post_and_lose(service: Service, body: Any) -> None:
     with suppress(httpx.HTTPError):
         service.post(body)
-
-
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass within 20 s"
-        time.sleep(0.02)

@@ -28,7 +28,7 @@ def test_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         )
         handler = handler_of(load(environ={}))
         assert Gate("memory://").run({"id": "1"}, handler).status == "processed"
-        handler.close()  # type: ignore[attr-defined]  # sinks have it
+        handler.close()  # type: ignore[union-attr]  # sinks have it
         assert receiver.received[0][1]["X-Api-Key"] == "1"
 
 

@@ -226,9 +226,9 @@ def test_what_is_said_of_a_queue_that_is_not_there(cloud: Cloud, queue: Queue, s
     """A queue that does not exist, or not in that region, and an endpoint where nobody is, or somebody else."""
     missing = said(f"sqs://nobody?region={REGION}&endpoint={cloud.endpoint}")
     assert "nobody" in missing
-    assert missing.endswith("does not exist; check its name, account, region and endpoint")
+    assert missing.endswith("does not exist; check its name, region and endpoint")
     elsewhere = said(f"sqs://{queue.name}?region=eu-west-1&endpoint={cloud.endpoint}")
-    assert elsewhere.endswith("does not exist; check its name, account, region and endpoint")
+    assert elsewhere.endswith("does not exist; check its name, region and endpoint")
     nowhere = said(f"sqs://{queue.name}?region={REGION}&endpoint=http://127.0.0.1:1")
     assert nowhere.endswith("check region, endpoint and network")
 

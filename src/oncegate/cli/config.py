@@ -1,6 +1,7 @@
 """`oncegate config`: whether the settings can be meant, and where each comes from."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -11,6 +12,8 @@ from oncegate.cli.output import say, show_json, show_table
 from oncegate.cli.serve import handler_of, refuse_open_doors
 from oncegate.durations import times
 from oncegate.errors import SettingError
+from oncegate.service.routes import verifier_for
+from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.settings import DEFAULT
 from oncegate.settings.values import as_text
@@ -37,13 +40,11 @@ def check() -> None:
 
 def _unusable(settings: Settings) -> list[str]:
     """What only shows when the settings are put to use."""
-    uses: list[Callable[[], Any]] = [
-        settings.strategy,
-        lambda: handler_of(settings),
-        lambda: chosen_handler(settings, "work"),
-        lambda: refuse_open_doors(settings),
-    ]
-    return [problem for use in uses if (problem := _problem(use))]
+    uses: list[Callable[[], Any]] = []
+    for route in (settings, *settings.routes.values()):
+        uses += [route.strategy, route.hints, partial(handler_of, route), partial(verifier_for, route)]
+    uses += [partial(chosen_handler, settings, "work"), partial(refuse_open_doors, settings), partial(tls_of, settings)]
+    return list(dict.fromkeys(problem for use in uses if (problem := _problem(use))))
 
 
 def _problem(use: Callable[[], Any]) -> str | None:

@@ -44,7 +44,7 @@ def chosen_handler(settings: Settings, table: str) -> Handler | AsyncHandler | N
 def _handler(settings: Settings, path: str) -> Handler | AsyncHandler:
     value, where = settings[path], settings.where(path)
     if path.endswith(".handler"):
-        return load_handler(value, where) if path == "serve.handler" else load_any_handler(value, where)
+        return load_any_handler(value, where)
     try:
         if path.endswith(".publish"):
             return publish(value)

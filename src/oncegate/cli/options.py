@@ -38,7 +38,7 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(**given: Any) -> Any:
-            flags = {setting.path: given.pop(setting.name) for setting in settings}
+            flags = {setting.path: given.pop(setting.parameter) for setting in settings}
             found, problems = examined(flags | {"config": given.pop("config")})
             refuse(problems)
             return command(settings=found, **given)
@@ -71,9 +71,9 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
     if setting is not LOOKED_IN:
         help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"
     if setting.kind == "truth":
-        return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=help_)
+        return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.parameter, default=None, help=help_)
     metavar = _METAVARS.get(setting.kind) or "|".join(setting.choices) or "NAME"
-    return click.option(setting.flag, setting.name, metavar=metavar, help=help_)
+    return click.option(setting.flag, setting.parameter, metavar=metavar, help=help_)
 
 
 looking = with_settings(STORE, LOOKED_IN)

@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -16,31 +16,35 @@ from oncegate.cli.output import say_error
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.events import Event
 from oncegate.gate import JsonLog
-from oncegate.gate.handlers import Handler
+from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.service.log import pretty_line
+from oncegate.service.routes import is_open, routes_of
+from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES
 from oncegate.settings.masking import masked
+from oncegate.settings.routes import UNSIGNED
 
 
 @click.command()
 @with_settings(*TABLES["serve"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def serve(settings: Settings) -> None:
-    """Receive events by POST /events and take each through the gate.
+    """Receive events by POST /events and POST /events/ROUTE, and take each through the gate.
 
-    No signature is checked yet, so only addresses of this machine itself can be listened on.
+    Routes are described in the settings file. Without any, and without --signature, no signature is checked and only
+    addresses of this machine itself can be listened on.
     """
     refuse_open_doors(settings)
-    service = _service()
-    handler = handler_of(settings)
-    gate = settings.gate(observers=_observers(settings))
+    server = _module("oncegate.service.server")
+    handlers = {path: handler_of(route) for path, route in routes_of(settings).items()}
+    service = _module("oncegate.service.service").Service(settings, handlers, _observers(settings))
     host = settings["serve.host"]
     listener = _listen(host, settings["serve.port"])
-    url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
-    click.echo(_WELCOME.format(version=__version__, url=url, store=masked(settings["store"])), err=True)
-    with closing(gate), suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
-        service.run(gate, handler, listener, threads=settings["threads"], most_in_hand=settings["max_in_hand"])
+    url = f"{'http' if tls_of(settings) is None else 'https'}://{_in_url(host)}:{listener.getsockname()[1]}"
+    click.echo(_welcome(settings, url), err=True)
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
+        server.run(service, settings, listener)
 
 
 _WELCOME = """\
@@ -49,16 +53,28 @@ No signature is checked: whatever runs on this machine may send. Try it, twice:
 
   curl -s {url}/events -d '{{"id": "evt-1", "type": "call.ended"}}'
 
-The first is processed, the second is a duplicate. Stop with Ctrl-C.
+The first is kept and run, the second is a duplicate. Stop with Ctrl-C.
 """
 
 
-def handler_of(settings: Settings) -> Handler:
+def _welcome(settings: Settings, url: str) -> str:
+    store = masked(settings["store"])
+    if is_open(settings) and not settings.routes:
+        return _WELCOME.format(version=__version__, url=url, store=store)
+    lines = [f"Oncegate {__version__} listens on {url} and remembers in {store}."]
+    for path, route in routes_of(settings).items():
+        signed = route["serve.signature"]
+        said = "unsigned: whoever can reach it may send" if signed == UNSIGNED else f"signed by {signed}"
+        lines.append(f"  POST {url}{path}  {said}")
+    return "\n".join([*lines, "Stop with Ctrl-C.\n"])
+
+
+def handler_of(settings: Settings) -> Handler | AsyncHandler:
     """The handler that is called with each new event."""
     return chosen_handler(settings, "serve") or _log_only
 
 
-def _log_only(event: Event) -> None:
+async def _log_only(event: Event) -> None:
     """With no handler, being told of an event in the log is all its effect."""
 
 
@@ -84,14 +100,17 @@ def _traces(settings: Settings) -> list[Observer]:
         raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
 
 
-def _service() -> Any:
+def _module(name: str) -> Any:
     try:
-        return import_module("oncegate.service.server")
+        return import_module(name)
     except ImportError as error:
         raise MissingExtra(f"oncegate serve (no {error.name} here)", "serve") from error
 
 
 def refuse_open_doors(settings: Settings) -> None:
+    """Without a word on who may send, only this machine may."""
+    if not any(is_open(route) for route in routes_of(settings).values()):
+        return
     host = settings["serve.host"]
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -99,8 +118,8 @@ def refuse_open_doors(settings: Settings) -> None:
         loopback = False
     if not loopback:
         raise SettingError(
-            f"{settings.where('serve.host')} {host}: no signature is checked yet, so anyone who can reach that address"
-            " could send events; listen on 127.0.0.1 and put a proxy that authenticates in front"
+            f"{settings.where('serve.host')} {host}: no signature is checked, so anyone who can reach that address"
+            f' could send events; name one with serve.signature, or say serve.signature = "{UNSIGNED}"'
         )
 
 

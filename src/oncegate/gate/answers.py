@@ -30,9 +30,12 @@ _TITLES = {
     408: "Too slow",
     413: "Too large",
     415: "Encoded",
+    429: "Too much",
+    431: "Too many headers",
     503: "Not taken",
 }
 _RETRY_AFTER = 5
+_NOT_TAKEN = "It could not be taken now; deliver it again."
 
 
 class Answer(Struct, frozen=True):
@@ -49,7 +52,7 @@ def keep_refused(outcomes: list[Outcome], keep: Callable[[Sequence[Outcome]], li
 
 def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     """One answer for a request: of several events the one that fared worst decides the code. A discreet one does not
-    repeat what exceptions said."""
+    repeat what exceptions said, and says nothing at all of failures."""
     if not outcomes:
         return problem(400, "the body is an empty array: it holds no event")
     code = max(_CODES[outcome.status] for outcome in outcomes)
@@ -74,7 +77,7 @@ def problem(
         body["outcome"] = body.pop("status")
     body["status"] = code
     sent = [(b"content-type", b"application/problem+json"), *(headers or [])]
-    if code == 503:
+    if code in (429, 503):
         sent.append((b"retry-after", str(retry_after).encode()))
     return Answer(code, msgspec.json.encode(body), sent)
 
@@ -90,7 +93,10 @@ def _fields(outcome: Outcome, *, discreet: bool) -> dict[str, Any]:
 
 
 def _sentence(outcome: Outcome, *, discreet: bool) -> str:
-    return outcome.discreet if discreet else outcome.reason
+    """What went wrong on our side is for the log: to a sender it says where to push."""
+    if not discreet:
+        return outcome.reason
+    return _NOT_TAKEN if outcome.error and _CODES[outcome.status] == 503 else outcome.discreet
 
 
 def due_in(outcome: Outcome) -> int | None:

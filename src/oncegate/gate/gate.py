@@ -294,8 +294,13 @@ class Gate:
         )
         return worker
 
+    @cached_property
+    def _keeps(self) -> bool:
+        """Asked once: to look for the verbs of a store takes longer than to make a key."""
+        return isinstance(self.store, Inbox)
+
     def _check_inbox(self, what: str) -> None:
-        if not isinstance(self.store, Inbox):
+        if not self._keeps:
             raise SettingError(f"{what} needs a store that keeps events: sqlite:///oncegate.db or postgresql://…")
         if self._terms.marks_first:
             raise SettingError(f"{what} keeps events until they are run; mode='mark_first' would mark them before")
@@ -333,9 +338,13 @@ class Gate:
         """How often the gate did what, since it was made: by the names of notices."""
         return self._observers.counts
 
-    def close(self) -> None:
-        """Let handlers in threads end and be recorded, tell the observers what is left, and let go of the store."""
+    def drain(self) -> None:
+        """Let handlers in threads end and be recorded: all gates of one store, before one of them closes it."""
         self._engine.close()
+
+    def close(self) -> None:
+        """Drain, tell the observers what is left, and let go of the store."""
+        self.drain()
         self._observers.flush(_CLOSE_WITHIN)
         self.store.close()
 

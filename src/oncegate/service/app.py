@@ -2,17 +2,20 @@
 
 import asyncio
 import logging
-import traceback
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from oncegate.errors import StoreError
-from oncegate.events import Event
-from oncegate.gate import Gate
-from oncegate.gate.answers import Answer, answer_of, keep_refused, problem
-from oncegate.gate.handlers import Handler
+import msgspec
+from msgspec import Struct
+
+from oncegate.gate.answers import Answer, problem
+from oncegate.service.addresses import Proxies
+from oncegate.service.door import Door
+from oncegate.service.metrics import CONTENT_TYPE, Metrics
+from oncegate.service.openapi import DOCUMENT
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -20,147 +23,189 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger("oncegate.service")
 
-_LARGEST_BODY = 1024 * 1024
-_BODY_WITHIN = 10.0
-_LOOK_FOR_WAITING_EVERY = 1.0
-
-
-class TooLarge(Exception):
-    """The body is larger than will be read."""
+_JSON = [(b"content-type", b"application/json")]
+_CLOSE = [(b"connection", b"close")]
 
 
 class Gone(Exception):
     """The sender left before its body was complete: there is nothing to take and nobody to answer."""
 
 
-class App:
-    """Takes POST /events through the gate, and runs what waits in the store with its payload."""
+class NoRoom(Exception):
+    """There is more in hand than may be."""
 
-    def __init__(self, gate: Gate, handler: Handler, *, threads: int = 32, most_in_hand: int = 1_000) -> None:
-        self._gate = gate
-        self._handler = handler
-        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="oncegate-worker")
-        self._most_in_hand = most_in_hand
-        self._in_hand = 0
+
+class Room(Struct):
+    """What is in hand: requests, and the bytes of their bodies."""
+
+    most: int = 1_000
+    most_bytes: int = 64 * 1024 * 1024
+    requests: int = 0
+    bytes: int = 0
+
+    def enter(self) -> None:
+        if self.requests >= self.most:
+            raise NoRoom
+        self.requests += 1
+
+    def hold(self, size: int) -> None:
+        if self.bytes + size > self.most_bytes:
+            raise NoRoom
+        self.bytes += size
+
+    def leave(self, size: int) -> None:
+        self.requests -= 1
+        self.bytes -= size
+
+
+class App:
+    """Takes what is posted to the doors, by their paths, and tells how it is going."""
+
+    def __init__(
+        self,
+        doors: Mapping[str, Door],
+        metrics: Metrics,
+        *,
+        room: Room | None = None,
+        proxies: Proxies | None = None,
+        ready: Callable[[], Awaitable[bool]] | None = None,
+        counting: Callable[[], Awaitable[None]] | None = None,
+        starting: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._doors = doors
+        self._metrics = metrics
+        self._room = room or Room()
+        self._proxies = proxies or Proxies()
+        self._ready = ready
+        self._counting = counting
+        self._starting = starting
+        self._stop: Callable[[], object] | None = None
+        self._broken = False
+        self.draining = False
+        metrics.in_hand.set_function(lambda: self._room.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
+            door = self._doors.get(scope["path"])
             # A second Ctrl-C cancels what is being answered; its handler still ends in its own thread.
             with suppress(Gone, asyncio.CancelledError):
-                await _send(send, await self._answer(scope, receive))
+                answer = await (self._elsewhere(scope) if door is None else self._timed(door, scope, receive))
+                await _send(send, answer)
 
-    def drain(self) -> None:
-        """Wait for the handlers that are running."""
-        self._workers.shutdown()
+    # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
-    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────
+    async def _timed(self, door: Door, scope: Scope, receive: Receive) -> Answer:
+        start = time.perf_counter()
+        answer = await self._at(door, scope, receive)
+        door.latency(time.perf_counter() - start)
+        return answer
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        method, path = scope["method"], scope["path"]
-        if path == "/healthz" and method in ("GET", "HEAD"):
-            return Answer(200, b'{"status":"ok"}', [(b"content-type", b"application/json")])
-        if path != "/events":
-            return problem(404, f"there is nothing at {path}; events are posted to /events")
-        if method != "POST":
+    async def _at(self, door: Door, scope: Scope, receive: Receive) -> Answer:
+        if scope["method"] != "POST":
             return problem(405, "events are posted", headers=[(b"allow", b"POST")])
         headers = {name for name, _ in scope["headers"]}
         if b"origin" in headers:
             return problem(403, "pages in a browser may not send events")
         if b"content-encoding" in headers:
             return problem(415, "send the body as it is, without a content encoding")
-        if self._in_hand >= self._most_in_hand:
-            return problem(503, "too many events are in hand; send it again")
-        self._in_hand += 1
+        if self.draining:
+            return problem(503, "the service is about to stop; send it again", headers=_CLOSE)
         try:
-            return await self._taken(receive)
+            return await self._within_room(door, scope, receive)
+        except NoRoom:
+            self._metrics.shed()
+            return problem(503, "too many events are in hand; send it again", headers=_CLOSE)
+
+    async def _within_room(self, door: Door, scope: Scope, receive: Receive) -> Answer:
+        room = self._room
+        room.enter()
+        held = 0
+        parts: list[bytes] = []
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Gone
+                if part := message.get("body", b""):
+                    room.hold(len(part))
+                    held += len(part)
+                    parts.append(part)
+                if not message.get("more_body", False):
+                    break
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope))
         finally:
-            self._in_hand -= 1
+            room.leave(held)
 
-    async def _taken(self, receive: Receive) -> Answer:
-        try:
-            async with asyncio.timeout(_BODY_WITHIN):
-                body = await _body(receive)
-        except TimeoutError:
-            return problem(408, f"the body did not arrive within {_BODY_WITHIN:.0f} s", headers=_CLOSE)
-        except TooLarge:
-            return problem(413, f"the body is larger than {_LARGEST_BODY} bytes", headers=_CLOSE)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._through, body)
+    # ── all else ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _through(self, body: bytes) -> Answer:
-        """In a worker thread: gate and store are synchronous. Whatever goes wrong here is no acknowledgement."""
-        try:
-            outcomes = keep_refused(self._gate.run_batch([body], self._handle), self._gate.keep)
-        except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
-            _log.error("a request failed with %s\n%s", type(error).__name__, _trace(error))
-            return problem(503, "the event could not be taken; send it again")
-        return answer_of(outcomes)
+    async def _elsewhere(self, scope: Scope) -> Answer:
+        asked = _PLACES.get(scope["path"])
+        if asked is None:
+            return problem(404, "there is nothing at this place; events are posted to /events or /events/ROUTE")
+        if scope["method"] not in ("GET", "HEAD"):
+            return problem(405, "this is only there to be read", headers=[(b"allow", b"GET, HEAD")])
+        return await asked(self)
 
-    def _handle(self, event: Event) -> Any:
-        """The handler; the gate keeps the text of its error, which may be of the payload, and the log says where it
-        came from."""
-        try:
-            return self._handler(event)
-        except Exception as error:
-            _log.warning("the handler failed at event %r with %s\n%s", event.id, type(error).__name__, _trace(error))
-            raise
+    async def _health(self) -> Answer:
+        if self._broken:
+            return problem(503, "the service must be started again")
+        return Answer(200, b'{"status":"ok"}', _JSON)
+
+    async def _readiness(self) -> Answer:
+        if self.draining:
+            return problem(503, "the service is about to stop")
+        if self._ready is not None and not await self._ready():
+            return problem(503, "the store does not answer")
+        return Answer(200, b'{"status":"ready"}', _JSON)
+
+    async def _numbers(self) -> Answer:
+        if self._counting is not None:
+            await self._counting()
+        return Answer(200, self._metrics.shown(), [(b"content-type", CONTENT_TYPE)])
+
+    async def _description(self) -> Answer:
+        return Answer(200, _DESCRIPTION, _JSON)
 
     # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
 
+    async def _at_work(self, door: Door, stop: asyncio.Event) -> None:
+        """Whatever ends this early must not go unnoticed: events would be kept, and never run."""
+        try:
+            await door.taking.work(stop)
+        except Exception:  # noqa: BLE001  # told in the log, and by healthz
+            self._broken = True
+            _log.exception("route %s: its events are no longer run; start the service again", door.name)
+
+    def drain(self) -> None:
+        """Take nothing more, from senders or from the store; from the handler of a signal."""
+        self.draining = True
+        if self._stop is not None:
+            self._stop()
+
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
+        if self._starting is not None:
+            await self._starting()
         stop = asyncio.Event()
-        dispatcher = asyncio.create_task(self._dispatch(stop))
+        self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+        workers = [asyncio.create_task(self._at_work(door, stop)) for door in self._doors.values()]
         await send({"type": "lifespan.startup.complete"})
         await receive()
         stop.set()
-        await dispatcher
-        self.drain()
+        await asyncio.gather(*workers)
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _dispatch(self, stop: asyncio.Event) -> None:
-        loop = asyncio.get_running_loop()
-        while not stop.is_set():
-            await loop.run_in_executor(self._workers, self._run_waiting)
-            try:
-                async with asyncio.timeout(_LOOK_FOR_WAITING_EVERY):
-                    await stop.wait()
-            except TimeoutError:
-                continue
 
-    def _run_waiting(self) -> None:
-        try:
-            self._gate.run_waiting(self._handle)
-        except StoreError as error:
-            _log.warning("waiting events could not be taken: %s", error)
-        except BaseException:  # noqa: BLE001  # whatever one event does, the others must not wait for ever
-            _log.exception("a waiting event could not be run")
-
-
-def _trace(error: BaseException) -> str:
-    """Where an error came from; not what it said, which may be of the payload."""
-    return "".join(traceback.format_tb(error.__traceback__))
-
-
-_CLOSE = [(b"connection", b"close")]
-
-
-async def _body(receive: Receive) -> bytes:
-    """The whole body, refused as soon as it is larger than allowed."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > _LARGEST_BODY:
-            raise TooLarge
-        if not message.get("more_body", False):
-            return b"".join(parts)
+_DESCRIPTION = msgspec.json.encode(DOCUMENT)
+_PLACES: Mapping[str, Callable[[App], Awaitable[Answer]]] = {
+    "/healthz": App._health,
+    "/readyz": App._readiness,
+    "/metrics": App._numbers,
+    "/openapi.json": App._description,
+}
 
 
 async def _send(send: Send, answer: Answer) -> None:

@@ -1,15 +1,18 @@
-"""One line for each event, for people on a terminal."""
+"""The log: one line for each event for people on a terminal, and what the service says of itself."""
 
+import logging
 from datetime import UTC, datetime
+from typing import TextIO
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from oncegate.cli.output import clean
 from oncegate.gate import Notice
-from oncegate.gate.log import outcome_of
+from oncegate.gate.log import ascii_only, outcome_of, spelt
 
-_COLOURS = {"processed": "green", "duplicate": "cyan", "in_flight": "yellow"}
+_COLOURS = {"accepted": "blue", "processed": "green", "duplicate": "cyan", "in_flight": "yellow"}
 
 
 def pretty_line(notice: Notice) -> None:
@@ -21,3 +24,33 @@ def pretty_line(notice: Notice) -> None:
     status = (outcome.status.ljust(9), _COLOURS.get(outcome.status, "red"))
     line = Text.assemble((time, "dim"), "  ", status, "  ", clean(outcome.event.id or "-"), "  ", clean(outcome.reason))
     Console(highlight=False, soft_wrap=True).print(line)
+
+
+class JsonLines(logging.Formatter):
+    """What the service says of itself, in lines of JSON: no text in it can make a line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = record.getMessage()
+        if record.exc_info:
+            said += "\n" + self.formatException(record.exc_info)
+        fields = {
+            "time": spelt(int(record.created * 1_000_000)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": said,
+        }
+        return ascii_only(msgspec.json.encode(fields).decode())
+
+
+class PlainLines(logging.Formatter):
+    """The same for a person at a terminal, which no text of it can steer."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(clean(line) for line in super().format(record).split("\n"))
+
+
+def handler_for(stream: TextIO) -> logging.Handler:
+    handler = logging.StreamHandler(stream)
+    plain = PlainLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(plain if stream.isatty() else JsonLines())
+    return handler

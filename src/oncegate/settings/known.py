@@ -30,11 +30,17 @@ class Setting(Struct, frozen=True, kw_only=True):
     table: str = ""
     choices: tuple[str, ...] = ()
     optional: bool = False
+    of_gate: bool = False
 
     @property
     def path(self) -> str:
         """Its name in the file, with that of its table."""
         return f"{self.table}.{self.name}" if self.table else self.name
+
+    @property
+    def parameter(self) -> str:
+        """Its name as an argument of a function."""
+        return self.path.replace(".", "_")
 
     @property
     def variable(self) -> str:
@@ -43,7 +49,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     @property
     def flag(self) -> str:
         """Its name on the command line, where the command tells whether its own table is meant."""
-        path = self.path if self.table in _SHARED else self.name
+        path = self.path if self.table in _SHARED or (self.table and self.name in DEFAULTS) else self.name
         return f"--{path.replace('_', '-').replace('.', '-')}"
 
 
@@ -94,6 +100,7 @@ def _of_gate(name: str, default: object) -> Setting:
         meaning=_MEANINGS.get(name, ""),
         choices=CHOICES.get(name, ()),
         optional=name in OPTIONAL,
+        of_gate=True,
     )
 
 
@@ -114,6 +121,20 @@ LOG: Final = Setting(
     meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` and `work`"
     " log.",
 )
+
+
+def _serving(name: str, kind: Kind, default: object, meaning: str, choices: tuple[str, ...] = ()) -> Setting:
+    return Setting(
+        table="serve",
+        name=name,
+        kind=kind,
+        default=default,
+        meaning=meaning,
+        choices=choices,
+        optional=default is None,
+    )
+
+
 GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
 
 
@@ -162,9 +183,44 @@ SERVE: Final = (
         default=False,
         meaning="Whether each event is a span of OpenTelemetry; start it with `opentelemetry-instrument`.",
     ),
+    _serving(
+        "mode",
+        "choice",
+        "inbox",
+        "`inbox` answers when an event is kept, and runs it then; `inline` runs it while the sender waits.",
+        choices=("inbox", "inline"),
+    ),
+    _serving(
+        "signature",
+        "text",
+        None,
+        "How `POST /events` is signed, or `none`; without it only this machine itself can send.",
+    ),
+    _serving("secret_env", "names", (), "The variables that hold its secret; several may be valid at a time."),
+    _serving("secret_file", "names", (), "The same in files, one secret in each."),
+    _serving("signature_options", "names", (), "How exactly it is signed, each written `header=x-signature`."),
+    _serving("max_rate", "count", None, "How many events a second each route takes; more is 429."),
+    _serving("max_live_keys", "count", None, "How many events each route may have remembered at a time; more is 429."),
+    _serving("max_body", "count", 1024 * 1024, "The largest body, in bytes."),
+    _serving(
+        "max_bytes_in_hand",
+        "count",
+        64 * 1024 * 1024,
+        "How many bytes of bodies may be in hand at a time; more is 503.",
+    ),
+    _serving("request_within", "duration", "10s", "A request that has not arrived in full after this is closed."),
+    _serving("drain_within", "duration", "25s", "How long what is in hand may take when the service is told to stop."),
+    _serving(
+        "proxies", "names", (), "The addresses or networks of proxies whose `X-Forwarded-For` headers are believed."
+    ),
+    _serving(
+        "tls_cert",
+        "text",
+        None,
+        "The file with the certificate chain; with it the service speaks TLS 1.2 or newer only.",
+    ),
+    _serving("tls_key", "text", None, "The file with its private key."),
 )
-
-WAYS: Final = ("handler", "forward", "publish")
 
 # How events are handed on to a URL.
 FORWARD: Final = (
@@ -263,6 +319,10 @@ WORK: Final = (
         meaning="How long what runs may take to end when the worker is stopped.",
     ),
 )
+# What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
+OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
+WAYS: Final = ("handler", "forward", "publish")
+OF_ROUTE: Final = (*OF_SIGNATURE, *WAYS, "max_rate", "max_live_keys")
 
 # What payloads do not say themselves. Of several paths, with blanks between them, the first that leads there counts.
 READ: Final = tuple(

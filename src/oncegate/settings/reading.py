@@ -1,7 +1,6 @@
 """Reading settings from the three places that have them, and noting all that is wrong with any."""
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +8,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncegate.errors import SettingError
-from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.settings.known import CONFIG_FLAG, CONFIG_VARIABLE, PREFIX, SETTINGS, TABLES, Setting
-from oncegate.settings.settings import DEFAULT, Settings
+from oncegate.settings.routes import ROUTE, named_in, read_routes
+from oncegate.settings.settings import DEFAULT, Settings, disagreement
 from oncegate.settings.values import checked, from_text
 from oncegate.wording import unknown
 
@@ -50,7 +50,9 @@ def examine(
     _read_environment(environ, found)
     _read_flags(flags, found)
     _check_together(found)
-    return Settings(found.values, found.origins), found.problems
+    settings = Settings(found.values, found.origins)
+    routes, problems = read_routes(found.routes, settings, str(named and named.path))
+    return replace(settings, routes=routes), found.problems + problems
 
 
 class _Found:
@@ -59,6 +61,7 @@ class _Found:
     def __init__(self) -> None:
         self.values = {path: setting.default for path, setting in SETTINGS.items()}
         self.origins = dict.fromkeys(SETTINGS, DEFAULT)
+        self.routes: Mapping[str, Any] = {}
         self.problems: list[str] = []
 
     def take(self, setting: Setting, value: Any, origin: str) -> None:
@@ -111,7 +114,9 @@ def _read_table(table: str, document: Mapping[str, Any], file: str, found: _Foun
     for name, value in document.items():
         if name in settings:
             found.take(settings[name], value, file)
-        elif table or name not in TABLES:
+        elif not table and name == ROUTE and isinstance(value, dict):
+            found.routes = value
+        elif table or name not in (*TABLES, ROUTE):
             found.problems.append(f"{file}: {_no_such(name, table)}")
         elif isinstance(value, dict):
             _read_table(name, value, file, found)
@@ -121,7 +126,7 @@ def _read_table(table: str, document: Mapping[str, Any], file: str, found: _Foun
 
 def _no_such(name: str, table: str) -> str:
     if not table:
-        return unknown(name, [*SETTINGS, *filter(None, TABLES)], "setting")
+        return unknown(name, [*SETTINGS, *filter(None, TABLES), ROUTE], "setting")
     if name in SETTINGS:
         return f"there is no setting {table}.{name}; write {name} above all tables such as [{table}]"
     return unknown(f"{table}.{name}", [setting.path for setting in TABLES[table]], "setting")
@@ -134,10 +139,12 @@ def _read_environment(environ: Mapping[str, str], found: _Found) -> None:
     """An empty variable counts as unset, since that is how many a tool unsets one."""
     settings = {setting.variable: setting for setting in SETTINGS.values()}
     names = [*(variable.removeprefix(PREFIX) for variable in settings), CONFIG_VARIABLE.removeprefix(PREFIX)]
-    for variable in sorted(name for name in environ if name.startswith(PREFIX) and environ[name].strip()):
-        if variable in settings:
-            found.take(settings[variable], from_text(settings[variable], environ[variable]), variable)
-        elif variable != CONFIG_VARIABLE:
+    given = sorted(name for name in environ if name.startswith(PREFIX) and environ[name].strip())
+    for variable in filter(settings.__contains__, given):
+        found.take(settings[variable], from_text(settings[variable], environ[variable]), variable)
+    others = {CONFIG_VARIABLE, *named_in(found.routes), *found.values["serve.secret_env"]}
+    for variable in given:
+        if variable not in settings and variable not in others:
             found.problems.append(f"{variable}: {unknown(variable.removeprefix(PREFIX), names, 'setting')}")
 
 
@@ -153,10 +160,5 @@ def _read_flags(flags: Mapping[str, Any], found: _Found) -> None:
 
 
 def _check_together(found: _Found) -> None:
-    """What a gate says to all its settings at once; the error names those that do not go together."""
-    try:
-        agree({name: found.values[name] for name in DEFAULTS})
-    except SettingError as error:
-        named = re.findall(r"\b(\w+)=", str(error))
-        origins = dict.fromkeys(found.origins[name] for name in named if name in DEFAULTS)
-        found.problems.append(f"{', '.join(origin for origin in origins if origin != DEFAULT)}: {error}")
+    if (problem := disagreement(found.values, found.origins)) is not None:
+        found.problems.append(problem)

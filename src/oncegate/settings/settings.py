@@ -1,6 +1,8 @@
 """Settings as they were found: each value, where it comes from, and the gate that they describe."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Unpack, cast
 
 from msgspec import Struct
@@ -8,7 +10,7 @@ from msgspec import Struct
 from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.observing import Observer
-from oncegate.gate.terms import DEFAULTS, Wishes
+from oncegate.gate.terms import DEFAULTS, Wishes, agree
 from oncegate.settings.known import READ, SETTINGS
 from oncegate.settings.strategies import strategy_of
 from oncegate.settings.values import shown
@@ -18,6 +20,11 @@ from oncegate.stores import open_store
 from oncegate.stores.base import Store
 
 DEFAULT: Final = "default"
+
+
+def _in_route(path: str) -> str:
+    """What the table of a route calls a setting."""
+    return path.removeprefix("serve.")
 
 
 class Shown(Struct, frozen=True):
@@ -30,10 +37,11 @@ class Shown(Struct, frozen=True):
 
 class Settings(Struct, frozen=True):
     """Every setting by its path (`retention`, `serve.port`), and the origin of each: `default`, the file, the variable
-    or the flag."""
+    or the flag. A route has settings of its own: all of these, with what its table says instead."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
+    routes: Mapping[str, "Settings"] = MappingProxyType({})
 
     def __getitem__(self, path: str) -> Any:
         return self.values[path]
@@ -45,12 +53,21 @@ class Settings(Struct, frozen=True):
     def where(self, path: str) -> str:
         """Where to look when the value is wrong, for a sentence."""
         origin, setting = self.origins[path], SETTINGS[path]
-        return origin if origin in (setting.variable, setting.flag) else f"{origin}, {path}"
+        if origin in (setting.variable, setting.flag):
+            return origin
+        return f"{origin}, {_in_route(path) if origin.endswith(']') else path}"
 
     def shown(self) -> list[Shown]:
-        return [
-            Shown(path, shown(setting, self.values[path]), self.origins[path]) for path, setting in SETTINGS.items()
+        everywhere = [self._shown(path, path) for path in SETTINGS]
+        return everywhere + [
+            route._shown(path, f"route.{name}.{_in_route(path)}")
+            for name, route in self.routes.items()
+            for path in SETTINGS
+            if route.origins[path].endswith(f"[route.{name}]")
         ]
+
+    def _shown(self, path: str, name: str) -> Shown:
+        return Shown(name, shown(SETTINGS[path], self.values[path]), self.origins[path])
 
     def strategy(self) -> Callable[..., Any]:
         """The key's strategy; a function of the user's own is imported now."""
@@ -78,3 +95,14 @@ class Settings(Struct, frozen=True):
         terms = cast(Wishes, {name: self.values[name] for name in DEFAULTS} | {**wishes})
         key = self.strategy()
         return Gate(self.open_store() if store is None else store, key=key, observers=observers, hints=hints, **terms)
+
+
+def disagreement(values: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
+    """What a gate says to all its settings at once; the sentence names those that do not go together."""
+    try:
+        agree({name: values[name] for name in DEFAULTS})
+    except SettingError as error:
+        named = re.findall(r"\b(\w+)=", str(error))
+        places = dict.fromkeys(origins[name] for name in named if name in DEFAULTS)
+        return f"{', '.join(place for place in places if place != DEFAULT)}: {error}"
+    return None

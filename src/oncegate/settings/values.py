@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
-from oncegate.gate.terms import DEFAULTS, agree
+from oncegate.gate.terms import agree
 from oncegate.settings.functions import names_function
 from oncegate.settings.known import Kind, Setting
 from oncegate.settings.masking import masked
@@ -62,7 +62,7 @@ def as_text(value: Any) -> str:
 
 
 def _text(setting: Setting, value: Any) -> Any:
-    if setting.path in DEFAULTS:
+    if setting.of_gate:
         return _as_gates_do(setting, value)
     if not isinstance(value, str) or not value.isprintable() or not value:
         raise SettingError(f"{setting.path}={value!r} must be text")
@@ -76,7 +76,7 @@ def _as_gates_do(setting: Setting, value: Any) -> Any:
 
 
 def _count(setting: Setting, value: Any) -> Any:
-    if setting.path in DEFAULTS:
+    if setting.of_gate:
         return _as_gates_do(setting, value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SettingError(f"{setting.path}={value!r} must be a whole number, 1 or more")
@@ -101,6 +101,7 @@ def _truth(setting: Setting, value: Any) -> Any:
 
 
 def _names(setting: Setting, value: Any) -> Any:
+    value = [value] if isinstance(value, str) and not setting.of_gate else value
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
         raise SettingError(f"{setting.path}={value!r} must be a list of names")
     return tuple(value)

@@ -88,6 +88,9 @@ class Inbox(Protocol):
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         """Keep payloads; Admitted to the one request that brought it."""
 
+    def kept(self, namespace: str) -> int:
+        """How many payloads are kept in a namespace, those that are being run included."""
+
 
 @runtime_checkable
 class Walkable(Protocol):

@@ -86,6 +86,10 @@ class MemoryStore(JudgedStore):
             now = self._clock()
             return [self._take(want, now) for want in wants]
 
+    def kept(self, namespace: str) -> int:
+        with self._lock:
+            return sum(where[0] == namespace for where in self._waiting)
+
     def _take(self, want: Want, now: int) -> Entry | None:
         waiting = [Entry(*where, self._waits(where)) for where in self._waiting if where[0] == want.namespace]
         for entry in _in_order(waiting, now) if want.in_order else waiting:

@@ -90,6 +90,22 @@ class InboxContract:
         assert [type(answer) for answer in answers] == [Admitted, Admitted, Duplicate]
         assert store.admit([]) == []
 
+    def test_kept(self, store: Any) -> None:
+        """What is kept is counted until it is done or dead, while it runs too; what is claimed without a payload, or
+        in another namespace, is not."""
+        for key in (b"a" * 16, b"b" * 16, b"c" * 16):
+            admit(store, key=key)
+        admit(store, namespace="other")
+        granted(store, key=b"d" * 16)
+        assert store.kept(NAMESPACE) == 3
+        first, second = take(store), take(store)
+        assert first is not None
+        assert second is not None
+        assert store.kept(NAMESPACE) == 3
+        assert complete(store, first.record, key=first.key)
+        assert bury(store, second.record, key=second.key)
+        assert store.kept(NAMESPACE) == 1
+
     def test_any_payload(self, store: Any) -> None:
         """Any bytes are kept as they are, an empty payload too."""
         for number, payload in enumerate([b"", b"\x00\xff", b"x" * 300_000]):

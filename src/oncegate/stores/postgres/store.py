@@ -170,6 +170,11 @@ class PostgresStore:
                 taken += [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
         return [_taken_by(want, taken) for want in wants]
 
+    def kept(self, namespace: str) -> int:
+        with self._connections.borrowed() as db:
+            ((count,),) = self._ask(db, "kept", (namespace,))
+        return int(count)
+
     def load(self, addresses_: Sequence[Address]) -> list[Document]:
         if not addresses_:
             return []

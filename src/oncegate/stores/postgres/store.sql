@@ -599,6 +599,9 @@ LEFT JOIN oncegate.documents d
     ON d.namespace = a.namespace AND d.key = a.key AND d.expires_at > (SELECT oncegate.tick(%b))
 ORDER BY a.place;
 
+-- name: kept
+SELECT count(*)::bigint FROM oncegate.claims WHERE waiting IS NOT NULL AND namespace = %b;
+
 -- name: sweep claims
 SELECT oncegate.sweep(%s, 'oncegate.claims', %s, %s)::text;
 

@@ -121,6 +121,11 @@ class SqliteStore(JudgedStore):
             self._remember(taken)
             return [_entry(where, taken) for _, where in given]
 
+    def kept(self, namespace: str) -> int:
+        with self._reading() as (db, _):
+            (count,) = db.execute(SQL["kept"], (namespace,)).fetchone()
+            return int(count)
+
     def transact(self, held: Held, effect: Callable[[sqlite3.Connection], Complete], connection: Any = None) -> bool:
         """See `oncegate.stores.base.Transactional`. The write lock keeps all others out until the commit."""
         if connection is not None:

@@ -126,6 +126,9 @@ SELECT key FROM claims
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND lease_until <= ?
 ORDER BY lease_until LIMIT ?;
 
+-- name: kept
+SELECT count(*) FROM claims WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?;
+
 -- The same of what is first in the line of its entity, if nobody is at another of that line.
 -- name: waiting in order
 SELECT key FROM claims AS c

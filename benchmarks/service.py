@@ -1,0 +1,109 @@
+"""Webhooks: requests that are kept durably and run, against the same server around an endpoint that only parses."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Sizes
+from benchmarks.progress import Progress
+from benchmarks.report import Aim, Row
+
+_START_WITHIN = 30.0
+_CONNECTIONS = 64
+
+# What one run of the load generator told.
+Told = dict[str, Any]
+
+
+def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
+    progress.stage(f"webhooks, {_CONNECTIONS} connections")
+    serve = ["-m", "oncegate", "serve", "--port", "0", "--log", "off", "--store", "sqlite:///webhooks.db"]
+    with _started(folder, "bare", ["-m", "benchmarks.bare"]) as bare, _started(folder, "service", serve) as service:
+        rounds: list[dict[str, Told]] = []
+        for number in range(1 - sizes.warm_ups, sizes.rounds + 1):
+            progress.step(f"round {number} of {sizes.rounds}" if number > 0 else "warming up")
+            rounds.append(
+                {
+                    "bare": _load(bare, sizes.http_requests),
+                    "new": _load(service, sizes.http_requests),
+                    "storm": _load(service, sizes.http_requests, "--storm"),
+                }
+            )
+    counted = rounds[sizes.warm_ups :]
+    return [
+        _rate("webhooks kept and run, SQLite FULL", "new", counted, Aim("at least", 0.35)),
+        _latency(counted),
+        _rate("webhooks, storm of duplicates", "storm", counted, Aim("at least", 0.5)),
+    ]
+
+
+def _rate(name: str, ours: str, rounds: Sequence[dict[str, Told]], aim: Aim) -> Row:
+    return Row(
+        name,
+        "requests/s",
+        _median(rounds, lambda told: told[ours]["rate"]),
+        _median(rounds, lambda told: told["bare"]["rate"]),
+        "parsed only",
+        _median(rounds, lambda told: told[ours]["rate"] / told["bare"]["rate"]),
+        aim,
+    )
+
+
+def _latency(rounds: Sequence[dict[str, Told]]) -> Row:
+    return Row(
+        "webhooks kept and run, p99",
+        "ms",
+        _median(rounds, lambda told: 1e3 * told["new"]["p99"]),
+        _median(rounds, lambda told: 1e3 * told["bare"]["p99"]),
+        "parsed only",
+        _median(rounds, lambda told: told["new"]["p99"] / told["bare"]["p99"]),
+        Aim("at most", 3),
+    )
+
+
+def _median(rounds: Sequence[dict[str, Told]], figure: Callable[[dict[str, Told]], float]) -> float:
+    return statistics.median(figure(told) for told in rounds)
+
+
+def _load(url: str, requests: int, *options: str) -> Told:
+    command = [sys.executable, "-m", "benchmarks.load", url, "--requests", str(requests), *options]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    told: Told = json.loads(done.stdout)
+    assert told["codes"] == {"200": requests}, told["codes"]
+    return told
+
+
+@contextmanager
+def _started(folder: Path, name: str, command: list[str]) -> Iterator[str]:
+    """A server in a process of its own; its address, which is the first that it says."""
+    said = folder / f"{name}.said"
+    root = Path(__file__).parent.parent
+    with said.open("w") as out, _running([sys.executable, *command], folder, out, root) as process:
+        deadline = time.monotonic() + _START_WITHIN
+        while "http://" not in said.read_text():
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(0.05)
+        yield "http://" + said.read_text().partition("http://")[2].split()[0].partition("/")[0]
+
+
+@contextmanager
+def _running(command: list[str], folder: Path, out: Any, root: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(command, cwd=folder, stderr=out, stdout=subprocess.DEVNULL, env=_with(root))
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _with(root: Path) -> dict[str, str]:
+    """The environment, in which the benchmarks are found from any folder."""
+    return {**os.environ, "PYTHONPATH": str(root)}

@@ -1,0 +1,101 @@
+"""The door of a route: who may come in, how much of it, and what then takes it."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+from oncegate.clocks import Clock, wall
+from oncegate.events import Event
+from oncegate.gate.answers import Answer, answer_of, problem
+from oncegate.gate.outcome import Outcome
+from oncegate.service.limits import LiveKeys, Rate
+from oncegate.service.metrics import Metrics
+from oncegate.service.taking import Taking, trace
+from oncegate.signatures import Refused, Verifier
+from oncegate.sources import NO_HINTS, Hints, read
+
+_log = logging.getLogger("oncegate.service")
+
+Header = tuple[bytes, bytes]
+
+
+class Limits(Struct, frozen=True):
+    rate: Rate | None = None
+    live_keys: LiveKeys | None = None
+
+    def wait(self) -> int:
+        """For how many seconds nothing more is taken."""
+        return max((limit.wait() for limit in (self.rate, self.live_keys) if limit is not None), default=0)
+
+    def spend(self, outcomes: Sequence[Outcome]) -> None:
+        if self.rate is not None:
+            self.rate.spend(len(outcomes))
+        if self.live_keys is not None:
+            self.live_keys.spend(outcomes)
+
+
+NO_LIMITS = Limits()
+
+
+class Door:
+    """One route. Nothing of a request is read, and no store is asked, before its signature was found to be right."""
+
+    def __init__(
+        self,
+        name: str,
+        taking: Taking,
+        metrics: Metrics,
+        *,
+        verifier: Verifier | None = None,
+        hints: Hints = NO_HINTS,
+        limits: Limits = NO_LIMITS,
+        wall: Clock = wall,
+    ) -> None:
+        self.name = name
+        self.taking = taking
+        self.limits = limits
+        self._verifier = verifier
+        self._hints = hints
+        self._wall = wall
+        self.latency = metrics.latency(name)
+        self._refused = metrics.refusals(name)
+        self._limited = metrics.limited(name)
+        self._count_kinds = metrics.kinds(name)
+
+    async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str]) -> Answer:
+        """Whatever goes wrong here is no acknowledgement."""
+        if self._verifier is not None:
+            verdict = self._verifier.check(headers, body, self._wall())
+            if isinstance(verdict, Refused):
+                return self._refuse(verdict, sender())
+        if wait := self.limits.wait():
+            return self._limit(wait, sender())
+        try:
+            outcomes = await self.taking.take(self._events(body, headers))
+        except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
+            _log.error("a request failed with %s\n%s", type(error).__name__, trace(error))
+            return problem(503, "the event could not be taken; send it again")
+        self.limits.spend(outcomes)
+        self._count_kinds(outcomes)
+        return answer_of(outcomes, discreet=True)
+
+    def _events(self, body: bytes, headers: Sequence[Header]) -> list[Event]:
+        """Headers are no part of what is signed, so they say something of an event only where nothing is signed."""
+        if self._verifier is None and any(name == b"ce-specversion" for name, _ in headers):
+            return read(body, _texts(headers), self._hints)
+        return read(body, hints=self._hints)
+
+    def _refuse(self, refused: Refused, sender: str) -> Answer:
+        self._refused()
+        _log.warning("route %s: a request from %s was refused: %s", self.name, sender, refused.reason)
+        return problem(refused.code, refused.reason)
+
+    def _limit(self, wait: int, sender: str) -> Answer:
+        self._limited()
+        _log.warning("route %s: a request from %s was one too many", self.name, sender)
+        return problem(429, "this route has sent too much; send it again later", retry_after=wait)
+
+
+def _texts(headers: Sequence[Header]) -> Mapping[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}

@@ -1,0 +1,208 @@
+"""The protocol: uvicorn's own around httptools, with the bounds on a request that it does not have."""
+
+import asyncio
+import http
+import re
+from asyncio.events import TimerHandle
+from typing import ClassVar, Final
+
+from msgspec import Struct
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from oncegate.gate.answers import problem
+
+_MOST_HEADERS: Final = 100
+_LARGEST_HEAD: Final = 32 * 1024
+_MOST_PIPELINED: Final = 16
+_LINGER: Final = 1.0
+
+
+class Bounds(Struct, frozen=True):
+    """How many bytes a body may have, and how many seconds a whole request may take to arrive."""
+
+    body: int
+    within: float
+
+    @property
+    def bytes(self) -> int:
+        """The most that is read for one request: chunks have a frame, and trailers may follow them."""
+        return 2 * self.body + 2 * _LARGEST_HEAD
+
+
+def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
+    """The protocol as a class, since that is what uvicorn takes."""
+    return type("Bounded", (BoundedProtocol,), {"bounds": bounds})
+
+
+class _Refused(Exception):
+    """Stops the parser; what is to be said is kept in the protocol."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses what is too large, too slow or of two minds about its length, before the application sees it."""
+
+    bounds: ClassVar[Bounds]
+    _deadline: TimerHandle | None = None
+    _refusal: tuple[int, str] | None = None
+    _over = False
+    _silent = True
+    _has_head = False
+    _head = 0
+    _body = 0
+    _bytes = 0
+
+    # ── the connection ────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request_is_here()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
+        if self._deadline is None:
+            self._await_request()
+        self._silent = False
+        self._bytes += len(data)
+        if not self._has_head:
+            self._head += len(data)
+            data = _without_offers(data)
+        super().data_received(data)
+        if not self._over:
+            self._look_at_what_is_unfinished()
+
+    def _look_at_what_is_unfinished(self) -> None:
+        """The parser keeps a header until it is complete, in the head or in trailers: without this, without end."""
+        if not self._has_head and self._head > _LARGEST_HEAD:
+            self._answer(431, _TOO_MANY_HEADERS)
+        elif self._bytes > self.bounds.bytes:
+            self._answer(413, "the request is larger than will be read")
+
+    def _await_request(self) -> None:
+        self._deadline = self.loop.call_later(self.bounds.within, self._too_slow)
+
+    def _request_is_here(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        """Whoever has sent nothing at all is not answered, only let go."""
+        self._deadline = None
+        if self._silent:
+            self.transport.close()
+        else:
+            self._answer(408, f"the request did not arrive in full within {self.bounds.within:g} s")
+
+    # ── the request ───────────────────────────────────────────────────────────────────────────────────────
+
+    def on_message_begin(self) -> None:
+        self._has_head = False
+        self._body = self._bytes = 0
+        if self._deadline is None:
+            self._await_request()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        self._has_head, self._head = True, 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        if self._body > self.bounds.body:
+            self._refuse(413, self._too_large)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._request_is_here()
+        self._has_head = False
+        super().on_message_complete()
+
+    def _check_head(self) -> None:
+        if self.parser.should_upgrade():
+            self._refuse(400, "no other protocol is spoken here; leave the Upgrade header out")
+        if len(self.headers) > _MOST_HEADERS or self._head_is_too_large():
+            self._refuse(431, _TOO_MANY_HEADERS)
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._over = True
+            self.transport.abort()
+            raise _Refused
+        for name, value in self.headers:
+            if name == b"content-length" and int(value) > self.bounds.body:
+                self._refuse(413, self._too_large)
+            elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                self._refuse(400, "the only transfer encoding that is taken is chunked")
+
+    def _head_is_too_large(self) -> bool:
+        """`_head` counts whole arrivals, which may hold some of the body too: exactly only if it could matter."""
+        if self._head <= _LARGEST_HEAD:
+            return False
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _LARGEST_HEAD
+
+    @property
+    def _too_large(self) -> str:
+        return f"the body is larger than {self.bounds.body} bytes"
+
+    # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refuse(self, code: int, detail: str) -> None:
+        """From within the parser, which then calls `send_400_response`."""
+        self._refusal = (code, detail)
+        raise _Refused
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words are for a log
+        """What uvicorn calls when the parser stops, whatever stopped it."""
+        self._answer(*(self._refusal or (400, "the request is not HTTP as it should be")))
+
+    def _answer(self, code: int, detail: str) -> None:
+        """Answer, and read on for a moment: a connection that is closed on unread bytes may lose the answer."""
+        if self._over or self.transport.is_closing():
+            return
+        self._over = True
+        if self._is_unanswered():
+            self.transport.write(_response(code, detail))
+        self._let_go_of_cycle()
+        if self.transport.can_write_eof():
+            self.flow.resume_reading()
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER, self.transport.close)
+        else:
+            self.transport.close()
+
+    def _is_unanswered(self) -> bool:
+        """Whether the request that is arriving is the next to be answered, and was not yet."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None:
+            return True
+        return not cycle.response_started if self._has_head else cycle.response_complete
+
+    def _let_go_of_cycle(self) -> None:
+        """The application, if it waits for the rest of the body, is told that none will come."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+
+def _without_offers(data: bytes) -> bytes:
+    """The same without an offer to speak another protocol, which some clients make with every first request. It need
+    not be taken up, but the parser would leave the body out on account of it."""
+    if b"pgrade:" not in data:
+        return data
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _OFFER.sub(b"\r\nx-offered:", head) + end + rest
+
+
+_OFFER: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_TOO_MANY_HEADERS: Final = f"there are more than {_MOST_HEADERS} headers, or they are larger than {_LARGEST_HEAD} bytes"
+
+
+def _response(code: int, detail: str) -> bytes:
+    answer = problem(code, detail)
+    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode()), (b"connection", b"close")]
+    lines = b"".join(b"%s: %s\r\n" % header for header in headers)
+    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (code, http.HTTPStatus(code).phrase.encode(), lines, answer.body)

@@ -1,0 +1,130 @@
+"""The service put together: from settings to an application, and from start to stop."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from oncegate.claims import Address
+from oncegate.clocks import since_boot, wall
+from oncegate.durations import microseconds
+from oncegate.errors import SettingError, StoreError
+from oncegate.gate import Gate
+from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.observing import Observer
+from oncegate.service.addresses import Proxies, networks
+from oncegate.service.app import App, Room
+from oncegate.service.door import Door, Limits
+from oncegate.service.limits import LiveKeys, Rate
+from oncegate.service.metrics import Metrics
+from oncegate.service.routes import name_of, routes_of, verifier_for
+from oncegate.service.taking import Inline, Kept, Taking
+from oncegate.settings import Settings
+from oncegate.stores.base import Entry, Inbox, Store
+
+_AT_WORK = 256
+_PAGE = 1_000
+_READY_WITHIN = 2.0
+_PROBE = [Address("oncegate.service", b"ready")]
+
+
+class Service:
+    """All that a running service has: one store, and for each route a gate and a door."""
+
+    def __init__(
+        self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler], observers: Sequence[Observer]
+    ) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
+        routes = routes_of(settings)
+        verifiers = {path: verifier_for(route) for path, route in routes.items()}
+        proxies = Proxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
+        self._store = settings.open_store()
+        self._gates: dict[str, Gate] = {}
+        doors: dict[str, Door] = {}
+        for path, route in routes.items():
+            name = name_of(path)
+            gate = self._gates[path] = route.gate(self._store, observers=observers)
+            self._metrics.watch(name, partial(getattr, gate, "counts"))
+            doors[path] = Door(
+                name,
+                self._taking(gate, handlers[path]),
+                self._metrics,
+                verifier=verifiers[path],
+                hints=route.hints(),
+                limits=_limits(route),
+            )
+        self._doors = doors
+        room = Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"])
+        self.app = App(
+            doors,
+            self._metrics,
+            room=room,
+            proxies=proxies,
+            ready=self._ready,
+            counting=self._count_kept,
+            starting=self._start,
+        )
+
+    def _taking(self, gate: Gate, handler: AsyncHandler | Handler) -> Taking:
+        if self._settings["serve.mode"] == "inline":
+            return Inline(gate, handler, self._threads)
+        try:
+            at_work, drain = max(_AT_WORK, self._settings["threads"]), self._settings["serve.drain_within"]
+            return Kept(gate, handler, self._threads, at_work=at_work, drain=drain)
+        except SettingError as error:
+            where = self._settings.where("serve.mode")
+            raise SettingError(f"{where}=inbox: {error}; or choose serve.mode=inline") from error
+
+    def close(self) -> None:
+        """Wait for the handlers that are running, and let go of the store when the last is recorded."""
+        self._threads.shutdown()
+        for gate in self._gates.values():
+            gate.drain()
+        for gate in self._gates.values():
+            gate.close()
+
+    async def _start(self) -> None:
+        for path, door in self._doors.items():
+            if (limit := door.limits.live_keys) is not None:
+                known = _known(self._store, routes_of(self._settings)[path]["namespace"])
+                await asyncio.to_thread(limit.count_in, known)
+
+    async def _count_kept(self) -> None:
+        """Counted when somebody asks: it is the store that knows, since others keep and take too."""
+        store = self._store
+        if not isinstance(store, Inbox):
+            return
+        loop = asyncio.get_running_loop()
+        for path, route in routes_of(self._settings).items():
+            try:
+                count = await loop.run_in_executor(self._threads, store.kept, route["namespace"])
+            except StoreError:
+                return
+            self._metrics.waiting(name_of(path), count)
+
+    async def _ready(self) -> bool:
+        """Whether the store can be asked for something that is not there."""
+        try:
+            async with asyncio.timeout(_READY_WITHIN):
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._store.load, _PROBE)
+        except (StoreError, TimeoutError):
+            return False
+        return True
+
+
+def _limits(route: Settings) -> Limits:
+    rate, keys = route["serve.max_rate"], route["serve.max_live_keys"]
+    return Limits(
+        None if rate is None else Rate(rate, since_boot),
+        None if keys is None else LiveKeys(keys, microseconds(route["retention"]), wall),
+    )
+
+
+def _known(store: Store, namespace: str) -> Iterator[Entry]:
+    """Every record of a namespace."""
+    after: Address | None = None
+    while page := store.browse(namespace, after=after, limit=_PAGE):
+        yield from page
+        after = Address(page[-1].namespace, page[-1].key)

@@ -1,0 +1,163 @@
+"""Taking: what becomes of the events of a request before their sender is told. This is where admission plugs in."""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Executor
+from functools import wraps
+from typing import Any, Protocol
+
+from oncegate.durations import Duration, times
+from oncegate.errors import StoreError
+from oncegate.events import Event
+from oncegate.gate import Gate
+from oncegate.gate.answers import keep_refused
+from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine
+from oncegate.gate.outcome import Outcome
+
+_log = logging.getLogger("oncegate.service")
+
+_LOOK_EVERY = 1.0
+
+
+class Taking(Protocol):
+    """One way of taking events, for one route."""
+
+    async def take(self, events: Sequence[Event]) -> list[Outcome]:
+        """Take the events of one request; one outcome each, in order."""
+
+    async def work(self, stop: asyncio.Event) -> None:
+        """Do what has to be done beside requests, until told to stop."""
+
+
+class Kept:
+    """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too."""
+
+    def __init__(
+        self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor, *, at_work: int, drain: Duration
+    ) -> None:
+        self._gate = gate
+        self._threads = threads
+        self._worker = gate.inbox(logged(handler), at_work=at_work, drain=drain)
+        self._failures = 0
+
+    async def take(self, events: Sequence[Event]) -> list[Outcome]:
+        if len(events) == 1:
+            outcomes = await self._gate.aadmit(events[0])
+        else:
+            found = await asyncio.gather(*(self._gate.aadmit(event) for event in events))
+            outcomes = [outcome for outcomes in found for outcome in outcomes]
+        if any(outcome.status == "accepted" for outcome in outcomes):
+            self._worker.wake()
+        return await _with_refused_kept(outcomes, self._gate, self._threads)
+
+    async def work(self, stop: asyncio.Event) -> None:
+        working = asyncio.create_task(self._worker.work())
+        try:
+            while not await _within(_LOOK_EVERY, stop.wait()):
+                self._tell_of_failures()
+        finally:
+            self._worker.stop()
+            await working
+
+    def _tell_of_failures(self) -> None:
+        """That nothing can be taken from the store concerns no event, so no line of the log has it."""
+        failures = self._gate.counts.get("inbox.failed", 0)
+        if failures > self._failures:
+            _log.warning("what the store keeps could not be taken, %s so far", times(failures, "time"))
+        self._failures = failures
+
+
+class Inline:
+    """Runs the handler while the sender waits; beside that, what people have redriven."""
+
+    def __init__(self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor) -> None:
+        self._gate = gate
+        self._handler = logged(handler)
+        self._threads = threads
+
+    async def take(self, events: Sequence[Event]) -> list[Outcome]:
+        return await _with_refused_kept(await self._run(events), self._gate, self._threads)
+
+    async def _run(self, events: Sequence[Event]) -> list[Outcome]:
+        """A single event shares its writes with those of other requests; several share theirs with one another."""
+        if len(events) == 1 or is_coroutine(self._handler):
+            return [await self._gate.arun(event, self._handler) for event in events]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._gate.run_batch, events, self._handler)
+
+    async def work(self, stop: asyncio.Event) -> None:
+        while not await _within(_LOOK_EVERY, stop.wait()):
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._run_waiting)
+
+    def _run_waiting(self) -> None:
+        try:
+            self._gate.run_waiting(in_thread(self._handler))
+        except StoreError as error:
+            _log.warning("waiting events could not be taken: %s", error)
+        except BaseException as error:  # noqa: BLE001  # whatever one event does, the others must not wait for ever
+            _log.error("a waiting event could not be run: %s\n%s", type(error).__name__, trace(error))
+
+
+async def _within(seconds: float, awaited: Awaitable[object]) -> bool:
+    """Whether it came to pass in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await awaited
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _with_refused_kept(outcomes: list[Outcome], gate: Gate, threads: Executor) -> list[Outcome]:
+    """What is refused for good is kept as a dead letter before its sender is told."""
+    if not any(outcome.status == "invalid" for outcome in outcomes):
+        return outcomes
+    return await asyncio.get_running_loop().run_in_executor(threads, keep_refused, outcomes, gate.keep)
+
+
+def in_thread(handler: AsyncHandler | Handler) -> Handler:
+    """The handler as a plain function, for a thread that has no event loop."""
+    if not is_coroutine(handler):
+        return handler
+    return lambda event: asyncio.run(_awaited(handler, event))
+
+
+async def _awaited(handler: AsyncHandler, event: Event) -> Any:
+    return await handler(event)
+
+
+def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
+    """The handler; the gate keeps the text of its error, which may be of the payload, and the log says where it came
+    from."""
+    if is_coroutine(handler):
+
+        @wraps(handler)
+        async def awaited(event: Event) -> Any:
+            try:
+                return await handler(event)
+            except Exception as error:
+                _tell(event, error)
+                raise
+
+        return awaited
+
+    @wraps(handler)
+    def called(event: Event) -> Any:
+        try:
+            return handler(event)
+        except Exception as error:
+            _tell(event, error)
+            raise
+
+    return called
+
+
+def _tell(event: Event, error: BaseException) -> None:
+    _log.warning("the handler failed at event %r with %s\n%s", event.id, type(error).__name__, trace(error))
+
+
+def trace(error: BaseException) -> str:
+    """Where an error came from; not what it said, which may be of the payload."""
+    return "".join(traceback.format_tb(error.__traceback__))

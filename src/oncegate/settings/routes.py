@@ -1,0 +1,130 @@
+"""Routes: the tables `[route.NAME]`, each for one sender with its own secret, key, handler and policies."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from oncegate.errors import SettingError
+from oncegate.settings.known import GATE, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, WAYS, Setting
+from oncegate.settings.settings import DEFAULT, Settings, disagreement
+from oncegate.settings.values import checked
+from oncegate.wording import unknown
+
+ROUTE: Final = "route"
+UNSIGNED: Final = "none"
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+# By what a route's table calls them: what is the same for all routes, such as the store, is none of theirs.
+_OWN: Final[Mapping[str, Setting]] = {
+    **{setting.name: setting for setting in (KEY, *GATE)},
+    **{name: SETTINGS[f"serve.{name}"] for name in OF_ROUTE},
+}
+_READ: Final[Mapping[str, Setting]] = {setting.name: setting for setting in READ}
+
+
+def named_in(tables: Mapping[str, Any]) -> set[str]:
+    """The variables that hold secrets: they are no settings, whatever they are called."""
+    found: set[str] = set()
+    for table in tables.values():
+        named = table.get("secret_env", ()) if isinstance(table, dict) else ()
+        found.update([named] if isinstance(named, str) else filter(_is_text, named))
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tuple[dict[str, Settings], list[str]]:
+    """The settings of each route, and all that is wrong with them."""
+    routes: dict[str, Settings] = {}
+    problems: list[str] = []
+    for name, table in tables.items():
+        route = _Route(name, settings, f"{file} [{ROUTE}.{name}]")
+        problems += route.read(table)
+        routes[name] = Settings(route.values, route.origins)
+    return routes, problems + list(_shared_namespaces(routes, settings))
+
+
+class _Route:
+    """One table: what it says stands before what all routes have."""
+
+    def __init__(self, name: str, settings: Settings, origin: str) -> None:
+        self._name = name
+        self._origin = origin
+        own = [f"serve.{each}" for each in OF_SIGNATURE]
+        self.values = {**settings.values, **{path: SETTINGS[path].default for path in own}, "namespace": name}
+        self.origins = {**settings.origins, **dict.fromkeys(own, DEFAULT), "namespace": origin}
+
+    def read(self, table: Any) -> Iterator[str]:
+        if not _NAME.fullmatch(self._name):
+            yield f"{self._origin}: a route is named with small letters, digits, - and _, as it stands in its URL"
+        elif not isinstance(table, dict):
+            yield f"{self._origin}: it must be a table: write [{ROUTE}.{self._name}] and its settings below it"
+        else:
+            self._go_its_own_way(table)
+            yield from self._take(table)
+            yield from self._together()
+
+    def _go_its_own_way(self, table: Mapping[str, Any]) -> None:
+        """One that says what becomes of its events inherits nothing that says the same."""
+        if any(way in table for way in WAYS):
+            for path in (f"serve.{way}" for way in WAYS):
+                self.values[path], self.origins[path] = SETTINGS[path].default, DEFAULT
+
+    def _take(self, table: Mapping[str, Any], known: Mapping[str, Setting] = _OWN, within: str = "") -> Iterator[str]:
+        for name, value in table.items():
+            if name == "secret":
+                yield f"{self._origin}: {_INLINE}"
+            elif name in known:
+                yield from self._set(known[name], f"{within}{name}", value)
+            elif name == "read" and not within and isinstance(value, dict):
+                yield from self._take(value, _READ, "read.")
+            else:
+                yield f"{self._origin}: {unknown(name, _names(known), 'setting of a route')}"
+
+    def _set(self, setting: Setting, name: str, value: Any) -> Iterator[str]:
+        try:
+            self.values[setting.path] = checked(replace(setting, table="", name=name), value)
+        except SettingError as error:
+            yield f"{self._origin}: {error}"
+        else:
+            self.origins[setting.path] = self._origin
+
+    def _together(self) -> Iterator[str]:
+        if (problem := disagreement(self.values, self.origins)) is not None:
+            yield problem
+        signature = self.values["serve.signature"]
+        if signature is None:
+            yield f'{self._origin}: it has no signature; name how it is signed, or say signature = "{UNSIGNED}"'
+        elif signature != UNSIGNED and self.values["on_conflict"] == "duplicate":
+            yield (
+                f'{self._origin}: on_conflict="duplicate" would drop what was signed;'
+                ' on a signed route it is "bury" or "run"'
+            )
+
+
+_INLINE: Final = (
+    'a secret does not belong in this file; put it into a variable and write secret_env = "ITS_NAME",'
+    ' or into a file and write secret_file = "its/path"'
+)
+
+
+def _names(known: Mapping[str, Setting]) -> Collection[str]:
+    return [*known, "read"] if known is _OWN else known.keys()
+
+
+def _shared_namespaces(routes: Mapping[str, Settings], settings: Settings) -> Iterator[str]:
+    """What waits in a namespace is run by the handler of its route, so it must be of one."""
+    owners: dict[str, str] = {}
+    if settings["serve.signature"] is not None:
+        owners[settings["namespace"]] = "POST /events"
+    for name, route in routes.items():
+        other = owners.setdefault(route["namespace"], name)
+        if other != name:
+            yield (
+                f"{route.origins['namespace']}: namespace={route['namespace']!r} is that of {other} too;"
+                " give each route a namespace of its own"
+            )

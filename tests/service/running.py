@@ -1,0 +1,131 @@
+"""A service in a process of its own, as a person would start it, and ways to talk to it that are less than polite."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+INLINE = ("--max-attempts", "2", "--serve-mode", "inline")
+NO_VARIABLES: Mapping[str, str] = {}
+HANDLER = """
+import pathlib, time
+
+def handle(event):
+    with open("effects", "a") as file:
+        file.write(f"{event.id}\\n")
+    if event.body.get("do") == "fail":
+        raise ValueError("boom" + event.body.get("secret", ""))
+    if event.body.get("do") == "exit":
+        raise SystemExit(3)
+    if event.body.get("do") == "mend" and not pathlib.Path("mended").exists():
+        raise ValueError("not mended yet")
+    if event.body.get("do") == "wait":
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+"""
+
+
+class Service:
+    """A service process of its own, in a folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        toml: str = "",
+        log: int | None = None,
+        environ: Mapping[str, str] = NO_VARIABLES,
+        handler: str = HANDLER,
+        verify: Any = True,
+    ) -> None:
+        self.folder = folder
+        (folder / "app.py").write_text(handler)
+        if toml:
+            (folder / "oncegate.toml").write_text(toml)
+        command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "app:handle", *options]
+        self.log = (folder / "log").open("a+")
+        self.errors = (folder / "errors").open("a+")
+        before = self.errors.tell()
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdout=log or self.log, stderr=self.errors, env={**os.environ, **environ}
+        )
+        until(lambda: "Ctrl-C" in self.said()[before:] or self.process.poll() is not None)
+        self.welcome = self.said()[before:]
+        found = re.search(r"https?://[^\s/]+", self.welcome)
+        assert found, self.welcome
+        self.url = found[0]
+        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=verify)
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.close()
+
+    def said(self) -> str:
+        """What it said on stderr."""
+        return (self.folder / "errors").read_text()
+
+    def connect(self) -> socket.socket:
+        host, _, port = self.url.partition("://")[2].rpartition(":")
+        connection = socket.create_connection((host, int(port)), timeout=10)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def raw(self, sent: bytes) -> bytes:
+        """Send these very bytes, and hear all that is answered until the service closes."""
+        with self.connect() as connection:
+            connection.sendall(sent)
+            return heard(connection)
+
+    def post(self, body: Any, path: str = "/events", **options: Any) -> httpx.Response:
+        content = body if isinstance(body, bytes | str) else json.dumps(body)
+        return self.client.post(path, content=content, **options)
+
+    def effects(self) -> list[str]:
+        path = self.folder / "effects"
+        return path.read_text().split() if path.exists() else []
+
+    def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(with_signal)
+        return self.close()
+
+    def close(self) -> int:
+        """Wait for the end of the process, and let go of all that belongs to it."""
+        code = self.process.wait(30)
+        self.client.close()
+        self.log.close()
+        self.errors.close()
+        return code
+
+
+def heard(connection: socket.socket) -> bytes:
+    """All that is said until the other side closes; what was said before a reset counts."""
+    found = b""
+    try:
+        while part := connection.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def until(condition: Callable[[], Any], within: float = 20) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come to pass within {within:.0f} s"
+        time.sleep(0.02)

@@ -1,0 +1,353 @@
+"""What hostile input gets, over raw sockets where a client library would be too polite to send it."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from oncegate import open_store
+from tests.service.running import Service, heard, until
+
+POST = b"POST /events HTTP/1.1\r\nHost: x\r\n"
+LARGEST = 100_000
+EVENT = b'{"id": "evt-1"}'
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    toml = f'[serve]\nmode = "inline"\nrequest_within = "1s"\nmax_body = {LARGEST}\n'
+    with Service(tmp_path_factory.mktemp("hostile"), toml=toml) as service:
+        yield service
+
+
+def code_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def problem_of(answer: bytes) -> dict[str, object]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head
+    found: dict[str, object] = json.loads(body)
+    return found
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"Content-Length: 15\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"Transfer-Encoding: chunked\r\nContent-Length: 15\r\n\r\n",
+            b"Content-Length: 15\r\nContent-Length: 16\r\n\r\n",
+            b"Content-Length: +15\r\n\r\n",
+            b"Content-Length: 15,15\r\n\r\n",
+            b"Content-Length : 15\r\n\r\n",
+            b"Transfer-Encoding: chunked, identity\r\n\r\n",
+            b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+            b"Transfer-Encoding: xchunked\r\n\r\n",
+            b"X-A: b\r\n Content-Length: 15\r\n\r\n",
+            b"X-A: b\nX-B: c\0\r\nContent-Length: 15\r\n\r\n",
+        ],
+    )
+    def test_two_minds_about_the_length(self, service: Service, head: bytes) -> None:
+        """A request that two servers could read as two different ones is refused, and the connection closed."""
+        answer = service.raw(POST + head + b"f\r\n" + EVENT + b"\r\n0\r\n\r\n" + POST + b"Content-Length: 2\r\n\r\n{}")
+        assert code_of(answer) == 400
+        assert answer.count(b"HTTP/1.1") == 1
+        assert service.effects() == []
+
+    @pytest.mark.parametrize(
+        "sent", [b"\x16\x03\x01\x02\x00\x01", b"GARBAGE\r\n\r\n", b"POST /events HTTP/9.9\r\n\r\n"]
+    )
+    def test_no_http_at_all(self, service: Service, sent: bytes) -> None:
+        """What is no HTTP is refused in words, as everything is."""
+        assert problem_of(service.raw(sent))["status"] == 400
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            b"X-A: b\r\n" * 101,
+            b"X-A: " + b"b" * 40_000 + b"\r\n",
+            b"".join(b"X-%d: %s\r\n" % (number, b"b" * 1_000) for number in range(50)),
+        ],
+        ids=["many", "long", "both"],
+    )
+    def test_header_floods(self, service: Service, headers: bytes) -> None:
+        """Too many headers, or too large ones, are 431."""
+        answer = service.raw(POST + headers + b"Content-Length: 15\r\n\r\n" + EVENT)
+        assert problem_of(answer)["status"] == 431
+
+    def test_a_header_without_end(self, service: Service) -> None:
+        """A header that never ends is 431 long before it fills the memory."""
+        with service.connect() as connection:
+            connection.sendall(POST + b"X-A: ")
+            sent = _send_until_refused(connection, b"b" * 10_000, most=200)
+            assert code_of(heard(connection)) == 431
+            assert sent < 100
+
+    def test_a_trailer_without_end(self, service: Service) -> None:
+        """The same after a chunked body, where headers may follow too."""
+        with service.connect() as connection:
+            connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: ")
+            sent = _send_until_refused(connection, b"b" * 10_000, most=500)
+            assert code_of(heard(connection)) == 413
+            assert sent < 200
+
+    def test_a_long_address(self, service: Service) -> None:
+        """The address of the request counts as the headers do."""
+        answer = service.raw(b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert code_of(answer) == 431
+
+    def test_a_body_that_is_announced(self, service: Service) -> None:
+        """A body that says it is too large is refused before it is sent, and nobody is asked to go on."""
+        head = POST + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % (LARGEST + 1)
+        assert problem_of(service.raw(head))["status"] == 413
+
+    def test_a_body_without_end(self, service: Service) -> None:
+        """A body in chunks is refused while it streams in."""
+        chunk = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
+        with service.connect() as connection:
+            connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+            sent = _send_until_refused(connection, chunk, most=1_000)
+            assert code_of(heard(connection)) == 413
+            assert sent < 100
+
+    def test_the_largest_body(self, service: Service) -> None:
+        """A body of exactly the largest size is taken."""
+        body = b'{"id": "largest", "text": "%s"}'
+        body = body % (b"x" * (LARGEST - len(body) + 2))
+        assert len(body) == LARGEST
+        assert service.post(body).json()["status"] == "processed"
+
+    def test_many_pipelined(self, service: Service) -> None:
+        """Requests that come ahead of their answers are bounded: the connection ends, and those unanswered were not
+        taken for granted."""
+        many = (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") * 2_000
+        with service.connect() as connection:
+            connection.sendall(many)
+            connection.shutdown(socket.SHUT_WR)
+            assert heard(connection).count(b"HTTP/1.1 200") <= 100
+        assert service.client.get("/healthz").status_code == 200
+
+    def test_a_few_pipelined(self, service: Service) -> None:
+        """A few are answered in their order."""
+        paths = ["/healthz", "/nothing", "/healthz"]
+        sent = b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode() for path in paths)
+        answer = service.raw(sent + b"GET /nothing HTTP/1.0\r\n\r\n")
+        codes = [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+        assert codes == [200, 404, 200, 404]
+
+    def test_an_upgrade(self, service: Service) -> None:
+        """Who offers to speak another protocol, as some clients always do, is answered in this one."""
+        head = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+        with service.connect() as connection:
+            connection.sendall(head + b'Content-Length: 17\r\n\r\n{"id": "upgrade"}')
+            answer = _one_answer(connection)
+        assert code_of(answer) == 200
+        assert b'"processed"' in answer
+
+    @pytest.mark.parametrize("coding", ["gzip", "br", "identity", "x"])
+    def test_content_encoding(self, service: Service, coding: str) -> None:
+        """A content encoding is 415: nothing is unpacked here."""
+        assert service.post(EVENT, headers={"content-encoding": coding}).status_code == 415
+
+    def test_nothing_was_kept(self, service: Service) -> None:
+        """Of all these, nothing came into the store but what was answered with 200."""
+        with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
+            kept = {entry.record.about.delivery_id for entry in store.browse()}
+        assert kept <= {"largest", "upgrade"}
+        assert set(service.effects()) <= {"largest", "upgrade"}
+
+
+class TestSlowSenders:
+    @pytest.mark.parametrize(
+        ("start", "piece"),
+        [
+            (b"POST /", b"a"),
+            (b"", b"\r\n"),
+            (POST, b"X-A: b\r\n"),
+            (POST + b"Content-Length: 1000\r\n\r\n", b"x"),
+            (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        ],
+        ids=["address", "blank lines", "headers", "body", "chunks"],
+    )
+    def test_drop_by_drop(self, service: Service, start: bytes, piece: bytes) -> None:
+        """A request that comes drop by drop is closed when its time is over, however it is cut."""
+        began = time.monotonic()
+        with service.connect() as connection:
+            connection.sendall(start)
+            _send_until_refused(connection, piece, most=100, every=0.1)
+            answer = heard(connection)
+        assert 0.5 < time.monotonic() - began < 4
+        assert answer == b"" or code_of(answer) in (400, 408)
+
+    def test_nothing_at_all(self, service: Service) -> None:
+        """Whoever connects and says nothing is let go."""
+        with service.connect() as connection:
+            assert heard(connection) == b""
+
+    def test_they_hold_up_nobody(self, service: Service) -> None:
+        """While many are slow, others are answered at once."""
+        slow = [service.connect() for _ in range(200)]
+        for connection in slow:
+            connection.sendall(POST + b"Content-Length: 1000\r\n\r\n{")
+        began = time.monotonic()
+        assert service.client.get("/healthz").status_code == 200
+        assert time.monotonic() - began < 1
+        for connection in slow:
+            connection.close()
+
+    def test_a_slow_second_request(self, service: Service) -> None:
+        """The time of each request on a connection counts anew."""
+        ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        with service.connect() as connection:
+            for _ in range(3):
+                connection.sendall(ask)
+                assert code_of(_one_answer(connection)) == 200
+                time.sleep(0.5)
+            connection.sendall(POST)
+            assert code_of(heard(connection)) == 408
+
+
+DEEP = b'{"id": "%d", "a": %s%s}'
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"\xef\xbb\xbf" + EVENT,
+            b'{"id": "a", "text": "\xff"}',
+            b'{"id": "a", "text": "\xc0\xaf"}',
+            b'{"id": "a", "text": "\xed\xa0\x80"}',
+            '{"id": "a"}'.encode("utf-16"),
+            b'{"id": "a", "text": "\\ud800"}',
+            b'{"id": "\\udfff"}',
+            b'{"id": "a", "n": NaN}',
+            b'{"id": "a", "n": Infinity}',
+            b'{"id": "a", "n": -Infinity}',
+            b'{"id": "a", "n": 1e999}',
+            b'{"id": "a", "n": -1e999}',
+            b'{"id": 1.5}',
+            b'{"id": 1e2000}',
+            b'{"id": 100000000000000000000}',
+            b'{"id": "%s"}' % (b"x" * 257),
+            b'{"id": "a\\u0000b"}',
+            b'{"id": true}',
+            b'{"id": {"a": 1}}',
+            b'{"id": ["a"]}',
+            b'"text"',
+            b"1",
+            b"null",
+            b"[[]]",
+            b"[1]",
+            b'{"id": "a"} x',
+            b"{'id': 'a'}",
+            b'{"id": "a",}',
+            DEEP % (65, b"[" * 64, b"]" * 64),
+            b"[" * 50_000,
+            b'{"a":' * 10_000,
+        ],
+    )
+    def test_refused(self, service: Service, body: bytes) -> None:
+        """What is not strict JSON in strict UTF-8, or has an id that could be mistaken, is 400, and never runs."""
+        answer = service.post(body)
+        assert (answer.status_code, answer.json()["outcome"]) == (400, "invalid")
+        assert answer.headers["content-type"] == "application/problem+json"
+
+    @pytest.mark.parametrize(
+        ("body", "event_id"),
+        [
+            (DEEP % (64, b"[" * 63, b"]" * 63), "64"),
+            (b'{"id": 99999999999999999999}', "9" * 20),
+            (b'{"id": 1e2}', "100"),
+            (b'{"id": "%s"}' % (b"x" * 256), "x" * 256),
+            (b'{"id": "%s", "n": 1e308}' % "😀".encode(), "😀"),
+            (b'{"id": "\\ud83d\\ude00!"}', "😀!"),
+        ],
+    )
+    def test_just_within(self, service: Service, body: bytes, event_id: str) -> None:
+        """What is just within the bounds is an event."""
+        answer = service.post(body)
+        assert (answer.status_code, answer.json()["event_id"]) == (200, event_id)
+
+    def test_no_id_forges_another(self, service: Service) -> None:
+        """Parts of a key cannot run into one another, and a number is not the text of another sender's id."""
+        bodies = [
+            {"id": "a:b", "type": "c"},
+            {"id": "a", "type": "b:c"},
+            {"id": "a\u001fb"},
+            {"id": "a", "eventId": "b"},
+            {"id": '"a"'},
+            {"id": "['a']"},
+        ]
+        keys = [service.post(body).json()["key"] for body in bodies]
+        assert len(set(keys)) == len(bodies) - 1  # the second and the fourth have one id, and other content
+        assert keys[1] == keys[3]
+
+
+class TestLogs:
+    def test_hostile_text(self, service: Service) -> None:
+        """Whatever an event calls itself, a line of the log stays one line of printable ASCII."""
+        name = 'a\n{"status":"processed"}\r\x1b[2J\u2028\u202e\x7f'
+        service.post({"id": name, "do": "fail"})
+        service.client.get("/no%0Asuch%1Bplace")
+        until(lambda: "[2J" in (service.folder / "log").read_text())
+        for line in (service.folder / "log").read_text().splitlines():
+            assert json.loads(line)["status"]
+            assert line.isascii()
+            assert line.isprintable()
+
+    def test_what_the_service_says_of_itself(self, service: Service) -> None:
+        """On stderr too every line is JSON of printable ASCII, and none says what a payload or an exception said."""
+        service.post({"id": "b\n\x1b[2J", "do": "fail", "secret": "hunter2"})
+        until(lambda: "the handler failed at event 'b" in service.said())
+        for line in service.said().split("Stop with Ctrl-C.")[1].strip().splitlines():
+            assert json.loads(line)["level"] == "warning"
+            assert line.isascii()
+            assert line.isprintable()
+        assert "hunter2" not in service.said()
+
+
+class TestAnswers:
+    def test_failures_say_nothing_of_the_inside(self, service: Service) -> None:
+        """A 503 says that it failed and to send it again, not with what or where."""
+        answer = service.post({"id": "inside", "do": "fail"})
+        assert answer.status_code == 503
+        assert all(word not in answer.text for word in ("boom", "ValueError", "app.py", str(service.folder)))
+
+    def test_an_unhandled_error_is_no_acknowledgement(self, service: Service) -> None:
+        """Even a handler that exits is answered with 503 and Retry-After."""
+        answer = service.post({"id": "exits", "do": "exit"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+def _one_answer(connection: socket.socket) -> bytes:
+    found = b""
+    while not found.endswith(b"}"):
+        found += connection.recv(65536)
+    return found
+
+
+def _send_until_refused(connection: socket.socket, piece: bytes, most: int, every: float = 0) -> int:
+    """Send a piece again and again, until the other side has said something or gone; how often."""
+    connection.setblocking(False)
+    try:
+        for sent in range(most):
+            try:
+                if connection.recv(1, socket.MSG_PEEK) is not None:
+                    return sent
+            except BlockingIOError:
+                pass
+            connection.setblocking(True)
+            connection.sendall(piece)
+            time.sleep(every)
+            connection.setblocking(False)
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+    else:
+        return most
+    finally:
+        connection.settimeout(10)

@@ -1,0 +1,364 @@
+"""Routes: who may send where, and that none can touch what another sent."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from standardwebhooks import Webhook
+
+from oncegate import Event, Gate
+from oncegate.clocks import wall
+from oncegate.errors import StoreUnavailable
+from oncegate.service.addresses import Proxies, networks
+from oncegate.service.app import App, Room
+from oncegate.service.door import Door, Limits
+from oncegate.service.limits import LiveKeys, Rate
+from oncegate.service.metrics import Metrics
+from oncegate.service.service import Service
+from oncegate.service.taking import Inline, Taking
+from oncegate.settings import load
+from oncegate.signatures import verifier_of
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.signatures.sending import SENDERS, whsec
+
+ROUTES = """
+store = "memory://"
+log = "off"
+
+[serve]
+mode = "inline"
+
+[route.crm]
+signature = "standard-webhooks"
+secret_env = ["CRM_NOW", "CRM_NEXT"]
+
+[route.billing]
+signature = "standard-webhooks"
+secret_env = "BILLING"
+max_rate = 5
+
+[route.open]
+signature = "none"
+key = 'once_per("survey", "conversation")'
+on_missing_key = "unguarded"
+
+[route.open.read]
+id = "meta.id"
+"""
+
+
+class CountingStore(MemoryStore):
+    """Counts how often it is asked for anything."""
+
+    asked = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and callable(getattr(MemoryStore, name, None)):
+            CountingStore.asked += 1
+        return super().__getattribute__(name)
+
+
+class Broken(Door):
+    """A door behind which nothing can be done."""
+
+    @property
+    def taking(self) -> Taking:
+        raise RuntimeError("broken")
+
+    @taking.setter
+    def taking(self, _taking: Taking) -> None: ...
+
+
+def post(app: App, path: str, body: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+    (answer,) = posted(app, [(path, body, headers or {})])
+    return answer
+
+
+def posted(app: App, requests: list[tuple[str, bytes, dict[str, str]]]) -> list[httpx.Response]:
+    """Post one after the other, in one loop."""
+
+    async def main() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return [await client.post(path, content=body, headers=headers) for path, body, headers in requests]
+
+    return asyncio.run(main())
+
+
+def signed(secret: str, body: bytes, at: float | None = None, message: str = "msg_1") -> dict[str, str]:
+    """The headers that a sender with the reference library would send."""
+    moment = int(time.time() if at is None else at)
+    signature = Webhook(secret).sign(message, datetime.fromtimestamp(moment, UTC), body.decode())
+    return {"webhook-id": message, "webhook-timestamp": str(moment), "webhook-signature": signature}
+
+
+@pytest.fixture
+def effects() -> list[tuple[str, str | None]]:
+    return []
+
+
+@pytest.fixture
+def service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: list[tuple[str, str | None]]
+) -> Iterator[Service]:
+    """A service with three routes, whose handlers note what they ran."""
+    for number, name in enumerate(("CRM_NOW", "CRM_NEXT", "BILLING")):
+        monkeypatch.setenv(name, whsec(number))
+    (tmp_path / "oncegate.toml").write_text(ROUTES)
+    settings = load(tmp_path / "oncegate.toml", environ={})
+
+    def noting(route: str) -> Callable[[Event], None]:
+        return lambda event: effects.append((route, event.id))
+
+    handlers = {f"/events/{name}": noting(name) for name in ("crm", "billing", "open")}
+    service = Service(settings, handlers, [])
+    yield service
+    service.close()
+
+
+class TestSignatures:
+    @pytest.mark.parametrize("name", [name for name in SENDERS if not name.startswith("hmac")])
+    def test_the_store_is_never_called(self, name: str) -> None:
+        """Whatever is not signed is 401 before it is read: the store is not asked for anything."""
+        sender, body = SENDERS[name], b'{"id": "evt-1"}'
+        gate = Gate(CountingStore())
+        app = _app(gate, verifier=verifier_of(name, {"a": sender.secret(1)}))
+        before = CountingStore.asked
+        stamp = str(int(time.time()))
+        forged = sender.headers(sender.secret(2), body, stamp)
+        answers = posted(app, [("/events", body, {}), ("/events", body, forged), ("/events", b"\xff{", forged)])
+        assert [answer.status_code for answer in answers] == [401, 401, 401]
+        assert {answer.headers["content-type"] for answer in answers} == {"application/problem+json"}
+        assert CountingStore.asked == before
+        assert post(app, "/events", body, sender.headers(sender.secret(1), body, stamp)).status_code == 200
+        assert CountingStore.asked > before
+        gate.close()
+
+    def test_the_body_is_what_is_signed(self, service: Service, effects: list[Any]) -> None:
+        """One byte more or less, even white space, is 401."""
+        body = b'{"id": "evt-1"}'
+        headers = signed(whsec(0), body)
+        assert post(service.app, "/events/crm", body + b" ", headers).status_code == 401
+        assert post(service.app, "/events/crm", body, headers).status_code == 200
+        assert effects == [("crm", "evt-1")]
+
+    def test_both_secrets(self, service: Service) -> None:
+        """Two secrets are valid at a time, so that a sender can change over; that of another route is not."""
+        body = b'{"id": "evt-1"}'
+        codes = [post(service.app, "/events/crm", body, signed(whsec(n), body)).status_code for n in range(3)]
+        assert codes == [200, 200, 401]
+
+    @pytest.mark.parametrize(("off", "code"), [(-400, 401), (400, 401), (-200, 200), (200, 200)])
+    def test_an_old_timestamp(self, service: Service, off: int, code: int) -> None:
+        """A signature that is older or newer than five minutes is 401, so that what was overheard is soon worthless."""
+        body = b'{"id": "evt-1"}'
+        headers = signed(whsec(0), body, time.time() + off)
+        assert post(service.app, "/events/crm", body, headers).status_code == code
+
+    def test_a_dot_in_the_id(self, service: Service) -> None:
+        """An id with a dot could be read as another id and time: 400."""
+        body = b'{"id": "evt-1"}'
+        assert post(service.app, "/events/crm", body, signed(whsec(0), body, message="a.b")).status_code == 400
+
+    def test_headers_that_are_not_signed(self, service: Service, effects: list[Any]) -> None:
+        """Headers say what an event is only where nothing is signed: a copy must not become new by another header."""
+        body = b'{"id": "evt-1"}'
+        spread = {"ce-specversion": "1.0", "ce-id": "other", "ce-source": "s", "ce-type": "t"}
+        headers = signed(whsec(0), body)
+        answers = posted(service.app, [("/events/crm", body, headers), ("/events/crm", body, {**headers, **spread})])
+        assert [answer.json()["status"] for answer in answers] == ["processed", "duplicate"]
+        assert post(service.app, "/events/open", b'{"conversation": 1}', spread).json()["event_id"] == "other"
+
+    def test_secrets_are_nowhere(self, service: Service, caplog: pytest.LogCaptureFixture) -> None:
+        """No answer, log line or repr has a secret, or the signature that would have been right."""
+        body = b'{"id": "evt-1"}'
+        right = signed(whsec(0), body)["webhook-signature"]
+        answer = post(service.app, "/events/crm", body, {**signed(whsec(2), body)})
+        said = answer.text + caplog.text + repr(service.__dict__) + repr([vars(d) for d in service._doors.values()])
+        assert answer.status_code == 401
+        assert "refused" in caplog.text
+        assert not [secret for secret in (whsec(0), whsec(1), whsec(0)[6:], right) if secret in said]
+
+
+class TestNamespaces:
+    def test_one_id_on_two_routes(self, service: Service, effects: list[Any]) -> None:
+        """The namespace is the route's, whatever the body says: nobody can suppress another's events."""
+        body = b'{"id": "evt-1", "namespace": "billing", "route": "billing", "source": "billing"}'
+        first = post(service.app, "/events/crm", body, signed(whsec(0), body))
+        other = post(service.app, "/events/billing", body, signed(whsec(2), body))
+        assert [first.json()["status"], other.json()["status"]] == ["processed", "processed"]
+        assert effects == [("crm", "evt-1"), ("billing", "evt-1")]
+
+    def test_the_key_of_the_route(self, service: Service, effects: list[Any]) -> None:
+        """A route has a key, hints and policies of its own."""
+        bodies = [b'{"meta": {"id": 1}, "conversation": 7}', b'{"meta": {"id": 2}, "conversation": 7}', b"{}"]
+        answers = [post(service.app, "/events/open", body).json()["status"] for body in bodies]
+        assert answers == ["processed", "duplicate", "unguarded"]
+        assert effects == [("open", "1"), ("open", None)]
+
+    def test_places_that_are_not_there(self, service: Service) -> None:
+        """Where routes are described, only these are served; no answer tells their names."""
+        for path in ("/events", "/events/", "/events/none", "/events/crm/", "/events/crm/x", "/events/CRM"):
+            answer = post(service.app, path, b'{"id": 1}')
+            assert (answer.status_code, "crm" in answer.text) == (404, False)
+
+    def test_same_key_other_content(self, service: Service) -> None:
+        """Other content under a known key is a conflict, never a duplicate."""
+        bodies = [b'{"id": "evt-1", "n": 1}', b'{"id": "evt-1", "n": 2}']
+        answers = [post(service.app, "/events/crm", body, signed(whsec(0), body)) for body in bodies]
+        assert [answer.json()["status"] for answer in answers] == ["processed", "conflict"]
+
+
+class TestLimits:
+    def test_too_many_a_second(self, service: Service) -> None:
+        """A route that sends too fast is 429 with Retry-After; the others are unaffected."""
+        requests: list[tuple[str, bytes, dict[str, str]]] = []
+        for number in range(8):
+            body = b'{"id": %d}' % number
+            requests.append(("/events/billing", body, signed(whsec(2), body)))
+        requests.append(("/events/open", b'{"conversation": 1}', {}))
+        answers = posted(service.app, requests)
+        codes = [answer.status_code for answer in answers]
+        assert codes[:5] == [200] * 5
+        assert codes[-1] == 200
+        assert 429 in codes[5:8]
+        assert answers[codes.index(429)].headers["retry-after"] == "1"
+
+    def test_only_what_is_signed_counts(self, service: Service) -> None:
+        """What is refused uses up nothing: no stranger can have a route's senders refused."""
+        body = b'{"id": 1}'
+        requests = [("/events/billing", body, signed(whsec(0), body)) for _ in range(20)]
+        codes = {answer.status_code for answer in posted(service.app, requests)}
+        assert codes == {401}
+        assert post(service.app, "/events/billing", body, signed(whsec(2), body)).status_code == 200
+
+    def test_events_count_not_requests(self) -> None:
+        """A request with many events uses up as much as many requests."""
+        clock = ManualClock(0)
+        rate = Rate(10, clock)
+        rate.spend(35)
+        assert rate.wait() == 3
+        clock.advance(2_600_000)
+        assert rate.wait() == 0
+
+    def test_live_keys(self) -> None:
+        """A route that has as many events remembered as it may is 429 until some are forgotten; copies add nothing."""
+        clock = ManualClock(1_000_000_000)
+        gate = Gate(MemoryStore(clock=clock), retention="60s")
+        app = _app(gate, limits=Limits(None, LiveKeys(3, 60_000_000, clock)))
+        answers = posted(app, [("/events", b'{"id": %d}' % number, {}) for number in (1, 1, 2, 2, 3, 4)])
+        assert [answer.status_code for answer in answers] == [200] * 5 + [429]
+        assert 55 <= int(answers[-1].headers["retry-after"]) <= 62
+        clock.advance(62_000_000)
+        assert post(app, "/events", b'{"id": 4}').status_code == 200
+        gate.close()
+
+    def test_live_keys_of_the_store(self) -> None:
+        """What the store remembers from before counts too."""
+        store = MemoryStore()
+        gate = Gate(store)
+        gate.run_batch([{"id": number} for number in range(3)], lambda event: None)
+        limit = LiveKeys(3, 60_000_000, wall)
+        assert limit.wait() == 0
+        limit.count_in(store.browse())
+        assert limit.wait() > 0
+        gate.close()
+
+    def test_room(self) -> None:
+        """More requests or bytes than there is room for are 503 with Retry-After; what leaves makes room."""
+        room = Room(2, 100)
+        gate = Gate("memory://")
+        app = _app(gate, room=room)
+        room.enter()
+        room.hold(90)
+        small, large = b'{"id": 1}', b'{"id": "%s"}' % (b"x" * 20)
+        answers = posted(app, [("/events", small, {}), ("/events", large, {}), ("/events", small, {})])
+        assert [answer.status_code for answer in answers] == [200, 503, 200]
+        assert answers[1].headers["retry-after"] == "5"
+        room.enter()
+        assert post(app, "/events", small).status_code == 503
+        room.leave(90)
+        assert post(app, "/events", large).status_code == 200
+        gate.close()
+
+
+class TestReadiness:
+    def test_a_store_that_does_not_answer(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without its store the service is alive but not ready, and it says no more than that."""
+        assert [_get(service.app, path).status_code for path in ("/healthz", "/readyz")] == [200, 200]
+
+        def away(*_: object) -> None:
+            raise StoreUnavailable("the disk at /secret/place is gone")
+
+        monkeypatch.setattr(service._store, "load", away)
+        assert [_get(service.app, path).status_code for path in ("/healthz", "/readyz")] == [200, 503]
+        assert "secret" not in _get(service.app, "/readyz").text
+
+    def test_nothing_runs_any_more(self, caplog: pytest.LogCaptureFixture) -> None:
+        """When what runs the events has ended by an error, the service says that it is no longer well."""
+        gate = Gate("memory://")
+        app = _app(gate)
+
+        async def main() -> httpx.Response:
+            await app._at_work(Broken("default", app._doors["/events"].taking, Metrics()), asyncio.Event())
+            transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.get("/healthz")
+
+        assert asyncio.run(main()).status_code == 503
+        assert "no longer run" in caplog.text
+        gate.close()
+
+    def test_about_to_stop(self, service: Service, effects: list[Any]) -> None:
+        """Once it is told to stop it is not ready, and what is sent all the same is 503 and not claimed."""
+        service.app.drain()
+        assert _get(service.app, "/readyz").status_code == 503
+        answer = post(service.app, "/events/open", b'{"conversation": 1}')
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert effects == []
+
+
+class TestProxies:
+    @pytest.mark.parametrize(
+        ("client", "said", "sender"),
+        [
+            ("203.0.113.9", "198.51.100.1", "203.0.113.9"),
+            ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
+            ("10.0.0.1", "6.6.6.6, 198.51.100.1, 10.0.0.2", "198.51.100.1"),
+            ("10.0.0.1", "6.6.6.6, not an address", "10.0.0.1"),
+            ("10.0.0.1", "", "10.0.0.1"),
+            ("::1", "2001:db8::1", "2001:db8::1"),
+        ],
+    )
+    def test_who_is_believed(self, client: str, said: str, sender: str) -> None:
+        """X-Forwarded-For counts only from proxies that were named, and only up to the first that was not."""
+        proxies = Proxies(networks(["10.0.0.0/8", "::1"], "here"))
+        headers = [(b"x-forwarded-for", said.encode())]
+        assert proxies.sender({"client": (client, 1), "headers": headers}) == sender
+
+    def test_nobody_by_default(self) -> None:
+        """Without proxies in the settings, not even this machine is believed."""
+        headers = [(b"x-forwarded-for", b"6.6.6.6")]
+        assert Proxies().sender({"client": ("127.0.0.1", 1), "headers": headers}) == "127.0.0.1"
+
+
+def _get(app: App, path: str) -> httpx.Response:
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get(path)
+
+    return asyncio.run(main())
+
+
+def _app(gate: Gate, *, room: Room | None = None, **door: Any) -> App:
+    metrics = Metrics()
+    taking = Inline(gate, lambda event: None, ThreadPoolExecutor(1))
+    return App({"/events": Door("default", taking, metrics, **door)}, metrics, room=room)

@@ -1,0 +1,140 @@
+"""What the service tells of itself: health, readiness, metrics, and a description that is true."""
+
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from oncegate.service.openapi import DOCUMENT
+from tests.service.running import Service, until
+from tests.service.test_routes import signed
+from tests.signatures.sending import whsec
+
+TOML = """
+[serve]
+signature = "none"
+mode = "inline"
+
+[route.crm]
+signature = "standard-webhooks"
+secret_env = "CRM_SECRET"
+max_rate = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("telling")
+    with Service(folder, toml=TOML, environ={"CRM_SECRET": whsec(1)}) as service:
+        yield service
+
+
+def metrics(service: Service) -> dict[tuple[str, ...], float]:
+    """Every sample by its name and labels."""
+    answer = service.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    families = text_string_to_metric_families(answer.text)
+    return {
+        (sample.name, *(f"{name}={value}" for name, value in sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_deliveries_are_counted(service: Service) -> None:
+    """What became of each event is counted by route, status and kind, by what the gate tells."""
+    for _ in range(3):
+        service.post({"id": "counted"})
+    service.post("{")
+    delivered = ("oncegate_deliveries_total", "kind=redelivery", "route=default", "status=duplicate")
+    until(lambda: metrics(service).get(delivered) == 2)
+    found = metrics(service)
+    assert found["oncegate_deliveries_total", "kind=", "route=default", "status=processed"] == 1
+    assert found["oncegate_deliveries_total", "kind=", "route=default", "status=invalid"] == 1
+    assert found["oncegate_latency_seconds_count", "route=default"] >= 4
+    assert found["oncegate_in_hand",] == 0
+
+
+def test_refusals_are_counted(service: Service) -> None:
+    """So are refused signatures, and what was one too many."""
+    body = b'{"id": "signed"}'
+    assert service.post(body, "/events/crm").status_code == 401
+    codes = [service.post(body, "/events/crm", headers=signed(whsec(1), body)).status_code for _ in range(4)]
+    assert 429 in codes
+    found = metrics(service)
+    assert found["oncegate_signature_refusals_total", "route=crm"] == 1
+    assert found["oncegate_limited_total", "route=crm"] >= 1
+    assert found["oncegate_signature_refusals_total", "route=default"] == 0
+
+
+def test_every_metric_is_documented(service: Service) -> None:
+    """The guide names each metric that there is, and no other."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "webhooks.md").read_text()
+    shown = service.client.get("/metrics").text
+    there_are = {line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE") and "_created" not in line}
+    listed = {line.split("`")[1].partition("{")[0] for line in guide.splitlines() if line.startswith("| `oncegate_")}
+    assert there_are == listed
+
+
+def test_the_welcome(service: Service) -> None:
+    """Whoever starts it is told which places are signed, and loudly which are not."""
+    assert f"POST {service.url}/events/crm  signed by standard-webhooks" in service.welcome
+    assert f"POST {service.url}/events  unsigned: whoever can reach it may send" in service.welcome
+
+
+def test_the_description_is_true(service: Service) -> None:
+    """Whatever is sent by the description, good or bad, is answered as it says."""
+    assert service.client.get("/openapi.json").json() == DOCUMENT
+    command = [
+        str(Path(sys.executable).parent / "schemathesis"),
+        "run",
+        f"{service.url}/openapi.json",
+        "--checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+        "--max-examples=15",
+        "--no-color",
+        "--phases=examples,fuzzing",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=service.folder)
+    assert done.returncode == 0, done.stdout[-5_000:]
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[Service]:
+    """A service with a certificate of its own."""
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"),
+        *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+    ]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    with Service(tmp_path, "--tls-cert", "cert.pem", "--tls-key", "key.pem", verify=trusting) as service:
+        yield service
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate: apt install openssl")
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_tls(secure: Service, tmp_path: Path) -> None:
+    """With a certificate the service speaks TLS 1.2 and 1.3, nothing older, and nothing in the clear."""
+    assert secure.url.startswith("https://")
+    assert secure.post({"id": 1}).status_code == 200
+    spoken = {version: _speaks(secure, tmp_path, version) for version in ssl.TLSVersion if version > 0}
+    assert {version.name for version, it_does in spoken.items() if it_does} == {"TLSv1_2", "TLSv1_3"}
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(secure.url.replace("https", "http") + "/healthz", trust_env=False)
+
+
+def _speaks(service: Service, folder: Path, version: ssl.TLSVersion) -> bool:
+    context = ssl.create_default_context(cafile=folder / "cert.pem")
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    try:
+        context.minimum_version = context.maximum_version = version
+        with service.connect() as plain, context.wrap_socket(plain, server_hostname="127.0.0.1"):
+            return True
+    except (ssl.SSLError, ValueError):
+        return False

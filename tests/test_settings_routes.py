@@ -1,0 +1,162 @@
+"""Routes in the settings file: what each may say, what it inherits, and that secrets stay out of it."""
+
+from pathlib import Path
+
+import pytest
+
+from oncegate.errors import SettingError
+from oncegate.service.routes import is_open, name_of, routes_of, verifier_for
+from oncegate.settings import Settings, examine, load
+from oncegate.settings.secrets import secrets_of
+
+ROUTES = """
+retention = "7d"
+max_attempts = 3
+
+[serve]
+handler = "app:everything"
+max_rate = 100
+
+[read]
+time = "at"
+
+[route.genesys]
+signature = "standard-webhooks"
+secret_env = ["ONCEGATE_GENESYS", "NEXT"]
+key = "event_id"
+retention = "2d"
+
+[route.genesys.read]
+id = "meta.id"
+
+[route.crm]
+signature = "hmac"
+signature_options = ["header=X-Signature", "prefix=sha256="]
+secret_file = "crm.secret"
+namespace = "customers"
+handler = "app:on_case"
+max_rate = 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def settings(toml: str = ROUTES, environ: dict[str, str] | None = None) -> Settings:
+    Path("oncegate.toml").write_text(toml)
+    return load(environ=environ or {})
+
+
+def problems(table: str) -> list[str]:
+    Path("oncegate.toml").write_text(f"[route.crm]\n{table}")
+    return examine(environ={})[1]
+
+
+class TestRoutes:
+    def test_what_it_says_and_what_it_inherits(self) -> None:
+        """A route has all settings, with what its table says instead; the namespace is its name unless it says one."""
+        found = settings()
+        genesys, crm = found.routes["genesys"], found.routes["crm"]
+        assert (genesys["retention"], crm["retention"], found["retention"]) == ("2d", "7d", "7d")
+        assert (genesys["max_attempts"], genesys["key"], crm["key"]) == (3, "event_id", "auto")
+        assert (genesys["namespace"], crm["namespace"], found["namespace"]) == ("genesys", "customers", "default")
+        assert (genesys["serve.handler"], crm["serve.handler"]) == ("app:everything", "app:on_case")
+        assert (genesys["serve.max_rate"], crm["serve.max_rate"]) == (100, 5)
+        assert (genesys["read.id"], genesys["read.time"], crm["read.id"]) == ("meta.id", "at", None)
+
+    def test_no_signature_is_inherited(self) -> None:
+        """How /events is signed says nothing of the routes: each names its own."""
+        toml = '[serve]\nsignature = "none"\n[route.crm]\nnamespace = "x"'
+        Path("oncegate.toml").write_text(toml)
+        assert any("it has no signature" in problem for problem in examine(environ={})[1])
+
+    def test_paths(self) -> None:
+        """Routes are served under /events; /events itself if it was described, or if nothing else was."""
+        assert list(routes_of(settings())) == ["/events/genesys", "/events/crm"]
+        assert list(routes_of(settings(""))) == ["/events"]
+        both = settings('[serve]\nsignature = "none"\n[route.crm]\nsignature = "none"')
+        assert {path: (name_of(path), is_open(route)) for path, route in routes_of(both).items()} == {
+            "/events/crm": ("crm", False),
+            "/events": ("default", False),
+        }
+        assert is_open(settings(""))
+
+    @pytest.mark.parametrize(
+        ("table", "said"),
+        [
+            ('key = "auto"', 'it has no signature; name how it is signed, or say signature = "none"'),
+            ('signature = "none"\nsecret = "hunter2"', 'write secret_env = "ITS_NAME"'),
+            ('signature = "none"\nretenton = "1d"', "there is no setting of a route retenton; did you mean retention?"),
+            ('signature = "none"\nretention = 5', "retention=5 is not a duration"),
+            ('signature = "none"\nmax_rate = 0', "max_rate=0 must be a whole number, 1 or more, or off"),
+            ('signature = "none"\nstore = "memory://"', "there is no setting of a route store"),
+            ('signature = "none"\nlease = "30d"', "retention='7d' is shorter than lease='30d'"),
+            ('signature = "none"\nread = 1', "there is no setting of a route read"),
+            ('signature = "none"\n[route.crm.read]\nidd = "a"', "there is no setting of a route idd; did you mean id?"),
+            ('signature = "cxone"\non_conflict = "duplicate"', "would drop what was signed"),
+            (
+                'signature = "none"\n[route.b]\nsignature = "none"\nnamespace = "crm"',
+                "namespace='crm' is that of crm too",
+            ),
+            ('signature = "none"\n[route."A/b"]\nsignature = "none"', "a route is named with small letters"),
+        ],
+    )
+    def test_mistakes(self, table: str, said: str) -> None:
+        """A mistake is named with its route, and never with what may be a secret."""
+        (problem,) = problems(table)
+        assert problem.startswith("oncegate.toml [route.")
+        assert said in problem
+        assert "hunter2" not in problem
+
+    def test_no_tables(self) -> None:
+        """What should be a table and is not is said to be none."""
+        for toml, said in (("route = 5", "route=5 must be a table"), ("[route]\ncrm = 5", "it must be a table")):
+            Path("oncegate.toml").write_text(toml)
+            assert said in examine(environ={})[1][0]
+
+
+class TestSecrets:
+    def test_from_variables_and_files(self, folder: Path) -> None:
+        """Secrets come from variables, whatever they are called, and from files; white space around them is none of
+        theirs."""
+        (folder / "crm.secret").write_text("a secret that is long enough\n")
+        found = settings(environ={"ONCEGATE_GENESYS": "now"})
+        assert secrets_of(found.routes["genesys"], {"ONCEGATE_GENESYS": " now", "NEXT": "next"}) == {
+            "ONCEGATE_GENESYS": "now",
+            "NEXT": "next",
+        }
+        verifier = verifier_for(found.routes["crm"])
+        assert verifier is not None
+        assert verifier.labels == ("crm.secret",)
+
+    @pytest.mark.parametrize(
+        ("table", "said"),
+        [
+            ('signature = "cxone"', "needs its secret"),
+            ('signature = "cxone"\nsecret_env = "UNSET_HERE"', "the variable UNSET_HERE is not set"),
+            ('signature = "cxone"\nsecret_env = "hunter2!"', "it takes the name of a variable"),
+            ('signature = "cxone"\nsecret_file = "nowhere"', "there is no file nowhere"),
+            ('signature = "cxone"\nsecret_file = "."', "the file . cannot be read"),
+            ('signature = "cxone"\nsecret_file = "empty"', "the file empty is empty"),
+            ('signature = "cxone"\nsecret_file = "bytes"', "does not hold text"),
+            ('signature = "cxon"\nsecret_file = "good"', "did you mean cxone?"),
+            ('signature = "none"\nsecret_file = "good"', "there is a secret, but no signature"),
+            ('signature = "cxone"\nsecret_file = "short"', "it needs"),
+            ('signature = "hmac"\nsignature_options = ["header"]\nsecret_file = "good"', "write it like header=x-sig"),
+        ],
+    )
+    def test_that_cannot_be_used(self, folder: Path, table: str, said: str) -> None:
+        """What is wrong with a secret is said with its place, and never with what may be the secret."""
+        (folder / "empty").write_text(" \n")
+        (folder / "bytes").write_bytes(b"\xff\xfe\x00")
+        (folder / "good").write_text("hunter2 and some more of it")
+        (folder / "short").write_text("hunter2")
+        route = settings(f"[route.crm]\n{table}").routes["crm"]
+        with pytest.raises(SettingError) as error:
+            verifier_for(route)
+        assert said in str(error.value)
+        assert str(error.value).startswith("oncegate.toml [route.crm], ")
+        assert "hunter2" not in str(error.value)
