@@ -13,6 +13,7 @@ def test_public_names() -> None:
         "arun",
         "close",
         "counts",
+        "drain",
         "inbox",
         "keep",
         "lambda_handler",
