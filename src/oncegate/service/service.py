@@ -14,7 +14,7 @@ from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App, Room
-from oncegate.service.door import Door, Limits
+from oncegate.service.door import NO_LIMITS, Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.metrics import Metrics
 from oncegate.service.routes import name_of, routes_of, verifier_for
@@ -116,6 +116,8 @@ class Service:
 
 def _limits(route: Settings) -> Limits:
     rate, keys = route["serve.max_rate"], route["serve.max_live_keys"]
+    if rate is None and keys is None:
+        return NO_LIMITS
     return Limits(
         None if rate is None else Rate(rate, since_boot),
         None if keys is None else LiveKeys(keys, microseconds(route["retention"]), wall),
