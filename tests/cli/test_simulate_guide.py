@@ -36,6 +36,15 @@ def test_every_option_is_in_the_guide() -> None:
     assert set(re.findall(r"--[a-z]+", TEXT)) == options - {"--output"} | {"--effects", "--key", "--store"}
 
 
+def test_defaults() -> None:
+    """Of the copies, the first four are made as shown if nothing is said, and the others not at all."""
+    rows = dict(re.findall(r"^\| `--([a-z]+) ([\d.]+)`", TEXT, re.MULTILINE))
+    defaults = {each.name: str(each.default) for each in cli.commands["simulate"].params if each.name in rows}
+    assert list(rows) == list(defaults) == ["copies", "reemit", "rewrap", "replay", "echo", "conflict", "invalid"]
+    shown = list(rows.values())
+    assert list(defaults.values()) == [*shown[:4], "0.0", "0.0", "0.0"]
+
+
 def test_links_lead_somewhere() -> None:
     """As those of the other guides do."""
     test_guide.test_links_lead_somewhere(PAGE)

@@ -31,7 +31,7 @@ def readme(tmp_path: Path, redis: RedisServer) -> Iterator[Readme]:
 
 
 def test_it_does_what_it_says(readme: Readme) -> None:
-    """Two hundred events with their copies open two hundred cases, by two workers, both of which have their share."""
+    """A hundred events with their copies open a hundred cases, whichever of two workers takes them."""
     _redis, emulator, up, *workers, simulate, verify = readme.commands("Try it without AWS")
     readme.start(emulator)
     until(lambda: answers(readme.ports[AWS], "/_ministack/health"), "the emulator", 30)
@@ -39,8 +39,8 @@ def test_it_does_what_it_says(readme: Readme) -> None:
     for worker in workers:
         readme.start(worker)
     assert "Sent " in readme.done(simulate)
-    until(lambda: readme.effects() >= 200, "all events to take effect", 60)
-    assert readme.done(verify).startswith("Exactly once: 200 events, 200 effects; ")
+    until(lambda: readme.effects() >= 100, "all events to take effect", 60)
+    assert readme.done(verify).startswith("Exactly once: 100 events, 100 effects; ")
     readme.close()
-    logs = [(readme.folder / f"worker-{number}.jsonl").read_text() for number in (1, 2)]
-    assert all('"status":"processed"' in log for log in logs), logs
+    logs = "".join((readme.folder / f"worker-{number}.jsonl").read_text() for number in (1, 2))
+    assert logs.count('"status":"processed"') == 100

@@ -282,6 +282,14 @@ class TestAge:
         assert handler.runs == []
         assert len(store.dead_letters()) == 2
 
+    def test_seen(self, store: MemoryStore, wall: ManualClock) -> None:
+        """`seen` says yes to what is too old to run, and keeps it, also if it is other content under a known key."""
+        gate = Gate(store, max_age="1h", on_too_old="bury", on_conflict="run", wall=wall)
+        assert not gate.seen(self.event())
+        wall.advance("3h")
+        assert gate.seen(Event(source="plain", id="1", body={"other": True}, raw=b"{}", occurred_at=NOON))
+        assert len(store.dead_letters()) == 1
+
     def test_never_unguarded(self, stumbling: Stumbling, wall: ManualClock, handler: Handler) -> None:
         """What is to be buried for its age does not run without a claim either, for want of a store or of a key."""
         wishes: Any = {"max_age": "1h", "on_too_old": "bury", "wall": wall, "key": keys.event_id}

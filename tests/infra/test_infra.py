@@ -12,6 +12,7 @@ import pytest
 
 from oncegate import open_store
 from oncegate.cli import exits
+from oncegate.infra.rights import document
 from tests.cli.conftest import Run
 from tests.infra.conftest import Aws, Infra, zipped
 from tests.stores.dynamo_server import CREDENTIALS, REGION
@@ -34,6 +35,11 @@ handler = Gate(os.environ["ONCEGATE_STORE"]).lambda_handler(open_case)
 def actions(out: str) -> Counter[str]:
     """How many parts the JSON of a plan has to create, change and keep."""
     return Counter(part["action"] for part in json.loads(out)["parts"])
+
+
+def changes(out: str) -> dict[str, str]:
+    """What of each kind was changed."""
+    return {part["part"]: part["why"] for part in json.loads(out)["parts"] if part["action"] == "change"}
 
 
 def put(aws: Aws, number: int, bus: str = "default") -> None:
@@ -127,16 +133,26 @@ class TestUp:
         other = json.loads(found["Policy"])["Statement"][0] | {"Sid": "Theirs"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [other]})
         aws["sqs"].set_queue_attributes(QueueUrl=url, Attributes={"VisibilityTimeout": "5", "Policy": policy})
-        aws["dynamodb"].update_time_to_live(
-            TableName="drift-claims", TimeToLiveSpecification={"Enabled": False, "AttributeName": "expiresAt"}
+        for enabled, attribute in ((False, "expiresAt"), (True, "leaseUntil")):
+            sweep = {"Enabled": enabled, "AttributeName": attribute}
+            aws["dynamodb"].update_time_to_live(TableName="drift-claims", TimeToLiveSpecification=sweep)
+        units = {"ReadCapacityUnits": 5, "WriteCapacityUnits": 5}
+        index = {"Update": {"IndexName": "unfinished", "ProvisionedThroughput": units}}
+        aws["dynamodb"].update_table(
+            TableName="drift-claims",
+            BillingMode="PROVISIONED",
+            ProvisionedThroughput=units,
+            GlobalSecondaryIndexUpdates=[index],
         )
-        aws["events"].disable_rule(Name="drift-events")
-        aws["events"].remove_targets(Rule="drift-events", Ids=["drift"])
+        pattern = json.dumps({"source": [{"prefix": "aws.partner/genesys.com"}], "detail-type": ["v2.audits"]})
+        aws["events"].put_rule(Name="drift-events", EventPattern=pattern, State="DISABLED")
+        (target,) = aws["events"].list_targets_by_rule(Rule="drift-events")["Targets"]
+        aws["events"].put_targets(Rule="drift-events", Targets=[target | {"InputPath": "$.detail"}])
         _, out, _ = infra("infra", "up", "--name", "drift", "--dry-run", "--output", "json")
         assert {(part["part"], part["name"]): part["why"] for part in json.loads(out)["parts"] if part["why"]} == {
             ("queue", "drift-events"): "VisibilityTimeout",
-            ("table", "drift-claims"): "TimeToLiveSpecification",
-            ("rule", "drift-events"): "State, Targets",
+            ("table", "drift-claims"): "BillingMode, TimeToLiveSpecification",
+            ("rule", "drift-events"): "State, EventPattern, Targets",
         }
         assert actions(out) == {"create": 1, "change": 3, "keep": 2}
         infra("infra", "up", "--name", "drift")
@@ -186,6 +202,49 @@ class TestFunctions:
         rights = aws["iam"].get_role_policy(RoleName=f"direct-function-{REGION}", PolicyName="oncegate")
         assert "*" not in {item for one in rights["PolicyDocument"]["Statement"] for item in one["Action"]}
         assert actions(infra(*made, "--dry-run", "--output", "json")[1]) == {"keep": 8}
+
+    def test_what_drifted_is_put_right(self, infra: Infra, aws: Aws, package: str) -> None:
+        """So it is with the parts of a function, of which variables and policies that others added stay."""
+        direct = ("infra", "up", "--name", "bent", *as_function(package))
+        queued = ("infra", "up", "--name", "bent", "--queue", *as_function(package))
+        infra(*direct)
+        infra(*queued)
+        function, role = "bent-function", f"bent-function-{REGION}"
+        found = aws["lambda"].get_function_configuration(FunctionName=function)["Environment"]["Variables"]
+        variables = {**found, "ONCEGATE_STORE": "memory://", "THEIRS": "1"}
+        aws["lambda"].update_function_configuration(
+            FunctionName=function, Timeout=3, Environment={"Variables": variables}
+        )
+        (mapping,) = aws["lambda"].list_event_source_mappings(FunctionName=function)["EventSourceMappings"]
+        aws["lambda"].update_event_source_mapping(UUID=mapping["UUID"], BatchSize=1, Enabled=False)
+        aws["lambda"].put_function_event_invoke_config(FunctionName=function, MaximumRetryAttempts=0)
+        aws["lambda"].remove_permission(FunctionName=function, StatementId="OncegateRule")
+        aws["lambda"].add_permission(
+            FunctionName=function,
+            StatementId="OncegateRule",
+            Action="lambda:InvokeFunction",
+            Principal="events.amazonaws.com",
+        )
+        nothing = json.dumps(document({"Effect": "Deny", "Action": "*", "Resource": "*"}))
+        for policy in ("oncegate", "theirs"):
+            aws["iam"].put_role_policy(RoleName=role, PolicyName=policy, PolicyDocument=nothing)
+        assert changes(infra(*queued, "--output", "json")[1]) == {
+            "role": "Policies",
+            "function": "Timeout, Environment",
+            "mapping": "BatchSize, Enabled",
+        }
+        assert changes(infra(*direct, "--output", "json")[1]) == {
+            "role": "Policies",
+            "permission": "SourceArn",
+            "retries": "DestinationConfig, MaximumRetryAttempts",
+            "rule": "Targets",
+        }
+        assert changes(infra(*direct, "--output", "json")[1]) == {}
+        found = aws["lambda"].get_function_configuration(FunctionName=function)["Environment"]["Variables"]
+        assert (found["THEIRS"], found["ONCEGATE_STORE"][:11]) == ("1", "dynamodb://")
+        assert sorted(aws["iam"].list_role_policies(RoleName=role)["PolicyNames"]) == ["oncegate", "theirs"]
+        _, out, _ = infra("infra", "down", "--name", "bent", "--yes")
+        assert out.count("deleted  ") == 7
 
     def test_behind_the_queue(self, infra: Infra, aws: Aws, package: str) -> None:
         """With a queue between, the mapping reports failures one by one; new code is a change, and all of it goes."""

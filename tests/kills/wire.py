@@ -1,12 +1,13 @@
 """The wire: lets a worker pass a point when the bytes of a request are out and nothing of the answer was read."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import psycopg
 from psycopg.waiting import Wait
+from redis.connection import AbstractConnection
 
-from oncegate.stores.redis.wire import Command, Link
+from oncegate.stores.redis.wire import Link
 from tests.kills.points import Trap, asking
 
 
@@ -24,13 +25,17 @@ def _sent(trap: Trap) -> None:
 
 
 def _watch_redis(sent: Callable[[], None]) -> None:
-    send = Link.send
+    """What the store says, and what redis-py says to make a connection."""
+    for kind, name in ((Link, "send"), (AbstractConnection, "send_packed_command")):
+        setattr(kind, name, _watched(getattr(kind, name), sent))
 
-    def watched(self: Link, commands: Sequence[Command]) -> None:
-        send(self, commands)
+
+def _watched(send: Callable[..., None], sent: Callable[[], None]) -> Callable[..., None]:
+    def watched(*arguments: Any, **settings: Any) -> None:
+        send(*arguments, **settings)
         sent()
 
-    setattr(Link, "send", watched)  # noqa: B010  # mypy takes a method for fixed
+    return watched
 
 
 def _watch_postgres(sent: Callable[[], None]) -> None:

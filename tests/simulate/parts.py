@@ -16,7 +16,7 @@ from oncegate.simulate.verifying import Judgement, effects, judge
 Effects = list[str]
 
 
-def plan(events: int = 300, **wishes: float) -> Plan:
+def plan(events: int = 200, **wishes: float) -> Plan:
     return Plan(events=events, rate=1_000, seed=5, wishes=Wishes(**wishes))  # type: ignore[arg-type]
 
 

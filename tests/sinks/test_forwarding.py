@@ -191,6 +191,11 @@ class TestAnswers:
             with _Speaker(answer) as port:
                 assert said(to(f"http://127.0.0.1:{port}")).endswith("broke off, or did not answer in HTTP")
 
+    def test_an_answer_that_breaks_off(self, to: Callable[..., Forward]) -> None:
+        """A receiver that has said 200 has taken the event, whatever becomes of the rest of its answer."""
+        with _Speaker(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc") as port:
+            to(f"http://127.0.0.1:{port}")(EVENT)
+
     def test_slow(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
         """A receiver that does not answer in time has failed, and the handler does not wait longer."""
         receiver.hold.clear()

@@ -35,9 +35,15 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that stops waits a moment for its open poll; here nothing comes of it."""
-    monkeypatch.setattr("oncegate.work.sqs.session._LAST_POLL", 0.05)
+def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that stops waits a moment for its open polls, which matters only where it lets go of something."""
+    if "patient" not in request.fixturenames:
+        monkeypatch.setattr("oncegate.work.sqs.session._LAST_POLL", 0.05)
+
+
+@pytest.fixture
+def patient() -> None:
+    """This test is about what is let go."""
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class Queue:
     def visible(self) -> int:
         return int(self._attributes(_COUNTS[0])[_COUNTS[0]])
 
-    def until_empty(self, patience: float = 20) -> None:
+    def until_empty(self, patience: float = 60) -> None:
         until(lambda: self.left() == 0, f"{self.name} to be worked off", patience)
 
     def delete(self) -> None:
@@ -110,7 +110,7 @@ def working(worker: Worker) -> Iterator[None]:
         except BaseException as error:  # noqa: BLE001  # raised again by whoever waits
             raised.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield

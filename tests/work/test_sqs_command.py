@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -58,6 +59,12 @@ class Process:
             text=True,
         )
 
+    def kill(self) -> None:
+        """Whatever a test came to, nothing of it stays behind."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
     def send(self, what: signal.Signals) -> None:
         self._process.send_signal(what)
 
@@ -68,16 +75,33 @@ class Process:
         return self._process.returncode, [json.loads(line) for line in (out or "").splitlines()], err or ""
 
 
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path, queue: Queue) -> Iterator[Start]:
+    """Start a worker of the queue, on a store and with options."""
+    started = []
+
+    def start(store: str, *options: str, terminal: int | None = None) -> Process:
+        started.append(Process(tmp_path, queue, store, *options, terminal=terminal))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
 def lines(path: Path) -> list[tuple[int, int]]:
     """Which process, and for which event."""
     return [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []  # type: ignore[misc]
 
 
-def test_two_processes_share_a_queue(queue: Queue, redis: RedisServer, tmp_path: Path) -> None:
+def test_two_processes_share_a_queue(queue: Queue, start: Start, redis: RedisServer, tmp_path: Path) -> None:
     """Each event, though sent twice, has one effect, whichever process it falls to; both take part, log a line for
     each event and end in peace."""
     options = ("--in-hand", "4", "--batch", "2", "--lease", "2s", "--namespace", "shared")
-    workers = [Process(tmp_path, queue, redis.url, *options) for _ in range(2)]
+    workers = [start(redis.url, *options) for _ in range(2)]
     queue.send(*(call(number % 30, waits=True) for number in range(60)))
     until(lambda: len({process for process, _ in lines(tmp_path / "begun")}) == 2, "both to begin")
     (tmp_path / "go").touch()
@@ -94,11 +118,11 @@ def test_two_processes_share_a_queue(queue: Queue, redis: RedisServer, tmp_path:
     assert statuses["duplicate"] == 30
 
 
-def test_sigterm_drains(queue: Queue, tmp_path: Path) -> None:
+def test_sigterm_drains(queue: Queue, start: Start, tmp_path: Path) -> None:
     """What runs comes to its end and leaves the queue; the rest is visible at once, and its events are free."""
     store = f"sqlite:///{tmp_path}/claims.db"
     queue.send(call(1, "c-1", waits=True), call(2, "c-1"), call(3, "c-1"))
-    worker = Process(tmp_path, queue, store)
+    worker = start(store)
     until(lambda: len(lines(tmp_path / "begun")) == 1, "the first to begin")
     worker.send(signal.SIGTERM)
     until(lambda: queue.visible() == 2, "the others to be let go")
@@ -112,28 +136,28 @@ def test_sigterm_drains(queue: Queue, tmp_path: Path) -> None:
     claims.close()
 
 
-def test_a_handler_that_does_not_end_holds_up_nobody(queue: Queue, tmp_path: Path) -> None:
+def test_a_handler_that_does_not_end_holds_up_nobody(queue: Queue, start: Start, tmp_path: Path) -> None:
     """When the time to drain is over the process ends, and says what it left."""
     queue.send(call(1, waits=True))
-    worker = Process(tmp_path, queue, "memory://", "--drain", "100ms")
+    worker = start("memory://", "--drain", "100ms")
     until(lambda: len(lines(tmp_path / "begun")) == 1, "the handler to begin")
     began = time.monotonic()
     code, _, said = worker.end(signal.SIGINT)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert code == exits.FAILED
     assert "1 handler did not end within 100ms" in said
 
 
-def test_sigkill_leaves_the_event_to_another(queue: Queue, redis: RedisServer, tmp_path: Path) -> None:
+def test_sigkill_leaves_the_event_to_another(queue: Queue, start: Start, redis: RedisServer, tmp_path: Path) -> None:
     """When a worker is killed in the middle, another does its event once the lease and the visibility are over."""
     options = ("--lease", "1s", "--visibility", "1s", "--namespace", "killed")
     queue.send(call(1, waits=True))
-    first = Process(tmp_path, queue, redis.url, *options)
+    first = start(redis.url, *options)
     until(lambda: len(lines(tmp_path / "begun")) == 1, "the handler to begin")
     code, log, _ = first.end(signal.SIGKILL)
     assert (code, log) == (-signal.SIGKILL, [])
     (tmp_path / "go").touch()
-    second = Process(tmp_path, queue, redis.url, *options)
+    second = start(redis.url, *options)
     queue.until_empty()
     code, log, _ = second.end()
     assert code == exits.OK
@@ -141,17 +165,19 @@ def test_sigkill_leaves_the_event_to_another(queue: Queue, redis: RedisServer, t
     assert [number for _, number in lines(tmp_path / "effects")] == [1]
 
 
-def test_figures_on_a_terminal(queue: Queue, tmp_path: Path) -> None:
+def test_figures_on_a_terminal(queue: Queue, start: Start) -> None:
     """On a terminal there is a line of figures that moves, and above it what was not taken."""
     ours, theirs = pty.openpty()
     queue.send(call(1), call(1), call(2, fails=True))
-    worker = Process(tmp_path, queue, "memory://", terminal=theirs)
+    worker = start("memory://", terminal=theirs)
     os.close(theirs)
+    expected = [
+        rb"processed .*?1 .*duplicates .*?1 .*failed .*?1 ",
+        rb"failed .*evt-2  Failed at attempt 1: ValueError: boom",
+    ]
     shown = b""
-    while not re.search(rb"processed .*?1 .*duplicates .*?1 .*failed .*?1 ", shown):
+    while not all(re.search(pattern, shown) for pattern in expected):
         shown += os.read(ours, 65_536)
-    assert b"evt-2" in shown
-    assert b"Failed at attempt 1: ValueError: boom" in shown
     assert worker.end(signal.SIGINT)[0] == exits.OK
     os.close(ours)
 
@@ -164,9 +190,12 @@ def test_the_guide_is_true(queue: Queue, tmp_path: Path) -> None:
     environment = {**os.environ, "ONCEGATE_STORE": store, "QUEUE": queue.source}
     queue.send(call(1), call(1))
     process = subprocess.Popen([sys.executable, "-c", program], env=environment)
-    queue.until_empty()
-    process.terminate()
-    assert process.wait(30) == 0
+    try:
+        queue.until_empty()
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
     claims = open_store(store)
     assert [entry.record.state for entry in claims.browse()] == ["C"]
     claims.close()

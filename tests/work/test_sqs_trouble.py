@@ -19,14 +19,18 @@ from tests.work.conftest import Hook
 from tests.work.queues import Handler, Queue, call, working
 
 
-def test_stopping_ends_what_runs_and_lets_go_of_the_rest(queue: Queue, store: str) -> None:
-    """What runs comes to its end and is deleted; what waited is visible at once, and its event not claimed."""
+@pytest.mark.usefixtures("patient")
+def test_stopping_ends_what_runs_and_lets_go_of_the_rest(queue: Queue) -> None:
+    """What runs comes to its end and is deleted; what waited is visible, its event not claimed, and no open poll of
+    the worker's own has received it once more."""
     queue.send(call(1, "c-1", takes=1), call(2, "c-1"), call(3, "c-1"))
-    handler, gate = Handler(), Gate(store)
+    handler, gate = Handler(), Gate("memory://")
     with working(gate.worker(queue.source, handler, wait="1s")):
         until(lambda: handler.ran == [1], "the first to begin")
     assert handler.ran == [1]
     assert queue.left() == queue.visible() == 2
+    counts = [message["Attributes"]["ApproximateReceiveCount"] for message in queue.receive()]
+    assert counts == ["2", "2"]
     assert [entry.record.state for entry in gate.store.browse()] == ["C"]
     gate.close()
 
@@ -44,7 +48,7 @@ def test_what_does_not_end_in_time_is_cancelled_and_released(queue: Queue) -> No
     worker = gate.worker(queue.source, handler, wait="1s", drain="200ms")
     with working(worker):
         until(lambda: ran == ["evt-1"], "the handler to begin")
-    assert queue.visible() == 1
+    until(lambda: queue.visible() == 1, "the message to be let go")
     assert worker.left_running == 0
     assert [entry.record.state for entry in gate.store.browse()] == ["R"]
     gate.close()
@@ -65,8 +69,8 @@ def test_told_twice_it_does_not_wait(queue: Queue) -> None:
     with working(worker):
         assert begun.wait(5)
         worker.stop()
-    assert time.monotonic() - began < 10
-    assert queue.visible() == 1
+    assert time.monotonic() - began < 20
+    until(lambda: queue.visible() == 1, "the message to be let go")
     gate.close()
 
 
@@ -176,7 +180,7 @@ def test_trouble_is_waited_out(queue: Queue, hook: Hook, caplog: pytest.LogCaptu
         queue.until_empty()
     assert handler.ran == [1]
     pauses = [after - before for before, after in pairwise(asked[:4])]
-    assert pauses[0] < pauses[1] < pauses[2]
+    assert all(pause >= least for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=True))
     begun, over = [record.message for record in caplog.records]
     assert "could not do it in time (RequestThrottled: slowly)" in begun
     assert begun.endswith("nothing is received until that is over")
@@ -224,7 +228,7 @@ def test_what_waits_for_the_store_is_let_go_at_the_end(queue: Queue) -> None:
     worker = gate.worker(queue.source, Handler(), wait="1s")
     with working(worker):
         until(lambda: worker.figures.in_hand == 1, "the message to be received")
-    assert queue.visible() == 1
+    until(lambda: queue.visible() == 1, "the message to be let go")
     gate.close()
 
 

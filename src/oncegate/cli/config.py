@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oncegate.cli.handlers import chosen_handler, load_any_handler
+from oncegate.cli.handlers import chosen_handler
 from oncegate.cli.options import examined, output_option, refuse, with_settings
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.cli.serve import handler_of, refuse_open_doors
@@ -43,8 +43,7 @@ def _unusable(settings: Settings) -> list[str]:
     uses: list[Callable[[], Any]] = []
     for route in (settings, *settings.routes.values()):
         uses += [route.strategy, route.hints, partial(handler_of, route), partial(verifier_for, route)]
-    uses += [partial(chosen_handler, settings, "work", load_any_handler)]
-    uses += [partial(refuse_open_doors, settings), partial(tls_of, settings)]
+    uses += [partial(chosen_handler, settings, "work"), partial(refuse_open_doors, settings), partial(tls_of, settings)]
     return list(dict.fromkeys(problem for use in uses if (problem := _problem(use))))
 
 

@@ -30,9 +30,7 @@ def _loaded(name: str, where: str, *, may_await: bool) -> Callable[..., Any]:
     return handler
 
 
-def chosen_handler(
-    settings: Settings, table: str, load: Callable[[str, str], Handler | AsyncHandler] = load_handler
-) -> Handler | AsyncHandler | None:
+def chosen_handler(settings: Settings, table: str) -> Handler | AsyncHandler | None:
     """What a command's table says is to be done with each event; None if it says nothing."""
     chosen = [f"{table}.{way}" for way in WAYS if settings[f"{table}.{way}"] is not None]
     if not chosen:
@@ -40,14 +38,16 @@ def chosen_handler(
     if len(chosen) > 1:
         places = " and ".join(settings.where(path) for path in chosen)
         raise SettingError(f"{places}: an event goes one way only; keep one of them, and set the others to off")
-    value, where = settings[chosen[0]], settings.where(chosen[0])
-    return load(value, where) if chosen[0].endswith(".handler") else _sink(settings, value, where)
+    return _handler(settings, chosen[0])
 
 
-def _sink(settings: Settings, place: str, where: str) -> Handler:
+def _handler(settings: Settings, path: str) -> Handler | AsyncHandler:
+    value, where = settings[path], settings.where(path)
+    if path.endswith(".handler"):
+        return load_any_handler(value, where)
     try:
-        if place.startswith("http"):
-            return forward(place, **{setting.name: settings[setting.path] for setting in FORWARD})
-        return publish(place)
+        if path.endswith(".publish"):
+            return publish(value)
+        return forward(value, **{setting.name: settings[setting.path] for setting in FORWARD})
     except SettingError as error:
         raise SettingError(f"{where}: {error}") from error

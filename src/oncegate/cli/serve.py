@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from oncegate import __version__
-from oncegate.cli.handlers import chosen_handler, load_any_handler
+from oncegate.cli.handlers import chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
 from oncegate.errors import MissingExtra, SettingError
@@ -71,7 +71,7 @@ def _welcome(settings: Settings, url: str) -> str:
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler:
     """The handler that is called with each new event."""
-    return chosen_handler(settings, "serve", load_any_handler) or _log_only
+    return chosen_handler(settings, "serve") or _log_only
 
 
 async def _log_only(event: Event) -> None:

@@ -10,7 +10,7 @@ import click
 from oncegate import __version__
 from oncegate.cli import exits
 from oncegate.cli.figures import LiveFigures
-from oncegate.cli.handlers import chosen_handler, load_any_handler
+from oncegate.cli.handlers import chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import clean, say_error
 from oncegate.durations import times
@@ -54,7 +54,7 @@ _WELCOME = "Oncegate {version} takes events from {place} and remembers them in {
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler:
     """The handler: there must be one, since what it is given leaves the queue."""
-    handler = chosen_handler(settings, "work", load_any_handler)
+    handler = chosen_handler(settings, "work")
     if handler is None:
         raise SettingError("name what is called with each event: --handler module:function, --forward or --publish URL")
     return handler

@@ -20,7 +20,7 @@ from oncegate.gate.jobs import Bare, Job, Refused
 from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import Wishes, agree
-from oncegate.gate.working import Means, Worker
+from oncegate.gate.working import Lent, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
 from oncegate.stores.base import Inbox, Store, Transactional
@@ -229,8 +229,8 @@ class Gate:
             batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain
         )
         engine = self._engine.under(max_attempts=None)
-        means = Means(engine, self._events, self._identify, self._observers, engine.boot)
-        worker: Worker = import_module("oncegate.work.sqs").SqsWorker(queue, handler, ways, means)
+        lent = Lent(engine, self._events, self._identify, self._observers, engine.boot)
+        worker: Worker = import_module("oncegate.work.sqs").SqsWorker(queue, handler, ways, lent)
         return worker
 
     def seen(self, payload: Any) -> bool:

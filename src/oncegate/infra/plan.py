@@ -42,18 +42,19 @@ def _step(part: Part, found: Found | None) -> Step:
         )
     if part.kind == "table":
         check(f"the DynamoDB table {part.name}", dict(found.properties))
-    wanted = {name: value for name, value in part.properties.items() if name not in kind.fixed}
-    changes = [name for name, value in wanted.items() if not _has(found.properties.get(name), value)]
+    changes = [name for name in part.properties if name not in kind.fixed and not _is_as_wanted(name, part, found)]
     return Step("change", part, found, ", ".join(changes)) if changes else Step("keep", part, found)
 
 
+def _is_as_wanted(name: str, part: Part, found: Found) -> bool:
+    there, wanted = found.properties.get(name), part.properties[name]
+    return _has(there, wanted) if name in KINDS[part.kind].open else bool(there == wanted)
+
+
 def _has(found: Any, wanted: Any) -> bool:
-    """Whether what was found is as wanted. AWS tells more than it was told; what it was not told does not count."""
+    """Whether all that is wanted was found; there may be more."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(_has(found.get(name), value) for name, value in wanted.items())
-    if isinstance(wanted, list | tuple):
-        same = isinstance(found, list) and len(found) == len(wanted)
-        return same and all(_has(*pair) for pair in zip(found, wanted, strict=True))
     return bool(found == wanted)
 
 

@@ -221,6 +221,7 @@ SERVE: Final = (
     ),
     _serving("tls_key", "text", None, "The file with its private key."),
 )
+
 # How events are handed on to a URL.
 FORWARD: Final = (
     Setting(
@@ -299,7 +300,7 @@ WORK: Final = (
         name="wait",
         kind="duration",
         default="20s",
-        meaning="How long a poll waits for a message.",
+        meaning="How long a poll waits for a message, while nothing is in hand.",
     ),
     Setting(
         table="work",

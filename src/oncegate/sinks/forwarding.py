@@ -8,6 +8,7 @@ import re
 import ssl
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -26,6 +27,7 @@ from oncegate.sinks.documents import document
 from oncegate.sinks.headers import OwnHeaders, about
 from oncegate.sinks.wishes import Path
 
+_FAILURES: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 _URL: Final = re.compile(r"https?://[\x21-\x7e]+")
 _CONNECTIONS: Final = 1_000
 _IDLE: Final = 32
@@ -87,7 +89,7 @@ class Forward:
                 status, retry_after = self._posted(headers, document(event))
         except NotAllowed as error:
             raise RetryLater(f"{self.name} was not sent to: {error}", public=True) from None
-        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+        except _FAILURES as error:
             raise RetryLater(f"{self.name} {_trouble(error)}", public=True) from None
         self._judge(status, retry_after)
 
@@ -98,17 +100,12 @@ class Forward:
             pool.close()
 
     def _posted(self, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[int, bytes | None]:
-        """The status of the answer, and when to come again. What else it says is read only to use the connection again,
-        and told to nobody: it may repeat what it was sent."""
+        """The status of the answer, and when to come again."""
         steps = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
         with self._open().stream(
             "POST", self._url, headers=headers, content=body, extensions={"timeout": steps}
         ) as answer:
-            size = 0
-            for chunk in answer.iter_stream():
-                size += len(chunk)
-                if size > _LONGEST_ANSWER:
-                    break
+            _drain(answer)
             said = {name.lower(): value for name, value in answer.headers}
             return answer.status, said.get(b"retry-after")
 
@@ -153,6 +150,17 @@ class Forward:
 
 
 _ALWAYS: Final = [(b"Content-Type", b"application/json"), (b"User-Agent", b"oncegate")]
+
+
+def _drain(answer: httpcore.Response) -> None:
+    """What an answer says beside its status is read only to use the connection again, and told to nobody, as it may
+    repeat what it was sent. That it breaks off does not take back what the status has said."""
+    size = 0
+    with suppress(*_FAILURES):
+        for chunk in answer.iter_stream():
+            size += len(chunk)
+            if size > _LONGEST_ANSWER:
+                return
 
 
 def _parts(url: str) -> SplitResult:

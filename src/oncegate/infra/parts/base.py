@@ -43,8 +43,8 @@ class Found(Struct, frozen=True):
 
 
 class Kind(Struct, frozen=True):
-    """A kind of part. `fixed` are properties that cannot be changed once it is made; a `shared` one may be somebody
-    else's; one without `delete` goes with what it belongs to."""
+    """A kind of part. `fixed` are properties that cannot be changed once it is made, `open` those in which others may
+    have more than we want; a `shared` one may be somebody else's; one without `delete` goes with what it belongs to."""
 
     resource: str
     read: Callable[[Cloud, Part], Found | None]
@@ -52,6 +52,7 @@ class Kind(Struct, frozen=True):
     change: Callable[[Cloud, Part, Found], None]
     delete: Callable[[Cloud, Part, Found], None] | None = None
     fixed: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
     shared: bool = False
 
 

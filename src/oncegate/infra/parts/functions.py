@@ -86,6 +86,7 @@ FUNCTION: Final = Kind(
     _change_function,
     _delete_function,
     fixed=("FunctionName",),
+    open=("Environment",),
 )
 
 # ── what belongs to it ────────────────────────────────────────────────────────────────────────────────────
@@ -144,6 +145,7 @@ RETRIES: Final = Kind(
     read_retries,
     _put_retries,
     lambda cloud, part, _found: _put_retries(cloud, part),
+    open=("DestinationConfig",),
 )
 
 

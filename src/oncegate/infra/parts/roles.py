@@ -12,10 +12,14 @@ def read(cloud: Cloud, part: Part) -> Found | None:
     if answer is None:
         return None
     role = answer["Role"]
-    names = cloud.ask("iam", "list_role_policies", RoleName=part.name)["PolicyNames"]
-    policies = [_policy(cloud, part, name) for name in names]
+    ours = {policy["PolicyName"] for policy in part.properties["Policies"]}
+    policies = [_policy(cloud, part, name) for name in _names(cloud, part) if name in ours]
     properties = {"AssumeRolePolicyDocument": role["AssumeRolePolicyDocument"], "Policies": policies}
     return Found(role["Arn"], as_mapping(role.get("Tags", [])), properties)
+
+
+def _names(cloud: Cloud, part: Part) -> list[str]:
+    return list(cloud.ask("iam", "list_role_policies", RoleName=part.name)["PolicyNames"])
 
 
 def _policy(cloud: Cloud, part: Part, name: str) -> dict[str, Any]:
@@ -42,9 +46,10 @@ def _put_policies(cloud: Cloud, part: Part) -> None:
         cloud.ask("iam", "put_role_policy", RoleName=part.name, PolicyName=name, PolicyDocument=document)
 
 
-def _delete(cloud: Cloud, part: Part, found: Found) -> None:
-    for policy in found.properties["Policies"]:
-        cloud.ask("iam", "delete_role_policy", RoleName=part.name, PolicyName=policy["PolicyName"])
+def _delete(cloud: Cloud, part: Part, _found: Found) -> None:
+    """A role can only be deleted when it has no policies, whoever put them there."""
+    for name in _names(cloud, part):
+        cloud.ask("iam", "delete_role_policy", RoleName=part.name, PolicyName=name)
     cloud.ask("iam", "delete_role", RoleName=part.name)
 
 

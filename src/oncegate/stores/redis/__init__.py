@@ -1,7 +1,8 @@
 """The Redis store and its URL."""
 
 try:
-    import redis  # noqa: F401  # asked for here, so that the error can say what to install
+    import hiredis  # noqa: F401  # asked for here, so that the error can say what to install
+    import redis  # noqa: F401
 except ImportError as _error:
     from oncegate.errors import MissingExtra
 

@@ -54,13 +54,14 @@ end
 
 -- The request at `at`, which moves on, on a record that is there.
 local function claim_known()
-  local where, owner, hash, about, lease, retention, slides, flags, start = struct.unpack(REQUEST, batch, at)
+  local where, owner, hash, about, start = struct.unpack(LENGTHS, batch, at)
+  local lease, retention, slides, flags
+  lease, retention, slides, flags, start = struct.unpack(TERMS, batch, start)
   at = start + where + owner + hash + about
   where = string.sub(batch, start, start + where - 1)
   local block = string.sub(batch, start + #where, at - 1)
   local r, value, was = find(where, now)
   if not r then
-    prepare(lease, retention, flags, owner, hash)
     write(base .. 'r' .. where, front .. block .. rear, now + retention, now)
     index(where, was, nil, nil, now)
     return 'N'

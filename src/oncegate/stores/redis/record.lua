@@ -49,6 +49,14 @@ local HEAD = '>c1I7BI7BI7BI7B'
 local BY_256, EXPIRES, HASH, OWNER = 9, 10, 25, 34 -- where attempts, expires, length and bytes are in a record
 local KEPT_ON = 60000 -- milliseconds; what has expired is absent by condition, long before Redis drops it
 
+-- The text of this length at a place in the batch, and the place after it.
+local function cut(at, length)
+  if length == NONE then
+    return nil, at
+  end
+  return string.sub(batch, at, at + length - 1), at + length
+end
+
 -- What the server's clock says, or that of a test.
 local function wall()
   local given = tonumber(ARGV[2])

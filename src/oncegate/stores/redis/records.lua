@@ -3,14 +3,6 @@
 local MOST_ATTEMPTS = 65535
 local WAITS = {p = true, r = true}
 
--- The text of this length at a place in the batch, and the place after it.
-local function cut(at, length)
-  if length == NONE then
-    return nil, at
-  end
-  return string.sub(batch, at, at + length - 1), at + length
-end
-
 local function text(bytes)
   if not bytes then
     return '\255'

@@ -10,14 +10,19 @@ local STRETCH = KEPT_ON / 2 * 1000
 local IN_PROGRESS = string.byte('P')
 local now = tick()
 
--- Where the requests are and what they are about first, so that all records can be read ahead.
-local starts, keys = {}, {}
+-- What the requests say first, so that all records can be read ahead. Those that are `plain` complete with the result
+-- null, and have their retention there.
+local starts, keys, proofs, plain = {}, {}, {}, {}
 local at, size = 1, #batch
 while at <= size do
-  starts[#starts + 1] = at
-  local _, where, proof, _, one, two, start = struct.unpack(REQUEST, batch, at)
-  keys[#keys + 1] = base .. 'r' .. string.sub(batch, start, start + where - 1)
-  at = start + where + proof + (one == NONE and 0 or one) + (two == NONE and 0 or two)
+  local verb, where, proof, number, one, two, start = struct.unpack(REQUEST, batch, at)
+  local n = #keys + 1
+  starts[n] = at
+  keys[n] = base .. 'r' .. string.sub(batch, start, start + where - 1)
+  proofs[n], at = cut(start + where, proof)
+  one, at = cut(at, one)
+  two, at = cut(at, two)
+  plain[n] = verb == 'C' and one == NULL and not two and number
 end
 read_ahead(keys)
 
@@ -39,17 +44,13 @@ local function complete_in_place(key, value, about, retention)
   return true
 end
 
--- The answer to one request; nothing for one that is not plainly completed, nor another's.
+-- The answer to one request; nothing for one that is neither plainly completed nor another's.
 local function settle(i)
-  local verb, where, proof, retention, one, two, start = struct.unpack(REQUEST, batch, starts[i])
-  local result = start + where + proof
-  local key, stop = keys[i], PROOF + proof
+  local key, proof = keys[i], proofs[i]
   local value = get(key)
-  proof = string.sub(batch, start + where, result - 1)
-  if not value or string.sub(value, PROOF, stop - 1) ~= proof then
+  if not value or string.sub(value, PROOF, PROOF + #proof - 1) ~= proof then
     return '0'
-  elseif verb == 'C' and two == NONE and one == #NULL and string.sub(batch, result, result + one - 1) == NULL
-    and complete_in_place(key, value, stop + string.byte(value, HASH), retention) then
+  elseif plain[i] and complete_in_place(key, value, PROOF + #proof + string.byte(value, HASH), plain[i]) then
     return '1'
   end
 end

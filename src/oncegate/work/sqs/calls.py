@@ -24,7 +24,7 @@ class Refusal(Struct, frozen=True):
 
 
 class Calls:
-    """Used from several threads. `wait` and `visibility` are in seconds."""
+    """Used from several threads. `wait`, the longest of a poll, and `visibility` are in seconds."""
 
     def __init__(self, address: Address, *, wait: int, visibility: int, connections: int) -> None:
         self.place = address.place
@@ -58,13 +58,13 @@ class Calls:
         if self._client is not None:
             self._client.close()
 
-    def receive(self, most: int) -> list[dict[str, Any]]:
-        """Wait for messages, for as long as was said."""
+    def receive(self, most: int, wait: int) -> list[dict[str, Any]]:
+        """Wait so many seconds for messages."""
         answer = self._of_queue(
             "ReceiveMessage",
             self._client.receive_message,
             MaxNumberOfMessages=most,
-            WaitTimeSeconds=self._wait,
+            WaitTimeSeconds=wait,
             VisibilityTimeout=self._visibility,
             MessageSystemAttributeNames=_ATTRIBUTES,
             MessageAttributeNames=["All"],

@@ -30,6 +30,8 @@ class Hand:
         self._showings = Batches(self._show, self._shown)
         # A message that is kept a little longer and shown at the same time would stay hidden.
         self._changing = asyncio.Lock()
+        self._shows = asyncio.Event()
+        self._shows.set()
 
     def take(self, received: dict[str, Any]) -> Message:
         message = Message(received, self._boot(), self._visibility)
@@ -43,6 +45,13 @@ class Hand:
         else:
             del self._messages[message]
             self._showings.put(message)
+
+    def hold_back(self) -> None:
+        """Let nothing go until `let_go`."""
+        self._shows.clear()
+
+    def let_go(self) -> None:
+        self._shows.set()
 
     async def keep_hidden(self) -> None:
         """Renew the time for which each is kept from others, after a third of it or half at most, until cancelled."""
@@ -83,6 +92,7 @@ class Hand:
             _log.warning("message %s was not deleted (%s); it comes again, as a duplicate", message.name, problem)
 
     async def _show(self, messages: Sequence[Message]) -> dict[int, Refusal]:
+        await self._shows.wait()
         async with self._changing:
             shown = [(message.handle, message.again_after or 0) for message in messages]
             return await self._threads.call(self._calls.show, shown)

@@ -1,21 +1,29 @@
-"""Receiving: long polls, as many at a time as there are messages and room for."""
+"""Receiving: polls, as many at a time as there are messages and room for.
+
+A poll that finds nothing stays open, and cannot be broken off. A worker that is stopped lets messages go, and its own
+open polls would catch them. So polls are long only while nothing is in hand.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from oncegate.clocks import Clock
 from oncegate.errors import QueueError
+from oncegate.work.dispatcher import Dispatcher
 from oncegate.work.sqs.calls import Calls
 from oncegate.work.sqs.failures import NoQueue
+from oncegate.work.sqs.messages import Work
 from oncegate.work.sqs.ways import Ways
 from oncegate.work.threads import Threads
 from oncegate.work.trouble import Trouble
 
+SHORT: Final = 1
+
 
 class Receiver:
-    """`take` gets the messages of each poll. Before one is sent, `room_for` is waited for.
+    """`take` gets the messages of each poll, which is sent when the dispatcher has room.
 
     `store` is the trouble that others have with the store: without it nothing can be done with a message."""
 
@@ -25,13 +33,13 @@ class Receiver:
         threads: Threads,
         boot: Clock,
         ways: Ways,
-        room_for: Callable[[int], Awaitable[int]],
+        dispatcher: Dispatcher[Work],
         take: Callable[[list[dict[str, Any]]], None],
     ) -> None:
         self._calls = calls
         self._threads = threads
         self._ways = ways
-        self._room_for = room_for
+        self._dispatcher = dispatcher
         self._take = take
         self._queue = Trouble(boot)
         self.store = Trouble(boot)
@@ -59,12 +67,12 @@ class Receiver:
                 await self._plenty.wait()
             await self._rest(stopping)
             async with self._turn:
-                await self._room_for(self._reserved + self._ways.batch)
+                await self._dispatcher.room_for(self._reserved + self._ways.batch)
                 if stopping.is_set():
                     return
                 self._reserved += self._ways.batch
             try:
-                await self._receive()
+                await self._receive(SHORT if further or self._dispatcher.in_hand else self._ways.wait)
             finally:
                 self._reserved -= self._ways.batch
 
@@ -75,9 +83,9 @@ class Receiver:
                 async with asyncio.timeout(pause):
                     await stopping.wait()
 
-    async def _receive(self) -> None:
+    async def _receive(self, wait: int) -> None:
         try:
-            messages = await self._threads.call(self._poll)
+            messages = await self._threads.call(self._poll, min(wait, self._ways.wait))
         except NoQueue:
             raise
         except QueueError as error:
@@ -91,9 +99,9 @@ class Receiver:
             self._plenty.clear()
         self._take(messages)
 
-    def _poll(self) -> list[dict[str, Any]]:
+    def _poll(self, wait: int) -> list[dict[str, Any]]:
         """In a thread, which may come back when nobody waits any more: what it brings is then let go at once."""
-        messages = self._calls.receive(self._ways.batch)
+        messages = self._calls.receive(self._ways.batch, wait)
         if self._left and messages:
             with suppress(QueueError):
                 self._calls.show([(message["ReceiptHandle"], 0) for message in messages])

@@ -10,14 +10,14 @@ from oncegate.gate.answers import due_in
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.outcome import Outcome, Status
-from oncegate.gate.working import Means
+from oncegate.gate.working import Lent
 from oncegate.work.dispatcher import Again, Dispatcher, Next
 from oncegate.work.handling import logged
 from oncegate.work.sqs.address import Address
 from oncegate.work.sqs.calls import Calls
 from oncegate.work.sqs.hand import Hand
 from oncegate.work.sqs.messages import Work
-from oncegate.work.sqs.receiving import Receiver
+from oncegate.work.sqs.receiving import SHORT, Receiver
 from oncegate.work.sqs.ways import Ways
 from oncegate.work.threads import Threads
 
@@ -25,7 +25,7 @@ _log: Final = logging.getLogger("oncegate.work")
 _SENDERS: Final = 4
 _STEPS_ASIDE: Final = 2
 _LONGEST_HIDDEN: Final = 12 * 3_600 - 60
-_LAST_POLL: Final = 1.0
+_LAST_POLL: Final = SHORT + 0.5
 _FLUSH_WITHIN: Final = 5.0
 _COUNTED: Final[dict[Status, str]] = {
     "processed": "processed",
@@ -45,16 +45,16 @@ class Session:
     """What it does is counted in `counts`. `left_running` are the plain handlers that did not end in time."""
 
     def __init__(
-        self, address: Address, handler: AsyncHandler | Handler, ways: Ways, means: Means, counts: Counter[str]
+        self, address: Address, handler: AsyncHandler | Handler, ways: Ways, lent: Lent, counts: Counter[str]
     ) -> None:
         self._fifo = address.fifo
         self._plain = not is_async(handler)
         self._handler = logged(handler)
         self._ways = ways
-        self._means = means
+        self._lent = lent
         self._counts = counts
         self.left_running = 0
-        terms, boot = means.engine.terms, means.boot
+        terms, boot = lent.engine.terms, lent.boot
         threads = ways.receivers + _SENDERS
         self._calls = Calls(address, wait=ways.wait, visibility=ways.visibility, connections=threads)
         self._threads = Threads("oncegate-sqs", threads)
@@ -63,7 +63,7 @@ class Session:
         # What waits for a thread would hold its claim while it waits.
         at_work = min(ways.in_hand, terms.threads if self._plain else terms.max_in_hand)
         self._dispatcher = Dispatcher(self._run, self._given_back, most=ways.in_hand, at_work=at_work)
-        self._receiver = Receiver(self._calls, self._threads, boot, ways, self._dispatcher.room_for, self._take)
+        self._receiver = Receiver(self._calls, self._threads, boot, ways, self._dispatcher, self._take)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._pauses: dict[Hashable, float] = {}
@@ -108,9 +108,9 @@ class Session:
         self._counts["received"] += len(received)
         for each in received:
             message = self._hand.take(each)
-            events = self._means.read(each)
+            events = self._lent.read(each)
             message.left = len(events)
-            works = [Work(message, event, self._means.identify(event), fifo=self._fifo) for event in events]
+            works = [Work(message, event, self._lent.identify(event), fifo=self._fifo) for event in events]
             for work in works:
                 self._dispatcher.offer(work, work.lane, work.order)
             if not works:
@@ -128,10 +128,10 @@ class Session:
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, work: Work) -> Next:
-        if self._means.boot() >= work.message.visible_until:  # another worker has it, or will
+        if self._lent.boot() >= work.message.visible_until:  # another worker has it, or will
             return self._missed(work, work.message.pause)
         work.ran = True
-        outcome = await self._means.engine.athrough(work.item, self._handler)
+        outcome = await self._lent.engine.athrough(work.item, self._handler)
         if _is_unclaimed(outcome):
             return self._kept(work, outcome)
         self._tell(outcome)
@@ -151,11 +151,11 @@ class Session:
         """The store could not be asked, which is no fault of the message: it stays in hand, where the queue does not
         count it, until it can."""
         self._receiver.store.met(f"events cannot be claimed ({outcome.error})")
-        work.item = self._means.identify(work.event)
+        work.item = self._lent.identify(work.event)
         return Again(self._receiver.store.pause)
 
     def _tell(self, outcome: Outcome) -> None:
-        self._means.observers.outcomes([outcome])
+        self._lent.observers.outcomes([outcome])
         if name := _COUNTED.get(outcome.status):
             self._counts[name] += 1
         if outcome.status in _ASKED:
@@ -182,22 +182,27 @@ class Session:
         if not (self._plain and work.ran and work.started):
             return 0
         self.left_running += 1
-        return self._means.engine.terms.lease / 1e6
+        return self._lent.engine.terms.lease / 1e6
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def _drain(self, receiving: asyncio.Task[None]) -> None:
-        """End what is in hand, let go of the rest. A poll that is still open is waited for only briefly."""
+        """End what is in hand, let go of the rest. Polls that are still open are waited for, but not for long."""
+        self._hand.hold_back()
         draining = asyncio.create_task(self._dispatcher.drain(self._ways.drain))
+        await asyncio.wait([receiving], timeout=_LAST_POLL)
+        self._hand.let_go()
+        await self._drained(draining)
+        self._receiver.leave()
+        await self._hand.flush(_FLUSH_WITHIN)
+
+    async def _drained(self, draining: asyncio.Task[bool]) -> None:
         hurried = asyncio.create_task(self._hurried.wait())
         await asyncio.wait([draining, hurried], return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             await self._dispatcher.drain(0)
         await draining
         hurried.cancel()
-        await asyncio.wait([receiving], timeout=_LAST_POLL)
-        self._receiver.leave()
-        await self._hand.flush(_FLUSH_WITHIN)
 
 
 def _is_unclaimed(outcome: Outcome) -> bool:

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.working import Figures, Means
+from oncegate.gate.working import Figures, Lent
 from oncegate.work.signals import stopped_by_signals
 from oncegate.work.sqs.address import read_address
 from oncegate.work.sqs.session import Session
@@ -21,11 +21,11 @@ from oncegate.work.sqs.ways import Ways
 class SqsWorker:
     """See `oncegate.gate.working.Worker`."""
 
-    def __init__(self, queue: str, handler: AsyncHandler | Handler, ways: Ways, means: Means) -> None:
+    def __init__(self, queue: str, handler: AsyncHandler | Handler, ways: Ways, lent: Lent) -> None:
         self._address = read_address(queue)
         self._handler = handler
         self._ways = ways
-        self._means = means
+        self._lent = lent
         # All of them from the start: other threads read it, which must not grow meanwhile.
         self._counts = Counter(received=0, processed=0, duplicates=0, failed=0)
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class SqsWorker:
         finally:
             self._stopped = False
         if not self._left_running:
-            self._means.engine.close()
+            self._lent.engine.close()
 
     def stop(self) -> None:
         with self._lock:
@@ -59,7 +59,7 @@ class SqsWorker:
         return self._left_running
 
     async def _work(self) -> None:
-        session = Session(self._address, self._handler, self._ways, self._means, self._counts)
+        session = Session(self._address, self._handler, self._ways, self._lent, self._counts)
         with self._lock:
             self._session, self._loop = session, asyncio.get_running_loop()
             if self._stopped:
