@@ -1,5 +1,6 @@
 """Routes in the settings file: what each may say, what it inherits, and that secrets stay out of it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,14 @@ class TestRoutes:
         for toml, said in (("route = 5", "route=5 must be a table"), ("[route]\ncrm = 5", "it must be a table")):
             Path("oncegate.toml").write_text(toml)
             assert said in examine(environ={})[1][0]
+
+
+def test_the_guide() -> None:
+    """The routes that the guide shows can be used as they stand."""
+    guide = (Path(__file__).parent.parent / "docs" / "guide" / "webhooks.md").read_text()
+    (example,) = re.findall(r"```toml\n(.+?)```", guide, re.DOTALL)
+    found = settings(example, {"GENESYS_SECRET": "x"})
+    assert list(routes_of(found)) == ["/events/genesys", "/events/crm"]
 
 
 class TestSecrets:
