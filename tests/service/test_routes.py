@@ -14,7 +14,7 @@ from standardwebhooks import Webhook
 
 from oncegate import Event, Gate
 from oncegate.clocks import wall
-from oncegate.errors import StoreUnavailable
+from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App, Room
 from oncegate.service.door import Door, Limits
@@ -214,6 +214,13 @@ class TestNamespaces:
         bodies = [b'{"id": "evt-1", "n": 1}', b'{"id": "evt-1", "n": 2}']
         answers = [post(service.app, "/events/crm", body, signed(whsec(0), body)) for body in bodies]
         assert [answer.json()["status"] for answer in answers] == ["processed", "conflict"]
+
+
+def test_what_cannot_be_kept(tmp_path: Path) -> None:
+    """Where events cannot be kept until they are run, the service says so at its start, with the way out."""
+    (tmp_path / "oncegate.toml").write_text('store = "memory://"\nmode = "mark_first"')
+    with pytest.raises(SettingError, match=r"serve.mode=inbox: .*; or choose serve.mode=inline"):
+        Service(load(tmp_path / "oncegate.toml", environ={}), {"/events": lambda event: None}, [])
 
 
 class TestLimits:

@@ -96,7 +96,7 @@ def test_the_description_is_true(service: Service) -> None:
         "run",
         f"{service.url}/openapi.json",
         "--checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
-        "--max-examples=15",
+        "--max-examples=8",
         "--no-color",
         "--phases=examples,fuzzing",
     ]

@@ -1,5 +1,6 @@
 """Sinks from settings: what `oncegate serve` does with an event."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_work() -> None:
 
 def test_nothing_chosen() -> None:
     """Without a handler, a URL or a queue, being logged is all that happens to an event."""
-    assert Gate("memory://").run({"id": "1"}, handler_of(given())).status == "processed"
+    assert asyncio.run(Gate("memory://").arun({"id": "1"}, handler_of(given()))).status == "processed"
 
 
 @pytest.mark.parametrize(

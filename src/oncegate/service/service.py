@@ -10,7 +10,7 @@ from oncegate.clocks import since_boot, wall
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError, StoreError
 from oncegate.gate import Gate
-from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine
 from oncegate.gate.observing import Observer
 from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App, Room
@@ -20,6 +20,7 @@ from oncegate.service.metrics import Metrics
 from oncegate.service.routes import name_of, routes_of, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
+from oncegate.signatures import Verifier
 from oncegate.stores.base import Entry, Inbox, Store
 
 _AT_WORK = 256
@@ -35,44 +36,36 @@ class Service:
         self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler], observers: Sequence[Observer]
     ) -> None:
         self._settings = settings
+        self._routes = routes_of(settings)
+        verifiers = {path: verifier_for(route) for path, route in self._routes.items()}
+        proxies = Proxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
-        routes = routes_of(settings)
-        verifiers = {path: verifier_for(route) for path, route in routes.items()}
-        proxies = Proxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
         self._store = settings.open_store()
-        self._gates: dict[str, Gate] = {}
-        doors: dict[str, Door] = {}
-        for path, route in routes.items():
-            name = name_of(path)
-            gate = self._gates[path] = route.gate(self._store, observers=observers)
-            self._metrics.watch(name, partial(getattr, gate, "counts"))
-            doors[path] = Door(
-                name,
-                self._taking(gate, handlers[path]),
-                self._metrics,
-                verifier=verifiers[path],
-                hints=route.hints(),
-                limits=_limits(route),
-            )
-        self._doors = doors
-        room = Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"])
+        self._gates = {path: route.gate(self._store, observers=observers) for path, route in self._routes.items()}
+        self._doors = {path: self._door(path, handlers[path], verifiers[path]) for path in self._routes}
         self.app = App(
-            doors,
+            self._doors,
             self._metrics,
-            room=room,
+            room=Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
             proxies=proxies,
             ready=self._ready,
             counting=self._count_kept,
             starting=self._start,
         )
 
+    def _door(self, path: str, handler: AsyncHandler | Handler, verifier: Verifier | None) -> Door:
+        route, gate, name = self._routes[path], self._gates[path], name_of(path)
+        self._metrics.watch(name, partial(getattr, gate, "counts"))
+        taking = self._taking(gate, handler)
+        return Door(name, taking, self._metrics, verifier=verifier, hints=route.hints(), limits=_limits(route))
+
     def _taking(self, gate: Gate, handler: AsyncHandler | Handler) -> Taking:
         if self._settings["serve.mode"] == "inline":
             return Inline(gate, handler, self._threads)
+        at_work = _AT_WORK if is_coroutine(handler) else 2 * self._settings["threads"]
         try:
-            at_work, drain = max(_AT_WORK, self._settings["threads"]), self._settings["serve.drain_within"]
-            return Kept(gate, handler, self._threads, at_work=at_work, drain=drain)
+            return Kept(gate, handler, self._threads, at_work=at_work, drain=self._settings["serve.drain_within"])
         except SettingError as error:
             where = self._settings.where("serve.mode")
             raise SettingError(f"{where}=inbox: {error}; or choose serve.mode=inline") from error
@@ -88,7 +81,7 @@ class Service:
     async def _start(self) -> None:
         for path, door in self._doors.items():
             if (limit := door.limits.live_keys) is not None:
-                known = _known(self._store, routes_of(self._settings)[path]["namespace"])
+                known = _known(self._store, self._routes[path]["namespace"])
                 await asyncio.to_thread(limit.count_in, known)
 
     async def _count_kept(self) -> None:
@@ -97,7 +90,7 @@ class Service:
         if not isinstance(store, Inbox):
             return
         loop = asyncio.get_running_loop()
-        for path, route in routes_of(self._settings).items():
+        for path, route in self._routes.items():
             try:
                 count = await loop.run_in_executor(self._threads, store.kept, route["namespace"])
             except StoreError:
