@@ -1,9 +1,10 @@
-"""`python -m benchmarks`: one table of ratios. `--scale`: the SQLite rows on a file of ten million keys."""
+"""`python -m benchmarks [PART…]`: one table of ratios. `--scale`: the SQLite rows on a file of ten million keys."""
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import gate, imports, memory, postgres, reading, redis, scale, service, sqlite, sqs
@@ -13,6 +14,18 @@ from benchmarks.report import Row, as_json, show
 
 # In the repository, not in the system's temporary folder: that may be in memory, where a sync costs nothing.
 FOLDER = Path(__file__).parent.parent / ".bench"
+
+PARTS: Mapping[str, Callable[[Sizes, Path, Progress], list[Row]]] = {
+    "sqlite": sqlite.rows,
+    "postgres": postgres.rows,
+    "memory": memory.rows,
+    "reading": reading.rows,
+    "gate": gate.rows,
+    "redis": redis.rows,
+    "sqs": sqs.rows,
+    "service": service.rows,
+    "imports": imports.rows,
+}
 
 FULL = Sizes(
     rounds=15,
@@ -55,7 +68,12 @@ QUICK = Sizes(
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(argv)
     sizes = QUICK if arguments.quick else FULL
-    rows = _measured(sizes, Progress(sys.stderr), scaled=arguments.scale, keep=not arguments.quick)
+    if arguments.rounds is not None:
+        sizes = replace(sizes, rounds=arguments.rounds)
+    parts = arguments.parts or list(PARTS)
+    if unknown := [part for part in parts if part not in PARTS]:
+        sys.exit(f"there is no part {unknown[0]}; there are {', '.join(PARTS)}")
+    rows = _measured(sizes, Progress(sys.stderr), parts, scaled=arguments.scale, keep=not arguments.quick)
     if arguments.output == "json":
         print(as_json(rows))
     else:
@@ -64,29 +82,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", metavar="PART", nargs="*", help=f"only these: {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, help="how often ours and the other take turns")
     parser.add_argument("--scale", action="store_true", help="measure SQLite on 10 M keys; the first run builds them")
     parser.add_argument("--quick", action="store_true", help="few events: shows that it works, not how fast it is")
     parser.add_argument("--output", choices=["table", "json"], default="table", help="what to print (default: table)")
     return parser
 
 
-def _measured(sizes: Sizes, progress: Progress, *, scaled: bool, keep: bool) -> list[Row]:
+def _measured(sizes: Sizes, progress: Progress, parts: Sequence[str], *, scaled: bool, keep: bool) -> list[Row]:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as passing, progress:
         folder = Path(passing)
         if scaled:
             return scale.rows(sizes, FOLDER if keep else folder, folder, progress)
-        return [
-            *sqlite.rows(sizes, folder, progress),
-            *postgres.rows(sizes, progress),
-            *memory.rows(sizes, progress),
-            *reading.rows(sizes, progress),
-            *gate.rows(sizes, folder, progress),
-            *redis.rows(sizes, folder, progress),
-            *sqs.rows(sizes, folder, progress),
-            *service.rows(sizes, folder, progress),
-            *imports.rows(sizes, progress),
-        ]
+        return [row for part in parts for row in PARTS[part](sizes, folder, progress)]
 
 
 if __name__ == "__main__":

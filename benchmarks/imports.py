@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 from benchmarks.measure import Sizes, by_turns, median, timed
 from benchmarks.progress import Progress
@@ -17,7 +18,7 @@ _STATEMENTS = {
 }
 
 
-def rows(sizes: Sizes, progress: Progress) -> list[Row]:
+def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     if importlib.util.find_spec("aws_lambda_powertools") is None:
         raise SystemExit("the import is compared with Powertools: pip install aws-lambda-powertools boto3")
     progress.stage("imports")

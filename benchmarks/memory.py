@@ -20,7 +20,7 @@ Kept = TypeVar("Kept")
 STATM = Path("/proc/self/statm")  # Linux; elsewhere the row on room is left out
 
 
-def rows(sizes: Sizes, progress: Progress) -> list[Row]:
+def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     return [_speed(sizes, progress), *([_room(sizes, progress)] if STATM.exists() else [])]
 
 

@@ -7,6 +7,7 @@ advantage of the one who does less: the other one.
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -38,7 +39,7 @@ _UPDATE = b"""
 """
 
 
-def rows(sizes: Sizes, progress: Progress) -> list[Row]:
+def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     if programs() is None:
         raise SystemExit(f"the Postgres store is measured on a server of its own: {INSTALL}")
     progress.stage("Postgres")

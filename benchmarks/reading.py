@@ -4,6 +4,7 @@ import hashlib
 import uuid
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -18,7 +19,7 @@ _IDS = (
 )
 
 
-def rows(sizes: Sizes, progress: Progress) -> list[Row]:
+def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     progress.stage("reading")
     payloads = deliveries(sizes.read_events)
     turns = {name: partial(_turn, way, payloads) for name, way in (("ours", _ours), ("raw", decoded))}

@@ -53,6 +53,20 @@ def gate() -> Gate:
     return Gate(MemoryStore(), backoff="20ms", backoff_limit="40ms")
 
 
+def test_longer_than_a_lease() -> None:
+    """The claim on an event is renewed for as long as its handler runs, so it runs once and is completed."""
+    gate = Gate(MemoryStore(), lease="150ms")
+    attempts: list[int] = []
+
+    async def handler(event: Event) -> None:
+        attempts.append(event.attempt)
+        await asyncio.sleep(0.5)
+
+    gate.admit([call(1)])
+    working(gate, handler, lambda worker: until(lambda: "event.processed" in gate.counts or len(attempts) > 1))
+    assert (attempts, gate.counts.get("event.processed")) == ([1], 1)
+
+
 def test_in_order_and_beside(gate: Gate) -> None:
     """Events of one entity run one at a time, as they happened; another entity's run meanwhile."""
     seen: list[str | None] = []

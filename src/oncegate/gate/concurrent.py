@@ -108,6 +108,7 @@ class Concurrent:
 
     async def run_taken(self, job: Job, handler: AsyncHandler | Handler) -> None:
         """Run what was taken from the store; it has its outcome afterwards."""
+        self._means.heartbeat.hold([job.lease])
         await self._run_granted(job, handler)
 
     def close(self) -> None:
