@@ -11,9 +11,10 @@ from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.metrics import Metrics
-from oncegate.service.taking import Taking, trace
+from oncegate.service.taking import Taking
 from oncegate.signatures import Refused, Verifier
 from oncegate.sources import NO_HINTS, Hints, read
+from oncegate.work.handling import trace
 
 _log = logging.getLogger("oncegate.service")
 

@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
-from functools import wraps
 from typing import Any, Protocol
 
 from oncegate.durations import Duration, times
@@ -13,8 +11,10 @@ from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate import Gate
 from oncegate.gate.answers import keep_refused
-from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine
+from oncegate.gate.concurrent import is_async
+from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.outcome import Outcome
+from oncegate.work.handling import logged, trace
 
 _log = logging.getLogger("oncegate.service")
 
@@ -39,7 +39,7 @@ class Kept:
     ) -> None:
         self._gate = gate
         self._threads = threads
-        self._worker = gate.inbox(logged(handler), at_work=at_work, drain=drain)
+        self._worker = gate.inbox(handler, at_work=at_work, drain=drain)
         self._failures = 0
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
@@ -82,7 +82,7 @@ class Inline:
 
     async def _run(self, events: Sequence[Event]) -> list[Outcome]:
         """A single event shares its writes with those of other requests; several share theirs with one another."""
-        if len(events) == 1 or is_coroutine(self._handler):
+        if len(events) == 1 or is_async(self._handler):
             return [await self._gate.arun(event, self._handler) for event in events]
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._gate.run_batch, events, self._handler)
@@ -119,45 +119,10 @@ async def _with_refused_kept(outcomes: list[Outcome], gate: Gate, threads: Execu
 
 def in_thread(handler: AsyncHandler | Handler) -> Handler:
     """The handler as a plain function, for a thread that has no event loop."""
-    if not is_coroutine(handler):
+    if not is_async(handler):
         return handler
     return lambda event: asyncio.run(_awaited(handler, event))
 
 
 async def _awaited(handler: AsyncHandler, event: Event) -> Any:
     return await handler(event)
-
-
-def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
-    """The handler; the gate keeps the text of its error, which may be of the payload, and the log says where it came
-    from."""
-    if is_coroutine(handler):
-
-        @wraps(handler)
-        async def awaited(event: Event) -> Any:
-            try:
-                return await handler(event)
-            except Exception as error:
-                _tell(event, error)
-                raise
-
-        return awaited
-
-    @wraps(handler)
-    def called(event: Event) -> Any:
-        try:
-            return handler(event)
-        except Exception as error:
-            _tell(event, error)
-            raise
-
-    return called
-
-
-def _tell(event: Event, error: BaseException) -> None:
-    _log.warning("the handler failed at event %r with %s\n%s", event.id, type(error).__name__, trace(error))
-
-
-def trace(error: BaseException) -> str:
-    """Where an error came from; not what it said, which may be of the payload."""
-    return "".join(traceback.format_tb(error.__traceback__))

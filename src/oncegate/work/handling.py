@@ -38,5 +38,10 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
 
 def _tell(event: Event, error: Exception) -> None:
     """What a handler says on purpose needs no trace of where it came from."""
-    trace = "" if isinstance(error, RetryLater | Bury) else "".join(traceback.format_tb(error.__traceback__))
-    _log.warning("the handler failed at event %r with %s\n%s", event.id, told(error), trace)
+    where = "" if isinstance(error, RetryLater | Bury) else trace(error)
+    _log.warning("the handler failed at event %r with %s\n%s", event.id, told(error), where)
+
+
+def trace(error: BaseException) -> str:
+    """Where an error came from; not what it said, which may be of the payload."""
+    return "".join(traceback.format_tb(error.__traceback__))

@@ -15,6 +15,7 @@ from oncegate.gate.jobs import Job
 from oncegate.gate.observing import Observers
 from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
+from oncegate.work.handling import logged
 from oncegate.work.signals import stopped_by_signals
 
 _LONGEST_PAUSE: Final = 5.0
@@ -38,7 +39,7 @@ class InboxWorker:
         drain: int,
     ) -> None:
         self._engine = engine
-        self._handler = handler
+        self._handler = logged(handler)
         self._observers = observers
         self._at_work = at_work
         self._look = look / 1e6
