@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import gate, imports, memory, postgres, reading, redis, scale, service, sqlite, sqs
+from benchmarks import gate, imports, lambdas, memory, postgres, reading, redis, scale, service, sqlite, sqs
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -25,6 +25,7 @@ PARTS: Mapping[str, Callable[[Sizes, Path, Progress], list[Row]]] = {
     "sqs": sqs.rows,
     "service": service.rows,
     "imports": imports.rows,
+    "lambda": lambdas.rows,
 }
 
 FULL = Sizes(

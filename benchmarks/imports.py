@@ -23,7 +23,7 @@ def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
         raise SystemExit("the import is compared with Powertools: pip install aws-lambda-powertools boto3")
     progress.stage("imports")
     # The first round writes the bytecode; it is never counted.
-    turns = {name: partial(_start, statement) for name, statement in _STATEMENTS.items()}
+    turns = {name: partial(started, statement) for name, statement in _STATEMENTS.items()}
     rounds = by_turns(turns, sizes.imports, max(1, sizes.warm_ups), progress)
     return [
         Row(
@@ -38,6 +38,6 @@ def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     ]
 
 
-def _start(statement: str) -> float:
+def started(statement: str) -> float:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return timed(lambda: subprocess.run([sys.executable, "-c", statement], check=True, env=environment))
