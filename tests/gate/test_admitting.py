@@ -84,6 +84,14 @@ def test_state_changes(store: MemoryStore) -> None:
     assert statuses(gate, echo) == ["duplicate"]
 
 
+def test_made_by_hand(gate: Gate) -> None:
+    """An event without the document that it was read from cannot be kept, and is not taken for kept."""
+    (outcome,) = gate.admit([Event(source="plain", id="evt-1", body=CALL)])
+    assert (outcome.status, outcome.acked) == ("invalid", False)
+    assert "no raw document" in outcome.reason
+    assert gate.store.browse() == []
+
+
 def test_unreadable(gate: Gate) -> None:
     """What cannot be read is answered by itself, and its neighbours are kept."""
     assert statuses(gate, b"{", CALL) == ["invalid", "accepted"]

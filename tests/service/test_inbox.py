@@ -1,10 +1,12 @@
 """The service as it is by default: an event is kept before its sender is told, and run then."""
 
+import asyncio
 import json
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from oncegate import open_store
+from oncegate import Gate, open_store
+from oncegate.service.taking import Kept
+from oncegate.stores.memory import MemoryStore
 from tests.service.running import HANDLER, Service, until
 
 
@@ -167,3 +171,31 @@ def test_log(service: Service) -> None:
     service.stop()
     lines = [json.loads(line) for line in (service.folder / "log").read_text().splitlines()]
     assert [(line["status"], line["event_id"]) for line in lines] == [("accepted", "evt-1"), ("processed", "evt-1")]
+
+
+def test_a_handler_that_does_not_end(tmp_path: Path) -> None:
+    """A plain handler cannot be stopped: the service ends when its time to drain is over, and says so."""
+    with Service(tmp_path, "--drain-within", "1s") as service:
+        service.post({"id": "evt-1", "do": "wait"})
+        until(lambda: service.effects() == ["evt-1"])
+        begun = time.monotonic()
+        assert service.stop() == 1
+        assert time.monotonic() - begun < 15
+        assert "a handler did not end within 1s" in service.said()
+    assert states(service) == ["P"]
+
+
+def test_a_worker_that_dies_is_noticed() -> None:
+    """Whatever ends the working off of the inbox, but for being told to, is raised to whoever watches it."""
+
+    class Broken(MemoryStore):
+        def take(self, wants: Any) -> Any:
+            raise RuntimeError("broken")
+
+    async def main() -> None:
+        kept = Kept(Gate(Broken()), lambda event: None, ThreadPoolExecutor(1), at_work=1, drain="1s")
+        async with asyncio.timeout(10):
+            await kept.work(asyncio.Event())
+
+    with pytest.raises(RuntimeError, match="broken"):
+        asyncio.run(main())

@@ -196,6 +196,42 @@ def test_stopping() -> None:
     assert (states["evt-1"].state, states["evt-2"].state, states["evt-2"].attempts) == ("C", "R", 0)
 
 
+@pytest.mark.parametrize("attempts", [1, 5])
+def test_stopping_while_all_places_are_taken(attempts: int) -> None:
+    """A worker that waits for room, or for its last attempt to be alone, is stopped within the time to drain."""
+    gate = Gate(MemoryStore(), max_attempts=attempts)
+    started = asyncio.Event()
+
+    async def stuck(event: Event) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    async def main() -> float:
+        worker = gate.inbox(stuck, at_work=1, drain="100ms")
+        task = asyncio.create_task(worker.work())
+        await started.wait()
+        await asyncio.sleep(0.05)
+        begun = time.monotonic()
+        worker.stop()
+        await task
+        return time.monotonic() - begun
+
+    gate.admit([call(1), call(2, "call-2")])
+    assert asyncio.run(main()) < 5
+
+
+def test_what_cannot_be_given_back_at_once() -> None:
+    """A last attempt that is given back while the store is away is given back when it answers: it has not been made."""
+    store = Stumbling()
+    gate = Gate(store, max_attempts=1)
+    gate.admit([call(1), call(2, "call-2")])
+    store.failures["settle"] = 5
+    seen: list[int] = []
+    working(gate, lambda event: seen.append(event.attempt), lambda worker: until(lambda: len(seen) == 2))
+    assert seen == [1, 1]
+    assert store.dead_letters() == []
+
+
 def test_a_handler_that_cannot_be_called(gate: Gate) -> None:
     """A handler is checked when it is named."""
     with pytest.raises(SettingError):

@@ -1,8 +1,12 @@
 """Handlers named by people: a function, as `module:function`, or a place that events are handed on to."""
 
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from oncegate.cli import exits
+from oncegate.cli.output import say_error
 from oncegate.errors import SettingError
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
 from oncegate.settings import Settings
@@ -51,3 +55,10 @@ def _handler(settings: Settings, path: str) -> Handler | AsyncHandler:
         return forward(value, **{setting.name: settings[setting.path] for setting in FORWARD})
     except SettingError as error:
         raise SettingError(f"{where}: {error}") from error
+
+
+def abandon(who: str, drain: str) -> NoReturn:
+    """End the process while handlers still run: Python would wait for them, however long they take."""
+    say_error(f"{who} did not end within {drain}; what was in hand comes again when its lease is over")
+    sys.stdout.flush()
+    os._exit(exits.FAILED)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from oncegate import __version__
-from oncegate.cli.handlers import chosen_handler
+from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
 from oncegate.errors import MissingExtra, SettingError
@@ -45,6 +45,8 @@ def serve(settings: Settings) -> None:
     click.echo(_welcome(settings, url), err=True)
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
         server.run(service, settings, listener)
+    if not service.ended:
+        abandon("a handler", settings["serve.drain_within"])
 
 
 _WELCOME = """\

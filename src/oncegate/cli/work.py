@@ -1,18 +1,16 @@
 """`oncegate work`: take the messages of a queue through the gate, or run what the inbox holds."""
 
 import logging
-import os
 import sys
 from contextlib import closing
 
 import click
 
 from oncegate import __version__
-from oncegate.cli import exits
 from oncegate.cli.figures import LiveFigures
-from oncegate.cli.handlers import chosen_handler
+from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
-from oncegate.cli.output import clean, say_error
+from oncegate.cli.output import clean
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
@@ -46,7 +44,7 @@ def work(place: str, settings: Settings) -> None:
         click.echo(_WELCOME.format(version=__version__, place=clean(place), store=_store(settings)), err=True)
         _run(worker, shown)
     if worker.left_running:
-        _abandon(worker.left_running, settings["work.drain"])
+        abandon(times(worker.left_running, "handler"), settings["work.drain"])
 
 
 _WELCOME = "Oncegate {version} takes events from {place} and remembers them in {store}. Stop it with Ctrl-C."
@@ -99,12 +97,3 @@ def _run(worker: Worker, shown: LiveFigures | None) -> None:
 
 def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
-def _abandon(count: int, drain: str) -> None:
-    """End the process while handlers still run: Python would wait for them, however long they take."""
-    say_error(
-        f"{times(count, 'handler')} did not end within {drain}; what was in hand comes again when its lease is over"
-    )
-    sys.stdout.flush()
-    os._exit(exits.FAILED)

@@ -51,8 +51,10 @@ class Admitter:
         return batch.outcomes
 
     def keyed(self, identified: Sequence[Identified]) -> list[Job | Refused]:
-        """An event that may run without a key is kept under one that no other has."""
-        return [_with_a_key(item) if isinstance(item, Bare) else item for item in identified]
+        """An event that may run without a key is kept under one that no other has; one that was made by hand cannot be
+        kept, since there is nothing to read it from again."""
+        keyed = [_with_a_key(item) if isinstance(item, Bare) else item for item in identified]
+        return [item if isinstance(item, Refused) or item.event.raw else _refused(item) for item in keyed]
 
     def admit_apart(self, jobs: Sequence[Job]) -> None:
         """The same for events of callers that do not know of each other: of two with one key the store tells which was
@@ -114,6 +116,11 @@ class Admitter:
 def _with_a_key(item: Bare) -> Job:
     key = keys.make("unguarded", item.event, [os.urandom(OWNER_SIZE).hex()], binds=False)
     return Job(item.event, key, digest(item.event.raw))
+
+
+def _refused(job: Job) -> Refused:
+    error = "it was made by hand and has no raw document that could be kept; pass what was delivered, or set raw"
+    return Refused(Outcome("invalid", job.event, job.key, error=error))
 
 
 def _refuse_unguarded(jobs: Sequence[Job]) -> None:

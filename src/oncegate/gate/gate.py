@@ -285,7 +285,7 @@ class Gate:
         self._check_inbox("inbox()")
         check_handler(handler, may_await=True)
         worker: InboxWorker = import_module("oncegate.work.inbox").InboxWorker(
-            self._engine,
+            self._engine.under(),  # its handlers may outlast the gate, if they do not end in time
             handler,
             self._observers,
             at_work=at_work,

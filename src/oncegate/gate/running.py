@@ -205,13 +205,17 @@ class Runner:
                 completed.append((ending.job, ending.settlement))
         self._means.memory.completed(completed, sent_at)
 
-    def give_back(self, jobs: Sequence[Job]) -> None:
-        """Release claims whose handler never started: the attempt does not count. One that could not be given back
-        comes free when its lease ends."""
-        if jobs:
-            settle(self._means.store, [self._means.endings.unstarted(job).settlement for job in jobs])
+    def give_back(self, jobs: Sequence[Job]) -> list[Job]:
+        """Release claims whose handler never started: the attempt does not count. Those that could not be given back
+        though their lease lasts are answered; else they come free when it ends."""
+        if not jobs:
+            return []
+        answers = settle(self._means.store, [self._means.endings.unstarted(job).settlement for job in jobs])
         for job in jobs:
             job.held = False
+        now = self._means.boot()
+        unanswered = [job for job, answer in zip(jobs, answers, strict=True) if not isinstance(answer, bool)]
+        return [job for job in unanswered if now < job.lease.valid_until]
 
 
 def _not_settled(ending: Ending, answer: Answer) -> Outcome:

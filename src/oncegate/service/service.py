@@ -1,6 +1,7 @@
 """The service put together: from settings to an application, and from start to stop."""
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,6 +27,7 @@ from oncegate.stores.base import Entry, Inbox, Store
 _AT_WORK = 256
 _PAGE = 1_000
 _READY_WITHIN = 2.0
+_CLOSE_WITHIN = 3.0
 _PROBE = [Address("oncegate.service", b"ready")]
 
 
@@ -36,6 +38,7 @@ class Service:
         self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler], observers: Sequence[Observer]
     ) -> None:
         self._settings = settings
+        self.ended = True
         self._routes = routes_of(settings)
         verifiers = {path: verifier_for(route) for path, route in self._routes.items()}
         proxies = Proxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
@@ -71,7 +74,14 @@ class Service:
             raise SettingError(f"{where}=inbox: {error}; or choose serve.mode=inline") from error
 
     def close(self) -> None:
-        """Wait for the handlers that are running, and let go of the store when the last is recorded."""
+        """Let go of the store when the last handler is recorded. What runs on when the time to drain is over cannot be
+        stopped, and is not waited for: `ended` tells."""
+        closing = threading.Thread(target=self._close, name="oncegate-closing", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_WITHIN)
+        self.ended = not closing.is_alive() and not any(door.taking.left_running for door in self._doors.values())
+
+    def _close(self) -> None:
         self._threads.shutdown()
         for gate in self._gates.values():
             gate.drain()

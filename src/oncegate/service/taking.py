@@ -30,6 +30,10 @@ class Taking(Protocol):
     async def work(self, stop: asyncio.Event) -> None:
         """Do what has to be done beside requests, until told to stop."""
 
+    @property
+    def left_running(self) -> int:
+        """How many plain handlers had not ended when the time to drain was over."""
+
 
 class Kept:
     """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too."""
@@ -55,11 +59,15 @@ class Kept:
     async def work(self, stop: asyncio.Event) -> None:
         working = asyncio.create_task(self._worker.work())
         try:
-            while not await _within(_LOOK_EVERY, stop.wait()):
+            while not working.done() and not await _within(_LOOK_EVERY, stop.wait()):
                 self._tell_of_failures()
         finally:
             self._worker.stop()
             await working
+
+    @property
+    def left_running(self) -> int:
+        return self._worker.left_running
 
     def _tell_of_failures(self) -> None:
         """That nothing can be taken from the store concerns no event, so no line of the log has it."""
@@ -71,6 +79,8 @@ class Kept:
 
 class Inline:
     """Runs the handler while the sender waits; beside that, what people have redriven."""
+
+    left_running = 0  # whoever closes the service waits for them a little longer, and then sees
 
     def __init__(self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor) -> None:
         self._gate = gate

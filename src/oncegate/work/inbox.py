@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 from oncegate.errors import StoreError
 from oncegate.gate.concurrent import is_async
@@ -13,12 +14,17 @@ from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.jobs import Job
 from oncegate.gate.observing import Observers
+from oncegate.gate.outcome import Status
 from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
 from oncegate.work.handling import logged
 from oncegate.work.signals import stopped_by_signals
 
 _LONGEST_PAUSE: Final = 5.0
+_GIVE_BACK_EVERY: Final = 0.2
+
+
+_COUNTED: Final[dict[Status, str]] = {"processed": "processed", "failed": "failed", "buried": "failed"}
 
 
 class InboxWorker:
@@ -55,8 +61,6 @@ class InboxWorker:
 
     def run(self) -> None:
         asyncio.run(self._run_until_stopped())
-        if not self._left_running:
-            self._engine.close()
 
     async def _run_until_stopped(self) -> None:
         with stopped_by_signals(self.stop):
@@ -64,7 +68,7 @@ class InboxWorker:
 
     async def work(self) -> None:
         """The same in a loop that is there already, where no signal stops it."""
-        self._woken = asyncio.Event()
+        self._woken, self._stopped = asyncio.Event(), asyncio.Event()
         dispatcher: Dispatcher[Job] = Dispatcher(self._run, self._give_back, most=self._at_work)
         with self._lock:
             self._loop = asyncio.get_running_loop()
@@ -82,10 +86,14 @@ class InboxWorker:
         finally:
             await dispatcher.drain(self._drain)
             self._left_running = 0 if is_async(self._handler) else len(self._started)
+        if not self._left_running:
+            self._engine.close()
 
     def stop(self) -> None:
-        self._stopping = True
-        self.wake()
+        with self._lock:
+            self._stopping = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stopped.set)
 
     def wake(self) -> None:
         """Something waits now: look at once. May be called from any thread."""
@@ -103,8 +111,10 @@ class InboxWorker:
 
     async def _fill(self, dispatcher: Dispatcher[Job]) -> None:
         self._woken.clear()
-        room = await dispatcher.room_for(self._at_work if self._alone else 1)
-        jobs = await self._taken(1 if self._alone else room)
+        await self._room(dispatcher, self._at_work if self._alone else 1)
+        if self._stopping:
+            return
+        jobs = await self._taken(1 if self._alone else dispatcher.room)
         last = [job for job in jobs if self._is_last(job)]
         if last and (len(jobs) > 1 or dispatcher.in_hand):
             self._give_back(last)
@@ -114,6 +124,20 @@ class InboxWorker:
             dispatcher.offer(job)
         if not jobs and not last:
             await self._wait()
+
+    async def _room(self, dispatcher: Dispatcher[Job], least: int) -> None:
+        """Wait for room, or until it is stopped."""
+        if dispatcher.room < least:
+            await self._first(dispatcher.room_for(least), self._stopped.wait())
+
+    async def _first(self, *awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
+        """Wait for the first of these, at most so many seconds."""
+        tasks = [asyncio.ensure_future(each) for each in awaited]
+        try:
+            await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _taken(self, most: int) -> list[Job]:
         try:
@@ -137,14 +161,10 @@ class InboxWorker:
 
     def _untake(self, taken: Future[list[Job]]) -> None:
         if taken.exception() is None:
-            self._engine.runner.give_back(taken.result())
+            self._let_go(taken.result())
 
     async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(self._pause):
-                await self._woken.wait()
-        except TimeoutError:
-            return
+        await self._first(self._woken.wait(), self._stopped.wait(), within=self._pause)
 
     def _is_last(self, job: Job) -> bool:
         most = self._engine.terms.max_attempts
@@ -162,10 +182,16 @@ class InboxWorker:
         self._started.discard(job.key.digest)
         self._woken.set()  # the next of its entity may be free now
         self._observers.outcomes([job.outcome])
-        self._counts["processed" if job.outcome.status == "processed" else "failed"] += 1
+        if name := _COUNTED.get(job.outcome.status):
+            self._counts[name] += 1
         return "go_on"
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
         """In the thread, so that what is taken next finds it. What was cancelled while it ran has settled itself."""
         if unstarted := [job for job in jobs if not job.started]:
-            self._thread.submit(self._engine.runner.give_back, unstarted)
+            self._thread.submit(self._let_go, unstarted)
+
+    def _let_go(self, jobs: Sequence[Job]) -> None:
+        """Until it is done, or their leases are over: an attempt that was never made must not count."""
+        while jobs := self._engine.runner.give_back(jobs):
+            time.sleep(_GIVE_BACK_EVERY)

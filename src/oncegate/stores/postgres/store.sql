@@ -349,9 +349,10 @@ BEGIN
         IF told IN ('new', 'attach') THEN
             PERFORM FROM oncegate.claims c
             WHERE c.namespace = namespaces[i] AND c.key = keys[i] AND c.owner = was.owner AND c.fence = was.fence
-              AND c.state = was.state
+              AND c.state = was.state AND c.lease_until = was.lease_until
+              AND c.expires_at IS NOT DISTINCT FROM was.expires_at
             FOR UPDATE SKIP LOCKED;
-            IF NOT FOUND THEN -- somebody is at it: a takeover, a settle, a sweep
+            IF NOT FOUND THEN -- somebody is at it: a takeover, a settle, a renewal, a sweep
                 told := 'F';
             ELSIF told = 'new' THEN
                 UPDATE oncegate.claims c
@@ -432,8 +433,9 @@ BEGIN
     LOOP
         EXIT WHEN given = cardinality(owners);
         IF free.entity IS NOT NULL THEN
-            CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended('oncegate ' || name || ' ' || free.entity, 0))
-                OR NOT oncegate.leads(name, free.entity, free.key, now);
+            CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended('oncegate ' || name || ' ' || free.entity, 0));
+            -- A statement of its own, after the lock: it sees what was committed by then.
+            CONTINUE WHEN NOT oncegate.leads(name, free.entity, free.key, now);
         END IF;
         given := given + 1;
         RETURN QUERY
