@@ -84,15 +84,20 @@ class MemoryStore(JudgedStore):
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
         with self._lock:
             now = self._clock()
-            return [self._take(want, now) for want in wants]
+            in_order = {want.namespace for want in wants if want.in_order}
+            waiting = {name: self._waiting_in(name, name in in_order, now) for name in {w.namespace for w in wants}}
+            return [self._take(want, waiting[want.namespace], now) for want in wants]
 
     def kept(self, namespace: str) -> int:
         with self._lock:
             return sum(where[0] == namespace for where in self._waiting)
 
-    def _take(self, want: Want, now: int) -> Entry | None:
-        waiting = [Entry(*where, self._waits(where)) for where in self._waiting if where[0] == want.namespace]
-        for entry in _in_order(waiting, now) if want.in_order else waiting:
+    def _waiting_in(self, namespace: str, in_order: bool, now: int) -> Iterator[Entry]:
+        waiting = [Entry(*where, self._waits(where)) for where in self._waiting if where[0] == namespace]
+        return iter(_in_order(waiting, now) if in_order else waiting)
+
+    def _take(self, want: Want, waiting: Iterator[Entry], now: int) -> Entry | None:
+        for entry in waiting:
             where = (entry.namespace, entry.key)
             record, granted = step(entry.record, Take(*where, want.owner, want.lease), now)
             if record is not None and granted:

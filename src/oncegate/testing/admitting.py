@@ -133,6 +133,16 @@ class InboxContract:
         taken = [entry.key for entry in store.take(wants) if entry is not None]
         assert sorted(taken) == [_key(name) for name in "acef"]
 
+    def test_a_long_line_hides_nobody(self, store: Any) -> None:
+        """However much waits for one entity in front of them, the others are found, in one look."""
+        about = replace(ABOUT, entity="call-m")
+        store.admit([replace(_admission(b"x", "ann"), key=b"%016d" % n, about=about) for n in range(600)])
+        for name, entity in (("a", "call-a"), ("z", "call-z"), ("n", None)):
+            _line(store, entity, **{name: 1})
+        wants = [Want(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(9)]
+        taken = [entry.key for entry in store.take(wants) if entry is not None]
+        assert set(taken) == {_key("a"), _key("z"), _key("n"), b"%016d" % 0}
+
     def test_failing_holds_its_entity(self, store: Any, clock: ManualClock) -> None:
         """An event that failed is not given out again before its delay is over, and those after it wait for it."""
         _line(store, a=1, b=2)

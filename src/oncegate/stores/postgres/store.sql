@@ -77,7 +77,7 @@ CREATE INDEX dead_letters ON oncegate.claims (namespace, key) WHERE dead;
 
 CREATE INDEX waiting ON oncegate.claims (namespace, waiting) WHERE waiting IS NOT NULL;
 
-CREATE INDEX lines ON oncegate.claims (namespace, entity, (coalesce(occurred_at, first_seen)), first_seen, key)
+CREATE INDEX lines ON oncegate.claims (namespace, entity, state, (coalesce(occurred_at, first_seen)), first_seen, key)
 WHERE waiting IS NOT NULL;
 
 CREATE TABLE oncegate.documents (
@@ -402,47 +402,61 @@ BEGIN
     RETURNING c.*;
 END $$;
 
--- Whether this is the first in the line of its entity, and nobody is at another of that line.
-CREATE FUNCTION oncegate.leads(name text, line text, candidate bytea, now bigint) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT candidate = (
-        SELECT c.key FROM oncegate.claims c
-        WHERE c.waiting IS NOT NULL AND c.namespace = name AND c.entity = line
-        ORDER BY coalesce(c.occurred_at, c.first_seen), c.first_seen, c.key LIMIT 1
-    ) AND NOT EXISTS (
+-- The first in the line of an entity, if it is due and nobody is at another of that line. Those that somebody holds or
+-- held are few, however long the line is.
+CREATE FUNCTION oncegate.head(name text, line text, now bigint) RETURNS bytea LANGUAGE sql STABLE AS $$
+    SELECT h.key FROM (
+        (
+            SELECT coalesce(c.occurred_at, c.first_seen) AS at, c.first_seen, c.key, c.waiting FROM oncegate.claims c
+            WHERE c.waiting IS NOT NULL AND c.namespace = name AND c.entity = line AND c.state = 'R'
+            ORDER BY coalesce(c.occurred_at, c.first_seen), c.first_seen, c.key LIMIT 1
+        )
+        UNION ALL
+        (
+            SELECT coalesce(c.occurred_at, c.first_seen) AS at, c.first_seen, c.key, c.waiting FROM oncegate.claims c
+            WHERE c.waiting IS NOT NULL AND c.namespace = name AND c.entity = line AND c.state = 'P'
+        )
+        ORDER BY at, first_seen, key LIMIT 1
+    ) h
+    WHERE h.waiting <= now AND NOT EXISTS (
         SELECT FROM oncegate.claims c
         WHERE c.waiting > now AND c.namespace = name AND c.entity = line AND c.state = 'P'
     )
 $$;
 
--- The same in the order of each entity. A lock on the entity keeps two who take at once from each other: who has it
--- sees what the one before has written.
+-- The same in the order of each entity. A line is looked at once, however long it is. A lock on the entity keeps two who
+-- take at once from each other: who has it sees, in a statement of its own, what the one before has written.
 CREATE FUNCTION oncegate.take_in_order(clock bigint, name text, owners bytea[], leases bigint[])
-RETURNS SETOF oncegate.claims LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off AS $$
+RETURNS SETOF oncegate.claims LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now CONSTANT bigint := oncegate.tick(clock);
+    seen text[] := '{}';
     given integer := 0;
-    free record;
+    due record;
+    first bytea;
 BEGIN
-    FOR free IN
+    FOR due IN
         SELECT c.key, c.entity FROM oncegate.claims c
-        WHERE c.namespace = name AND c.waiting <= now
-          AND (c.entity IS NULL OR oncegate.leads(name, c.entity, c.key, now))
-        ORDER BY c.waiting LIMIT 2 * cardinality(owners)
-        FOR UPDATE SKIP LOCKED
+        WHERE c.namespace = name AND c.waiting <= now ORDER BY c.waiting
     LOOP
         EXIT WHEN given = cardinality(owners);
-        IF free.entity IS NOT NULL THEN
-            CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended('oncegate ' || name || ' ' || free.entity, 0));
-            -- A statement of its own, after the lock: it sees what was committed by then.
-            CONTINUE WHEN NOT oncegate.leads(name, free.entity, free.key, now);
+        CONTINUE WHEN due.entity = ANY (seen);
+        first := due.key;
+        IF due.entity IS NOT NULL THEN
+            seen := seen || due.entity;
+            CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended('oncegate ' || name || ' ' || due.entity, 0));
+            first := oncegate.head(name, due.entity, now);
         END IF;
+        PERFORM FROM oncegate.claims c
+        WHERE c.namespace = name AND c.key = first AND c.waiting <= now FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
         given := given + 1;
         RETURN QUERY
         UPDATE oncegate.claims c
         SET state = 'P', owner = owners[given], fence = c.fence + 1, lease_until = now + leases[given],
             attempts = c.attempts + 1
-        WHERE c.namespace = name AND c.key = free.key
+        WHERE c.namespace = name AND c.key = first
         RETURNING c.*;
     END LOOP;
 END $$;

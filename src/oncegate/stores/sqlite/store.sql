@@ -52,7 +52,7 @@ CREATE INDEX dead_letters ON claims (namespace, key) WHERE state = 'D';
 
 CREATE INDEX waiting ON claims (namespace, lease_until) WHERE payload IS NOT NULL AND state IN ('R', 'P');
 
-CREATE INDEX lines ON claims (namespace, entity, coalesce(occurred_at, first_seen), first_seen)
+CREATE INDEX lines ON claims (namespace, entity, state, coalesce(occurred_at, first_seen), first_seen)
 WHERE payload IS NOT NULL AND state IN ('R', 'P');
 
 CREATE TABLE documents (
@@ -129,23 +129,34 @@ ORDER BY lease_until LIMIT ?;
 -- name: kept
 SELECT count(*) FROM claims WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?;
 
--- The same of what is first in the line of its entity, if nobody is at another of that line.
--- name: waiting in order
-SELECT key FROM claims AS c
-WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?1 AND lease_until <= ?2
-  AND (entity IS NULL OR (
-    key = (
-        SELECT key FROM claims
-        WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?1 AND entity = c.entity
-        ORDER BY coalesce(occurred_at, first_seen), first_seen, key LIMIT 1
-    )
-    AND NOT EXISTS (
-        SELECT 1 FROM claims
-        WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?1 AND entity = c.entity
-          AND state = 'P' AND lease_until > ?2
-    )
-  ))
-ORDER BY lease_until LIMIT ?3;
+-- The same with their entities.
+-- name: due
+SELECT key, entity FROM claims
+WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND lease_until <= ?
+ORDER BY lease_until LIMIT ?;
+
+-- Those of them that have none.
+-- name: due without a line
+SELECT key FROM claims INDEXED BY lines
+WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND entity IS NULL AND lease_until <= ?
+LIMIT ?;
+
+-- The next entity that something waits for.
+-- name: next line
+SELECT entity FROM claims INDEXED BY lines
+WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND entity > ?
+ORDER BY entity LIMIT 1;
+
+-- What is first in the line of an entity, of those that nobody holds and of those that somebody holds or held; the
+-- latter are few.
+-- name: released in line
+SELECT coalesce(occurred_at, first_seen), first_seen, key, lease_until FROM claims INDEXED BY lines
+WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'R' AND namespace = ? AND entity = ?
+ORDER BY coalesce(occurred_at, first_seen), first_seen, key LIMIT 1;
+
+-- name: held in line
+SELECT coalesce(occurred_at, first_seen), first_seen, key, lease_until FROM claims INDEXED BY lines
+WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND namespace = ? AND entity = ?;
 
 -- name: document
 SELECT version, body, expires_at FROM documents WHERE namespace = ? AND key = ?;
