@@ -68,7 +68,8 @@ def test_parsed_and_written_agree(value: Any) -> None:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b"", "not JSON"),
+        (b"", "the text is empty"),
+        (b'{"id":"a\\ud800"}', r"^an escape from \\ud800 to \\udfff stands alone"),
         (b"{", "not JSON"),
         (b"{} {}", "not JSON"),
         (b"NaN", "not JSON"),

@@ -4,6 +4,7 @@ Member order, white space, escapes and number forms (`1`, `1.0`, `1e0`) do not m
 so they must not matter to its identity.
 """
 
+import re
 from collections.abc import Callable
 from hashlib import blake2b, sha256
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 HASH_SIZE = 16
 DEEPEST = 64
 
+_LONE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")  # the first half of a pair, without the second
 _ROUND = bytes.maketrans(b"[{]}", b"(())")
 _OTHERS = bytes(set(range(256)) - set(b"[{]}"))
 
@@ -43,7 +45,9 @@ def decode(raw: bytes) -> Any:
     except msgspec.MsgspecError as error:
         if raw[:3] == b"\xef\xbb\xbf":
             raise ValueError("the text starts with a byte order mark; send plain UTF-8") from error
-        if "surrogate" in str(error):
+        if not raw.strip():
+            raise ValueError("the text is empty") from error
+        if "surrogate" in str(error) or _LONE.search(raw):
             raise ValueError(r"an escape from \ud800 to \udfff stands alone, and is no character by itself") from error
         raise ValueError(f"the text is not JSON: {error}") from error
 

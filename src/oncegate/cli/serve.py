@@ -1,6 +1,7 @@
 """`oncegate serve`: receive events over HTTP and take each through the gate."""
 
 import ipaddress
+import os
 import socket
 import sys
 from contextlib import suppress
@@ -130,7 +131,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        say_error(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port")
+        say_error(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}; choose another with --port")
         raise click.exceptions.Exit(1) from error
 
 

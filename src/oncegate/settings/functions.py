@@ -25,7 +25,7 @@ def load_function(written: str, where: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = import_module(module)
-    except Exception as error:  # importing runs the user's code, which can raise anything
+    except (Exception, SystemExit) as error:  # importing runs the user's code, which can raise anything
         said = f"{type(error).__name__}: {error}"
         raise SettingError(f"{where} {written}: importing {module} failed with {said}") from error
     for part in attribute.split("."):

@@ -20,7 +20,7 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
         async def awaited(event: Event) -> Any:
             try:
                 return await handler(event)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 _tell(event, error)
                 raise
 
@@ -29,14 +29,14 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
     def called(event: Event) -> Any:
         try:
             return handler(event)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _tell(event, error)
             raise
 
     return called
 
 
-def _tell(event: Event, error: Exception) -> None:
+def _tell(event: Event, error: BaseException) -> None:
     """What a handler says on purpose needs no trace of where it came from."""
     where = "" if isinstance(error, RetryLater | Bury) else trace(error)
     _log.warning("the handler failed at event %r with %s\n%s", event.id, told(error), where)
