@@ -1,5 +1,7 @@
 """The command line: one group, and what every command shares."""
 
+import warnings
+
 import click
 
 from oncegate import __version__
@@ -41,6 +43,7 @@ cli.add_command(doctor)
 
 def run(arguments: list[str] | None = None) -> int:
     """Run a command; every way it can go wrong is one sentence on stderr and a named exit code."""
+    warnings.showwarning = _warn  # type: ignore[assignment]  # it looks at the message only
     try:
         code = cli.main(arguments, prog_name="oncegate", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
@@ -52,6 +55,11 @@ def run(arguments: list[str] | None = None) -> int:
         say_error(str(error))
         return _code(error)
     return code if isinstance(code, int) else exits.OK
+
+
+def _warn(message: Warning | str, *_where: object) -> None:
+    """People are told what to mind, not where in the code that was noticed."""
+    click.echo(f"Warning: {message}", err=True)
 
 
 def _code(error: OncegateError) -> int:

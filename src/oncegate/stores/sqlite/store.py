@@ -5,6 +5,7 @@ write what changed, commit. SQLite lets one writer in at a time, so the judgemen
 are not written a second time in SQL.
 """
 
+import os
 import sqlite3
 import threading
 from collections import Counter
@@ -26,7 +27,7 @@ from oncegate.claims import (
     step,
 )
 from oncegate.clocks import Clock, store_clock
-from oncegate.errors import SettingError, StoreRefused
+from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
 from oncegate.stores.judged import JudgedStore, shown
 from oncegate.stores.sqlite.file import explained, opened
@@ -248,6 +249,8 @@ class SqliteStore(JudgedStore):
             if self._closed:
                 raise StoreRefused(f"the store {self._path} was closed")
             db = self._connected()
+            if _identity(self._file) != self._opened:
+                raise StoreUnavailable(f"{self._path} was removed or replaced while it was in use; start again on it")
             try:
                 # An interrupt can strike at any instruction, also between a transaction and its rollback.
                 if db.in_transaction:
@@ -262,7 +265,9 @@ class SqliteStore(JudgedStore):
     def _connected(self) -> sqlite3.Connection:
         if self._db is None:
             self._held.clear()
+            self._file = os.path.abspath(self._path)
             self._db = opened(self._path, self._synchronous, self._busy_timeout)
+            self._opened = _identity(self._file)
         return self._db
 
     def _disconnect(self) -> None:
@@ -288,6 +293,15 @@ class SqliteStore(JudgedStore):
             else:
                 db.execute(SQL[f"{table} sweep"], (*start, *end, now))
             self._swept[table] = end or _START
+
+
+def _identity(file: str) -> tuple[int, int] | None:
+    """What a file of the same name would not have. What is written to one that was removed is lost with the process."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _waiting(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, most: int) -> list[Where]:
