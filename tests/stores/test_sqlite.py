@@ -344,7 +344,7 @@ class TestForks:
             stop = threading.Event()
             def write():
                 number = 0
-                while not stop.is_set():
+                while not stop.wait(0.002):  # SQLite is not fair to whoever waits for a lock
                     number += 1
                     store.claim([claim_of(key=(number * 1000 + each).to_bytes(16)) for each in range(200)])
             thread = threading.Thread(target=write)
