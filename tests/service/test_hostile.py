@@ -136,8 +136,7 @@ class TestRequests:
         paths = ["/healthz", "/nothing", "/healthz"]
         sent = b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode() for path in paths)
         answer = service.raw(sent + b"GET /nothing HTTP/1.0\r\n\r\n")
-        codes = [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
-        assert codes == [200, 404, 200, 404]
+        assert _codes(answer) == [200, 404, 200, 404]
 
     def test_an_upgrade(self, service: Service) -> None:
         """Who offers to speak another protocol, as some clients always do, is answered in this one."""
@@ -159,6 +158,43 @@ class TestRequests:
             kept = {entry.record.about.delivery_id for entry in store.browse()}
         assert kept <= {"largest", "upgrade"}
         assert set(service.effects()) <= {"largest", "upgrade"}
+
+
+class TestFraming:
+    """Where one request ends and the next begins, however they are cut up on their way."""
+
+    @pytest.mark.parametrize("cut", [1, 2, 3, 4])
+    def test_cut_at_the_end_of_the_head(self, service: Service, cut: int) -> None:
+        """A body is as long as its length says, whatever it reads like and wherever an arrival ends."""
+        hidden = POST + b"Content-Length: 18\r\n\r\n" + b'{"id": "smuggled"}'
+        assert len(hidden) % 2 == 0
+        body = b"\r\nupgrade:" * (len(hidden) // 2) + hidden
+        head = POST + b"Content-Length: %d\r\n\r\n" % len(body)
+        answer = _in_pieces(service, head[:-cut], head[-cut:] + body, b"GET / HTTP/1.0\r\n\r\n")
+        assert _codes(answer) == [400, 404]
+        assert "smuggled" not in service.effects()
+
+    @pytest.mark.parametrize("connection", ["Upgrade, HTTP2-Settings", "Upgrade, close"])
+    @pytest.mark.parametrize("chunked", [True, False])
+    def test_an_offer_byte_by_byte(self, service: Service, connection: str, chunked: bool) -> None:
+        """An offer of another protocol changes nothing of where its request ends, and the next one is answered too."""
+        head = POST + b"Connection: %s\r\nUpgrade: h2c\r\nupgrade: h3\r\n" % connection.encode()
+        body = b'{"id": "offer %s %d"}' % (connection.encode(), chunked)
+        framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        sent = (
+            head + b"Transfer-Encoding: chunked\r\n\r\n" + framed
+            if chunked
+            else head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        following = b"GET /healthz HTTP/1.0\r\n\r\n"
+        assert _codes(_in_pieces(service, sent + following)) == ([200] if "close" in connection else [200, 200])
+        bytewise = _in_pieces(service, *(sent[place : place + 1] for place in range(len(sent))), following, every=0.001)
+        assert _codes(bytewise) == ([200] if "close" in connection else [200, 200])
+        assert b'"duplicate"' in bytewise
+
+    def test_a_tunnel(self, service: Service) -> None:
+        """Who asks for a tunnel is refused."""
+        assert code_of(service.raw(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n")) == 400
 
 
 class TestSlowSenders:
@@ -322,6 +358,19 @@ class TestAnswers:
         """Even a handler that exits is answered with 503 and Retry-After."""
         answer = service.post({"id": "exits", "do": "exit"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+def _in_pieces(service: Service, *pieces: bytes, every: float = 0.05) -> bytes:
+    """Send them as arrivals of their own, and hear all that is answered until the service closes."""
+    with service.connect() as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(every)
+        return heard(connection)
+
+
+def _codes(answers: bytes) -> list[int]:
+    return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
 
 
 def _one_answer(connection: socket.socket) -> bytes:

@@ -2,10 +2,10 @@
 
 import asyncio
 import http
-import re
 from asyncio.events import TimerHandle
 from typing import ClassVar, Final
 
+import httptools
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -70,10 +70,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bytes += len(data)
         if not self._has_head:
             self._head += len(data)
-            data = _without_offers(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if not self._over:
             self._look_at_what_is_unfinished()
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn does, but for an offer to speak another protocol, which some clients make with every request. It
+        need not be taken up, but on account of it the parser leaves the body out: so another one is given the head
+        without the offer, and then all that came after it. What has arrived is not edited."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            head = self._unoffered()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own: it is left unread
+            self._parse(head + data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _unoffered(self) -> bytes:
+        """The head that was parsed, without its offer."""
+        lines = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        start = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (*start, b"".join(lines))
 
     def _look_at_what_is_unfinished(self) -> None:
         """The parser keeps a header until it is complete, in the head or in trailers: without this, without end."""
@@ -109,8 +129,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_head()
-        self._has_head, self._head = True, 0
+        if self.parser.should_upgrade():
+            return
         super().on_headers_complete()
+        self._has_head, self._head = True, 0
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -119,13 +141,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._request_is_here()
         self._has_head = False
         super().on_message_complete()
 
     def _check_head(self) -> None:
-        if self.parser.should_upgrade():
-            self._refuse(400, "no other protocol is spoken here; leave the Upgrade header out")
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(400, "no other protocol is spoken here")
         if len(self.headers) > _MOST_HEADERS or self._head_is_too_large():
             self._refuse(431, _TOO_MANY_HEADERS)
         if len(self.pipeline) >= _MOST_PIPELINED:
@@ -188,16 +212,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
 
 
-def _without_offers(data: bytes) -> bytes:
-    """The same without an offer to speak another protocol, which some clients make with every first request. It need
-    not be taken up, but the parser would leave the body out on account of it."""
-    if b"pgrade:" not in data:
-        return data
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _OFFER.sub(b"\r\nx-offered:", head) + end + rest
-
-
-_OFFER: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_MANY_HEADERS: Final = f"there are more than {_MOST_HEADERS} headers, or they are larger than {_LARGEST_HEAD} bytes"
 
 
