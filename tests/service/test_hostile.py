@@ -18,7 +18,7 @@ EVENT = b'{"id": "evt-1"}'
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    toml = f'[serve]\nmode = "inline"\nrequest_within = "1s"\nmax_body = {LARGEST}\n'
+    toml = f'[serve]\nmode = "inline"\nrequest_within = "1s"\nmax_body = {LARGEST}\nproxies = ["127.0.0.1"]\n'
     with Service(tmp_path_factory.mktemp("hostile"), toml=toml) as service:
         yield service
 
@@ -191,6 +191,19 @@ class TestFraming:
         bytewise = _in_pieces(service, *(sent[place : place + 1] for place in range(len(sent))), following, every=0.001)
         assert _codes(bytewise) == ([200] if "close" in connection else [200, 200])
         assert b'"duplicate"' in bytewise
+
+    def test_trailers(self, service: Service) -> None:
+        """What follows a body in chunks is no header: it says nothing of the event, nor of who sent it."""
+        late = (
+            b"ce-specversion: 1.0\r\nce-id: spoofed\r\nce-type: a\r\nce-source: b\r\nX-Forwarded-For: 203.0.113.9\r\n"
+        )
+        sent = POST + b"Transfer-Encoding: chunked\r\n\r\n11\r\n" + b'{"id": "trailed"}' + b"\r\n0\r\n%s\r\n" % late
+        following = b"GET /trailed HTTP/1.0\r\n\r\n"
+        answers = _in_pieces(service, sent + following)
+        assert _codes(answers) == [200, 404]
+        assert b'"event_id":"trailed"' in answers
+        until(lambda: "trailed" in (service.folder / "log").read_text())
+        assert "203.0.113.9" not in (service.folder / "log").read_text()
 
     def test_a_tunnel(self, service: Service) -> None:
         """Who asks for a tunnel is refused."""

@@ -127,6 +127,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_request()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What follows a body in chunks is no header of the request: whoever added one in front cannot have seen it."""
+        if not self._has_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._check_head()
         if self.parser.should_upgrade():
