@@ -122,13 +122,14 @@ class TestRequests:
         assert service.post(body).json()["status"] == "processed"
 
     def test_many_pipelined(self, service: Service) -> None:
-        """Requests that come ahead of their answers are bounded: the connection ends, and those unanswered were not
-        taken for granted."""
+        """Requests that come ahead of their answers are bounded: one too many is refused after the answers to those
+        before it, and the connection ends."""
         many = (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") * 2_000
         with service.connect() as connection:
             connection.sendall(many)
-            connection.shutdown(socket.SHUT_WR)
-            assert heard(connection).count(b"HTTP/1.1 200") <= 100
+            *taken, refused = _codes(heard(connection))
+        assert 17 <= len(taken) <= 100
+        assert (set(taken), refused) == ({200}, 429)
         assert service.client.get("/healthz").status_code == 200
 
     def test_a_few_pipelined(self, service: Service) -> None:
@@ -191,6 +192,31 @@ class TestFraming:
         bytewise = _in_pieces(service, *(sent[place : place + 1] for place in range(len(sent))), following, every=0.001)
         assert _codes(bytewise) == ([200] if "close" in connection else [200, 200])
         assert b'"duplicate"' in bytewise
+
+    @pytest.mark.parametrize(
+        ("refused", "code"),
+        [
+            (b"GARBAGE\r\n\r\n", 400),
+            (POST + b"Content-Length: 1000000\r\n\r\n", 413),
+            (POST + b"X-A: b\r\n" * 101 + b"\r\n", 431),
+            (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nx\r\n", 400),
+            (POST + b"Content-Length: 2\r\n\r\n{", 408),
+            (POST[:9], 408),
+        ],
+        ids=["no HTTP", "large", "headers", "a chunk", "a slow body", "a slow head"],
+    )
+    def test_only_the_refused_is_refused(self, service: Service, refused: bytes, code: int) -> None:
+        """What came in full before a request that is refused is answered first, even what waits or takes its time."""
+        body = b'{"id": "before %d %d", "do": "wait"}' % (code, len(refused))
+        sent = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        (service.folder / "go").unlink(missing_ok=True)
+        with service.connect() as connection:
+            connection.sendall(sent + refused)
+            time.sleep(1.2 if code == 408 else 0.1)
+            (service.folder / "go").touch()
+            answers = heard(connection)
+        assert _codes(answers) == [200, 200, code]
+        assert b'"processed"' in answers
 
     def test_trailers(self, service: Service) -> None:
         """What follows a body in chunks is no header: it says nothing of the event, nor of who sent it."""

@@ -44,6 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
     bounds: ClassVar[Bounds]
     _deadline: TimerHandle | None = None
     _refusal: tuple[int, str] | None = None
+    _farewell = b""
     _over = False
     _silent = True
     _has_head = False
@@ -158,9 +159,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.headers) > _MOST_HEADERS or self._head_is_too_large():
             self._refuse(431, _TOO_MANY_HEADERS)
         if len(self.pipeline) >= _MOST_PIPELINED:
-            self._over = True
-            self.transport.abort()
-            raise _Refused
+            self._refuse(
+                429, f"there are more than {_MOST_PIPELINED} requests that wait for an answer on the connection"
+            )
         for name, value in self.headers:
             if name == b"content-length" and int(value) > self.bounds.body:
                 self._refuse(413, self._too_large)
@@ -189,12 +190,34 @@ class BoundedProtocol(HttpToolsProtocol):
         self._answer(*(self._refusal or (400, "the request is not HTTP as it should be")))
 
     def _answer(self, code: int, detail: str) -> None:
-        """Answer, and read on for a moment: a connection that is closed on unread bytes may lose the answer."""
+        """Refuse what is arriving, after the answers to what came before it on the connection."""
         if self._over or self.transport.is_closing():
             return
         self._over = True
-        if self._is_unanswered():
-            self.transport.write(_response(code, detail))
+        last = self.cycle if self._has_head else None
+        if last is not None and self.pipeline and self.pipeline[0][0] is last:
+            self.pipeline.popleft()
+            self._farewell = _response(code, detail)
+        elif last is None and self._is_answering():
+            self._farewell = _response(code, detail)
+        else:
+            self._leave(b"" if last is not None and last.response_started else _response(code, detail))
+
+    def _is_answering(self) -> bool:
+        """Whether something that came in full is yet to be answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self._farewell and not self.transport.is_closing():
+            self._leave(self._farewell)
+
+    def _leave(self, farewell: bytes) -> None:
+        """Say it, and read on for a moment: a connection that is closed on unread bytes may lose the answer."""
+        self._unset_keepalive_if_required()
+        self.transport.write(farewell)
         self._let_go_of_cycle()
         if self.transport.can_write_eof():
             self.flow.resume_reading()
@@ -202,13 +225,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(_LINGER, self.transport.close)
         else:
             self.transport.close()
-
-    def _is_unanswered(self) -> bool:
-        """Whether the request that is arriving is the next to be answered, and was not yet."""
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None:
-            return True
-        return not cycle.response_started if self._has_head else cycle.response_complete
 
     def _let_go_of_cycle(self) -> None:
         """The application, if it waits for the rest of the body, is told that none will come."""
