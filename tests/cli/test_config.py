@@ -177,6 +177,24 @@ def test_sinks(oncegate: Run, tmp_path: Path) -> None:
     assert "s3cret" not in out
 
 
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_every_parameter_of_a_sink(oncegate: Run, tmp_path: Path, output: str) -> None:
+    """Receivers call a secret in a URL anything: `config show` shows the value of no parameter, in any table."""
+    url = "https://a.example/in;v=s3cret?sig=s3cret&code=s3cret=&s3cret"
+    tables = ("[serve]", "[work]", '[route.crm]\nsignature = "none"')
+    (tmp_path / "oncegate.toml").write_text("".join(f'{table}\nforward = "{url}"\n' for table in tables))
+    _, out, _ = oncegate("config", "show", "--output", output)
+    assert out.count("https://a.example/in;v=***?sig=***&code=***&***") == len(tables)
+    assert "s3cret" not in out
+
+
+def test_a_sink_that_cannot_be_meant(oncegate: Run, tmp_path: Path) -> None:
+    """The sentence about a URL that is none shows no secret of it either."""
+    (tmp_path / "oncegate.toml").write_text('[serve]\nforward = "htps://a.example/?sig=s3cret"\n')
+    code, _, err = oncegate("config", "check")
+    assert (code, "serve.forward='htps://a.example/?sig=***' must be a URL" in err) == (exits.USAGE, True)
+
+
 def test_config_after_the_command(oncegate: Run, tmp_path: Path) -> None:
     """The settings file may be named after the command as well as before it."""
     (tmp_path / "mine.toml").write_text('store = "redis://nobody.invalid"\nnamespac = "x"\n')

@@ -154,6 +154,33 @@ class TestConflict:
         assert [entry.key for entry in store.dead_letters()] == [outcome.kept and outcome.kept.digest]
         assert gate.counts["policy.conflict"] == 1
 
+    @pytest.mark.parametrize("admits", [True, False])
+    def test_bury_copies_of_one_moment(self, store: MemoryStore, handler: Handler, admits: bool) -> None:
+        """Equal ones that come at the same moment share one dead letter, and are conflicts all."""
+        gate = Gate(store)
+        gate.run(self.ONE, handler)
+
+        async def outcomes() -> list[str]:
+            if admits:
+                found = await asyncio.gather(*(gate.aadmit(self.OTHER) for _ in range(5)))
+                return [outcome.status for outcomes in found for outcome in outcomes]
+            return [each.status for each in await asyncio.gather(*(gate.arun(self.OTHER, handler) for _ in range(5)))]
+
+        assert asyncio.run(outcomes()) == ["conflict"] * 5
+        assert len(store.dead_letters()) == 1
+        gate.close()
+
+    def test_bury_while_another_does(self, stumbling: Stumbling, handler: Handler) -> None:
+        """While another worker is keeping the same copy, it is not acknowledged, and no failure: it comes again."""
+        gate = Gate(stumbling)
+        gate.run(self.ONE, handler)
+        stumbling.failures["settle"] = 10
+        assert gate.run(self.OTHER, handler).status == "failed"
+        stumbling.failures["settle"] = 0
+        outcome = gate.run(self.OTHER, handler)
+        assert (outcome.status, outcome.acked) == ("in_flight", False)
+        assert outcome.reason.endswith("another worker is keeping the same copy just now; deliver it again.")
+
     def test_run(self, store: MemoryStore, handler: Handler) -> None:
         """On request it runs as an event of its own, once."""
         gate = Gate(store, on_conflict="run")

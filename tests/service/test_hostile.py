@@ -18,7 +18,7 @@ EVENT = b'{"id": "evt-1"}'
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    toml = f'[serve]\nmode = "inline"\nrequest_within = "1s"\nmax_body = {LARGEST}\n'
+    toml = f'[serve]\nmode = "inline"\nrequest_within = "1s"\nmax_body = {LARGEST}\nproxies = ["127.0.0.1"]\n'
     with Service(tmp_path_factory.mktemp("hostile"), toml=toml) as service:
         yield service
 
@@ -122,13 +122,14 @@ class TestRequests:
         assert service.post(body).json()["status"] == "processed"
 
     def test_many_pipelined(self, service: Service) -> None:
-        """Requests that come ahead of their answers are bounded: the connection ends, and those unanswered were not
-        taken for granted."""
+        """Requests that come ahead of their answers are bounded: one too many is refused after the answers to those
+        before it, and the connection ends."""
         many = (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") * 2_000
         with service.connect() as connection:
             connection.sendall(many)
-            connection.shutdown(socket.SHUT_WR)
-            assert heard(connection).count(b"HTTP/1.1 200") <= 100
+            *taken, refused = _codes(heard(connection))
+        assert 17 <= len(taken) <= 100
+        assert (set(taken), refused) == ({200}, 429)
         assert service.client.get("/healthz").status_code == 200
 
     def test_a_few_pipelined(self, service: Service) -> None:
@@ -136,8 +137,7 @@ class TestRequests:
         paths = ["/healthz", "/nothing", "/healthz"]
         sent = b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode() for path in paths)
         answer = service.raw(sent + b"GET /nothing HTTP/1.0\r\n\r\n")
-        codes = [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
-        assert codes == [200, 404, 200, 404]
+        assert _codes(answer) == [200, 404, 200, 404]
 
     def test_an_upgrade(self, service: Service) -> None:
         """Who offers to speak another protocol, as some clients always do, is answered in this one."""
@@ -159,6 +159,81 @@ class TestRequests:
             kept = {entry.record.about.delivery_id for entry in store.browse()}
         assert kept <= {"largest", "upgrade"}
         assert set(service.effects()) <= {"largest", "upgrade"}
+
+
+class TestFraming:
+    """Where one request ends and the next begins, however they are cut up on their way."""
+
+    @pytest.mark.parametrize("cut", [1, 2, 3, 4])
+    def test_cut_at_the_end_of_the_head(self, service: Service, cut: int) -> None:
+        """A body is as long as its length says, whatever it reads like and wherever an arrival ends."""
+        hidden = POST + b"Content-Length: 18\r\n\r\n" + b'{"id": "smuggled"}'
+        assert len(hidden) % 2 == 0
+        body = b"\r\nupgrade:" * (len(hidden) // 2) + hidden
+        head = POST + b"Content-Length: %d\r\n\r\n" % len(body)
+        answer = _in_pieces(service, head[:-cut], head[-cut:] + body, b"GET / HTTP/1.0\r\n\r\n")
+        assert _codes(answer) == [400, 404]
+        assert "smuggled" not in service.effects()
+
+    @pytest.mark.parametrize("connection", ["Upgrade, HTTP2-Settings", "Upgrade, close"])
+    @pytest.mark.parametrize("chunked", [True, False])
+    def test_an_offer_byte_by_byte(self, service: Service, connection: str, chunked: bool) -> None:
+        """An offer of another protocol changes nothing of where its request ends, and the next one is answered too."""
+        head = POST + b"Connection: %s\r\nUpgrade: h2c\r\nupgrade: h3\r\n" % connection.encode()
+        body = b'{"id": "offer %s %d"}' % (connection.encode(), chunked)
+        framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        sent = (
+            head + b"Transfer-Encoding: chunked\r\n\r\n" + framed
+            if chunked
+            else head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        following = b"GET /healthz HTTP/1.0\r\n\r\n"
+        assert _codes(_in_pieces(service, sent + following)) == ([200] if "close" in connection else [200, 200])
+        bytewise = _in_pieces(service, *(sent[place : place + 1] for place in range(len(sent))), following, every=0.001)
+        assert _codes(bytewise) == ([200] if "close" in connection else [200, 200])
+        assert b'"duplicate"' in bytewise
+
+    @pytest.mark.parametrize(
+        ("refused", "code"),
+        [
+            (b"GARBAGE\r\n\r\n", 400),
+            (POST + b"Content-Length: 1000000\r\n\r\n", 413),
+            (POST + b"X-A: b\r\n" * 101 + b"\r\n", 431),
+            (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nx\r\n", 400),
+            (POST + b"Content-Length: 2\r\n\r\n{", 408),
+            (POST[:9], 408),
+        ],
+        ids=["no HTTP", "large", "headers", "a chunk", "a slow body", "a slow head"],
+    )
+    def test_only_the_refused_is_refused(self, service: Service, refused: bytes, code: int) -> None:
+        """What came in full before a request that is refused is answered first, even what waits or takes its time."""
+        body = b'{"id": "before %d %d", "do": "wait"}' % (code, len(refused))
+        sent = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        (service.folder / "go").unlink(missing_ok=True)
+        with service.connect() as connection:
+            connection.sendall(sent + refused)
+            time.sleep(1.2 if code == 408 else 0.1)
+            (service.folder / "go").touch()
+            answers = heard(connection)
+        assert _codes(answers) == [200, 200, code]
+        assert b'"processed"' in answers
+
+    def test_trailers(self, service: Service) -> None:
+        """What follows a body in chunks is no header: it says nothing of the event, nor of who sent it."""
+        late = (
+            b"ce-specversion: 1.0\r\nce-id: spoofed\r\nce-type: a\r\nce-source: b\r\nX-Forwarded-For: 203.0.113.9\r\n"
+        )
+        sent = POST + b"Transfer-Encoding: chunked\r\n\r\n11\r\n" + b'{"id": "trailed"}' + b"\r\n0\r\n%s\r\n" % late
+        following = b"GET /trailed HTTP/1.0\r\n\r\n"
+        answers = _in_pieces(service, sent + following)
+        assert _codes(answers) == [200, 404]
+        assert b'"event_id":"trailed"' in answers
+        until(lambda: "trailed" in (service.folder / "log").read_text())
+        assert "203.0.113.9" not in (service.folder / "log").read_text()
+
+    def test_a_tunnel(self, service: Service) -> None:
+        """Who asks for a tunnel is refused."""
+        assert code_of(service.raw(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n")) == 400
 
 
 class TestSlowSenders:
@@ -322,6 +397,19 @@ class TestAnswers:
         """Even a handler that exits is answered with 503 and Retry-After."""
         answer = service.post({"id": "exits", "do": "exit"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+def _in_pieces(service: Service, *pieces: bytes, every: float = 0.05) -> bytes:
+    """Send them as arrivals of their own, and hear all that is answered until the service closes."""
+    with service.connect() as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(every)
+        return heard(connection)
+
+
+def _codes(answers: bytes) -> list[int]:
+    return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
 
 
 def _one_answer(connection: socket.socket) -> bytes:

@@ -267,6 +267,25 @@ class TestLimits:
         assert post(app, "/events", b'{"id": 4}').status_code == 200
         gate.close()
 
+    def test_live_keys_of_what_is_refused(self) -> None:
+        """Equal broken and conflicting bodies share a record each, so they count as one until it is forgotten."""
+        clock = ManualClock(1_000_000_000)
+        store = MemoryStore(clock=clock)
+        gate = Gate(store, retention="60s")
+        limit = LiveKeys(4, 60_000_000, clock)
+        app = _app(gate, limits=Limits(None, limit))
+        bodies = [b'{"id": 1}', *[b'{"broken'] * 5, *[b'{"id": 1, "a": 1}'] * 5, b'{"id": 2}', b'{"id": 3}']
+        codes = [answer.status_code for answer in posted(app, [("/events", body, {}) for body in bodies])]
+        assert codes == [200] + [400] * 5 + [200] * 6 + [429]
+        another = LiveKeys(5, 60_000_000, clock)
+        another.count_in(store.browse())
+        app = _app(gate, limits=Limits(None, another))
+        codes = [answer.status_code for answer in posted(app, [("/events", body, {}) for body in bodies])]
+        assert codes == [200] + [400] * 5 + [200] * 7
+        clock.advance(62_000_000)
+        assert limit.wait() == 0
+        gate.close()
+
     def test_live_keys_of_the_store(self) -> None:
         """What the store remembers from before counts too."""
         store = MemoryStore()

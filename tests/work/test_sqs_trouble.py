@@ -221,6 +221,37 @@ def test_messages_wait_for_the_store(queue: Queue, caplog: pytest.LogCaptureFixt
     gate.close()
 
 
+class Slow(MemoryStore):
+    """A store whose claims are held while it is slow to settle."""
+
+    slow = False
+
+    def settle(self, settlements: Any) -> Any:
+        if self.slow:
+            raise StoreUnavailable("it takes its time")
+        return super().settle(settlements)
+
+
+def test_a_conflict_that_another_keeps_is_no_trouble_of_the_store(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That another worker is keeping the same conflict just now stops nothing: its message comes again, the others are
+    taken."""
+    store, handler = Slow(), Handler()
+    another, gate = Gate(store), Gate(store)
+    another.run(call(1), handler)
+    store.slow = True
+    assert another.run(call(1, says="else"), handler).status == "failed"
+    store.slow = False
+    queue.send(call(1, says="else"), call(2))
+    with working(gate.worker(queue.source, handler, wait="1s")):
+        until(lambda: handler.ran == [1, 2] and "event.in_flight" in gate.counts, "both to be met")
+    assert queue.left() == 1
+    assert caplog.records == []
+    another.close()
+    gate.close()
+
+
 def test_what_waits_for_the_store_is_let_go_at_the_end(queue: Queue) -> None:
     """A worker that is stopped meanwhile hands the messages back."""
     queue.send(call(1))

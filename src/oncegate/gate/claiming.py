@@ -39,6 +39,8 @@ from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store, Want
 
 OWNER_SIZE: Final = 16
+_BEING_KEPT: Final = "another worker is keeping the same copy just now"
+_CLAIM_LOST: Final = "the claim on the copy was lost"
 
 
 class Claimer:
@@ -133,12 +135,9 @@ class Claimer:
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
         """Make dead letters of refused events, each under a key made of its bytes; equal ones share theirs."""
-        known = [_kept_key(outcome.event) for outcome in refused]
-        firsts = dict(zip(reversed(known), reversed(refused), strict=True))
-        copies = [Job(outcome.event, key, digest(outcome.event.raw)) for key, outcome in firsts.items()]
-        errors = [outcome.error or outcome.status for outcome in firsts.values()]
-        problems = dict(zip(firsts, self._bury_copies(copies, errors), strict=True))
-        kept = [_kept(outcome, key, problems[key]) for outcome, key in zip(refused, known, strict=True)]
+        copies = [Job(outcome.event, _kept_key(outcome.event), digest(outcome.event.raw)) for outcome in refused]
+        problems = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused])
+        kept = [_kept(*each) for each in zip(refused, copies, problems, strict=True)]
         for outcome in kept:
             if outcome.kept is not None:
                 self._observers.tell("event.kept", outcome.event, outcome.kept, outcome)
@@ -258,8 +257,18 @@ class Claimer:
         return None if document is None else understood(delivery(document), self._hints).body
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
+        """Make dead letters of them; for each None, or why it could not be kept. Equal ones share theirs."""
         if not copies:
             return []
+        same = [(copy.key.digest, copy.payload_hash) for copy in copies]
+        firsts: dict[tuple[bytes, bytes], tuple[Job, str]] = {}
+        for each, copy, error in zip(same, copies, errors, strict=True):
+            firsts.setdefault(each, (copy, error))
+        problems = self._bury_each(*zip(*firsts.values(), strict=True))
+        found = dict(zip(firsts, problems, strict=True))
+        return [found[each] for each in same]
+
+    def _bury_each(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
         try:
             verdicts = self._store.claim(requests := self._requests(copies))
         except StoreError as error:
@@ -270,11 +279,11 @@ class Claimer:
             if isinstance(verdict, Granted):
                 burials[index] = self._burial(request, verdict, copies[index].event, errors[index])
             elif isinstance(verdict, InFlight):
-                problems[index] = "another worker is keeping the same copy just now"
+                problems[index] = _BEING_KEPT
         answers = settle(self._store, list(burials.values())) if burials else ()
         for index, answer in zip(burials, answers, strict=True):
             if answer is not True:
-                problems[index] = str(answer) if answer else "the claim on the copy was lost"
+                problems[index] = str(answer) if answer else _CLAIM_LOST
         return problems
 
     def _burial(self, request: Claim, granted: Granted, event: Event, error: str) -> Bury:
@@ -310,14 +319,19 @@ def _conflict(job: Job, verdict: Conflict, kept: Key, differs: tuple[str, ...]) 
     return Outcome("conflict", job.event, job.key, original=record, at=at, kept=kept, differs=differs)
 
 
-def _kept(refused: Outcome, key: Key, problem: str | None) -> Outcome:
+def _kept(refused: Outcome, copy: Job, problem: str | None) -> Outcome:
     if problem is None:
-        return replace(refused, kept=key)
+        return replace(refused, kept=copy.key)
     return _unkept(refused.event, None, refused.error, problem)
 
 
 def _unkept(event: Event, key: Key | None, error: str | None, problem: str) -> Outcome:
-    return Outcome("failed", event, key, error=f"{error}, and no copy could be kept: {problem}")
+    """That another worker is or was at it is no failure of the store, nor, where none has run, of a handler."""
+    elsewhere = problem in (_BEING_KEPT, _CLAIM_LOST) and not event.attempt
+    why = f"{error}, and no copy could be kept: {problem}"
+    if elsewhere:
+        return Outcome("in_flight", event, key, "concurrent", error=why)
+    return Outcome("failed", event, key, error=why)
 
 
 def _kept_key(event: Event) -> Key:

@@ -4,13 +4,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from oncegate.claims import DEAD
 from oncegate.clocks import Clock
 from oncegate.gate.outcome import Outcome
 from oncegate.stores.base import Entry
 
 _SECOND: Final = 1_000_000
 _BUCKETS: Final = 64
-_NEW_RECORDS: Final = frozenset({"processed", "accepted", "conflict", "invalid"})
+_NEW_RECORDS: Final = frozenset({"processed", "accepted"})
+_COPIED: Final = frozenset({"conflict", "invalid"})
 
 
 class Rate:
@@ -44,28 +46,46 @@ class LiveKeys:
         self._clock = clock
         self._live: Counter[int] = Counter()
         self._count = 0
+        self._kept: dict[bytes, int] = {}
 
     def count_in(self, entries: Iterable[Entry]) -> None:
         """What the store remembers already."""
         later = self._clock() + self._retention
         for entry in entries:
-            self._add(entry.record.expires_at or later, 1)
+            expires_at = entry.record.expires_at or later
+            self._add(expires_at, 1)
+            if entry.record.state == DEAD and self._count <= self._most:
+                self._kept[entry.key] = expires_at
 
     def wait(self) -> int:
         """The seconds until the first is forgotten; 0: there is room."""
         if self._count < self._most:
             return 0
         now = self._clock()
-        for bucket in [bucket for bucket in self._live if bucket < now // self._width]:
-            self._count -= self._live.pop(bucket)
+        self._forget(now // self._width)
         if self._count < self._most:
             return 0
         return 1 + max(0, (min(self._live) + 1) * self._width - now) // _SECOND
 
+    def _forget(self, now: int) -> None:
+        gone = [bucket for bucket in self._live if bucket < now]
+        for bucket in gone:
+            self._count -= self._live.pop(bucket)
+        if gone:
+            self._kept = {key: until for key, until in self._kept.items() if until // self._width >= now}
+
     def spend(self, outcomes: Sequence[Outcome]) -> None:
-        new = sum(_made_a_record(outcome) for outcome in outcomes)
+        until = self._clock() + self._retention
+        new = sum(_made_a_record(outcome) or self._is_first_copy(outcome, until) for outcome in outcomes)
         if new:
-            self._add(self._clock() + self._retention, new)
+            self._add(until, new)
+
+    def _is_first_copy(self, outcome: Outcome, until: int) -> bool:
+        """Whether a dead letter was made of what is refused: equal ones share theirs, and say nothing of it."""
+        if outcome.status not in _COPIED or outcome.kept is None or outcome.kept.digest in self._kept:
+            return False
+        self._kept[outcome.kept.digest] = until
+        return True
 
     def _add(self, expires_at: int, records: int) -> None:
         self._live[expires_at // self._width] += records

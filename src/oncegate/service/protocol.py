@@ -2,10 +2,10 @@
 
 import asyncio
 import http
-import re
 from asyncio.events import TimerHandle
 from typing import ClassVar, Final
 
+import httptools
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -44,6 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
     bounds: ClassVar[Bounds]
     _deadline: TimerHandle | None = None
     _refusal: tuple[int, str] | None = None
+    _farewell = b""
     _over = False
     _silent = True
     _has_head = False
@@ -70,10 +71,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bytes += len(data)
         if not self._has_head:
             self._head += len(data)
-            data = _without_offers(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if not self._over:
             self._look_at_what_is_unfinished()
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn does, but for an offer to speak another protocol, which some clients make with every request. It
+        need not be taken up, but on account of it the parser leaves the body out: so another one is given the head
+        without the offer, and then all that came after it. What has arrived is not edited."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            head = self._unoffered()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own: it is left unread
+            self._parse(head + data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _unoffered(self) -> bytes:
+        """The head that was parsed, without its offer."""
+        lines = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        start = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (*start, b"".join(lines))
 
     def _look_at_what_is_unfinished(self) -> None:
         """The parser keeps a header until it is complete, in the head or in trailers: without this, without end."""
@@ -107,10 +128,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_request()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What follows a body in chunks is no header of the request: whoever added one in front cannot have seen it."""
+        if not self._has_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._check_head()
-        self._has_head, self._head = True, 0
+        if self.parser.should_upgrade():
+            return
         super().on_headers_complete()
+        self._has_head, self._head = True, 0
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -119,19 +147,21 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._request_is_here()
         self._has_head = False
         super().on_message_complete()
 
     def _check_head(self) -> None:
-        if self.parser.should_upgrade():
-            self._refuse(400, "no other protocol is spoken here; leave the Upgrade header out")
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(400, "no other protocol is spoken here")
         if len(self.headers) > _MOST_HEADERS or self._head_is_too_large():
             self._refuse(431, _TOO_MANY_HEADERS)
         if len(self.pipeline) >= _MOST_PIPELINED:
-            self._over = True
-            self.transport.abort()
-            raise _Refused
+            self._refuse(
+                429, f"there are more than {_MOST_PIPELINED} requests that wait for an answer on the connection"
+            )
         for name, value in self.headers:
             if name == b"content-length" and int(value) > self.bounds.body:
                 self._refuse(413, self._too_large)
@@ -160,12 +190,34 @@ class BoundedProtocol(HttpToolsProtocol):
         self._answer(*(self._refusal or (400, "the request is not HTTP as it should be")))
 
     def _answer(self, code: int, detail: str) -> None:
-        """Answer, and read on for a moment: a connection that is closed on unread bytes may lose the answer."""
+        """Refuse what is arriving, after the answers to what came before it on the connection."""
         if self._over or self.transport.is_closing():
             return
         self._over = True
-        if self._is_unanswered():
-            self.transport.write(_response(code, detail))
+        last = self.cycle if self._has_head else None
+        if last is not None and self.pipeline and self.pipeline[0][0] is last:
+            self.pipeline.popleft()
+            self._farewell = _response(code, detail)
+        elif last is None and self._is_answering():
+            self._farewell = _response(code, detail)
+        else:
+            self._leave(b"" if last is not None and last.response_started else _response(code, detail))
+
+    def _is_answering(self) -> bool:
+        """Whether something that came in full is yet to be answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self._farewell and not self.transport.is_closing():
+            self._leave(self._farewell)
+
+    def _leave(self, farewell: bytes) -> None:
+        """Say it, and read on for a moment: a connection that is closed on unread bytes may lose the answer."""
+        self._unset_keepalive_if_required()
+        self.transport.write(farewell)
         self._let_go_of_cycle()
         if self.transport.can_write_eof():
             self.flow.resume_reading()
@@ -174,13 +226,6 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _is_unanswered(self) -> bool:
-        """Whether the request that is arriving is the next to be answered, and was not yet."""
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None:
-            return True
-        return not cycle.response_started if self._has_head else cycle.response_complete
-
     def _let_go_of_cycle(self) -> None:
         """The application, if it waits for the rest of the body, is told that none will come."""
         if self.cycle is not None and not self.cycle.response_complete:
@@ -188,16 +233,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
 
 
-def _without_offers(data: bytes) -> bytes:
-    """The same without an offer to speak another protocol, which some clients make with every first request. It need
-    not be taken up, but the parser would leave the body out on account of it."""
-    if b"pgrade:" not in data:
-        return data
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _OFFER.sub(b"\r\nx-offered:", head) + end + rest
-
-
-_OFFER: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_MANY_HEADERS: Final = f"there are more than {_MOST_HEADERS} headers, or they are larger than {_LARGEST_HEAD} bytes"
 
 

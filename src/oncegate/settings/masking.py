@@ -5,10 +5,12 @@ from typing import Final
 
 _MASK: Final = "***"
 _PARAMETER: Final = re.compile(r"([?&;][^=&;]*(?:pass|pwd|secret|token|key|credential)[^=&;]*=)[^&;#]+", re.IGNORECASE)
+_ANY_PARAMETER: Final = re.compile(r"(?<=[?&;#])([^=?&;#]*=)?[^?&;#]+")
 
 
-def masked(url: str) -> str:
-    """The URL with its password and every parameter that looks like a secret starred out.
+def masked(url: str, *, wholly: bool = False) -> str:
+    """The URL with its password and every parameter that looks like a secret starred out; `wholly`: every parameter,
+    for the URL of a stranger, who may call a secret anything.
 
     A password that was not escaped may hold any character, so all up to the last @ may be part of it: rather too
     much is hidden than too little.
@@ -19,7 +21,8 @@ def masked(url: str) -> str:
         before = _without_password(before)
     elif "@" in after:
         before, question, after = _without_password(rest), "", ""
-    return _PARAMETER.sub(rf"\1{_MASK}", f"{scheme}{separator}{before}{question}{after}")
+    pattern = _ANY_PARAMETER if wholly else _PARAMETER
+    return pattern.sub(rf"\1{_MASK}", f"{scheme}{separator}{before}{question}{after}")
 
 
 def _without_password(place: str) -> str:

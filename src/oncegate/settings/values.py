@@ -50,8 +50,12 @@ def shown(setting: Setting, value: Any) -> Any:
     if value is None:
         return OFF
     if setting.kind in ("url", "place"):
-        return masked(value)
+        return _masked(setting, value)
     return list(value) if setting.kind == "names" else value
+
+
+def _masked(setting: Setting, value: Any) -> Any:
+    return masked(value, wholly="https" in setting.choices) if isinstance(value, str) else value
 
 
 def as_text(value: Any) -> str:
@@ -109,7 +113,7 @@ def _names(setting: Setting, value: Any) -> Any:
 
 def _url(setting: Setting, value: Any) -> Any:
     if not isinstance(value, str) or not _URL.fullmatch(value):
-        said = masked(value) if isinstance(value, str) else value
+        said = _masked(setting, value)
         raise SettingError(f"{setting.path}={said!r} is not a URL; write one such as {setting.default}")
     scheme_of(value)
     return value
@@ -118,7 +122,7 @@ def _url(setting: Setting, value: Any) -> Any:
 def _place(setting: Setting, value: Any) -> Any:
     """What else is wrong with it, whoever uses it says."""
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
-        said = masked(value) if isinstance(value, str) else value
+        said = _masked(setting, value)
         schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
         raise SettingError(f"{setting.path}={said!r} must be a URL that starts with {schemes}")
     return value

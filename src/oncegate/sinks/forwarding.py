@@ -172,8 +172,8 @@ def _parts(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise SettingError(f"the URL to forward to cannot be read: {error}") from None
+    except ValueError:
+        raise SettingError("the URL to forward to cannot be read: its host or its port is not written as one") from None
     if not host or parts.fragment:
         raise SettingError("the URL to forward to needs a host, and has no use for a #fragment")
     if "@" in parts.netloc:
