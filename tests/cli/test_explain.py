@@ -52,9 +52,9 @@ class TestDecisions:
 
     def test_failed(self, oncegate: Run, tmp_path: Path) -> None:
         """A failed attempt says with what, and that the next delivery runs it."""
-        gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=3)
-        for _ in range(2):
-            gate.run({"id": "evt-1"}, fail)
+        with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=3)) as gate:
+            for _ in range(2):
+                gate.run({"id": "evt-1"}, fail)
         assert first_line(oncegate("explain", "evt-1")) == (
             "Run and failed: evt-1 ended, after 2 attempts, with ValueError: no such case; the next delivery runs it"
             " again."

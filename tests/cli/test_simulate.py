@@ -12,14 +12,15 @@ import pytest
 
 from oncegate.cli import exits
 from tests.cli.conftest import Run, on_terminal
-from tests.stores.servers import free_port
+from tests.stores.servers import free_port, until
 
 
 class Service:
     """A service process whose log is a file of effects."""
 
     def __init__(self, folder: Path) -> None:
-        with (folder / "effects.jsonl").open("w") as log:
+        self._effects = folder / "effects.jsonl"
+        with self._effects.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--lease", "1s"],
                 cwd=folder,
@@ -34,6 +35,10 @@ class Service:
             assert line, said
             said += line
         self.url = f"{found[0]}/events"
+
+    def work_off(self, events: int) -> None:
+        """Wait until so many that were accepted have run."""
+        until(lambda: self._effects.read_text().count('"status":"processed"') >= events, "events to run")
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -59,6 +64,7 @@ class TestTheService:
         kinds = {each["kind"]: each for each in summary["kinds"]}
         assert summary["events"] == kinds["first"]["taken"] == 80
         assert kinds["invalid"]["refused"] == kinds["invalid"]["deliveries"] > 0
+        service.work_off(80)
         service.stop()
         code, out, err = oncegate("verify", "--truth", "truth.jsonl", "--effects", "effects.jsonl")
         assert (code, err) == (exits.OK, "")

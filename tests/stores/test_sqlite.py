@@ -282,6 +282,8 @@ def test_a_file_that_was_removed(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="was removed or replaced"):
         store.load([])
     assert other.browse() == []
+    other.close()
+    store.close()
 
 
 class TestForks:

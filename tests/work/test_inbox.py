@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -240,8 +241,8 @@ def test_a_handler_that_cannot_be_called(gate: Gate) -> None:
 
 def test_from_the_command_line(tmp_path: Path) -> None:
     """`oncegate work inbox` runs what was accepted, tells of it line by line, and ends when it is told to."""
-    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db")
-    gate.admit([call(number, f"call-{number}") for number in range(5)])
+    with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db")) as gate:
+        gate.admit([call(number, f"call-{number}") for number in range(5)])
     (tmp_path / "app.py").write_text("def on_event(event):\n    assert event.id != 'evt-3'\n")
     command = [sys.executable, "-m", "oncegate", "work", "inbox", "--handler", "app:on_event"]
     worker = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -288,10 +289,11 @@ def test_poison_takes_no_neighbour_with_it(tmp_path: Path) -> None:
             if worker.poll() is not None:
                 deaths += 1
                 worker = subprocess.Popen([sys.executable, "-c", WORKER, url, effects])
+        (letter,) = gate.store.dead_letters()
     finally:
         worker.kill()
         worker.wait()
+        gate.close()
     assert deaths == 4
-    (letter,) = gate.store.dead_letters()
     assert letter.record.about.delivery_id == "evt-99"
     assert {line.split()[0] for line in effects.read_text().splitlines()} == {f"evt-{number}" for number in range(12)}
