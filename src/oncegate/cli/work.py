@@ -10,9 +10,9 @@ from oncegate import __version__
 from oncegate.cli.figures import LiveFigures
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
-from oncegate.cli.output import clean
+from oncegate.cli.output import clean, say_error
 from oncegate.durations import times
-from oncegate.errors import SettingError
+from oncegate.errors import QueueError, SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
@@ -42,7 +42,12 @@ def work(place: str, settings: Settings) -> None:
     with closing(gate):
         worker = worker_of(gate, place, handler, settings)
         click.echo(_WELCOME.format(version=__version__, place=clean(place), store=_store(settings)), err=True)
-        _run(worker, shown)
+        try:
+            _run(worker, shown)
+        except QueueError as error:
+            if not worker.left_running:
+                raise
+            say_error(str(error))
     if worker.left_running:
         abandon(times(worker.left_running, "handler"), settings["work.drain"])
 
