@@ -123,9 +123,12 @@ LOG: Final = Setting(
 )
 
 
-def _serving(name: str, kind: Kind, default: object, meaning: str, choices: tuple[str, ...] = ()) -> Setting:
+def _of_table(
+    table: str, name: str, kind: Kind, default: object, meaning: str, choices: tuple[str, ...] = ()
+) -> Setting:
+    """A setting of a command's own table; it can be off if it is so by default."""
     return Setting(
-        table="serve",
+        table=table,
         name=name,
         kind=kind,
         default=default,
@@ -141,183 +144,161 @@ GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items(
 def _handed_on(table: str) -> tuple[Setting, ...]:
     """What a command may do with an event in place of calling a handler."""
     return (
-        Setting(
-            table=table,
-            name="forward",
-            kind="place",
-            choices=("https", "http"),
-            default=None,
-            optional=True,
-            meaning="Each new event is posted to this URL, in place of a handler; `[forward]` says how.",
+        _of_table(
+            table,
+            "forward",
+            "place",
+            None,
+            "Each new event is posted to this URL, in place of a handler; `[forward]` says how.",
+            ("https", "http"),
         ),
-        Setting(
-            table=table,
-            name="publish",
-            kind="place",
-            choices=("sqs", "eventbridge"),
-            default=None,
-            optional=True,
-            meaning="Each new event is sent to this queue or bus, in place of a handler.",
+        _of_table(
+            table,
+            "publish",
+            "place",
+            None,
+            "Each new event is sent to this queue or bus, in place of a handler.",
+            ("sqs", "eventbridge"),
         ),
     )
 
 
 SERVE: Final = (
-    Setting(table="serve", name="host", kind="text", default="127.0.0.1", meaning="The address to listen on."),
-    Setting(
-        table="serve", name="port", kind="port", default=8080, meaning="The port to listen on; 0 for any free one."
-    ),
-    Setting(
-        table="serve",
-        name="handler",
-        kind="function",
-        default=None,
-        optional=True,
-        meaning="Called with each new event, `module:function`; without it an event is only logged.",
+    _of_table("serve", "host", "text", "127.0.0.1", "The address to listen on."),
+    _of_table("serve", "port", "port", 8080, "The port to listen on; 0 for any free one."),
+    _of_table(
+        "serve",
+        "handler",
+        "function",
+        None,
+        "Called with each new event, `module:function`; without it an event is only logged.",
     ),
     *_handed_on("serve"),
-    Setting(
-        table="serve",
-        name="trace",
-        kind="truth",
-        default=False,
-        meaning="Whether each event is a span of OpenTelemetry; start it with `opentelemetry-instrument`.",
+    _of_table(
+        "serve",
+        "trace",
+        "truth",
+        False,
+        "Whether each event is a span of OpenTelemetry; start it with `opentelemetry-instrument`.",
     ),
-    _serving(
+    _of_table(
+        "serve",
         "mode",
         "choice",
         "inbox",
         "`inbox` answers when an event is kept, and runs it then; `inline` runs it while the sender waits.",
         choices=("inbox", "inline"),
     ),
-    _serving(
+    _of_table(
+        "serve",
         "signature",
         "text",
         None,
         "How `POST /events` is signed, or `none`; without it only this machine itself can send.",
     ),
-    _serving("secret_env", "names", (), "The variables that hold its secret; several may be valid at a time."),
-    _serving("secret_file", "names", (), "The same in files, one secret in each."),
-    _serving("signature_options", "names", (), "How exactly it is signed, each written `header=x-signature`."),
-    _serving("max_rate", "count", None, "How many events a second each route takes; more is 429."),
-    _serving("max_live_keys", "count", None, "How many events each route may have remembered at a time; more is 429."),
-    _serving("max_body", "count", 1024 * 1024, "The largest body, in bytes."),
-    _serving(
+    _of_table(
+        "serve", "secret_env", "names", (), "The variables that hold its secret; several may be valid at a time."
+    ),
+    _of_table("serve", "secret_file", "names", (), "The same in files, one secret in each."),
+    _of_table(
+        "serve", "signature_options", "names", (), "How exactly it is signed, each written `header=x-signature`."
+    ),
+    _of_table("serve", "max_rate", "count", None, "How many events a second each route takes; more is 429."),
+    _of_table(
+        "serve",
+        "max_live_keys",
+        "count",
+        None,
+        "How many events each route may have remembered at a time; more is 429.",
+    ),
+    _of_table("serve", "max_body", "count", 1024 * 1024, "The largest body, in bytes."),
+    _of_table(
+        "serve",
         "max_bytes_in_hand",
         "count",
         64 * 1024 * 1024,
         "How many bytes of bodies may be in hand at a time; more is 503.",
     ),
-    _serving("request_within", "duration", "10s", "A request that has not arrived in full after this is closed."),
-    _serving("drain_within", "duration", "25s", "How long what is in hand may take when the service is told to stop."),
-    _serving(
-        "proxies", "names", (), "The addresses or networks of proxies whose `X-Forwarded-For` headers are believed."
+    _of_table(
+        "serve", "request_within", "duration", "10s", "A request that has not arrived in full after this is closed."
     ),
-    _serving(
+    _of_table(
+        "serve",
+        "drain_within",
+        "duration",
+        "25s",
+        "How long what is in hand may take when the service is told to stop.",
+    ),
+    _of_table(
+        "serve",
+        "proxies",
+        "names",
+        (),
+        "The addresses or networks of proxies whose `X-Forwarded-For` headers are believed.",
+    ),
+    _of_table(
+        "serve",
         "tls_cert",
         "text",
         None,
         "The file with the certificate chain; with it the service speaks TLS 1.2 or newer only.",
     ),
-    _serving("tls_key", "text", None, "The file with its private key."),
+    _of_table("serve", "tls_key", "text", None, "The file with its private key."),
 )
 
 # How events are handed on to a URL.
 FORWARD: Final = (
-    Setting(
-        table="forward", name="timeout", kind="duration", default="10s", meaning="How long one request may take in all."
+    _of_table("forward", "timeout", "duration", "10s", "How long one request may take in all."),
+    _of_table(
+        "forward",
+        "headers",
+        "text",
+        None,
+        "A file of headers to send, such as `Authorization`, one on each line; read anew for each event.",
     ),
-    Setting(
-        table="forward",
-        name="headers",
-        kind="text",
-        default=None,
-        optional=True,
-        meaning="A file of headers to send, such as `Authorization`, one on each line; read anew for each event.",
+    _of_table(
+        "forward",
+        "hosts",
+        "names",
+        (),
+        "The only hosts that may be forwarded to; `*.example.com` is any below it. Empty: any.",
     ),
-    Setting(
-        table="forward",
-        name="hosts",
-        kind="names",
-        default=(),
-        meaning="The only hosts that may be forwarded to; `*.example.com` is any below it. Empty: any.",
+    _of_table(
+        "forward",
+        "allow_private",
+        "truth",
+        False,
+        "Whether the host may have a private or loopback address; only then may the URL be `http://`.",
     ),
-    Setting(
-        table="forward",
-        name="allow_private",
-        kind="truth",
-        default=False,
-        meaning="Whether the host may have a private or loopback address; only then may the URL be `http://`.",
+    _of_table(
+        "forward",
+        "pins",
+        "names",
+        (),
+        "SHA-256 hashes of public keys (SPKI), one of which its certificate must have: `sha256//BASE64`.",
     ),
-    Setting(
-        table="forward",
-        name="pins",
-        kind="names",
-        default=(),
-        meaning="SHA-256 hashes of public keys (SPKI), one of which its certificate must have: `sha256//BASE64`.",
+    _of_table("forward", "ca", "text", None, "A file of authorities to trust in place of the system's."),
+    _of_table(
+        "forward", "certificate", "text", None, "The file of the client's own certificate, if the receiver wants one."
     ),
-    Setting(
-        table="forward",
-        name="ca",
-        kind="text",
-        default=None,
-        optional=True,
-        meaning="A file of authorities to trust in place of the system's.",
-    ),
-    Setting(
-        table="forward",
-        name="certificate",
-        kind="text",
-        default=None,
-        optional=True,
-        meaning="The file of the client's own certificate, if the receiver wants one.",
-    ),
-    Setting(
-        table="forward",
-        name="certificate_key",
-        kind="text",
-        default=None,
-        optional=True,
-        meaning="The file of its key, if that is another.",
-    ),
+    _of_table("forward", "certificate_key", "text", None, "The file of its key, if that is another."),
 )
 
 WORK: Final = (
-    Setting(
-        table="work",
-        name="handler",
-        kind="function",
-        default=None,
-        optional=True,
-        meaning="Called with each new event, `module:function`; it may be async.",
-    ),
+    _of_table("work", "handler", "function", None, "Called with each new event, `module:function`; it may be async."),
     *_handed_on("work"),
-    Setting(
-        table="work", name="batch", kind="count", default=10, meaning="How many messages to ask for at a time, 1 to 10."
+    _of_table("work", "batch", "count", 10, "How many messages to ask for at a time, 1 to 10."),
+    _of_table("work", "wait", "duration", "20s", "How long a poll waits for a message, while nothing is in hand."),
+    _of_table(
+        "work",
+        "visibility",
+        "duration",
+        "30s",
+        "For how long a message is kept from other workers; renewed while it is in hand.",
     ),
-    Setting(
-        table="work",
-        name="wait",
-        kind="duration",
-        default="20s",
-        meaning="How long a poll waits for a message, while nothing is in hand.",
-    ),
-    Setting(
-        table="work",
-        name="visibility",
-        kind="duration",
-        default="30s",
-        meaning="For how long a message is kept from other workers; renewed while it is in hand.",
-    ),
-    Setting(table="work", name="in_hand", kind="count", default=100, meaning="How many events are in hand at a time."),
-    Setting(table="work", name="receivers", kind="count", default=4, meaning="How many polls are open at most."),
-    Setting(
-        table="work",
-        name="drain",
-        kind="duration",
-        default="25s",
-        meaning="How long what runs may take to end when the worker is stopped.",
-    ),
+    _of_table("work", "in_hand", "count", 100, "How many events are in hand at a time."),
+    _of_table("work", "receivers", "count", 4, "How many polls are open at most."),
+    _of_table("work", "drain", "duration", "25s", "How long what runs may take to end when the worker is stopped."),
 )
 # What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
