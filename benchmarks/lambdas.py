@@ -1,6 +1,5 @@
 """A Lambda function's cold start: import and set-up of its handler, against one that only has a client of boto3."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -10,7 +9,7 @@ from benchmarks.measure import Sizes, by_turns, median
 from benchmarks.progress import Progress
 from benchmarks.report import Aim, Row
 from oncegate import open_store
-from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
+from tests.stores.dynamo_server import REGION, emulated
 
 _OURS: Final = """
 from oncegate import Gate
@@ -29,16 +28,12 @@ def handler(event, context):
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
     progress.stage("Lambda, cold start")
-    os.environ.update(CREDENTIALS)
-    server = DynamoServer(folder / "dynamo")
-    try:
+    with emulated(folder / "dynamo") as server:
         table = server.new_table()
         open_store(server.url(table)).close()  # which makes it
         bare = _BARE.format(region=REGION, endpoint=server.endpoint, table=table)
         turns = {"ours": partial(started, _OURS.format(url=server.url(table))), "bare": partial(started, bare)}
         rounds = by_turns(turns, sizes.imports, max(1, sizes.warm_ups), progress)
-    finally:
-        server.stop()
     return [
         Row(
             "Lambda handler on DynamoDB, more at its start",

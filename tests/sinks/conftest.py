@@ -6,21 +6,15 @@ from typing import Any
 import botocore.session
 import pytest
 
-from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
+from tests.stores.dynamo_server import REGION, DynamoServer, emulated
 
 Client = Callable[[str], Any]
 
 
 @pytest.fixture(scope="session")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in CREDENTIALS.items():
-            patch.setenv(name, value)
-        server = DynamoServer(tmp_path_factory.mktemp("aws"))
-        try:
-            yield server
-        finally:
-            server.stop()
+    with emulated(tmp_path_factory.mktemp("aws")) as server:
+        yield server
 
 
 @pytest.fixture

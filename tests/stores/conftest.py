@@ -5,20 +5,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.stores import postgres_server
-from tests.stores.dynamo_server import CREDENTIALS, DynamoServer
+from tests.stores.dynamo_server import DynamoServer, emulated
 from tests.stores.redis_server import RedisCluster, RedisServer
 
 
 @pytest.fixture(scope="session")
 def dynamo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in CREDENTIALS.items():
-            patch.setenv(name, value)
-        server = DynamoServer(tmp_path_factory.mktemp("dynamodb"))
-        try:
-            yield server
-        finally:
-            server.stop()
+    with emulated(tmp_path_factory.mktemp("dynamodb")) as server:
+        yield server
+
+
+@pytest.fixture
+def table(dynamo_server: DynamoServer) -> str:
+    return dynamo_server.new_table()
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,14 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 import botocore.session
+import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from oncegate.stores.dynamodb import DynamoStore
@@ -73,6 +74,19 @@ class DynamoServer(ServerProcess):
     def stop(self) -> None:
         self.client.close()
         super().stop()
+
+
+@contextmanager
+def emulated(folder: Path) -> Iterator[DynamoServer]:
+    """An emulator, and credentials that it takes in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        server = DynamoServer(folder)
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 class Wire:

@@ -38,11 +38,6 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def table(dynamo_server: DynamoServer) -> str:
-    return dynamo_server.new_table()
-
-
-@pytest.fixture
 def store(dynamo_server: DynamoServer, table: str, clock: ManualClock) -> Iterator[DynamoStore]:
     with closing(open_store(dynamo_server.url(table), clock=clock)) as opened:
         assert isinstance(opened, DynamoStore)

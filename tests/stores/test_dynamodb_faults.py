@@ -40,11 +40,6 @@ from tests.stores.servers import free_port
 
 
 @pytest.fixture
-def table(dynamo_server: DynamoServer) -> str:
-    return dynamo_server.new_table()
-
-
-@pytest.fixture
 def store(dynamo_server: DynamoServer, table: str) -> Iterator[DynamoStore]:
     with closing(open_store(dynamo_server.url(table, timeout="1s"), clock=ManualClock())) as opened:
         assert isinstance(opened, DynamoStore)

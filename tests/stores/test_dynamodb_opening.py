@@ -83,11 +83,6 @@ def test_without_what_aws_needs(environment: dict[str, str], said: str) -> None:
 
 
 @pytest.fixture
-def table(dynamo_server: DynamoServer) -> str:
-    return dynamo_server.new_table()
-
-
-@pytest.fixture
 def store(dynamo_server: DynamoServer, table: str) -> Iterator[DynamoStore]:
     with closing(open_store(dynamo_server.url(table, timeout="1s"), clock=ManualClock())) as opened:
         assert isinstance(opened, DynamoStore)

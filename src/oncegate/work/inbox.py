@@ -22,8 +22,6 @@ from oncegate.work.signals import stopped_by_signals
 
 _LONGEST_PAUSE: Final = 5.0
 _GIVE_BACK_EVERY: Final = 0.2
-
-
 _COUNTED: Final[dict[Status, str]] = {"processed": "processed", "failed": "failed", "buried": "failed"}
 
 
