@@ -38,9 +38,10 @@ _MODEL: Final = """\
 
 `oncegate.claims.step` is the function that judges every claim. Here it runs in a model of the rest: three workers
 that follow the gate's steps, a queue that delivers again whatever was not acknowledged, a network, a clock and an
-operator. The records are real and only the shipped function changes them. From the beginning, every possible next
-step is tried, and so on from each state that is found, the nearest first. States that differ only in which worker
-is which, in the names of owners, in the height of fences or in the time of day are one state.
+operator. As a world has it, workers claim what they receive and run it, or have it admitted for whoever takes it, or
+mark it first and run it. The records are real and only the shipped function changes them. From the beginning, every
+possible next step is tried, and so on from each state that is found, the nearest first. States that differ only in
+which worker is which, in the names of owners, in the height of fences or in the time of day are one state.
 
 These invariants are checked in every state and at every step:
 

@@ -35,6 +35,11 @@ _HAPPENINGS = (
     "sends the claim for x alone",
     "is killed by the handler",
     "finishes the effect of a once more",
+    "judged: admitted",
+    "has the answer to its admit for a lost, and will send it again",
+    "sent a admit for a that arrives only now: duplicate",
+    "has its mark for a judged: granted",
+    "has the answer to its mark for a lost, and gives up",
 )
 
 

@@ -11,7 +11,22 @@ from typing import Final, NamedTuple
 from oncegate import claims as shipped
 from tests.model.explore import Report, explore
 from tests.model.parts import Rules, Setting
-from tests.model.settings import BATCH_CONFLICT, CONFLICT, EXPIRY, FAULTS, FORGETFUL, OPERATOR, POISON, TRANSACTION
+from tests.model.settings import (
+    ADMIT,
+    ADMIT_CONFLICT,
+    ADMIT_EXPIRY,
+    BATCH_CONFLICT,
+    CONFLICT,
+    EXPIRY,
+    FAULTS,
+    FORGETFUL,
+    MARK,
+    MARK_ADMIT,
+    MIXED,
+    OPERATOR,
+    POISON,
+    TRANSACTION,
+)
 
 _LIMIT: Final = 300_000
 
@@ -259,4 +274,124 @@ _WORKER: Final = (
     ),
 )
 
-ABLATIONS: Final = _FUNCTION + _WORKER
+_ADMISSION: Final = (
+    Ablation(
+        "admitted and not kept",
+        "an admission is answered and its payload is not written",
+        2,
+        ADMIT,
+        ("record = replace(free, payload=admit.payload)", "record = free"),
+    ),
+    Ablation(
+        "admitted work expires",
+        "what is admitted has an expiry",
+        2,
+        ADMIT_EXPIRY,
+        ("now, now, 0, admit.payload_hash, None,", "now, now, 0, admit.payload_hash, now + 1,"),
+    ),
+    Ablation(
+        "attached work expires",
+        "a payload attached to a record that was there keeps its expiry",
+        2,
+        MIXED._replace(expiry=True),
+        ("owner=admit.owner, lease_until=now, expires_at=None)", "owner=admit.owner, lease_until=now)"),
+    ),
+    Ablation(
+        "admitted under a lease",
+        "a payload is attached to what a worker is at",
+        3,
+        MIXED,
+        ("    if alive and record.payload is None:\n", "    if False:\n"),
+    ),
+    Ablation(
+        "admitted anew",
+        "an owner that asks to admit again is answered like a stranger",
+        7,
+        ADMIT,
+        ("if state == RELEASED and record.payload is not None and record.owner == admit.owner:", "if False:"),
+    ),
+    Ablation(
+        "admission of another content",
+        "the payload hash is not compared when admitting",
+        2,
+        ADMIT_CONFLICT,
+        ("if admit.binds and record.payload_hash != admit.payload_hash:", "if False:"),
+    ),
+    Ablation(
+        "completed is admitted",
+        "a completed event is admitted again",
+        4,
+        ADMIT,
+        (
+            "if state in (RELEASED, IN_PROGRESS) and record.payload is None:",
+            "if state in (RELEASED, IN_PROGRESS, COMPLETED) and record.payload is None:",
+        ),
+    ),
+    Ablation(
+        "admitted twice over",
+        "an admission is written over the one before",
+        17,
+        ADMIT,
+        (
+            "if state in (RELEASED, IN_PROGRESS) and record.payload is None:",
+            "if state in (RELEASED, IN_PROGRESS):",
+        ),
+    ),
+    Ablation(
+        "claimed from the inbox",
+        "a delivery is granted what was admitted",
+        17,
+        MIXED,
+        ("    if state == RELEASED and record.payload is not None:\n", "    if False:\n"),
+    ),
+)
+
+_MARKING: Final = (
+    Ablation(
+        "marked and not completed",
+        "a marking claim is granted like any other",
+        16,
+        MARK,
+        ("    if not claim.marks:\n        return record", "    if True:\n        return record"),
+    ),
+    Ablation(
+        "marked twice",
+        "a marking claim is granted what is completed",
+        1,
+        MARK,
+        (
+            "    if state in (IN_PROGRESS, RELEASED):\n        expires_at",
+            "    if state in (IN_PROGRESS, RELEASED, COMPLETED):\n        expires_at",
+        ),
+    ),
+    Ablation(
+        "marking owner forgotten",
+        "an owner that asks again for what it has marked is answered like a stranger",
+        7,
+        MARK,
+        ("(alive or state == COMPLETED)", "alive"),
+    ),
+    Ablation(
+        "marked and kept",
+        "what is marked keeps the payload that was admitted",
+        4,
+        MARK_ADMIT,
+        ("expires_at=now + claim.retention, payload=None)", "expires_at=now + claim.retention)"),
+    ),
+    Ablation(
+        "failure of a marked one dropped",
+        "what was marked and has failed is acknowledged without a copy",
+        2,
+        MARK,
+        rules=Rules(keeps_marked=False),
+    ),
+    Ablation(
+        "late start of a marked one",
+        "what was marked is started without a look at the clock",
+        12,
+        MARK,
+        rules=Rules(checks_validity=False),
+    ),
+)
+
+ABLATIONS: Final = _FUNCTION + _ADMISSION + _MARKING + _WORKER

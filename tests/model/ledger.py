@@ -22,6 +22,8 @@ STRANGER: Final = b"stranger"
 _PLACE: Final = ("model", b"key")
 _ENDS_IN: Final = {"complete": "C", "release": "R", "give back": "R", "bury": "D"}
 _PROVED: Final = {*_ENDS_IN, "renew"}
+# What asks for a record, and the answer that gives it.
+_ASKED: Final = {"claim": "granted", "mark": "granted", "take": "granted", "admit": "admitted"}
 
 ABSENT: Final = 0
 
@@ -96,7 +98,7 @@ class Ledger:
     def _ruling(self, before: Any, record: int, after: Any, answer: Any) -> Ruling:
         granted = _name(answer) == "granted"
         ident = self._intern(after)
-        fresh = ident != record and (granted or after is None or not after.owner)
+        fresh = ident != record and (granted or _name(answer) == "admitted" or after is None or not after.owner)
         return Ruling(
             ident,
             _name(answer),
@@ -114,6 +116,10 @@ class Ledger:
         match verb:
             case "claim":
                 return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about)
+            case "mark":
+                return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about, marks=True)
+            case "admit":
+                return claims.Admit(*_PLACE, owner, digest, payload, self._about)
             case "take":
                 return claims.Take(*_PLACE, owner, terms.lease)
             case "renew":
@@ -183,11 +189,34 @@ def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer:
     if before is None:
         return
     alive = before.state == "P" and before.lease_until > NOW
-    if verb in ("claim", "take") and alive and not holds and not same:
+    if verb in _ASKED and alive and not holds and not same:
         raise Violation(3, f"a {verb} is accepted from a stranger while the lease is alive")
-    if verb == "claim" and alive and holds and (name != "granted" or not same):
-        raise Violation(7, f"the owner asks again while its lease is alive, and is answered {name}")
+    if holds and _granted_before(verb, before) and (name != _ASKED[verb] or not same):
+        raise Violation(7, f"the owner asks to {verb} again, and is answered {name}")
     if holds and not stale and before.state == _ENDS_IN.get(verb) and (name != "yes" or not same):
         raise Violation(7, f"the same {verb} again is answered {name}")
     if before.state == "C" and verb != "reset" and (after is None or after.state != "C"):
         raise Violation(4, f"a completed record is left by {verb}")
+    _check_payload(verb, before, same)
+
+
+def _granted_before(verb: str, before: Any) -> bool:
+    """Whether the record is as this request of its owner has left it."""
+    match verb:
+        case "claim":
+            return bool(before.state == "P" and before.lease_until > NOW)
+        case "mark":
+            return bool(before.state == "C")
+        case "admit":
+            return bool(before.state == "R" and before.payload is not None)
+        case _:
+            return False
+
+
+def _check_payload(verb: str, before: Any, same: bool) -> None:
+    if before.payload is None or same:
+        return
+    if verb == "admit":
+        raise Violation(17, f"an admission changes a record in state {before.state} that has a payload")
+    if verb in ("claim", "mark") and before.state == "R":
+        raise Violation(17, f"a {verb} of a delivery is granted what was admitted")
