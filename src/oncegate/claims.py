@@ -22,7 +22,9 @@ operation. Rows are tried from the top; the first that matches decides.
     anything else                                  take       unchanged                       None
 
     absent                                         admit      R, attempts 0, payload          Admitted
+    absent, with a lease                           admit      P, attempts 1, payload          Granted
     R with a payload, owner is mine                admit      unchanged                       Admitted
+    P with a payload, lease alive, owner is mine   admit      unchanged                       Granted, same fence
     any, other payload hash, key binds content     admit      unchanged                       Conflict
     P, lease alive, without a payload              admit      unchanged                       InFlight
     R or P with its lease over, without a payload  admit      R, payload attached             Admitted
@@ -124,13 +126,15 @@ class Take(Address, frozen=True, gc=False):
 
 
 class Admit(Address, frozen=True, gc=False):
-    """A receiver asks that the payload be kept until a dispatcher takes it."""
+    """A receiver asks that the payload be kept until a dispatcher takes it; with a lease, to be that dispatcher at once
+    if it is new."""
 
     owner: bytes
     payload_hash: bytes
     payload: bytes
     about: About
     binds: bool = True
+    lease: int = 0
 
 
 class Held(Address, frozen=True, gc=False):
@@ -218,7 +222,7 @@ class Admitted(_Answer, frozen=True, gc=False):
 
 
 Verdict: TypeAlias = Granted | Duplicate | InFlight | Conflict | Buried
-Admission: TypeAlias = Admitted | Duplicate | InFlight | Conflict | Buried
+Admission: TypeAlias = Admitted | Granted | Duplicate | InFlight | Conflict | Buried
 Answer: TypeAlias = Verdict | Admitted | bool | None
 
 
@@ -268,13 +272,12 @@ def _take(record: Record | None, take: Take, now: int) -> tuple[Record | None, G
 
 def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admission]:
     if record is None:
-        free = Record(RELEASED, admit.owner, now, now, 0, admit.payload_hash, None, admit.about, now)
-        record = replace(free, payload=admit.payload)
-        return record, Admitted(record, now)
+        record = _kept(admit, now)
+        return record, Granted(record, now) if admit.lease else Admitted(record, now)
     state = record.state
     alive = _alive(record, now)
-    if state == RELEASED and record.payload is not None and record.owner == admit.owner:
-        return record, Admitted(record, now)
+    if record.payload is not None and record.owner == admit.owner and (alive or state == RELEASED):
+        return record, Granted(record, now) if alive else Admitted(record, now)
     if admit.binds and record.payload_hash != admit.payload_hash:
         return record, Conflict(record, now)
     if alive and record.payload is None:
@@ -349,6 +352,13 @@ def _mine(record: Record, held: Held) -> bool:
 def _first(claim: Claim, now: int) -> Record:
     lease_until, expires_at = now + claim.lease, now + claim.retention
     return Record(IN_PROGRESS, claim.owner, now, lease_until, 1, claim.payload_hash, expires_at, claim.about, now)
+
+
+def _kept(admit: Admit, now: int) -> Record:
+    state, attempts = (IN_PROGRESS, 1) if admit.lease else (RELEASED, 0)
+    until = now + admit.lease
+    free = Record(state, admit.owner, now, until, attempts, admit.payload_hash, None, admit.about, now)  # type: ignore[arg-type]
+    return replace(free, payload=admit.payload)
 
 
 def _marked(record: Record, claim: Claim, now: int) -> Record:

@@ -6,7 +6,7 @@ from typing import NoReturn, cast
 
 from oncegate import keys
 from oncegate.canonical import digest
-from oncegate.claims import Admission, Admit, Admitted, Conflict
+from oncegate.claims import Admission, Admit, Admitted, Conflict, Granted
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
 from oncegate.events import Event
@@ -81,14 +81,18 @@ class Admitter:
             self._judge(unknown, answers, sent_at)
 
     def _judge(self, jobs: Sequence[Job], answers: Sequence[Admission], sent_at: int) -> None:
-        conflicts = []
+        conflicts, granted = [], []
         for job, answer in zip(jobs, answers, strict=True):
-            if isinstance(answer, Admitted):
+            if isinstance(answer, Admitted | Granted):
                 job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
+                if isinstance(answer, Granted):
+                    self._claimer.hold(job, answer.record, answer.at, sent_at)
+                    granted.append(job.event)
             elif isinstance(answer, Conflict):
                 conflicts.append((job, answer))
             else:
                 self._claimer.found(job, answer, sent_at)
+        self._observers.granted(granted)
         if conflicts and (again := self._claimer.answer_conflicts(conflicts, {})):
             self.admit(again)
 
@@ -108,6 +112,7 @@ class Admitter:
                 job.event.raw,
                 about(job.event),
                 job.key.binds,
+                self._terms.lease if job.at_once else 0,
             )
             for index, job in enumerate(jobs)
         ]

@@ -100,7 +100,7 @@ class Claimer:
         conflicts, granted = [], []
         for job, verdict in zip(jobs, verdicts, strict=True):
             if isinstance(verdict, Granted):
-                self._hold(job, verdict.record, verdict.at, sent_at)
+                self.hold(job, verdict.record, verdict.at, sent_at)
                 granted.append(job.event)
             elif isinstance(verdict, Conflict):
                 conflicts.append((job, verdict))
@@ -130,7 +130,7 @@ class Claimer:
     def _taken(self, entry: Entry, sent_at: int) -> Job:
         event = understood(delivery(entry.record.payload), self._hints)
         job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash, event.problem)
-        self._hold(job, entry.record, entry.record.lease_until - self._terms.lease, sent_at)
+        self.hold(job, entry.record, entry.record.lease_until - self._terms.lease, sent_at)
         return job
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
@@ -169,7 +169,8 @@ class Claimer:
             )
         return requests
 
-    def _hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
+    def hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
+        """It was granted at the store's time `at`, to a request that was sent at `sent_at` on the boot clock."""
         terms, key = self._terms, job.key
         job.lease = Lease(terms.namespace, key.digest, record, at, sent_at, sent_at + record.lease_until - at)
         job.held = True

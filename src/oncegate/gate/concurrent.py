@@ -111,6 +111,10 @@ class Concurrent:
         self._means.heartbeat.hold([job.lease])
         await self._run_granted(job, handler)
 
+    def let_go(self, job: Job) -> None:
+        """Give back what is held and will not be run here."""
+        self._gatherer.post(self._unstarted(job))
+
     def close(self) -> None:
         """Let plain handlers come to their end, and write what is left to write."""
         if self._threads is not None:
@@ -269,8 +273,9 @@ class Concurrent:
 
     def _orphaned(self, asked: _Asked) -> None:
         """A claim for a caller that is gone is given back."""
-        if isinstance(asked, Job) and asked.held:
-            self._gatherer.post(self._unstarted(asked))
+        job = asked.job if isinstance(asked, _Admission) else asked
+        if isinstance(job, Job) and job.held:
+            self.let_go(job)
 
     def _unstarted(self, job: Job, why: str = TOO_LATE) -> Ending | Failed:
         return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)

@@ -87,11 +87,15 @@ class Engine:
         """Have the store keep all, to be taken later; one outcome for each, in order."""
         return self.admitter.through(identified)
 
-    async def aadmit(self, identified: Sequence[Identified]) -> list[Outcome]:
-        """The same, beside others that come at the same time."""
+    async def aadmit(self, identified: Sequence[Identified], at_once: int = 0) -> list[Job | Refused]:
+        """The same, beside others that come at the same time: all have their outcome. Up to so many may come back held,
+        to be run here at once."""
         items = self.admitter.keyed(identified)
-        await self.concurrent.admit([item for item in items if isinstance(item, Job)])
-        return [item.outcome for item in items]
+        jobs = [item for item in items if isinstance(item, Job)]
+        for job in jobs[:at_once]:
+            job.at_once = True
+        await self.concurrent.admit(jobs)
+        return items
 
     def mark(self, job: Job) -> bool:
         """Mark one as done without running anything; False if it was known. Raises StoreError."""

@@ -263,7 +263,8 @@ class Gate:
     async def aadmit(self, payload: Any) -> list[Outcome]:
         """The same for one payload, from a coroutine. Callers that ask at the same time share their writes."""
         self._check_inbox("aadmit()")
-        return self._told(await self._engine.aadmit([self._identify(event) for event in self._events(payload)]))
+        items = await self._engine.aadmit([self._identify(event) for event in self._events(payload)])
+        return self._told([item.outcome for item in items])
 
     def inbox(
         self,
@@ -286,6 +287,7 @@ class Gate:
         check_handler(handler, may_await=True)
         worker: InboxWorker = import_module("oncegate.work.inbox").InboxWorker(
             self._engine.under(),  # its handlers may outlast the gate, if they do not end in time
+            self._identify,
             handler,
             self._observers,
             at_work=at_work,

@@ -27,7 +27,8 @@ class Job(Struct, eq=False):
     `lease` is there while it is `held`, `outcome` when it has come to one. `hopeless` is why it is buried instead of
     run, `unguarded` why it runs without a claim. `emission` is the key it had by itself, if its change was known under
     another. One that is `answered` is not to be claimed any more. `loosened`: its key would bind content, but for the
-    policy. Its handler is not started from `start_by` on, on the boot clock.
+    policy. Its handler is not started from `start_by` on, on the boot clock. One that is to be kept is wanted `at_once`
+    if it can be run here as soon as it is.
     """
 
     event: Event
@@ -39,6 +40,7 @@ class Job(Struct, eq=False):
     loosened: bool = False
     held: bool = False
     start_by: int = _NEVER
+    at_once: bool = False
     started: bool = False
     unguarded: str | None = None
     lease: Lease = _NOT_YET

@@ -47,14 +47,7 @@ class Kept:
         self._failures = 0
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
-        if len(events) == 1:
-            outcomes = await self._gate.aadmit(events[0])
-        else:
-            found = await asyncio.gather(*(self._gate.aadmit(event) for event in events))
-            outcomes = [outcome for outcomes in found for outcome in outcomes]
-        if any(outcome.status == "accepted" for outcome in outcomes):
-            self._worker.wake()
-        return await _with_refused_kept(outcomes, self._gate, self._threads)
+        return await _with_refused_kept(await self._worker.admit(events), self._gate, self._threads)
 
     async def work(self, stop: asyncio.Event) -> None:
         working = asyncio.create_task(self._worker.work())

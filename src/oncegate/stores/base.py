@@ -86,7 +86,10 @@ class Inbox(Protocol):
     """A store that keeps events until they are run, and gives them out in order."""
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        """Keep payloads; Admitted to the one request that brought it."""
+        """Keep payloads; Admitted to the one request that brought it.
+
+        One with a lease may be Granted instead, if nothing else that is kept has its entity: of several in one batch
+        the one that happened first. A store that does not look answers Admitted, as to one without."""
 
     def kept(self, namespace: str) -> int:
         """How many payloads are kept in a namespace, those that are being run included."""

@@ -2,7 +2,7 @@
 
 import heapq
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import msgpack
@@ -13,6 +13,7 @@ from oncegate.claims import (
     DEAD,
     IN_PROGRESS,
     Address,
+    Admit,
     Operation,
     Record,
     Take,
@@ -21,7 +22,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, Want
-from oncegate.stores.judged import JudgedStore, shown
+from oncegate.stores.judged import JudgedStore, Line, in_turn, shown
 
 _TICK = 1_000_000
 _SWEEP = 64
@@ -49,6 +50,8 @@ class MemoryStore(JudgedStore):
         with self._lock:
             now = self._clock()
             self._sweep(now, len(operations))
+            if operations and type(operations[0]) is Admit:
+                operations = in_turn(operations, self._busy)  # type: ignore[arg-type]  # all are of one type
             for operation in operations:
                 records = self._records.setdefault(operation.namespace, {})
                 stored = records.get(operation.key)
@@ -91,6 +94,9 @@ class MemoryStore(JudgedStore):
     def kept(self, namespace: str) -> int:
         with self._lock:
             return sum(where[0] == namespace for where in self._waiting)
+
+    def _busy(self, lines: Collection[Line]) -> set[Line]:
+        return {(where[0], self._waits(where).about.entity) for where in self._waiting} & set(lines)
 
     def _waiting_in(self, namespace: str, in_order: bool, now: int) -> Iterator[Entry]:
         waiting = [Entry(*where, self._waits(where)) for where in self._waiting if where[0] == namespace]

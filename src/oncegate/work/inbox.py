@@ -4,17 +4,20 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from oncegate.errors import StoreError
+from oncegate.events import Event
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.jobs import Job
+from oncegate.gate.jobs import Identified, Job
 from oncegate.gate.observing import Observers
-from oncegate.gate.outcome import Status
+from oncegate.gate.outcome import Outcome, Status
 from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
 from oncegate.work.handling import logged
@@ -35,6 +38,7 @@ class InboxWorker:
     def __init__(
         self,
         engine: Engine,
+        identify: Callable[[Event], Identified],
         handler: AsyncHandler | Handler,
         observers: Observers,
         *,
@@ -43,6 +47,7 @@ class InboxWorker:
         drain: int,
     ) -> None:
         self._engine = engine
+        self._identify = identify
         self._handler = logged(handler)
         self._observers = observers
         self._at_work = at_work
@@ -50,6 +55,10 @@ class InboxWorker:
         self._drain = drain / 1e6
         self._pause = self._look
         self._alone = False
+        self._dispatcher: Dispatcher[Job] | None = None
+        self._asked = 0
+        # The entities of what runs straight from its admission, and whether more of them was kept meanwhile.
+        self._lines: dict[str, bool] = {}
         self._counts: Counter[str] = Counter()
         self._started: set[bytes] = set()
         self._left_running = 0
@@ -72,8 +81,10 @@ class InboxWorker:
             self._loop = asyncio.get_running_loop()
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="oncegate-inbox") as self._thread:
+                self._dispatcher = dispatcher
                 await self._work(dispatcher)
         finally:
+            self._dispatcher = None
             with self._lock:
                 self._loop, self._stopping = None, False
 
@@ -98,6 +109,47 @@ class InboxWorker:
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def admit(self, events: Sequence[Event]) -> list[Outcome]:
+        """Have the store keep these, as `Gate.aadmit` does, in the loop in which `work` runs. What nothing else of its
+        entity is kept before is run from here, if there is room: the store need not be asked for it again."""
+        room = min(self._room_at_once(), len(events))
+        self._asked += room
+        try:
+            items = await self._engine.aadmit([self._identify(event) for event in events], room)
+        finally:
+            self._asked -= room
+        outcomes = [item.outcome for item in items]
+        for item in items:
+            if isinstance(item, Job) and item.held:
+                self._run_at_once(item)
+            elif item.outcome.status == "accepted":
+                self._leave_for_later(item.outcome.event.entity)
+        self._observers.outcomes(outcomes)
+        return outcomes
+
+    def _room_at_once(self) -> int:
+        """How much may be wanted from an admission now. Last attempts, which run alone, are taken from the store."""
+        if self._dispatcher is None or self._stopping or self._alone or self._engine.terms.max_attempts == 1:
+            return 0
+        return max(0, self._dispatcher.room - self._asked)
+
+    def _run_at_once(self, job: Job) -> None:
+        if self._dispatcher is None or self._stopping:
+            self._engine.concurrent.let_go(job)
+            return
+        job.key = replace(job.key, strategy="kept")
+        if job.event.entity is not None:
+            self._lines[job.event.entity] = False
+        self._counts["received"] += 1
+        self._dispatcher.offer(job)
+
+    def _leave_for_later(self, entity: str | None) -> None:
+        """What waits for something that runs here is looked for when that is done, all else now."""
+        if entity in self._lines:
+            self._lines[entity] = True
+        elif self._dispatcher is not None:
+            self._woken.set()
 
     @property
     def figures(self) -> Figures:
@@ -175,14 +227,19 @@ class InboxWorker:
         except asyncio.CancelledError:  # by the end of the time to drain; a plain handler runs on
             raise
         except BaseException:
-            self._started.discard(job.key.digest)
+            self._ended(job)
             raise
-        self._started.discard(job.key.digest)
-        self._woken.set()  # the next of its entity may be free now
+        self._ended(job)
         self._observers.outcomes([job.outcome])
         if name := _COUNTED.get(job.outcome.status):
             self._counts[name] += 1
         return "go_on"
+
+    def _ended(self, job: Job) -> None:
+        """The next of its entity may be free now."""
+        self._started.discard(job.key.digest)
+        if not job.at_once or self._lines.pop(job.event.entity or "", False):
+            self._woken.set()
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
         """In the thread, so that what is taken next finds it. What was cancelled while it ran has settled itself."""

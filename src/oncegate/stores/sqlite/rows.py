@@ -2,13 +2,15 @@
 
 import pkgutil
 import sqlite3
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 from oncegate.claims import COMPLETED, IN_PROGRESS, About, Address, Record
 from oncegate.stores.base import Change, Document
+from oncegate.stores.judged import Line
 
 Where = tuple[str, bytes]
+_T = TypeVar("_T")
 
 
 def _sections(text: str) -> dict[str, str]:
@@ -23,18 +25,19 @@ SQL: Final = _sections((pkgutil.get_data("oncegate.stores.sqlite", "store.sql") 
 
 def find(db: sqlite3.Connection, wanted: Sequence[Where]) -> dict[Where, Record]:
     """Read records, a chunk of keys with one statement."""
-    keys: dict[str, list[bytes]] = {}
-    for namespace, key in wanted:
-        keys.setdefault(namespace, []).append(key)
     found = {}
-    for namespace, of_it in keys.items():
-        for start in range(0, len(of_it), _CHUNKS[-1]):
-            chunk = of_it[start : start + _CHUNKS[-1]]
-            statement, marks = _records_statement(len(chunk))
-            chunk += chunk[-1:] * (marks - len(chunk))
-            for row in db.execute(statement, (namespace, *chunk)):
-                found[row[0], row[1]] = record_of(row[2:])
+    for namespace, keys in _chunks(wanted):
+        for row in db.execute(_RECORDS[len(keys)], (namespace, *keys)):
+            found[row[0], row[1]] = record_of(row[2:])
     return found
+
+
+def busy_lines(db: sqlite3.Connection, lines: Collection[Line]) -> set[Line]:
+    """Those that something is kept for, a chunk of them with one statement."""
+    busy: set[Line] = set()
+    for namespace, entities in _chunks(lines):
+        busy.update((namespace, entity) for (entity,) in db.execute(_BUSY[len(entities)], (*entities, namespace)))
+    return busy
 
 
 def save(db: sqlite3.Connection, found: dict[Where, Record], current: dict[Where, Record | None]) -> int:
@@ -55,7 +58,7 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
     if record is None:
         return "delete", ()
     if before is None or before.about is not record.about or before.first_seen != record.first_seen:
-        if record.state == IN_PROGRESS:
+        if record.state == IN_PROGRESS and record.payload is None:
             return "insert claimed", _claimed(record)
         return "insert", _claim_of(record) + _explained(record) + _end_of(record)
     if record.state == COMPLETED and before.state == IN_PROGRESS and before.fence == record.fence:
@@ -65,14 +68,22 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
     return "update", _claim_of(record) + _end_of(record)
 
 
-# Few statements of fixed length, filled up with a key that is asked for anyway, so that all stay prepared.
-_CHUNKS: Final = (1, 8, 32, 128)
-_RECORDS: Final = {marks: SQL["records"].replace("*", ", ".join("?" * marks)) for marks in _CHUNKS}
+# Few statements of fixed length, filled up with something that is asked for anyway, so that all stay prepared.
+_LENGTHS: Final = (1, 8, 32, 128)
+_RECORDS: Final = {length: SQL["records"].replace("*", ", ".join("?" * length)) for length in _LENGTHS}
+_BUSY: Final = {length: SQL["busy lines"].replace("*", ", ".join(["(?)"] * length)) for length in _LENGTHS}
 
 
-def _records_statement(keys: int) -> tuple[str, int]:
-    marks = next(marks for marks in _CHUNKS if keys <= marks)
-    return _RECORDS[marks], marks
+def _chunks(wanted: Iterable[tuple[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
+    """What is wanted of each namespace, in chunks of the lengths that there are statements for."""
+    by_namespace: dict[str, list[_T]] = {}
+    for namespace, each in wanted:
+        by_namespace.setdefault(namespace, []).append(each)
+    for namespace, all_of_it in by_namespace.items():
+        for start in range(0, len(all_of_it), _LENGTHS[-1]):
+            chunk = all_of_it[start : start + _LENGTHS[-1]]
+            length = next(length for length in _LENGTHS if len(chunk) <= length)
+            yield namespace, chunk + chunk[-1:] * (length - len(chunk))
 
 
 def record_of(row: tuple[Any, ...]) -> Record:

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from oncegate import forks
 from oncegate.claims import (
     IN_PROGRESS,
     Address,
+    Admit,
     Complete,
     Held,
     Operation,
@@ -29,9 +31,9 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
-from oncegate.stores.judged import JudgedStore, shown
+from oncegate.stores.judged import JudgedStore, in_turn, shown
 from oncegate.stores.sqlite.file import explained, opened
-from oncegate.stores.sqlite.rows import SQL, Where, find, read_document, record_of, save, swap_document
+from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
 
 _SWEEP: Final = 256
 _LOOKED_AT: Final = 500
@@ -78,6 +80,8 @@ class SqliteStore(JudgedStore):
         answers = []
         with self._writing() as (db, now):
             found = self._find(db, operations)
+            if operations and type(operations[0]) is Admit:
+                operations = in_turn(operations, partial(busy_lines, db))  # type: ignore[arg-type]  # all are of one type
             current: dict[Where, Record | None] = dict(found)
             for operation in operations:
                 address = (operation.namespace, operation.key)

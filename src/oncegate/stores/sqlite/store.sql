@@ -158,6 +158,14 @@ ORDER BY coalesce(occurred_at, first_seen), first_seen, key LIMIT 1;
 SELECT coalesce(occurred_at, first_seen), first_seen, key, lease_until FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND namespace = ? AND entity = ?;
 
+-- Those of some entities that something is kept for. Completed by as many marks as there are entities to look for.
+-- name: busy lines
+WITH asked(entity) AS (VALUES *)
+SELECT entity FROM asked WHERE EXISTS (
+    SELECT 1 FROM claims INDEXED BY lines
+    WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND claims.entity = asked.entity
+);
+
 -- name: document
 SELECT version, body, expires_at FROM documents WHERE namespace = ? AND key = ?;
 
