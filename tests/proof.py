@@ -16,7 +16,8 @@ from typing import Final
 
 from tests.faults import report as faults
 from tests.kills import report
-from tests.model.ablations import ABLATIONS, Ablation, attempt
+from tests.model.ablation import Ablation, attempt
+from tests.model.ablations import ABLATIONS
 from tests.model.explore import Report
 from tests.model.parts import INVARIANTS
 from tests.model.run import explore_all

@@ -1,20 +1,14 @@
-"""Ablations: the protocol with one rule taken out. Each must break an invariant, or the check proves nothing.
+"""The ablations. Each must break an invariant, or the check proves nothing."""
 
-A rule of the transition function is taken out of the text of the shipped module, so that what is checked is what
-is shipped, but for one expression. A rule of the worker is one switch of `Rules`.
-"""
+from typing import Final
 
-from pathlib import Path
-from types import ModuleType
-from typing import Final, NamedTuple
-
-from oncegate import claims as shipped
-from tests.model.explore import Report, explore
-from tests.model.parts import Rules, Setting
+from tests.model.ablation import Ablation
+from tests.model.parts import Rules
 from tests.model.settings import (
     ADMIT,
     ADMIT_CONFLICT,
     ADMIT_EXPIRY,
+    ADMIT_RUN,
     BATCH_CONFLICT,
     CONFLICT,
     EXPIRY,
@@ -27,41 +21,6 @@ from tests.model.settings import (
     POISON,
     TRANSACTION,
 )
-
-_LIMIT: Final = 300_000
-
-
-class Ablation(NamedTuple):
-    """`instead` says what is done in place of the rule; `invariant` is the one that must catch it."""
-
-    name: str
-    instead: str
-    invariant: int
-    setting: Setting
-    patch: tuple[str, str] | None = None
-    rules: Rules = Rules()
-
-    @property
-    def where(self) -> str:
-        return "worker" if self.patch is None else "function"
-
-
-def attempt(ablation: Ablation) -> Report:
-    """Explore the ablated protocol until an invariant breaks."""
-    claims = shipped if ablation.patch is None else patched(*ablation.patch)
-    return explore(ablation.setting, _LIMIT, rules=ablation.rules, claims=claims)
-
-
-def patched(old: str, new: str) -> ModuleType:
-    """The shipped module with one piece of its text replaced."""
-    assert shipped.__file__ is not None
-    source = Path(shipped.__file__).read_text()
-    if source.count(old) != 1:
-        raise ValueError(f"{old!r} stands {source.count(old)} times in claims.py; an ablation must mean one place")
-    module = ModuleType("ablated")
-    exec(compile(source.replace(old, new), "claims.py", "exec"), module.__dict__)  # noqa: S102  # it is our own text
-    return module
-
 
 _PROOF: Final = "record.owner == held.owner and record.fence == held.fence"
 _SHORT: Final = OPERATOR._replace(expiry=True, lease=1, max_hold=1, retention=2, dead_retention=3)
@@ -280,14 +239,14 @@ _ADMISSION: Final = (
         "an admission is answered and its payload is not written",
         2,
         ADMIT,
-        ("record = replace(free, payload=admit.payload)", "record = free"),
+        ("return replace(free, payload=admit.payload)\n", "return free\n"),
     ),
     Ablation(
         "admitted work expires",
         "what is admitted has an expiry",
         2,
         ADMIT_EXPIRY,
-        ("now, now, 0, admit.payload_hash, None,", "now, now, 0, admit.payload_hash, now + 1,"),
+        ("now, until, attempts, admit.payload_hash, None,", "now, until, attempts, admit.payload_hash, until + 1,"),
     ),
     Ablation(
         "attached work expires",
@@ -308,7 +267,24 @@ _ADMISSION: Final = (
         "an owner that asks to admit again is answered like a stranger",
         7,
         ADMIT,
-        ("if state == RELEASED and record.payload is not None and record.owner == admit.owner:", "if False:"),
+        (
+            "if record.payload is not None and record.owner == admit.owner and (alive or state == RELEASED):",
+            "if False:",
+        ),
+    ),
+    Ablation(
+        "admitted to run anew",
+        "an owner that asks to admit and run again is answered like a stranger",
+        7,
+        ADMIT_RUN,
+        ("record.owner == admit.owner and (alive or state == RELEASED):", "record.owner == admit.owner and not alive:"),
+    ),
+    Ablation(
+        "admitted and run without a count",
+        "a grant by an admission does not count as an attempt",
+        9,
+        ADMIT_RUN,
+        ("(IN_PROGRESS, 1) if admit.lease else", "(IN_PROGRESS, 0) if admit.lease else"),
     ),
     Ablation(
         "admission of another content",

@@ -22,8 +22,8 @@ STRANGER: Final = b"stranger"
 _PLACE: Final = ("model", b"key")
 _ENDS_IN: Final = {"complete": "C", "release": "R", "give back": "R", "bury": "D"}
 _PROVED: Final = {*_ENDS_IN, "renew"}
-# What asks for a record, and the answer that gives it.
-_ASKED: Final = {"claim": "granted", "mark": "granted", "take": "granted", "admit": "admitted"}
+_ADMISSIONS: Final = ("admit", "admit and run")
+_ASKING: Final = {"claim", "mark", "take", *_ADMISSIONS}
 
 ABSENT: Final = 0
 
@@ -118,8 +118,9 @@ class Ledger:
                 return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about)
             case "mark":
                 return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about, marks=True)
-            case "admit":
-                return claims.Admit(*_PLACE, owner, digest, payload, self._about)
+            case "admit" | "admit and run":
+                lease = terms.lease if verb == "admit and run" else 0
+                return claims.Admit(*_PLACE, owner, digest, payload, self._about, lease=lease)
             case "take":
                 return claims.Take(*_PLACE, owner, terms.lease)
             case "renew":
@@ -189,9 +190,10 @@ def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer:
     if before is None:
         return
     alive = before.state == "P" and before.lease_until > NOW
-    if verb in _ASKED and alive and not holds and not same:
+    if verb in _ASKING and alive and not holds and not same:
         raise Violation(3, f"a {verb} is accepted from a stranger while the lease is alive")
-    if holds and _granted_before(verb, before) and (name != _ASKED[verb] or not same):
+    given = _given(verb, before, alive) if holds else None
+    if given is not None and (name != given or not same):
         raise Violation(7, f"the owner asks to {verb} again, and is answered {name}")
     if holds and not stale and before.state == _ENDS_IN.get(verb) and (name != "yes" or not same):
         raise Violation(7, f"the same {verb} again is answered {name}")
@@ -200,23 +202,19 @@ def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer:
     _check_payload(verb, before, same)
 
 
-def _granted_before(verb: str, before: Any) -> bool:
-    """Whether the record is as this request of its owner has left it."""
-    match verb:
-        case "claim":
-            return bool(before.state == "P" and before.lease_until > NOW)
-        case "mark":
-            return bool(before.state == "C")
-        case "admit":
-            return bool(before.state == "R" and before.payload is not None)
-        case _:
-            return False
+def _given(verb: str, before: Any, alive: bool) -> str | None:
+    """What the owner was answered, if the record is as its request has left it."""
+    if (verb == "claim" and alive) or (verb == "mark" and before.state == "C"):
+        return "granted"
+    if verb in _ADMISSIONS and before.payload is not None and (alive or before.state == "R"):
+        return "granted" if alive else "admitted"
+    return None
 
 
 def _check_payload(verb: str, before: Any, same: bool) -> None:
     if before.payload is None or same:
         return
-    if verb == "admit":
+    if verb in _ADMISSIONS:
         raise Violation(17, f"an admission changes a record in state {before.state} that has a payload")
     if verb in ("claim", "mark") and before.state == "R":
         raise Violation(17, f"a {verb} of a delivery is granted what was admitted")

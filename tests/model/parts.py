@@ -64,7 +64,7 @@ class Setting(NamedTuple):
     transaction: bool = False
     expiry: bool = False  # else all of it happens before anything expires
     failures: bool = True  # whether handlers may fail
-    ways: tuple[str, ...] = ("claim",)  # what a worker may do with a delivery: claim, admit or mark it
+    ways: tuple[str, ...] = ("claim",)  # what a worker may do with a delivery; see `settings`
     lease: int = 2
     max_hold: int = 3
     retention: int = 5

@@ -25,7 +25,7 @@ PROVING: Final = frozenset(
 # Stages in which the worker may come to start, or has started, an effect; its lease is renewed meanwhile.
 HOLDING: Final = frozenset({"held", "running"})
 # Stages in which a delivery waits for its verdict.
-ASKING: Final = frozenset({"claim", "admit", "mark"})
+ASKING: Final = frozenset({"claim", "admit", "admit and run", "mark"})
 _UNPROVED: Final = ASKING | {"take"}
 _GIVEN: Final = ("granted", "admitted")
 

@@ -21,6 +21,7 @@ from tests.model.turn import ASKING, HOLDING, Game, Turn
 _VERBS: Final = {
     "claim": "claim",
     "admit": "admit",
+    "admit and run": "admit and run",
     "mark": "mark",
     "copy": "claim",
     "bury copy": "bury",
@@ -45,7 +46,7 @@ _AFTER: Final = {
 }
 # When a job in this stage has its turn.
 _PHASES: Final = {
-    **dict.fromkeys(("claim", "admit", "mark"), "claiming"),
+    **dict.fromkeys(ASKING, "claiming"),
     **dict.fromkeys(("copy", "bury copy", "yield"), "first"),
     **dict.fromkeys(("complete", "release", "bury", "give back", "commit", "premature"), "settling"),
     **dict.fromkeys(("running", "ran early"), "running"),
@@ -330,6 +331,7 @@ def _verdict(turn: Turn, index: int, ruling: Ruling) -> None:
     rules = turn.game.rules
     match ruling.answer:
         case "granted":
+            _accept(turn, index)
             _grant(turn, index, ruling)
         case "inflight":
             _end(turn, index, "nack" if rules.nacks_in_flight else "ack", "in flight")
@@ -337,6 +339,14 @@ def _verdict(turn: Turn, index: int, ruling: Ruling) -> None:
             _end(turn, index, "copy" if rules.keeps_conflicts else "ack", "a conflict without a copy")
         case _:
             _end(turn, index, "ack", "")
+
+
+def _accept(turn: Turn, index: int) -> None:
+    """What is kept by the store and run from here is acknowledged before it is run."""
+    job = turn.worker.jobs[index]
+    if job.stage == "admit and run":
+        turn.acknowledge(job)
+        turn.put(index, job._replace(kept=True))
 
 
 def _grant(turn: Turn, index: int, ruling: Ruling) -> None:
