@@ -7,7 +7,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from oncegate.claims import RELEASED, Admit, Admitted, Buried, Conflict, Duplicate, InFlight, Record
+from oncegate.claims import (
+    IN_PROGRESS,
+    RELEASED,
+    Admit,
+    Admitted,
+    Buried,
+    Conflict,
+    Duplicate,
+    Granted,
+    InFlight,
+    Record,
+)
 from oncegate.stores.base import Entry, Inbox, Store, Want
 from oncegate.testing.asking import (
     ABOUT,
@@ -46,6 +57,15 @@ class InboxContract:
         assert admit(store) == first
         assert isinstance(admit(store, "bob"), Duplicate)
         assert isinstance(claim(store, "bob"), Duplicate)
+
+    def test_admitted_to_run_at_once(self, store: Any) -> None:
+        """Who asks to run it at once is told what is so: granted and nobody else's, or kept for whoever takes it."""
+        answer = admit(store, lease=LEASE)
+        assert _stored(store) == answer.record
+        at_once = isinstance(answer, Granted)
+        assert answer.record.state == (IN_PROGRESS if at_once else RELEASED)
+        assert (take(store) is None) == at_once
+        assert not at_once or complete(store, answer.record)
 
     def test_admitted_with_other_content(self, store: Any) -> None:
         """Other content under a known key is a conflict, unless the key does not bind it."""

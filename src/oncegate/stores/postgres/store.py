@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
+from msgspec.structs import replace
 from psycopg.rows import tuple_row
 
 from oncegate.claims import (
@@ -92,7 +93,10 @@ class PostgresStore:
         return self._judged("claim", requests, claims_of)
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        return self._judged("admit", requests, admissions_of)
+        # What wants to run at once is kept for whoever takes it, like the rest: nobody looks here what else is kept of
+        # its entity.
+        kept = [replace(request, lease=0) if request.lease else request for request in requests]
+        return self._judged("admit", kept, admissions_of)
 
     def _judged(self, statement: str, requests: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[Any]:
         answers: dict[int, Any] = {}
