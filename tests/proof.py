@@ -171,6 +171,11 @@ def restarts() -> str:
     return faults.restarts(_say)
 
 
+def promotions() -> str:
+    """Primaries of a cluster killed under load, and their replicas promoted."""
+    return faults.promotions(_say)
+
+
 def history() -> str:
     """A million operations, key by key."""
     return faults.history(_say)
@@ -187,6 +192,7 @@ LAYERS: Final[dict[str, Layer]] = {
     "Workers that are stopped, on servers": server_zombies,
     "A rough network": network,
     "Servers that are restarted": restarts,
+    "Replicas that are promoted": promotions,
     "The history": history,
 }
 
