@@ -157,14 +157,17 @@ class TestStores:
         code, out, err = oncegate("doctor")
         assert (code, err) == (exits.OK, "")
         assert "note  store.present  sqlite:///oncegate.db" in out
-        assert out.endswith("\n1 note.\n")
+        assert "\n1 note. " in out
+        assert out.endswith(" no EventBridge rule (9).\n")
 
     def test_a_sound_store(self, oncegate: Run, tmp_path: Path) -> None:
         """Of an SQLite file on a local disk there is nothing to say."""
         open_store(f"sqlite:///{tmp_path}/oncegate.db").close()
         code, out, _ = oncegate("doctor")
         assert code == exits.OK
-        assert out.endswith(f"\nAll {len(RULES)} rules are kept, as far as could be seen.\n")
+        assert f"\n7 of {len(RULES)} rules could be asked, and all of these are kept. 28 rules had nothing" in out
+        code, out, _ = oncegate("doctor", "--output", "json")
+        assert json.loads(out)["unasked"]["queue.lease"] == "queue"
 
     def test_a_store_that_cannot_be_used(self, oncegate: Run, tmp_path: Path) -> None:
         """A file of another's, a folder that is not there and a server that does not answer are findings."""

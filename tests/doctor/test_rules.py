@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from oncegate.doctor.facts import Facts
-from oncegate.doctor.rules import RULES, judged
+from oncegate.doctor.rules import RULES, judged, unasked
 from oncegate.gate.terms import agree
 from tests.doctor import commands
 from tests.doctor.cases import BEHIND_A_QUEUE, BEHIND_A_RULE, BROKEN, WITH_A_WORKER, lacking, with_rule
@@ -37,6 +37,19 @@ def test_a_broken_deployment(rule: str, severity: str, facts: Facts) -> None:
 def test_every_rule_is_broken_here() -> None:
     """There is a deployment that breaks each."""
     assert set(BROKEN) == set(RULES)
+
+
+@pytest.mark.parametrize(("rule", "facts"), [(rule, facts) for rule, all_ in BROKEN.items() for _, facts in all_])
+def test_what_speaks_was_asked(rule: str, facts: Facts) -> None:
+    """A rule that has something to say is not among those that had nothing to look at."""
+    assert rule not in unasked(facts)
+
+
+def test_what_was_not_asked() -> None:
+    """Of a deployment that was looked at as a whole, only rules about another kind of store were not asked; of none at
+    all, only those about the settings were."""
+    assert set(unasked(BEHIND_A_QUEUE).values()) <= {"Redis server", "archive", "other clock", "store"}
+    assert set(RULES) - set(unasked(Facts())) == {"aws.readable", "settings.retention", "settings.attempts"}
 
 
 def test_the_worst_comes_first() -> None:

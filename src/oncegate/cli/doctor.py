@@ -1,5 +1,6 @@
 """`oncegate doctor`: judge a deployment, its store and the settings."""
 
+from collections import Counter
 from importlib import import_module
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from oncegate.cli.options import output_option, with_settings
 from oncegate.cli.output import clean, say, show_facts, show_json, show_table
 from oncegate.doctor.facts import Facts, Unread
 from oncegate.doctor.findings import Finding
-from oncegate.doctor.rules import RULES, judged
+from oncegate.doctor.rules import RULES, judged, unasked
 from oncegate.doctor.stores import seen
 from oncegate.durations import times
 from oncegate.errors import MissingExtra
@@ -49,7 +50,8 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
     found = judged(facts)
     if output == "json":
         findings = [{"rule": rule, **asdict(finding)} for rule, finding in found]
-        show_json({"identity": facts.identity, "region": facts.region, "findings": findings})
+        told = {"identity": facts.identity, "region": facts.region, "findings": findings}
+        show_json(told | {"rules": len(RULES), "unasked": unasked(facts)})
     else:
         _show(facts, found)
     return _CODES.get(found[0][1].severity, exits.OK) if found else exits.OK
@@ -107,7 +109,7 @@ def _show(facts: Facts, found: Judged) -> None:
         for rule, finding in found:
             _explain(rule, finding)
         say("")
-    say(_summary(found))
+    say(f"{_summary(facts, found)} {_left_out(facts)}".rstrip())
 
 
 def _looked_at(facts: Facts) -> str:
@@ -124,8 +126,18 @@ def _explain(rule: str, finding: Finding) -> None:
         console.print(Text.assemble("  ", (label.ljust(5), "dim"), f"  {clean(text)}"))
 
 
-def _summary(found: Judged) -> str:
+def _summary(facts: Facts, found: Judged) -> str:
     if not found:
-        return f"All {len(RULES)} rules are kept, as far as could be seen."
+        asked = len(RULES) - len(unasked(facts))
+        return f"{asked} of {len(RULES)} rules could be asked, and all of these are kept."
     counted = {word: sum(finding.severity == word for _, finding in found) for word in _COLOURS}
     return f"{', '.join(times(count, word) for word, count in counted.items() if count)}."
+
+
+def _left_out(facts: Facts) -> str:
+    """How many rules were not asked, and why."""
+    lacking = Counter(unasked(facts).values())
+    if not lacking:
+        return ""
+    named = ", ".join(f"no {what} ({count})" for what, count in lacking.items())
+    return f"{times(lacking.total(), 'rule')} had nothing to look at: {named}."
