@@ -112,6 +112,20 @@ class TestDeadLetters:
         assert code == exits.NOT_FOUND
         assert "is no dead letter" in err
 
+    def test_redrive_what_cannot_be_read(self, oncegate: Run, gate: Gate) -> None:
+        """Of a dead letter that nobody can ever run it is said so, with what is wrong and what to do; of others not."""
+        outcome = gate.run({"id": "evt-1"}, fail)
+        (broken,) = gate.keep([gate.run(b"{", fail)])
+        code, out, err = oncegate("dlq", "redrive", "--all")
+        assert (code, err) == (exits.OK, "")
+        first, told, advice = out.splitlines()
+        assert first == "2 redriven."
+        assert told.startswith(
+            f"1 event cannot be read and will be buried again, whatever the handler: {broken.kept} ("
+        )
+        assert "dlq drop" in advice
+        assert str(outcome.key) not in out
+
     def test_redrive_with_a_handler(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """With a handler the dead letters run at once, each with its outcome."""
         gate.run_batch([{"id": 1}, {"id": 2}], fail)

@@ -1,12 +1,13 @@
 """`oncegate dlq`: dead letters, for a person to look at, redrive or drop."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import click
 
+from oncegate.carriers import delivery
 from oncegate.claims import DEAD, Redrive, Reset
 from oncegate.cli import exits, options
 from oncegate.cli.handlers import load_handler
@@ -26,10 +27,12 @@ from oncegate.durations import microseconds, times
 from oncegate.gate.handlers import Handler
 from oncegate.gate.terms import DEFAULTS, Wishes
 from oncegate.settings import Settings
+from oncegate.sources import understood
 from oncegate.stores.base import Entry, Store
 
 _PAGE = 100
 _PAUSE = "1ms"
+_NAMED = 3
 
 
 @click.group()
@@ -95,12 +98,26 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
         dead = [entry for entry in entries if entry.record.state == DEAD]
         redriven = sum(opened.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
         say(f"{redriven} redriven.")
+        _warn_of_unreadable(dead, settings)
         names = {entry.namespace for entry in entries}
         undone = 0 if call is None else sum(_run(settings, opened, name, call) for name in names)
     _all_done(len(dead), redriven, "redriven")
     if undone:
         say_error(f"{times(undone, 'event')} could not be processed")
         raise click.exceptions.Exit(exits.FAILED)
+
+
+def _warn_of_unreadable(entries: Sequence[Entry], settings: Settings) -> None:
+    """Say of what cannot be read, and so can never be run, that it will be a dead letter again."""
+    hints = settings.hints()
+    found = {entry.key.hex(): understood(delivery(entry.record.payload), hints).problem for entry in entries}
+    unreadable = [f"{key} ({problem})" for key, problem in found.items() if problem is not None]
+    if unreadable:
+        shown = ", ".join([*unreadable[:_NAMED], *(["…"] if len(unreadable) > _NAMED else [])])
+        say(
+            f"{times(len(unreadable), 'event')} cannot be read and will be buried again, whatever the handler: {shown}."
+        )
+        say("Have the sender send it anew, or say in the settings how it is read; then drop these with `dlq drop`.")
 
 
 def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> int:
