@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncegate import keys, read
 from oncegate.canonical import decode, digest, encode, normal
 
 JSON = st.recursive(
@@ -89,6 +90,14 @@ def test_no_json(raw: bytes, said: str) -> None:
     """Anything but strict JSON in strict UTF-8 is refused with a plain sentence."""
     with pytest.raises(ValueError, match=said):
         decode(raw)
+
+
+def test_a_member_that_stands_twice() -> None:
+    """The last value of a member is what a document says; one that says only that is the same to key and content."""
+    doubled, plain = (read(raw)[0] for raw in (b'{"id":"a","n":{"x":1,"x":2},"id":"b"}', b'{"n":{"x":2},"id":"b"}'))
+    assert doubled.body == {"id": "b", "n": {"x": 2}}
+    assert keys.auto(doubled) == keys.auto(plain)
+    assert keys.content(doubled) == keys.content(plain)
 
 
 def test_depth_counts_brackets_outside_strings() -> None:
