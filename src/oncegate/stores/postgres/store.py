@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
+from msgspec.structs import replace
 from psycopg.rows import tuple_row
 
 from oncegate.claims import (
@@ -92,7 +93,8 @@ class PostgresStore:
         return self._judged("claim", requests, claims_of)
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        return self._judged("admit", requests, admissions_of)
+        """Nothing is granted: whether an entity has something kept would take a lock on it, as when it is taken."""
+        return self._judged("admit", [replace(request, lease=0) for request in requests], admissions_of)
 
     def _judged(self, statement: str, requests: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[Any]:
         answers: dict[int, Any] = {}
