@@ -115,14 +115,18 @@ class Server:
         }
 
     def connect(self) -> Link:
-        while True:
-            try:
-                link = self._idle.pop()
-            except IndexError:
-                return Link(self._kind(**self._options))
+        while (link := self.take()) is not None:
             if not link.is_stale():
                 return link
             link.close()
+        return Link(self._kind(**self._options))
+
+    def take(self) -> Link | None:
+        """A connection that nobody uses; the server may have closed it."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def release(self, link: Link) -> None:
         self._idle.append(link)
@@ -165,6 +169,32 @@ def ask(server: Server, commands: Sequence[Command]) -> list[Reply]:
         line.close()
 
 
+def ask_once(server: Server, command: Command) -> Reply:
+    """The same for one command that may be sent again if this fails: a connection is taken as it is, since to look
+    whether the server has closed it takes as long as to send something."""
+    link = server.take()
+    if link is None:
+        return ask(server, (command,))[0]
+    done = False
+    try:
+        link.send((command,))
+        reply = link.read()
+        done = not isinstance(reply, Exception) or isinstance(reply, errors.ResponseError)
+    except FAILURES as error:
+        reply = error
+    finally:
+        if done:
+            server.release(link)
+        else:
+            link.close()
+    return _failed(reply) if isinstance(reply, Exception) else reply
+
+
+def _failed(error: Exception) -> Failed:
+    """A server that is asked and answers with an error has done nothing."""
+    return Failed(error, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError))
+
+
 class _Line:
     """One exchange with one server."""
 
@@ -187,9 +217,9 @@ class _Line:
             except FAILURES as error:
                 reply = error
             if isinstance(reply, errors.ResponseError):
-                reply = Failed(reply)
+                reply = _failed(reply)
             elif isinstance(reply, Exception):
-                self._failed = Failed(reply, unsure=not isinstance(reply, errors.BusyLoadingError))
+                self._failed = _failed(reply)
                 break
             replies.append(reply)
             self._owed -= 1
