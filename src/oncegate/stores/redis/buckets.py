@@ -27,14 +27,14 @@ Asked = TypeVar("Asked", bound=Address)
 
 class Call(Struct, frozen=True):
     """One script call on one bucket: the words that follow the script's name. `positions` are those of its requests in
-    the batch that was split; `names` are namespaces that the bucket is told of by it, and is known to know then."""
+    the batch that was split. `names` are namespaces that it tells the bucket of, to be added to those it was `told`."""
 
     bucket: int
     script: Script
     words: Command
     positions: Sequence[int] = ()
     names: frozenset[str] = frozenset()
-    told: set[str] = set()
+    told: set[str] | None = None
 
 
 class Buckets:
@@ -109,7 +109,8 @@ class Buckets:
             self._tell_anew()  # what a server was told, another that has taken over may not have heard
             self._ask_again(calls, replies)
         for call in calls:
-            call.told.update(call.names)
+            if call.told is not None:
+                call.told.update(call.names)
         return replies
 
     def _ask_first(self, calls: Sequence[Call]) -> list[Reply]:
