@@ -16,7 +16,8 @@ from typing import Final
 
 from tests.faults import report as faults
 from tests.kills import report
-from tests.model.ablations import ABLATIONS, Ablation, attempt
+from tests.model.ablation import Ablation, attempt
+from tests.model.ablations import ABLATIONS
 from tests.model.explore import Report
 from tests.model.parts import INVARIANTS
 from tests.model.run import explore_all
@@ -38,9 +39,10 @@ _MODEL: Final = """\
 
 `oncegate.claims.step` is the function that judges every claim. Here it runs in a model of the rest: three workers
 that follow the gate's steps, a queue that delivers again whatever was not acknowledged, a network, a clock and an
-operator. The records are real and only the shipped function changes them. From the beginning, every possible next
-step is tried, and so on from each state that is found, the nearest first. States that differ only in which worker
-is which, in the names of owners, in the height of fences or in the time of day are one state.
+operator. As a world has it, workers claim what they receive and run it, or have it admitted for whoever takes it, or
+mark it first and run it. The records are real and only the shipped function changes them. From the beginning, every
+possible next step is tried, and so on from each state that is found, the nearest first. States that differ only in
+which worker is which, in the names of owners, in the height of fences or in the time of day are one state.
 
 These invariants are checked in every state and at every step:
 
@@ -169,6 +171,11 @@ def restarts() -> str:
     return faults.restarts(_say)
 
 
+def promotions() -> str:
+    """Primaries of a cluster killed under load, and their replicas promoted."""
+    return faults.promotions(_say)
+
+
 def history() -> str:
     """A million operations, key by key."""
     return faults.history(_say)
@@ -185,6 +192,7 @@ LAYERS: Final[dict[str, Layer]] = {
     "Workers that are stopped, on servers": server_zombies,
     "A rough network": network,
     "Servers that are restarted": restarts,
+    "Replicas that are promoted": promotions,
     "The history": history,
 }
 

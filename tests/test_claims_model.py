@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.model.ablations import ABLATIONS, Ablation, attempt, patched
+from tests.model.ablation import Ablation, attempt, patched
+from tests.model.ablations import ABLATIONS
 from tests.model.explore import Report, explore
 from tests.model.run import explore_all
 from tests.model.settings import ORDINARY, POISON, WHOLE
@@ -35,6 +36,12 @@ _HAPPENINGS = (
     "sends the claim for x alone",
     "is killed by the handler",
     "finishes the effect of a once more",
+    "judged: admitted",
+    "has its admit and run for a judged: granted",
+    "has the answer to its admit for a lost, and will send it again",
+    "sent a admit for a that arrives only now: duplicate",
+    "has its mark for a judged: granted",
+    "has the answer to its mark for a lost, and gives up",
 )
 
 

@@ -215,6 +215,21 @@ class TestTerminal:
         assert "ZeroDivisionError" in shown
         assert "\x1b[3" not in on_terminal(["dlq", "list"], tmp_path, NO_COLOR="1")
 
+    @pytest.mark.parametrize("columns", [200, 100, 60, 50, 42, 33])
+    def test_keys_are_whole(self, gate: Gate, tmp_path: Path, columns: int) -> None:
+        """A key is never cut: a table leaves out columns instead that have no room, and fills no more than its line."""
+        outcome = gate.run({"id": "an-event-with-a-long-name"}, lambda event: 1 / 0)
+        shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS=str(columns), NO_COLOR="1")
+        lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in shown.splitlines()]
+        assert lines[1].split()[0] == str(outcome.key)
+        assert max(map(len, lines)) <= columns
+
+    def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
+        """Where a key has no room in a line, it goes on in the next."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)
+        shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS="20", NO_COLOR="1")
+        assert str(outcome.key) in "".join(shown.split())
+
 
 def test_clean() -> None:
     """Whatever could steer a terminal is shown by its escape; all other text stays."""

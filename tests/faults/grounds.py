@@ -4,8 +4,10 @@ Another store joins with a function that starts its server, a row in `GROUNDS`, 
 rows in `tests.kills.places`.
 """
 
+import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -17,6 +19,7 @@ from msgspec import Struct
 from tests.kills.places import SQLITE, Place
 from tests.stores import postgres_server
 from tests.stores.redis_server import RedisCluster, RedisServer
+from tests.stores.servers import until
 
 _NAME: Final = "{world}"
 
@@ -72,6 +75,49 @@ def redis_cluster() -> Iterator[Ground]:
             yield Ground(Place("Redis Cluster", f"{cluster.url}?prefix={_NAME}"))
         finally:
             cluster.stop()
+
+
+@contextmanager
+def promoting(wait_replicas: int, lag: float = 0.0) -> Iterator[Ground]:
+    """A cluster of which a primary is killed, each in turn, and joins again when its replica has taken over. For so
+    many seconds before, the replica hears nothing of what is written."""
+    with tempfile.TemporaryDirectory(prefix="oncegate-cluster-") as folder:
+        cluster = RedisCluster(Path(folder))
+        killed: list[RedisServer] = []
+
+        def crash() -> None:
+            pair = cluster.nodes[len(killed) % 3 :: 3]
+            primary = next(node for node in pair if node in cluster.primaries())
+            (replica,) = (node for node in pair if node is not primary)
+            killed.append(primary)
+            with behind(replica, primary, lag):
+                primary.kill()
+
+        def start() -> None:
+            until(lambda: len(cluster.primaries()) == 3 and cluster.whole(), "a replica to take over")
+            killed[-1].start()
+            killed[-1].wait()
+            until(cluster.whole, "the cluster to be whole again")
+
+        try:
+            url = f"{cluster.url}?prefix={_NAME}&timeout=1s&wait_replicas={wait_replicas}"
+            yield Ground(Place("Redis Cluster", url), crash=crash, start=start)
+        finally:
+            cluster.stop()
+
+
+@contextmanager
+def behind(replica: RedisServer, primary: RedisServer, lag: float) -> Iterator[None]:
+    """Have a replica hear nothing for so many seconds, if any, and then go on. What was sent to it would wait for it,
+    so the connection is cut while it is stopped."""
+    if lag:
+        os.kill(replica.pid, signal.SIGSTOP)
+        primary.client.client_kill_filter(_type="replica")
+        time.sleep(lag)
+    try:
+        yield
+    finally:
+        os.kill(replica.pid, signal.SIGCONT)
 
 
 @contextmanager

@@ -23,6 +23,10 @@ _KILLS: Final = 400
 _ZOMBIES: Final = 20
 _CUTS: Final = 500
 _RESTARTS: Final = 20
+_PROMOTIONS: Final = 50
+_LAGGING: Final = 10
+_PROMOTIONS_OF_A_WORLD: Final = 10  # a worker does not live for longer
+_LAG: Final = 0.2
 _OPERATIONS: Final = 250_000
 _OPERATIONS_OF_A_WORLD: Final = 25_000
 
@@ -83,6 +87,23 @@ The server is killed under two workers, comes back after a moment, and work must
 {rows}
 
 What was acknowledged stood, and stood once. The moments came of seed {seed}. All of it took {seconds:.0f} s.
+"""
+
+_PROMOTIONS_PAGE: Final = """\
+## Replicas that are promoted
+
+A cluster of six Redis nodes: a primary is killed under two workers, its replica takes over, and the old primary joins
+again as its replica; each of the three in turn. Redis answers before a replica has what was written, so a completion
+that was answered may be *forgotten*: its event runs again if it is delivered again. Where the replica *lags*, it was
+cut off for {lag:g} s before, to show what is at stake, and that it is seen. With `wait_replicas=1` an answer is given
+when the replica has what was written.
+
+| `wait_replicas` | replica | promotions | events | attempted | applied | unanswered | forgotten | lost | doubled |
+|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|
+{rows}
+
+Work went on by itself each time. *Lost* are events without an effect, *doubled* those that a sink has twice which is
+idempotent on the key. The moments came of seed {seed}. All of it took {seconds:.0f} s.
 """
 
 _HISTORY: Final = """\
@@ -179,6 +200,23 @@ def restarts(say: Say) -> str:
                 counts = (_RESTARTS, *_counts(run), run.history.unanswered, *_wrong(run))
                 rows.append(f"| {ground.place.name} | {NAMES[way]} | {figures(counts)} |")
     return _page(_RESTARTS_PAGE, began, rows, seed=seed)
+
+
+def promotions(say: Say) -> str:
+    began, seed, rows = time.perf_counter(), random.getrandbits(32), []
+    say(f"  seed {seed}")
+    for wait, lag, times in ((0, 0.0, _PROMOTIONS), (0, _LAG, _LAGGING), (1, _LAG, _PROMOTIONS)):
+        with grounds.promoting(wait, lag) as ground:
+            worlds = range(seed, seed + times // _PROMOTIONS_OF_A_WORLD)
+            run: Run = total(restart(ground, "run", _PROMOTIONS_OF_A_WORLD, each) for each in worlds)
+        forgotten = len(run.finding.unsettled) + sum("ended under" in broken for broken in run.history.broken)
+        _unbroken(f"wait_replicas={wait}, seed {seed}", run.complaints if wait else list(run.finding.lost))
+        if lag and not wait and not forgotten:
+            raise Wrong("a replica that lags has taken over, and nothing is forgotten: nothing was tested")
+        say(f"  wait_replicas={wait}, {lag:g} s behind: {times} promotions, {forgotten} forgotten")
+        counts = figures((times, *_counts(run), run.history.unanswered, forgotten, *_wrong(run)))
+        rows.append(f"| {wait} | {'lags' if lag else 'follows'} | {counts} |")
+    return _page(_PROMOTIONS_PAGE, began, rows, seed=seed, lag=_LAG)
 
 
 def history(say: Say) -> str:

@@ -1,52 +1,26 @@
-"""Ablations: the protocol with one rule taken out. Each must break an invariant, or the check proves nothing.
+"""The ablations. Each must break an invariant, or the check proves nothing."""
 
-A rule of the transition function is taken out of the text of the shipped module, so that what is checked is what
-is shipped, but for one expression. A rule of the worker is one switch of `Rules`.
-"""
+from typing import Final
 
-from pathlib import Path
-from types import ModuleType
-from typing import Final, NamedTuple
-
-from oncegate import claims as shipped
-from tests.model.explore import Report, explore
-from tests.model.parts import Rules, Setting
-from tests.model.settings import BATCH_CONFLICT, CONFLICT, EXPIRY, FAULTS, FORGETFUL, OPERATOR, POISON, TRANSACTION
-
-_LIMIT: Final = 300_000
-
-
-class Ablation(NamedTuple):
-    """`instead` says what is done in place of the rule; `invariant` is the one that must catch it."""
-
-    name: str
-    instead: str
-    invariant: int
-    setting: Setting
-    patch: tuple[str, str] | None = None
-    rules: Rules = Rules()
-
-    @property
-    def where(self) -> str:
-        return "worker" if self.patch is None else "function"
-
-
-def attempt(ablation: Ablation) -> Report:
-    """Explore the ablated protocol until an invariant breaks."""
-    claims = shipped if ablation.patch is None else patched(*ablation.patch)
-    return explore(ablation.setting, _LIMIT, rules=ablation.rules, claims=claims)
-
-
-def patched(old: str, new: str) -> ModuleType:
-    """The shipped module with one piece of its text replaced."""
-    assert shipped.__file__ is not None
-    source = Path(shipped.__file__).read_text()
-    if source.count(old) != 1:
-        raise ValueError(f"{old!r} stands {source.count(old)} times in claims.py; an ablation must mean one place")
-    module = ModuleType("ablated")
-    exec(compile(source.replace(old, new), "claims.py", "exec"), module.__dict__)  # noqa: S102  # it is our own text
-    return module
-
+from tests.model.ablation import Ablation
+from tests.model.parts import Rules
+from tests.model.settings import (
+    ADMIT,
+    ADMIT_CONFLICT,
+    ADMIT_EXPIRY,
+    ADMIT_RUN,
+    BATCH_CONFLICT,
+    CONFLICT,
+    EXPIRY,
+    FAULTS,
+    FORGETFUL,
+    MARK,
+    MARK_ADMIT,
+    MIXED,
+    OPERATOR,
+    POISON,
+    TRANSACTION,
+)
 
 _PROOF: Final = "record.owner == held.owner and record.fence == held.fence"
 _SHORT: Final = OPERATOR._replace(expiry=True, lease=1, max_hold=1, retention=2, dead_retention=3)
@@ -259,4 +233,141 @@ _WORKER: Final = (
     ),
 )
 
-ABLATIONS: Final = _FUNCTION + _WORKER
+_ADMISSION: Final = (
+    Ablation(
+        "admitted and not kept",
+        "an admission is answered and its payload is not written",
+        2,
+        ADMIT,
+        ("return replace(free, payload=admit.payload)\n", "return free\n"),
+    ),
+    Ablation(
+        "admitted work expires",
+        "what is admitted has an expiry",
+        2,
+        ADMIT_EXPIRY,
+        ("now, until, attempts, admit.payload_hash, None,", "now, until, attempts, admit.payload_hash, until + 1,"),
+    ),
+    Ablation(
+        "attached work expires",
+        "a payload attached to a record that was there keeps its expiry",
+        2,
+        MIXED._replace(expiry=True),
+        ("owner=admit.owner, lease_until=now, expires_at=None)", "owner=admit.owner, lease_until=now)"),
+    ),
+    Ablation(
+        "admitted under a lease",
+        "a payload is attached to what a worker is at",
+        3,
+        MIXED,
+        ("    if alive and record.payload is None:\n", "    if False:\n"),
+    ),
+    Ablation(
+        "admitted anew",
+        "an owner that asks to admit again is answered like a stranger",
+        7,
+        ADMIT,
+        (
+            "if record.payload is not None and record.owner == admit.owner and (alive or state == RELEASED):",
+            "if False:",
+        ),
+    ),
+    Ablation(
+        "admitted to run anew",
+        "an owner that asks to admit and run again is answered like a stranger",
+        7,
+        ADMIT_RUN,
+        ("record.owner == admit.owner and (alive or state == RELEASED):", "record.owner == admit.owner and not alive:"),
+    ),
+    Ablation(
+        "admitted and run without a count",
+        "a grant by an admission does not count as an attempt",
+        9,
+        ADMIT_RUN,
+        ("(IN_PROGRESS, 1) if admit.lease else", "(IN_PROGRESS, 0) if admit.lease else"),
+    ),
+    Ablation(
+        "admission of another content",
+        "the payload hash is not compared when admitting",
+        2,
+        ADMIT_CONFLICT,
+        ("if admit.binds and record.payload_hash != admit.payload_hash:", "if False:"),
+    ),
+    Ablation(
+        "completed is admitted",
+        "a completed event is admitted again",
+        4,
+        ADMIT,
+        (
+            "if state in (RELEASED, IN_PROGRESS) and record.payload is None:",
+            "if state in (RELEASED, IN_PROGRESS, COMPLETED) and record.payload is None:",
+        ),
+    ),
+    Ablation(
+        "admitted twice over",
+        "an admission is written over the one before",
+        17,
+        ADMIT,
+        (
+            "if state in (RELEASED, IN_PROGRESS) and record.payload is None:",
+            "if state in (RELEASED, IN_PROGRESS):",
+        ),
+    ),
+    Ablation(
+        "claimed from the inbox",
+        "a delivery is granted what was admitted",
+        17,
+        MIXED,
+        ("    if state == RELEASED and record.payload is not None:\n", "    if False:\n"),
+    ),
+)
+
+_MARKING: Final = (
+    Ablation(
+        "marked and not completed",
+        "a marking claim is granted like any other",
+        16,
+        MARK,
+        ("    if not claim.marks:\n        return record", "    if True:\n        return record"),
+    ),
+    Ablation(
+        "marked twice",
+        "a marking claim is granted what is completed",
+        1,
+        MARK,
+        (
+            "    if state in (IN_PROGRESS, RELEASED):\n        expires_at",
+            "    if state in (IN_PROGRESS, RELEASED, COMPLETED):\n        expires_at",
+        ),
+    ),
+    Ablation(
+        "marking owner forgotten",
+        "an owner that asks again for what it has marked is answered like a stranger",
+        7,
+        MARK,
+        ("(alive or state == COMPLETED)", "alive"),
+    ),
+    Ablation(
+        "marked and kept",
+        "what is marked keeps the payload that was admitted",
+        4,
+        MARK_ADMIT,
+        ("expires_at=now + claim.retention, payload=None)", "expires_at=now + claim.retention)"),
+    ),
+    Ablation(
+        "failure of a marked one dropped",
+        "what was marked and has failed is acknowledged without a copy",
+        2,
+        MARK,
+        rules=Rules(keeps_marked=False),
+    ),
+    Ablation(
+        "late start of a marked one",
+        "what was marked is started without a look at the clock",
+        12,
+        MARK,
+        rules=Rules(checks_validity=False),
+    ),
+)
+
+ABLATIONS: Final = _FUNCTION + _ADMISSION + _MARKING + _WORKER

@@ -22,6 +22,8 @@ STRANGER: Final = b"stranger"
 _PLACE: Final = ("model", b"key")
 _ENDS_IN: Final = {"complete": "C", "release": "R", "give back": "R", "bury": "D"}
 _PROVED: Final = {*_ENDS_IN, "renew"}
+_ADMISSIONS: Final = ("admit", "admit and run")
+_ASKING: Final = {"claim", "mark", "take", *_ADMISSIONS}
 
 ABSENT: Final = 0
 
@@ -96,7 +98,7 @@ class Ledger:
     def _ruling(self, before: Any, record: int, after: Any, answer: Any) -> Ruling:
         granted = _name(answer) == "granted"
         ident = self._intern(after)
-        fresh = ident != record and (granted or after is None or not after.owner)
+        fresh = ident != record and (granted or _name(answer) == "admitted" or after is None or not after.owner)
         return Ruling(
             ident,
             _name(answer),
@@ -114,6 +116,11 @@ class Ledger:
         match verb:
             case "claim":
                 return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about)
+            case "mark":
+                return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about, marks=True)
+            case "admit" | "admit and run":
+                lease = terms.lease if verb == "admit and run" else 0
+                return claims.Admit(*_PLACE, owner, digest, payload, self._about, lease=lease)
             case "take":
                 return claims.Take(*_PLACE, owner, terms.lease)
             case "renew":
@@ -183,11 +190,31 @@ def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer:
     if before is None:
         return
     alive = before.state == "P" and before.lease_until > NOW
-    if verb in ("claim", "take") and alive and not holds and not same:
+    if verb in _ASKING and alive and not holds and not same:
         raise Violation(3, f"a {verb} is accepted from a stranger while the lease is alive")
-    if verb == "claim" and alive and holds and (name != "granted" or not same):
-        raise Violation(7, f"the owner asks again while its lease is alive, and is answered {name}")
+    given = _given(verb, before, alive) if holds else None
+    if given is not None and (name != given or not same):
+        raise Violation(7, f"the owner asks to {verb} again, and is answered {name}")
     if holds and not stale and before.state == _ENDS_IN.get(verb) and (name != "yes" or not same):
         raise Violation(7, f"the same {verb} again is answered {name}")
     if before.state == "C" and verb != "reset" and (after is None or after.state != "C"):
         raise Violation(4, f"a completed record is left by {verb}")
+    _check_payload(verb, before, same)
+
+
+def _given(verb: str, before: Any, alive: bool) -> str | None:
+    """What the owner was answered, if the record is as its request has left it."""
+    if (verb == "claim" and alive) or (verb == "mark" and before.state == "C"):
+        return "granted"
+    if verb in _ADMISSIONS and before.payload is not None and (alive or before.state == "R"):
+        return "granted" if alive else "admitted"
+    return None
+
+
+def _check_payload(verb: str, before: Any, same: bool) -> None:
+    if before.payload is None or same:
+        return
+    if verb in _ADMISSIONS:
+        raise Violation(17, f"an admission changes a record in state {before.state} that has a payload")
+    if verb in ("claim", "mark") and before.state == "R":
+        raise Violation(17, f"a {verb} of a delivery is granted what was admitted")

@@ -16,7 +16,8 @@ LIVENESS: Final = 8
 INVARIANTS: Final = {
     1: "At most one valid claim on a key at a time; at most one effect per key, always in a transaction, and with a"
     " plain handler unless a fault fell between the start of the effect and its completion.",
-    2: "What was acknowledged has taken effect, or is kept with its payload until a person drops it.",
+    2: "What was acknowledged has taken effect, or is kept with its payload until a person drops it; what was marked"
+    " first may also be lost to a fault between its marking and its end, and to nothing else.",
     3: "No write is accepted from one that is not the owner, or whose fence is stale.",
     4: "A completed record is left by expiry or by an operator, and by nothing else.",
     5: "The fence rises with every grant.",
@@ -26,6 +27,8 @@ INVARIANTS: Final = {
     9: "An effect is started at most max_attempts times, and a poisonous event buries no neighbour.",
     12: "No effect starts after the worker's own validity of its lease.",
     15: "A store that has swept an expired record and one that has not answer alike.",
+    16: "What is marked first is run at most once, whatever goes wrong.",
+    17: "What was admitted is granted to a dispatcher only, and no admission changes a record that has a payload.",
 }
 
 
@@ -61,6 +64,7 @@ class Setting(NamedTuple):
     transaction: bool = False
     expiry: bool = False  # else all of it happens before anything expires
     failures: bool = True  # whether handlers may fail
+    ways: tuple[str, ...] = ("claim",)  # what a worker may do with a delivery; see `settings`
     lease: int = 2
     max_hold: int = 3
     retention: int = 5
@@ -88,6 +92,7 @@ class Rules(NamedTuple):
     counts_failures: bool = True
     retries_alone: bool = True
     commits_once: bool = True
+    keeps_marked: bool = True
 
 
 class Shared(NamedTuple):
@@ -108,7 +113,8 @@ class Shared(NamedTuple):
     forgotten_bits: int = 0  # keys whose record was lost to expiry or to an operator
     applied_bits: int = 0  # contents
     owed_bits: int = 0  # contents that were acknowledged before they had any effect
-    excused_bits: int = 0  # contents whose dead letter expired or was dropped by an operator
+    excused_bits: int = 0  # contents whose dead letter expired, or that an operator dropped or a fault struck marked
+    marked: tuple[int, ...] = ()  # by content: how many have marked it first and have it in their hands
     skewed: bool = False  # the store's clock has jumped, so that a worker may trust a lease that is over
     meddled: bool = False  # an operator acted while a worker may have trusted its claim
 
@@ -125,6 +131,7 @@ class Job(NamedTuple):
     valid: int = 0  # ticks for which the worker may trust its lease
     hold: int = 0  # ticks for which the lease may still be renewed
     kept: bool = False
+    marked: bool = False  # it counts as completed since it was granted
 
 
 class Late(NamedTuple):

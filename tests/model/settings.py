@@ -6,7 +6,9 @@ happen in one run, at any step and to anybody: a worker crashes; a worker is sto
 afterwards; a request is lost; an answer is lost; a request is delayed and arrives at any later time (one at a
 time for each worker, and no batch of two). Beside them a setting may allow a delivery more, a jump of the
 store's clock by one tick and one act of an operator. Time is not bounded. Without `expiry`, everything happens
-before the first record expires, which keeps those worlds small enough for conflicts and more faults.
+before the first record expires, which keeps those worlds small enough for conflicts and more faults. `ways` is what
+a worker may do with a delivery: claim it and run it; have it admitted for whoever takes it, or for itself to run at
+once; or mark it and run it.
 """
 
 from typing import Final
@@ -17,6 +19,7 @@ from tests.model.parts import Content, Setting
 _CONFLICT: Final = (Content("a", 0, 1, 2), Content("b", 0, 2, 1))
 _ONCE: Final = (Content("a", 0, 0, 1),)
 _TWICE: Final = (Content("a", 0, 0, 2),)
+_COPIED: Final = (Content("a", 0, 1, 2),)
 _TWO_KEYS: Final = (Content("a", 0, 0, 1), Content("x", 1, 1, 1))
 _TWO_KEYS_CONFLICT: Final = (Content("a", 0, 2, 1), Content("b", 0, 3, 1), Content("x", 1, 1, 1))
 _POISON: Final = (Content("p", 0, 0, 1, poison=True), Content("x", 1, 1, 1))
@@ -31,9 +34,24 @@ FORGETFUL: Final = EXPIRY._replace(name="an event that is forgotten at once", re
 BATCH: Final = Setting("a batch of two", _TWO_KEYS, faults=1, batch=2, failures=False)
 BATCH_CONFLICT: Final = Setting("a batch with a conflict", _TWO_KEYS_CONFLICT, faults=0, batch=2, failures=False)
 POISON: Final = Setting("a batch with poison", _POISON, faults=0, batch=2, failures=False)
+ADMIT: Final = Setting("an event admitted twice", _TWICE, faults=2, ways=("admit",))
+ADMIT_EXPIRY: Final = Setting("an event admitted and forgotten", _TWICE, faults=1, expiry=True, ways=("admit",))
+ADMIT_CONFLICT: Final = Setting("a conflict, claimed or admitted", _CONFLICT, faults=0, ways=("claim", "admit"))
+ADMIT_RUN: Final = Setting("an event admitted and run", _TWICE, faults=2, ways=("admit and run",))
+MIXED: Final = Setting(
+    "an event twice, claimed or admitted", _TWICE, faults=1, ways=("claim", "admit", "admit and run")
+)
+MARK: Final = Setting("an event marked first", _COPIED, faults=2, ways=("mark",))
+MARK_EXPIRY: Final = Setting(
+    "an event marked first and forgotten", _COPIED, faults=1, expiry=True, retention=3, ways=("mark",)
+)
+MARK_ADMIT: Final = Setting("an event marked first or admitted", _COPIED, faults=1, ways=("mark", "admit"))
 
 # Explored whole with every test run; the slowest first, so that two processors end at about the same time.
-ORDINARY: Final = (CONFLICT, FAULTS, OPERATOR, BATCH, EXPIRY, TRANSACTION, SKEW, FORGETFUL, BATCH_CONFLICT, POISON)
+ORDINARY: Final = (
+    *(CONFLICT, FAULTS, OPERATOR, BATCH, EXPIRY, ADMIT, TRANSACTION, SKEW, MARK_EXPIRY, MIXED, FORGETFUL),
+    *(MARK_ADMIT, ADMIT_EXPIRY, BATCH_CONFLICT, MARK, ADMIT_CONFLICT, ADMIT_RUN, POISON),
+)
 
 # Explored on demand, each up to a number of states. Worlds that are part of a larger one here are left out.
 WHOLE: Final = 10_000_000
@@ -49,4 +67,18 @@ LARGE: Final = (
     (BATCH_CONFLICT._replace(name="a batch with a conflict that may fail", failures=True), WHOLE),
     (FORGETFUL._replace(faults=2), WHOLE),
     (POISON, WHOLE),
+    (ADMIT._replace(name="an event admitted twice, many faults", faults=3), WHOLE),
+    (ADMIT_CONFLICT._replace(name="an event twice and a conflict, admitted", faults=1, ways=("admit",)), WHOLE),
+    (ADMIT_CONFLICT._replace(faults=1), 600_000),
+    (ADMIT_RUN._replace(name="an event admitted and run, many faults", faults=3), 600_000),
+    (ADMIT_EXPIRY._replace(name="an event admitted and forgotten, and an operator", operators=1), 600_000),
+    (
+        MARK_ADMIT._replace(
+            name="an event claimed, admitted or marked", ways=("claim", "admit", "admit and run", "mark")
+        ),
+        WHOLE,
+    ),
+    (MARK_EXPIRY._replace(name="an event marked and forgotten, and an operator", operators=1), 600_000),
+    (Setting("a conflict marked first", _CONFLICT, faults=1, ways=("mark",)), WHOLE),
+    (MARK._replace(name="an event marked first, many faults", faults=3), WHOLE),
 )

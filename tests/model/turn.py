@@ -8,11 +8,26 @@ from tests.model.parts import Job, Late, Move, Rules, Setting, Shared, Stir, Vio
 
 # Stages in which a job has an owner and a fence to prove its claim with.
 PROVING: Final = frozenset(
-    {"bury copy", "reply", "held", "running", "commit", "complete", "release", "bury", "give back", "yield", "mark"}
+    {
+        "bury copy",
+        "reply",
+        "held",
+        "running",
+        "commit",
+        "complete",
+        "release",
+        "bury",
+        "give back",
+        "yield",
+        "premature",
+    }
 )
 # Stages in which the worker may come to start, or has started, an effect; its lease is renewed meanwhile.
 HOLDING: Final = frozenset({"held", "running"})
-_UNPROVED: Final = frozenset({"claim", "take"})
+# Stages in which a delivery waits for its verdict.
+ASKING: Final = frozenset({"claim", "admit", "admit and run", "mark"})
+_UNPROVED: Final = ASKING | {"take"}
+_GIVEN: Final = ("granted", "admitted")
 
 
 class Game:
@@ -45,7 +60,7 @@ class Turn:
         if verb == "claim" and not self.game.rules.claims_first:
             return self.game.ledger.judge(self.shared.records[job.key], verb, job.content, job.holds, job.stale)
         ruling = self._judged(job, verb)
-        if ruling.handed_over and ruling.answer == "granted":
+        if ruling.handed_over and ruling.answer in _GIVEN:
             self._hold(index, job.key)
         return ruling
 
@@ -54,7 +69,7 @@ class Turn:
         late = self.worker.late
         assert late is not None
         ruling = self._judged(late, "complete" if late.verb == "commit" else late.verb)
-        if ruling.handed_over and ruling.answer == "granted" and late.job >= 0:
+        if ruling.handed_over and ruling.answer in _GIVEN and late.job >= 0:
             self._hold(late.job, late.key)
         if late.verb == "commit":
             self.commit(ruling, late)
@@ -70,6 +85,8 @@ class Turn:
         record = self.shared.records[job.key]
         ruling = self.game.ledger.judge(record, verb, job.content, job.holds, job.stale)
         self._write(job.key, ruling)
+        if verb == "mark" and ruling.handed_over:
+            self._count_marked(job.content, 1)
         return ruling
 
     def _write(self, key: int, ruling: Ruling) -> None:
@@ -100,7 +117,10 @@ class Turn:
         if job.stage in ("ack", "nack", "copy", "again"):
             content = self.game.setting.contents[job.content]
             key = content.copy_key if job.stage == "copy" else content.key
-            job = Job(job.content, key, job.stage, kept=job.kept)
+            marked = job.marked and job.stage == "copy"
+            if job.marked and not marked:
+                self._count_marked(job.content, -1)
+            job = Job(job.content, key, job.stage, kept=job.kept, marked=marked)
             self._unlink(index)
         self._set(index, job)
 
@@ -140,12 +160,26 @@ class Turn:
         owed = 1 << job.content & ~self.shared.applied_bits
         self.shared = self.shared._replace(owed_bits=self.shared.owed_bits | owed)
 
+    def _count_marked(self, content: int, more: int) -> None:
+        marked = self.shared.marked
+        self.shared = self.shared._replace(marked=changed(marked, content, marked[content] + more))
+
+    def lose(self, index: int) -> None:
+        """Nobody will go on with this job. If it is marked, or a request that marks it may have come or still come to
+        the store, it counts as completed and may never take effect."""
+        job, late = self.worker.jobs[index], self.worker.late
+        sent = job.holds or (late is not None and late.job == index)
+        if job.marked or (job.stage == "mark" and sent):
+            self.shared = self.shared._replace(excused_bits=self.shared.excused_bits | 1 << job.content)
+
     def start(self, job: Job) -> None:
         """An effect starts."""
         runs = self.shared.runs[job.key] + 1
+        if runs > 1 and self.game.setting.ways == ("mark",) and job.marked and not self.shared.meddled:
+            raise Violation(16, f"the effect of {self.game.name(job)} was marked first, and starts a second time")
         if job.valid <= 0:
             raise Violation(12, f"the effect of {self.game.name(job)} starts after the validity of its lease")
-        if runs > self.game.setting.max_attempts and not self.shared.meddled:
+        if runs > self.game.setting.max_attempts and not self.shared.meddled and not job.marked:
             raise Violation(9, f"the effect of {self.game.name(job)} starts once more after {runs - 1} times")
         self.shared = self.shared._replace(runs=changed(self.shared.runs, job.key, runs))
 

@@ -10,20 +10,23 @@ with the same owner, or gives up. At every step a worker can crash.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import permutations
+from itertools import permutations, product
 from typing import Final
 
 from tests.model.ledger import Ruling
 from tests.model.parts import Job, Move, Shared, Violation, Worker, changed
-from tests.model.turn import HOLDING, Game, Turn
+from tests.model.turn import ASKING, HOLDING, Game, Turn
 
 # What a job in this stage asks of the store.
 _VERBS: Final = {
     "claim": "claim",
+    "admit": "admit",
+    "admit and run": "admit and run",
+    "mark": "mark",
     "copy": "claim",
     "bury copy": "bury",
     "yield": "give back",
-    "mark": "complete",
+    "premature": "complete",
     "commit": "complete",
     "complete": "complete",
     "release": "release",
@@ -34,7 +37,7 @@ _VERBS: Final = {
 _AFTER: Final = {
     "bury copy": ("ack", "nack"),
     "yield": ("again", "again"),
-    "mark": ("marked", "nack"),
+    "premature": ("ran early", "nack"),
     "commit": ("ack", "nack"),
     "complete": ("ack", "nack"),
     "release": ("nack", "nack"),
@@ -43,10 +46,10 @@ _AFTER: Final = {
 }
 # When a job in this stage has its turn.
 _PHASES: Final = {
-    "claim": "claiming",
+    **dict.fromkeys(ASKING, "claiming"),
     **dict.fromkeys(("copy", "bury copy", "yield"), "first"),
-    **dict.fromkeys(("complete", "release", "bury", "give back", "commit", "mark"), "settling"),
-    **dict.fromkeys(("running", "marked"), "running"),
+    **dict.fromkeys(("complete", "release", "bury", "give back", "commit", "premature"), "settling"),
+    **dict.fromkeys(("running", "ran early"), "running"),
     **dict.fromkeys(("held", "reply"), "waiting"),
     "again": "again",
     **dict.fromkeys(("ack", "nack"), "ended"),
@@ -72,14 +75,14 @@ def moves(game: Game, shared: Shared, worker: Worker) -> Iterator[Move]:
 def _receive(game: Game, shared: Shared, worker: Worker) -> Iterator[Move]:
     waiting = [content for content, count in enumerate(shared.queue) if count]
     for size in range(1, game.setting.batch + 1):
-        for contents in permutations(waiting, size):
+        for contents, way in product(permutations(waiting, size), game.setting.ways):
             turn = Turn(game, shared, worker)
-            jobs = tuple(Job(content, game.setting.contents[content].key, "claim") for content in contents)
+            jobs = tuple(Job(content, game.setting.contents[content].key, way) for content in contents)
             for content in contents:
                 queue = changed(turn.shared.queue, content, turn.shared.queue[content] - 1)
                 turn.shared = turn.shared._replace(queue=queue)
             turn.worker = worker._replace(jobs=jobs)
-            yield turn.move(f"receives {_names(game, jobs)} and sends the claim", "start")
+            yield turn.move(f"receives {_names(game, jobs)} and sends the {way}", "start")
 
 
 def _take(game: Game, shared: Shared, worker: Worker) -> Iterator[Move]:
@@ -137,7 +140,7 @@ def _run(game: Game, shared: Shared, worker: Worker, turns: dict[str, list[int]]
 def _renew(game: Game, shared: Shared, worker: Worker, index: int) -> Iterator[Move]:
     """The heartbeat; if the answer is lost, the worker is left with what it knew."""
     job, lease = worker.jobs[index], game.setting.lease
-    if not job.hold or job.valid == lease or job.stage not in HOLDING:
+    if not job.hold or job.valid == lease or job.stage not in HOLDING or job.marked:
         return
     turn = Turn(game, shared, worker)
     renewed = turn.ask(index, "renew").answer == "yes"
@@ -157,14 +160,14 @@ def _begin(game: Game, shared: Shared, worker: Worker, index: int) -> Move:
     if job.stage == "reply":
         turn.put(index, job._replace(stage="held"))
         return turn.move(f"hears that it was granted {name}")
-    if game.rules.buries_beyond and job.attempts > game.setting.max_attempts:
+    if game.rules.buries_beyond and job.attempts > game.setting.max_attempts and not job.marked:
         _end_with(turn, index, "bury")
         return turn.move(f"will not run {name} at attempt {job.attempts}")
     if game.rules.checks_validity and not job.valid:
-        _end_with(turn, index, "give back")
+        _end_with(turn, index, _kept_apart(game) if job.marked else "give back")
         return turn.move(f"will not start {name}: its lease may be over")
     if not game.rules.completes_after_effect:
-        turn.put(index, job._replace(stage="mark", attempts=0, valid=0, hold=0))
+        turn.put(index, job._replace(stage="premature", attempts=0, valid=0, hold=0))
         return turn.move(f"is to mark {name} completed before it runs it")
     turn.start(job)
     turn.put(index, job._replace(stage="running"))
@@ -182,7 +185,7 @@ def _finish(game: Game, shared: Shared, worker: Worker, index: int) -> Iterator[
         yield done.move(f"has prepared the effect of {name}")
     else:
         done.apply(job.key, job.content)
-        _end_with(done, index, "ack" if job.stage == "marked" else "complete")
+        _end_with(done, index, "ack" if job.marked or job.stage == "ran early" else "complete")
         once_more = " once more" if shared.effect_of[job.key] >= 0 else ""
         yield done.move(f"finishes the effect of {name}{once_more}")
     if job.stage == "running" and game.setting.failures:
@@ -192,8 +195,16 @@ def _finish(game: Game, shared: Shared, worker: Worker, index: int) -> Iterator[
 def _fail(turn: Turn, index: int) -> Move:
     job, rules = turn.worker.jobs[index], turn.game.rules
     last = job.attempts >= turn.game.setting.max_attempts
-    _end_with(turn, index, "bury" if last else "release" if rules.counts_failures else "give back")
+    if job.marked:
+        _end_with(turn, index, _kept_apart(turn.game))
+    else:
+        _end_with(turn, index, "bury" if last else "release" if rules.counts_failures else "give back")
     return turn.move(f"fails at {turn.game.name(job)}", "fail")
+
+
+def _kept_apart(game: Game) -> str:
+    """What was marked as done and is not is kept as a copy, as a conflict is."""
+    return "copy" if game.rules.keeps_marked else "ack"
 
 
 def _end_with(turn: Turn, index: int, stage: str) -> None:
@@ -224,6 +235,8 @@ def _reply(game: Game, shared: Shared, worker: Worker) -> Move:
 def _crash(game: Game, shared: Shared, worker: Worker, how: str, cost: int) -> Move:
     turn = Turn(game, shared, worker)
     turn.strike(cost)
+    for index in range(len(worker.jobs)):
+        turn.lose(index)
     turn.requeue(worker.jobs)
     turn.leave()
     return turn.move(how, "fault" if cost else "go")
@@ -283,6 +296,7 @@ def _harmed(turn: Turn, harm: Callable[[Turn], None], given_up: list[int], label
     harm(turn)
     turn.strike()
     for index in given_up:
+        turn.lose(index)
         _end(turn, index, _gives_up(turn, index), "no answer")
     if given_up:
         turn.worker = turn.worker._replace(waited=0)
@@ -303,7 +317,7 @@ def _ask(turn: Turn, index: int) -> Ruling:
 
 def _answered(turn: Turn, index: int, ruling: Ruling) -> None:
     stage = turn.worker.jobs[index].stage
-    if stage == "claim":
+    if stage in ASKING:
         _verdict(turn, index, ruling)
     elif stage != "copy":
         _end(turn, index, _AFTER[stage][ruling.answer != "yes"], "")
@@ -317,6 +331,7 @@ def _verdict(turn: Turn, index: int, ruling: Ruling) -> None:
     rules = turn.game.rules
     match ruling.answer:
         case "granted":
+            _accept(turn, index)
             _grant(turn, index, ruling)
         case "inflight":
             _end(turn, index, "nack" if rules.nacks_in_flight else "ack", "in flight")
@@ -326,10 +341,19 @@ def _verdict(turn: Turn, index: int, ruling: Ruling) -> None:
             _end(turn, index, "ack", "")
 
 
+def _accept(turn: Turn, index: int) -> None:
+    """What is kept by the store and run from here is acknowledged before it is run."""
+    job = turn.worker.jobs[index]
+    if job.stage == "admit and run":
+        turn.acknowledge(job)
+        turn.put(index, job._replace(kept=True))
+
+
 def _grant(turn: Turn, index: int, ruling: Ruling) -> None:
     """Validity is counted from before the request was first sent."""
     setting, waited = turn.game.setting, turn.worker.waited
-    job = turn.worker.jobs[index]._replace(stage="held", stale=False, attempts=ruling.attempts)
+    job = turn.worker.jobs[index]
+    job = job._replace(stage="held", stale=False, attempts=ruling.attempts, marked=job.stage == "mark")
     if turn.game.rules.counts_from_sending:
         job = job._replace(valid=max(0, ruling.left - waited), hold=max(0, setting.max_hold - waited))
     else:

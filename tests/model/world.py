@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tests.model.ledger import ABSENT, Ledger
 from tests.model.parts import IDLE, Move, Setting, Shared, Violation, Worker, changed
-from tests.model.turn import HOLDING, PROVING, Game, Turn, struck
+from tests.model.turn import ASKING, HOLDING, PROVING, Game, Turn, struck
 
 
 def beginning(setting: Setting) -> Shared:
@@ -23,6 +23,7 @@ def beginning(setting: Setting) -> Shared:
         operators=setting.operators,
         runs=(0,) * keys,
         effect_of=(-1,) * keys,
+        marked=(0,) * len(setting.contents),
     )
 
 
@@ -33,7 +34,7 @@ def later(game: Game, shared: Shared, stopped: int = 0) -> Shared:
     """One tick on, past the lease of workers that hold the `stopped` keys."""
     if stopped:
         shared = struck(game, shared, 1, stopped)
-    ledger, excused = game.ledger, shared.excused_bits
+    ledger, excused = game.ledger, shared.excused_bits | _failing(game, shared, stopped)
     records = tuple(map(ledger.aged, shared.records))
     for before, after in zip(shared.records, records, strict=True):
         if ledger.state(before) == "D" and not ledger.state(after):
@@ -41,13 +42,20 @@ def later(game: Game, shared: Shared, stopped: int = 0) -> Shared:
     return shared._replace(records=records, excused_bits=excused)
 
 
+def _failing(game: Game, shared: Shared, stopped: int) -> int:
+    """Contents, as bits, that were marked first, and that a worker stopped at one of these keys may be about to keep a
+    copy of."""
+    copies = enumerate(content.copy_key for content in game.setting.contents)
+    return _bits(content for content, key in copies if shared.marked[content] and stopped >> key & 1)
+
+
 def worker_later(setting: Setting, worker: Worker) -> Worker:
-    claiming = any(job.stage == "claim" for job in worker.jobs)
+    asking = any(job.stage in ASKING for job in worker.jobs)
     jobs = tuple(
         job._replace(valid=max(0, job.valid - 1), hold=max(0, job.hold - 1)) if job.stage in HOLDING else job
         for job in worker.jobs
     )
-    return Worker(jobs, min(worker.waited + 1, setting.lease) if claiming else 0, worker.late)
+    return Worker(jobs, min(worker.waited + 1, setting.lease) if asking else 0, worker.late)
 
 
 def lapsing(ledger: Ledger, shared: Shared) -> int:
@@ -108,14 +116,14 @@ def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move
         turn = Turn(game, shared._replace(meddled=True), IDLE)
         turn.operate("reset", key)
         turn.forget(key)
-        turn.shared = _dropped(game.ledger, shared.records[key], turn.shared)
+        turn.shared = _dropped(game, turn.shared, key, game.ledger.content(shared.records[key]))
         yield turn.move(f"an operator resets key {key}", "fault")
 
 
-def _dropped(ledger: Ledger, record: int, shared: Shared) -> Shared:
+def _dropped(game: Game, shared: Shared, key: int, content: int) -> Shared:
     """What a person throws away is not owed any more."""
-    content = ledger.content(record)
-    return shared if content < 0 else shared._replace(excused_bits=shared.excused_bits | 1 << content)
+    dropped = _failing(game, shared, 1 << key) if content < 0 else 1 << content
+    return shared._replace(excused_bits=shared.excused_bits | dropped)
 
 
 # ── what must hold of the shared part ─────────────────────────────────────────────────────────────────────
@@ -124,7 +132,7 @@ def _dropped(ledger: Ledger, record: int, shared: Shared) -> Shared:
 def check(game: Game, shared: Shared) -> None:
     for content, known in enumerate(game.setting.contents):
         owed = shared.owed_bits & ~shared.excused_bits
-        if owed >> content & 1 and not _kept(game.ledger, shared.records, content):
+        if owed >> content & 1 and not shared.marked[content] and not _kept(game.ledger, shared.records, content):
             raise Violation(2, f"{known.name} was acknowledged, has no effect and is kept nowhere")
     if any(content.poison for content in game.setting.contents):
         _check_neighbours(game, shared)
@@ -144,9 +152,11 @@ def ended(game: Game, shared: Shared, workers: Iterable[Worker]) -> bool:
 
 
 def _at_rest(ledger: Ledger, shared: Shared, record: int) -> bool:
-    """After an operator has reset a key, a late request may claim it for nobody. That record waits for nothing but
-    its expiry: the deliveries are acknowledged, and `check` has seen to it that none of them is owed."""
-    return ledger.state(record) in ("", "C", "D") or (shared.meddled and ledger.content(record) < 0)
+    """After an operator has reset a key, a late request may claim it for nobody; whoever was to keep a copy of what it
+    had marked may have crashed. Such a record waits for nothing but its expiry: the deliveries are acknowledged, and
+    `check` has seen to it that none of them is owed."""
+    abandoned = shared.meddled or shared.excused_bits > 0
+    return ledger.state(record) in ("", "C", "D") or (abandoned and ledger.content(record) < 0)
 
 
 def _kept(ledger: Ledger, records: tuple[int, ...], content: int) -> bool:

@@ -208,6 +208,7 @@ class TestRefusals:
         open_store(f"{postgres.url()}?oncegate_schema=denied").close()
         self.refused(f"{postgres.url(user=role)}?oncegate_schema=denied", "(permission denied for schema denied)")
 
+    @pytest.mark.session
     def test_the_rights_of_a_worker(self, postgres: PostgresServer, role: str) -> None:
         """With the grants that the documentation shows, a role that has not made the schema can do all work in it."""
         open_store(f"{postgres.url()}?oncegate_schema=granting").close()
@@ -219,6 +220,7 @@ class TestRefusals:
             assert Gate(store).transaction({"id": "b"}, lambda event, connection: None).status == "processed"
             store.claim([claim_of(key=number.to_bytes(16)) for number in range(300)])
 
+    @pytest.mark.session
     def test_read_only(self, postgres: PostgresServer, role: str) -> None:
         """A session that may not write is refused when it is opened."""
         with postgres.connect() as db:
@@ -230,6 +232,7 @@ class TestRefusals:
         with postgres_server.running(replica=True) as standby:
             self.refused(standby.url(), "is a replica or read-only; name the primary")
 
+    @pytest.mark.session
     def test_isolation(self, postgres: PostgresServer, role: str) -> None:
         """Where every transaction is serializable, batches that meet would fail instead of waiting."""
         with postgres.connect() as db:

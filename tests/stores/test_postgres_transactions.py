@@ -168,6 +168,7 @@ class TestTransaction:
         (entry,) = store.browse()
         assert (entry.record.state, entry.record.error) == ("R", "KeyboardInterrupt")
 
+    @pytest.mark.session
     def test_what_a_handler_leaves_set(self, store: PostgresStore, postgres: PostgresServer) -> None:
         """How a handler has set up its session is no matter to the store."""
 

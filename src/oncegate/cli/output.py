@@ -18,6 +18,7 @@ from oncegate.gate.log import escaped
 _WIDE = 150
 _BETWEEN = 2
 _SLIM = 8
+_KEY = "key"
 _PATIENCE = 1_000_000  # in microseconds: what takes no longer needs no progress
 _PACE = 200_000
 _STATES = {"P": "in progress", "R": "waiting", "C": "completed", "D": "dead letter"}
@@ -72,33 +73,43 @@ def _json(value: Any) -> str:
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Collection[str]) -> None:
-    """A table; on a terminal too narrow for all of it, its essential columns. The first is never cut."""
+    """A table; on a terminal too narrow for all of it, as many of its essential columns as there is room for. The first
+    column and keys are never cut: where even they have no room, they are folded."""
     texts = [["" if cell is None else clean(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         _plain_table(headers, texts)
         return
     console = Console(highlight=False)
     wide = console.width >= _WIDE
-    shown = [index for index, header in enumerate(headers) if wide or header in essential]
+    wanted = {
+        index: max(len(row[index]) for row in [headers, *texts])
+        for index, header in enumerate(headers)
+        if wide or header in essential
+    }
+    whole = {index for index in wanted if index == 0 or headers[index] == _KEY}
     table = Table(box=None, header_style="bold", pad_edge=False)
-    widths = [max(len(row[index]) for row in [headers, *texts]) for index in shown]
-    for index, width in zip(shown, _fitted(console.width, widths), strict=True):
-        table.add_column(headers[index], overflow="ellipsis", no_wrap=True, width=width)
+    fitted = _fitted(console.width, wanted, whole)
+    for index, width in fitted.items():
+        kept = index in whole
+        table.add_column(headers[index], overflow="fold" if kept else "ellipsis", no_wrap=not kept, width=width)
     for row in texts:
-        table.add_row(*(Text(row[index]) for index in shown))
+        table.add_row(*(Text(row[index]) for index in fitted))
     console.print(table)
 
 
-def _fitted(room: int, widths: Sequence[int]) -> list[int]:
-    """Widths for columns: the first as it is, the others share the rest evenly, and none takes more than it needs."""
-    fitted = list(widths)
-    left = room - widths[0] - _BETWEEN * (len(widths) - 1)
-    narrow_first = sorted(range(1, len(widths)), key=widths.__getitem__)
-    for done, column in enumerate(narrow_first):
-        fair = left // (len(narrow_first) - done)
-        fitted[column] = min(widths[column], max(fair, _SLIM))
+def _fitted(room: int, wanted: dict[int, int], whole: Collection[int]) -> dict[int, int]:
+    """Widths for columns: some as they are; the others share the rest evenly, and none takes more than it needs. The
+    last of these are left out if they would get next to nothing."""
+    others = [column for column in wanted if column not in whole]
+    left = room - sum(wanted[column] + _BETWEEN for column in whole) + _BETWEEN
+    while others and left < sum(min(wanted[column], _SLIM) + _BETWEEN for column in others):
+        others.pop()
+    left -= _BETWEEN * len(others)
+    fitted = {column: wanted[column] for column in whole}
+    for done, column in enumerate(sorted(others, key=wanted.__getitem__)):
+        fitted[column] = min(wanted[column], max(left // (len(others) - done), _SLIM))
         left -= fitted[column]
-    return fitted
+    return dict(sorted(fitted.items()))
 
 
 def _plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

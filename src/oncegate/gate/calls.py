@@ -51,7 +51,7 @@ class Calls:
         self, function: Callable[..., Any], name: str | None, key: Callable[[Event], Any] | None, wait: int
     ) -> Callable[..., Any]:
         """The function, once for each key."""
-        check_handler(function, may_await=True)
+        check_handler(function, may_await=True, given=None)
         if isclass(function):
             raise SettingError(f"{function.__name__} is a class; once() guards functions and methods")
         call = _Call(function, self._named(function, name), key, self._identifier)

@@ -163,7 +163,7 @@ class Gate:
         keep it, and should be quick: on SQLite nobody else can write meanwhile. On Postgres, `connection` may be one of
         your own to the same database, psycopg's or a session or connection of SQLAlchemy, in no transaction yet: it is
         committed here. Nothing runs unguarded, whatever the policies say."""
-        check_handler(handler)
+        check_handler(handler, given=2)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
         if self._terms.marks_first:

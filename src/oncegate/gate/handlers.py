@@ -1,6 +1,7 @@
 """Handlers: what may be one, what it may answer, and how its errors are told."""
 
 from collections.abc import Awaitable, Callable
+from types import FunctionType, MethodType
 from typing import Any, Final
 
 from oncegate.errors import Bury, RetryLater, SettingError
@@ -13,22 +14,48 @@ TransactionHandler = Callable[[Event, Any], Any]
 _LONGEST_ERROR: Final = 2_000
 _GENERATOR: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
 _COROUTINE: Final = 0x80  # CO_COROUTINE
+_MORE: Final = 0x04  # CO_VARARGS
+_WRITTEN: Final = (FunctionType, MethodType)
+_GIVEN: Final = ("the event alone", "the event and its transaction")
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, dict, list, tuple})
 
 
-def check_handler(handler: Callable[..., Any], *, may_await: bool = False) -> None:
-    """Refuse at once what could never do its work when it is called."""
+def check_handler(handler: Callable[..., Any], *, may_await: bool = False, given: int | None = 1) -> None:
+    """Refuse at once what could never do its work when it is called, with so many arguments if that is known."""
     if not callable(handler):
         raise SettingError(f"handler={handler!r} cannot be called")
-    if _flags(handler) & _GENERATOR:
+    flags = _flags(handler)
+    if flags & _GENERATOR:
         raise SettingError(f"{handler.__name__} is a generator; the handler must be a function that does its work")
-    if is_coroutine(handler) and not may_await:
+    if flags & _COROUTINE and not may_await:
         raise SettingError(f"{handler.__name__} is async; the handler must be a plain function, or use arun()")
+    if given is not None and type(handler) in _WRITTEN and not _takes(handler, given):
+        raise SettingError(f"{_spelled(handler)} cannot be called with {_GIVEN[given - 1]}, as a handler is")
 
 
 def is_coroutine(handler: Callable[..., Any]) -> bool:
     """Whether it is written as `async def`; inspect would say so of more, but takes long to import."""
     return bool(_flags(handler) & _COROUTINE)
+
+
+def _takes(handler: Any, given: int) -> bool:
+    """Whether a function or method can be called with so many arguments, as far as its code tells. Partials, classes
+    and what else can be called are left to their first event."""
+    code = getattr(handler, "__code__", None)
+    if code is None:
+        return True
+    given += type(handler) is MethodType
+    if code.co_argcount == given and not code.co_kwonlyargcount:
+        return True
+    needed = code.co_argcount - len(handler.__defaults__ or ())
+    by_name = code.co_kwonlyargcount - len(handler.__kwdefaults__ or ())
+    return needed <= given and (given <= code.co_argcount or bool(code.co_flags & _MORE)) and not by_name
+
+
+def _spelled(handler: Any) -> str:
+    """A function or method with the names of what it takes."""
+    code, own = handler.__code__, type(handler) is MethodType
+    return f"{handler.__name__}({', '.join(code.co_varnames[own : code.co_argcount + code.co_kwonlyargcount])})"
 
 
 def _flags(handler: Callable[..., Any]) -> int:

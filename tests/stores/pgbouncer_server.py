@@ -1,0 +1,91 @@
+"""A PgBouncer of our own in front of a Postgres server: in transaction mode, with fewer sessions than clients."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.stores.postgres_server import LOCKED_OUT, PostgresServer
+from tests.stores.servers import free_port, stop, until
+
+SESSIONS = 3
+USERS = ("postgres", "guest", "western", LOCKED_OUT, "nobody_known")  # as whom the tests log in
+# All that is not said here is PgBouncer's default.
+SETTINGS = """\
+[databases]
+* = host=127.0.0.1 port={server}
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {users}
+pool_mode = transaction
+default_pool_size = {sessions}
+max_client_conn = 500
+"""
+
+
+class Pooled(PostgresServer):
+    """A server that stores reach through a pooler only, while the tests look at it directly."""
+
+    def __init__(self, server: PostgresServer, port: int) -> None:
+        self.__dict__ = server.__dict__
+        self._pooler_port = port
+
+    def url(self, database: str = "postgres", user: str = "postgres") -> str:
+        return f"postgresql://{user}@127.0.0.1:{self._pooler_port}/{database}"
+
+    def connect(self, database: str = "postgres", **changed: Any) -> psycopg.Connection[Any]:
+        return psycopg.connect(super().url(database), autocommit=True, **changed)
+
+
+@contextmanager
+def pooled(server: PostgresServer) -> Iterator[PostgresServer]:
+    """The server with a pooler in front, which is ended whatever happens."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="oncegate-pgbouncer-") as folder:
+        settings = _configured(Path(folder), server.port, port)
+        with (Path(folder) / "log").open("ab") as log:
+            process = subprocess.Popen([_program(), settings], stdout=log, stderr=log, **_account())
+        try:
+            front = Pooled(server, port)
+            until(lambda: _answers(front.url()), "PgBouncer")
+            yield front
+        finally:
+            stop(process)
+
+
+def _program() -> str:
+    """PgBouncer, which is in a folder that only root has in its PATH."""
+    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    return found or pytest.exit("PgBouncer is not installed: apt-get install pgbouncer", returncode=2)
+
+
+def _configured(folder: Path, server: int, port: int) -> Path:
+    folder.chmod(0o755)
+    users, settings = folder / "users.txt", folder / "pgbouncer.ini"
+    users.write_text("".join(f'"{user}" ""\n' for user in USERS))
+    settings.write_text(SETTINGS.format(server=server, port=port, users=users, sessions=SESSIONS))
+    return settings
+
+
+def _account() -> dict[str, Any]:
+    """PgBouncer refuses to run as root, as Postgres does."""
+    return {"user": pwd.getpwnam("nobody").pw_uid, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def _answers(url: str) -> bool:
+    with suppress(psycopg.OperationalError):
+        psycopg.connect(url).close()
+        return True
+    return False
