@@ -84,6 +84,28 @@ class TestAdmit:
         assert again is record
         assert isinstance(answer, Admitted)
 
+    @pytest.mark.parametrize("before", [None, replace(DONE, expires_at=NOW)])
+    def test_absent_with_a_lease(self, before: Record | None) -> None:
+        """Whoever wants to run what is new at once holds it from the start, as its first attempt."""
+        record, answer = admit(before, lease=30)
+        assert isinstance(answer, Granted)
+        assert record is not None
+        assert (record.state, record.attempts, record.payload, record.expires_at) == (IN_PROGRESS, 1, b"{}", None)
+        assert (record.owner, record.fence, record.lease_until) == (BOB, NOW, NOW + 30)
+
+    def test_lost_reply_with_a_lease(self) -> None:
+        """The same request again is granted as it was; when its lease is over, what it kept is anybody's."""
+        record, _ = admit(None, lease=30)
+        assert record is not None
+        assert admit(record, lease=30) == (record, Granted(record, NOW))
+        over = replace(record, lease_until=NOW)
+        assert admit(over, lease=30) == (over, Duplicate(over, NOW))
+
+    @pytest.mark.parametrize("before", [FREE, LAPSED, HELD, WAITING, TAKEN, DONE, BURIED])
+    def test_known_with_a_lease(self, before: Record) -> None:
+        """What is known is answered as without a lease: it is not run here at once."""
+        assert admit(before, lease=30) == admit(before)
+
     @pytest.mark.parametrize("before", [FREE, LAPSED])
     def test_payload_is_attached(self, before: Record) -> None:
         """A record without a payload that nobody holds gets one; its old owner has no more say in it."""

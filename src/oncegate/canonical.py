@@ -26,6 +26,9 @@ def _number(literal: str) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
+# To copy a hash takes less than to ask for one, which looks for the algorithm or parses the size anew.
+_no_content = sha256().copy
+_nothing = blake2b(digest_size=HASH_SIZE).copy
 _decode = msgspec.json.Decoder(float_hook=_number).decode
 # The canonical bytes of a value that `decode` gave.
 encode: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
@@ -83,13 +86,17 @@ def normal(value: Any) -> Any:
 
 def content_digest(body: Any) -> bytes:
     """The hash of all that a body says. SHA-256, which processors have built in: a body is hashed as a whole."""
-    return sha256(encode(body)).digest()[:HASH_SIZE]
+    hashed = _no_content()
+    hashed.update(encode(body))
+    return hashed.digest()[:HASH_SIZE]
 
 
 def digest_of(value: Any) -> bytes:
     """The hash of what a value says, however it was spelt."""
-    return blake2b(encode(value), digest_size=HASH_SIZE).digest()
+    return digest(encode(value))
 
 
 def digest(canonical: bytes) -> bytes:
-    return blake2b(canonical, digest_size=HASH_SIZE).digest()
+    hashed = _nothing()
+    hashed.update(canonical)
+    return hashed.digest()

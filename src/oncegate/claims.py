@@ -238,7 +238,9 @@ def step(record: Record | None, operation: Operation, now: int) -> tuple[Record 
 
 def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdict]:
     if record is None:
-        record = _marked(_first(claim, now), claim, now)
+        record = _first(claim, now)
+        if claim.marks:
+            record = _marked(record, claim, now)
         return record, Granted(record, now)
     state = record.state
     alive = _alive(record, now)
@@ -304,13 +306,11 @@ def _settle(record: Record | None, settlement: Settlement, now: int) -> tuple[Re
         return record, False
     if record.state != IN_PROGRESS:
         return record, record.state == _ENDS_IN[type(settlement)]
-    match settlement:
-        case Complete():
-            return _completed(record, settlement, now), True
-        case Release():
-            return _released(record, settlement, now), True
-        case Bury():
-            return _buried(record, settlement, now), True
+    if isinstance(settlement, Complete):
+        return _completed(record, settlement, now), True
+    if isinstance(settlement, Release):
+        return _released(record, settlement, now), True
+    return _buried(record, settlement, now), True
 
 
 def _redrive(record: Record | None, _redrive: Redrive, _now: int) -> tuple[Record | None, bool]:

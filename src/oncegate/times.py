@@ -8,6 +8,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # A number outside of the years 2000 to 2199, in microseconds, is a placeholder or counts something else.
 _EARLIEST, _LATEST = 946_684_800_000_000, 7_258_118_400_000_000
 
+_from_timestamp = datetime.fromtimestamp
 _WITH_CLOCK = re.compile(r"\d{4}-?\d\d-?\d\d[T ]\d\d", re.ASCII | re.IGNORECASE)
 _DIGITS = re.compile(r"\d{1,20}(?:\.\d{1,9})?", re.ASCII)
 
@@ -17,7 +18,7 @@ def moment(value: Any) -> datetime | None:
     kind = type(value)
     if kind is int:
         if 946_684_800_000 <= value < 7_258_118_400_000:  # milliseconds, as nearly all are
-            return datetime.fromtimestamp(value / 1_000, UTC)
+            return _from_timestamp(value / 1_000, UTC)
         return _since_epoch(_scaled(value))
     if kind is str:
         return _read_text(value)

@@ -41,7 +41,7 @@ def _unfenced() -> None:
     claims._RULES[Renew] = renew
     claims._RULES[Complete] = complete
     claims._RULES[Release] = release
-    _script("SETTLE", b"not value or string.sub(value, PROOF, PROOF + #proof - 1) ~= proof", b"not value")
+    _script("SETTLE", b"not value or sub(value, PROOF, PROOF + #proof - 1) ~= proof", b"not value")
     _schema(b" AND c.state = 'P' AND c.owner = a.owner AND c.fence = a.fence", b"")
 
 
@@ -54,7 +54,7 @@ def _settled_once() -> None:
         return (record, False) if record is not None and record.state == COMPLETED else ended(record, complete, now)
 
     claims._RULES[Complete] = complete
-    _script("SETTLE", b"string.upper(state) == verb and '1' or '0'", b"'0'")
+    _script("SETTLE", b"string.upper(state) == string.upper(verb) and '1' or '0'", b"'0'")
     _schema(b"WHERE c.state = a.ending AND c.owner", b"WHERE c.state = 'P' AND c.owner")
 
 

@@ -161,7 +161,9 @@ def test_an_async_handler(tmp_path: Path, mode: str) -> None:
         assert service.post([{"id": 1}, {"id": 2}, {"id": 2}]).status_code == 200
         until(lambda: sorted(service.effects()) == ["1", "2"])
         assert service.post({"id": 3, "do": "exit"}).status_code in (200, 503)
-        assert service.client.get("/healthz").status_code == 200
+        until(lambda: "3" in service.effects())
+        assert service.post({"id": 4}).status_code == 200
+        until(lambda: "4" in service.effects())
 
 
 def test_log(service: Service) -> None:

@@ -33,6 +33,7 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "stores" / "postgres.md"
 
 
 class TestPostgresStore(InboxContract, SharedStoreContract):
+    grants = False
     histories = 60
 
     @pytest.fixture(autouse=True)
@@ -58,6 +59,8 @@ class TestBehindAPooler(
     InboxContract, ClaimContract, TakeContract, SettleContract, RenewContract, OperatorContract, DocumentContract
 ):
     """A pooler in transaction mode gives every transaction whatever session it has at hand."""
+
+    grants = False
 
     @pytest.fixture
     def clock(self) -> ManualClock:

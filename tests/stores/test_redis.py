@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate import open_store
-from oncegate.claims import About, Granted, InFlight
+from oncegate.claims import About, Duplicate, Granted, InFlight
 from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store
@@ -249,6 +249,19 @@ def test_attempts_stop_at_their_most(server: RedisServer, store: Store) -> None:
     assert granted(store, "bob").attempts == 65_535
 
 
+def test_only_grants_are_written_down(server: RedisServer, store: Store) -> None:
+    """A duplicate writes nothing, and an ending only its record: time is noted when something is granted."""
+    record = granted(store)
+    noted = server.client.get("oncegate:t")
+    assert complete(store, record)
+    before = server.client.info("persistence")["rdb_changes_since_last_save"]
+    assert isinstance(claim(store, "bob"), Duplicate)
+    assert server.client.info("persistence")["rdb_changes_since_last_save"] == before
+    assert server.client.get("oncegate:t") == noted
+    granted(store, key=b"2" * 16)
+    assert server.client.get("oncegate:t") > noted
+
+
 # ── servers and networks ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -258,6 +271,22 @@ def test_a_server_that_forgot_the_scripts(server: RedisServer, store: Store) -> 
     server.client.script_flush()
     assert complete(store, record)
     assert server.client.info("commandstats")["cmdstat_eval"]["calls"] > 0
+
+
+def test_an_emptied_server_is_told_of_namespaces(server: RedisServer, store: Store) -> None:
+    """A namespace is noted once, again on a server that was emptied, and again after a call that had to be repeated."""
+    granted(store)
+    server.client.delete("oncegate:n")
+    granted(store, key=b"2" * 16)
+    assert server.client.smembers("oncegate:n") == set()
+    server.client.flushall()
+    granted(store)
+    assert [entry.namespace for entry in store.browse(key=KEY)] == [NAMESPACE]
+    server.client.delete("oncegate:n")
+    server.client.client_kill_filter(_type="normal", skipme=True)
+    granted(store, key=b"3" * 16)
+    granted(store, key=b"4" * 16)
+    assert server.client.smembers("oncegate:n") == {place_of(NAMESPACE)}
 
 
 def test_one_call_for_a_batch(server: RedisServer, store: Store) -> None:

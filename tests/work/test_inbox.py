@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, read
 from oncegate.errors import SettingError
+from oncegate.gate.observing import Notice
+from oncegate.stores.base import Entry, Want
 from oncegate.stores.memory import MemoryStore
 from oncegate.work.inbox import InboxWorker
 from tests.gate.conftest import Stumbling
@@ -38,7 +40,7 @@ def working(gate: Gate, handler: Handler, then: Callable[[InboxWorker], Coroutin
     """Work off the inbox while `then` runs, and stop after it."""
 
     async def main() -> None:
-        worker = gate.inbox(handler, look="20ms", **how)
+        worker = gate.inbox(handler, **({"look": "20ms"} | how))
         task = asyncio.create_task(worker.work())
         try:
             await then(worker)
@@ -120,6 +122,173 @@ def test_woken(gate: Gate) -> None:
         return time.monotonic() - started
 
     assert asyncio.run(main()) < 5
+
+
+def events(*calls: dict[str, str]) -> list[Event]:
+    return [event for each in calls for event in read(each)]
+
+
+class TestAtOnce:
+    """Events that are admitted by the worker itself, which may run them without asking for them again."""
+
+    def test_without_asking_again(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What nothing of its entity is before runs straight from its admission, at its first attempt."""
+        ran: list[tuple[str | None, int]] = []
+        taken: list[int] = []
+        take = MemoryStore.take
+
+        def counted(self: MemoryStore, wants: Sequence[Want]) -> list[Entry | None]:
+            taken.append(len(wants))
+            return take(self, wants)
+
+        monkeypatch.setattr(MemoryStore, "take", counted)
+
+        async def then(worker: InboxWorker) -> None:
+            await until(lambda: bool(taken))
+            looks = len(taken)
+            outcomes = await worker.admit(events(call(1, "call-1"), call(2, "call-2")))
+            assert [outcome.status for outcome in outcomes] == ["accepted", "accepted"]
+            await until(lambda: gate.counts.get("event.processed") == 2)
+            assert len(taken) == looks
+            (again,) = await worker.admit(events(call(1, "call-1")))
+            assert again.status == "duplicate"
+            assert worker.figures.processed == 2
+
+        async def handler(event: Event) -> None:
+            ran.append((event.id, event.attempt))
+
+        working(gate, handler, then, look="1h")
+        assert ran == [("evt-1", 1), ("evt-2", 1)]
+        assert gate.store.kept("default") == 0  # type: ignore[attr-defined]  # the memory store keeps events
+
+    def test_in_order(self, gate: Gate) -> None:
+        """What comes while another of its entity runs is kept, and runs when that is done, however seldom the store is
+        looked at."""
+        seen: list[str | None] = []
+        release = asyncio.Event()
+
+        async def handler(event: Event) -> None:
+            if event.id == "evt-1":
+                await release.wait()
+            seen.append(event.id)
+
+        async def then(worker: InboxWorker) -> None:
+            await worker.admit(events(call(1, second=1)))
+            await worker.admit(events(call(3, second=3)))
+            await worker.admit(events(call(2, second=2), call(4, "call-2")))
+            await until(lambda: seen == ["evt-4"])
+            release.set()
+            await until(lambda: len(seen) == 4)
+
+        working(gate, handler, then, look="1h")
+        assert seen == ["evt-4", "evt-1", "evt-2", "evt-3"]
+
+    def test_failing(self, gate: Gate) -> None:
+        """One that fails is kept, told so, tried again, and holds up those after it until it is buried."""
+        seen: list[str] = []
+
+        async def handler(event: Event) -> None:
+            seen.append(f"{event.id} {event.attempt}")
+            if event.id == "evt-1":
+                raise ValueError("boom")
+
+        async def then(worker: InboxWorker) -> None:
+            await worker.admit(events(call(1, second=1)))
+            await worker.admit(events(call(2, second=2)))
+            await until(lambda: "evt-2 1" in seen)
+
+        told: list[str] = []
+        gate = Gate(MemoryStore(), backoff="20ms", backoff_limit="40ms", observers=[_reasons(told)])
+        working(gate, handler, then)
+        assert seen == [f"evt-1 {attempt}" for attempt in range(1, 6)] + ["evt-2 1"]
+        assert told[0] == "Failed at attempt 1: ValueError: boom; it is kept, and tried again."
+
+    def test_no_more_than_there_is_room_for(self, gate: Gate) -> None:
+        """However much is admitted, no more of it runs at a time than may; the rest is taken when there is room."""
+        at_work, most = 0, 0
+
+        async def handler(_event: Event) -> None:
+            nonlocal at_work, most
+            at_work += 1
+            most = max(most, at_work)
+            await asyncio.sleep(0.005)
+            at_work -= 1
+
+        async def then(worker: InboxWorker) -> None:
+            calls = [events(call(number, f"call-{number}")) for number in range(12)]
+            await asyncio.gather(*(worker.admit(each) for each in calls))
+            await until(lambda: gate.counts.get("event.processed") == 12)
+
+        working(gate, handler, then, at_work=3)
+        assert most == 3
+
+    def test_a_single_attempt(self) -> None:
+        """Where the first attempt is the last it runs alone, so it is taken from the store when nothing else runs."""
+        gate = Gate(MemoryStore(), max_attempts=1)
+        at_work, most = 0, 0
+
+        async def handler(_event: Event) -> None:
+            nonlocal at_work, most
+            at_work += 1
+            most = max(most, at_work)
+            await asyncio.sleep(0.002)
+            at_work -= 1
+
+        async def then(worker: InboxWorker) -> None:
+            await worker.admit(events(*(call(number, f"call-{number}") for number in range(4))))
+            await until(lambda: gate.counts.get("event.processed") == 4)
+
+        working(gate, handler, then)
+        assert most == 1
+
+    def test_stopping(self, gate: Gate) -> None:
+        """What is granted while the worker stops is given back, and runs elsewhere at its first attempt."""
+        seen: list[tuple[str | None, int]] = []
+
+        async def main() -> None:
+            worker = gate.inbox(lambda event: None, look="20ms")
+            task = asyncio.create_task(worker.work())
+            await asyncio.sleep(0.05)
+            admitting = asyncio.create_task(worker.admit(events(call(1))))
+            await asyncio.sleep(0)  # it is asked for, and nothing is answered yet
+            worker.stop()
+            (outcome,) = await admitting
+            assert outcome.status == "accepted"
+            await task
+            assert "event.processed" not in gate.counts
+            (late,) = await worker.admit(events(call(2, "call-2")))
+            assert late.status == "accepted"
+
+        asyncio.run(main())
+        working(
+            gate, lambda event: seen.append((event.id, event.attempt)), lambda worker: until(lambda: len(seen) == 2)
+        )
+        assert sorted(seen, key=str) == [("evt-1", 1), ("evt-2", 1)]
+
+    def test_a_caller_that_is_gone(self, gate: Gate) -> None:
+        """What is granted to a caller that was cancelled meanwhile is given back, and run like all else that waits."""
+        seen: list[tuple[str | None, int]] = []
+
+        async def handler(event: Event) -> None:
+            seen.append((event.id, event.attempt))
+
+        async def then(worker: InboxWorker) -> None:
+            admitting = asyncio.create_task(worker.admit(events(call(1))))
+            await asyncio.sleep(0)
+            admitting.cancel()
+            await asyncio.wait([admitting])
+            await until(lambda: len(seen) == 1)
+
+        working(gate, handler, then)
+        assert seen == [("evt-1", 1)]
+
+
+def _reasons(told: list[str]) -> Callable[[Notice], None]:
+    def observer(notice: Notice) -> None:
+        if notice.name == "event.failed" and notice.outcome is not None:
+            told.append(notice.outcome.reason)
+
+    return observer
 
 
 def test_failing_holds_its_entity_until_it_is_buried(gate: Gate) -> None:

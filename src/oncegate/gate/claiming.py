@@ -149,25 +149,21 @@ class Claimer:
         namespace, lease, retention = terms.namespace, terms.lease, terms.retention
         slides = terms.sliding_limit if terms.sliding else 0
         entropy = os.urandom(OWNER_SIZE * len(jobs))
-        requests, end = [], 0
-        for job in jobs:
-            start, end, key = end, end + OWNER_SIZE, job.key
-            owner, described = entropy[start:end], about(job.event)
-            requests.append(
-                Claim(
-                    namespace,
-                    key.digest,
-                    owner,
-                    job.payload_hash,
-                    lease,
-                    retention,
-                    described,
-                    key.binds,
-                    marks,
-                    slides,
-                )
+        return [
+            Claim(
+                namespace,
+                job.key.digest,
+                entropy[start : start + OWNER_SIZE],
+                job.payload_hash,
+                lease,
+                retention,
+                about(job.event),
+                job.key.binds,
+                marks,
+                slides,
             )
-        return requests
+            for job, start in zip(jobs, range(0, len(entropy), OWNER_SIZE), strict=True)
+        ]
 
     def hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
         """It was granted at the store's time `at`, to a request that was sent at `sent_at` on the boot clock."""

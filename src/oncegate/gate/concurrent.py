@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import partial
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec import Struct
@@ -103,7 +103,7 @@ class Concurrent:
         unknown = [job for job in jobs if job.key.change is not None or not self._means.claimer.recall(job)]
         if len(unknown) == 1:
             await self._gatherer.done(_Admission(unknown[0]))
-        else:
+        elif unknown:
             await asyncio.gather(*[self._gatherer.done(_Admission(job)) for job in unknown])
 
     async def run_taken(self, job: Job, handler: AsyncHandler | Handler) -> None:
@@ -200,15 +200,16 @@ class Concurrent:
 
     async def _call_here(self, event: Event, handler: AsyncHandler, way: "_Way") -> None:
         way.start()
-        cancelling = _cancelling()
+        task = asyncio.current_task()
+        cancelling = _cancelling(task)
         inside = _inside.set(_inside.get() | {id(self)})
         try:
-            with _CancelledOnLoss(way.lease):
+            with _CancelledOnLoss(way.lease, task):
                 asked = way.ran(plain(await handler(event)))
         except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
             asked = way.failed(error)
         except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError) or _cancelling() > cancelling:
+            if not isinstance(error, asyncio.CancelledError) or _cancelling(task) > cancelling:
                 self._gatherer.post(way.failed(error))
                 raise
             asked = way.failed(_itself(error))
@@ -302,8 +303,7 @@ class _Way:
             self.job.started = True
 
 
-def _cancelling() -> int:
-    task = asyncio.current_task()
+def _cancelling(task: asyncio.Task[Any] | None) -> int:
     return 0 if task is None else task.cancelling()
 
 
@@ -321,17 +321,17 @@ class _Lost(Exception):
 class _CancelledOnLoss:
     """Cancels the task that runs in it when the lease is lost, as `asyncio.timeout` does when the time is over."""
 
-    def __init__(self, lease: Lease | None) -> None:
-        self._lease = lease
+    __slots__ = ("_cancelling", "_fired", "_lease", "_task")
+
+    def __init__(self, lease: Lease | None, task: asyncio.Task[Any] | None) -> None:
+        self._lease = None if task is None else lease
+        self._task = cast("asyncio.Task[Any]", task)
         self._fired = False
 
     def __enter__(self) -> None:
         if self._lease is None:
             return
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  # a coroutine that awaits runs in a task
-        self._task = task
-        self._cancelling = task.cancelling()
+        self._cancelling = self._task.cancelling()
         self._lease.on_lost = self._call_soon
         if self._lease.lost:
             self._cancel()

@@ -3,7 +3,7 @@
 read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settle ─▶ outcome
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
@@ -353,10 +353,11 @@ class Gate:
     def _events(self, payload: Any) -> list[Event]:
         return [payload] if isinstance(payload, Event) else read(payload, hints=self._hints)
 
-    def _all_events(self, payloads: Iterable[Any], name: str) -> list[Event]:
+    def _all_events(self, payloads: Iterable[Any], name: str) -> Iterator[Event]:
         if isinstance(payloads, bytes | str | dict | Event):
             raise SettingError(f"{name}() takes several payloads in a list; for one, use [payload]")
-        return [event for payload in payloads for event in self._events(payload)]
+        for payload in payloads:
+            yield from self._events(payload)
 
     def _only_event(self, payload: Any) -> Event:
         events = self._events(payload)

@@ -6,9 +6,9 @@ before it, and for nothing else.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, TypeVar
 
 from oncegate.gate.background import Background
 
@@ -27,6 +27,13 @@ class _Ask(Generic[_Asked]):
         self.loop = None if waiter is None else waiter.get_loop()
 
 
+class _Turn(threading.local):
+    """What was handed in during this turn of the loop that runs in this thread; no loop: nothing yet."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    handed_in: list[Any]
+
+
 class Gatherer(Generic[_Asked]):
     """`work` gets up to `most` things at a time, in the order in which they were asked for. `orphaned` gets what was
     worked on for a coroutine that has been cancelled meanwhile."""
@@ -42,17 +49,17 @@ class Gatherer(Generic[_Asked]):
         self._orphaned = orphaned
         self._most = most
         self._background: Background[list[_Ask[_Asked]]] = Background(name, self._work_off, most=most)
-        self._handed_in: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Ask[_Asked]]] = WeakKeyDictionary()
+        self._local = _Turn()
 
     async def done(self, asked: _Asked) -> None:
         """Wait until this has been worked on. A caller that is cancelled does not stop it."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
-        handed_in = self._handed_in.get(loop)
-        if handed_in is None:
-            handed_in = self._handed_in[loop] = []
-            loop.call_soon(self._pass_on, loop)
-        handed_in.append(_Ask(asked, waiter))
+        turn = self._local
+        if turn.loop is not loop:  # the first in this turn, or in this loop
+            turn.loop, turn.handed_in = loop, []
+            loop.call_soon(self._pass_on, turn.handed_in)
+        turn.handed_in.append(_Ask(asked, waiter))
         try:
             await waiter
         except asyncio.CancelledError:
@@ -68,8 +75,9 @@ class Gatherer(Generic[_Asked]):
         """Wait until all that was asked so far has been worked on; False if that takes too long."""
         return self._background.flush(within)
 
-    def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._background.put(self._handed_in.pop(loop))
+    def _pass_on(self, handed_in: list[_Ask[_Asked]]) -> None:
+        self._local.loop = None
+        self._background.put(handed_in)
 
     # ── in the thread ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -37,7 +37,10 @@ class Identifier:
         except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
             name = type(error).__name__
             return self._without_key(event, f"its key function raised {name}: {error}", f"its key function: {name}")
-        job = Job(event, self._replayed(event, key), keys.content_hash(event), self._too_old(event))
+        if event.evidence.replay is not None:
+            key = self._replayed(event, key, event.evidence.replay)
+        too_old = None if self._terms.max_age is None else self._too_old(event)
+        job = Job(event, key, keys.content_hash(event), too_old)
         if self._terms.on_conflict == "duplicate" and job.key.binds:
             job.key, job.loosened = replace(job.key, binds=False), True
         return job
@@ -50,11 +53,8 @@ class Identifier:
             return Refused(refusal)
         return Bare(event, error, refusal)
 
-    def _replayed(self, event: Event, key: Key) -> Key:
+    def _replayed(self, event: Event, key: Key, replay: str) -> Key:
         """A replay that shall run is an event of its own, once for each name under which it was replayed."""
-        replay = event.evidence.replay
-        if replay is None:
-            return key
         self._observers.tell("policy.replay", event, key, detail=self._terms.on_replay)
         if self._terms.on_replay == "duplicate":
             return key

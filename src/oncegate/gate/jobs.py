@@ -1,6 +1,6 @@
 """Jobs: the events of one call on their way through the gate."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -104,10 +104,17 @@ Item = Identified | Copy
 class Batch:
     """The events of one call, in order. The first job of each key and content stands for its copies."""
 
-    def __init__(self, identified: Iterable[Identified]) -> None:
-        self.items: list[Item] = []
-        self.jobs: list[Job] = []
+    def __init__(self, identified: Sequence[Identified]) -> None:
         self.bare: list[Job | Bare] = []
+        firsts = {item.key.digest: item for item in identified if type(item) is Job and not item.answered}
+        if len(firsts) == len(identified):  # as nearly always
+            self.jobs = list(firsts.values())
+            self.items: list[Item] = [*self.jobs]
+        else:
+            self._coalesce(identified)
+
+    def _coalesce(self, identified: Sequence[Identified]) -> None:
+        self.items, self.jobs = [], []
         self._others: dict[tuple[bytes, bytes], Job] = {}
         firsts: dict[bytes, Job] = {}
         for item in identified:

@@ -63,7 +63,7 @@ class Outcome(Struct, frozen=True):
     def discreet(self) -> str:
         """The same sentence for a log: without what an exception said, which may be of the payload."""
         said = self.raised or (self.error and "see its record" if self.original is not None else self.error)
-        return replace(self, error=said).reason
+        return self.reason if said == self.error else replace(self, error=said).reason
 
 
 def _processed(outcome: Outcome) -> str:

@@ -71,17 +71,20 @@ class Memory:
         return None if known is None else known[4]
 
     def completed(self, ended: Sequence[tuple[Job, Complete]], sent_at: int) -> None:
-        """Completions that the store has accepted since `sent_at`."""
-        if self._within is not None:
-            until = sent_at + self._longest
-            self._keep(
-                sent_at,
-                {
-                    complete.key: (until, job.lease, complete, sent_at, _small(job.event.raw))
-                    for job, complete in ended
-                    if complete.result is None or len(complete.result) <= _LARGEST_RESULT
-                },
-            )
+        """Completions that the store has accepted since `sent_at`.
+
+        A document is kept if it is worth its room: it only serves to say where a conflict differs. As bytes it takes a
+        third of what the body does, and gives the collector of garbage nothing to look at."""
+        if self._within is None:
+            return
+        until = sent_at + self._longest
+        with self._lock:
+            known = self._current(sent_at)
+            for job, complete in ended:
+                if complete.result is None or len(complete.result) <= _LARGEST_RESULT:
+                    raw = job.event.raw
+                    document = raw if 0 < len(raw) <= _LARGEST_DOCUMENT else None
+                    known[complete.key] = (until, job.lease, complete, sent_at, document)
 
     def found(self, lease: Lease) -> None:
         """A completed record that the store has shown."""
@@ -93,17 +96,12 @@ class Memory:
             proof = (lease.namespace, lease.key, record.owner, record.fence)
             complete = Complete(*proof, retention, record.result, record.error)
             until = lease.held_since + min(self._within, retention)
-            self._keep(lease.held_since, {lease.key: (until, lease, complete, lease.held_since, None)})
+            with self._lock:
+                self._current(lease.held_since)[lease.key] = (until, lease, complete, lease.held_since, None)
 
-    def _keep(self, now: int, completions: dict[bytes, _Completion]) -> None:
-        with self._lock:
-            if len(self._new) >= _MOST // 2 or now >= self._new_until:
-                self._old, self._new = self._new, {}
-                self._new_until = now + (self._within or 0)
-            self._new.update(completions)
-
-
-def _small(raw: bytes) -> bytes | None:
-    """The document, if it is worth its room: it only serves to say where a conflict differs. As bytes it takes a third
-    of what the body does, and gives the collector of garbage nothing to look at."""
-    return raw if 0 < len(raw) <= _LARGEST_DOCUMENT else None
+    def _current(self, now: int) -> dict[bytes, _Completion]:
+        """Where to put what is new; to be asked for under the lock."""
+        if len(self._new) >= _MOST // 2 or now >= self._new_until:
+            self._old, self._new = self._new, {}
+            self._new_until = now + (self._within or 0)
+        return self._new

@@ -64,7 +64,7 @@ class Runner:
         else:
             again = [job for job in granted if job.event.attempt > 1]
             self.give_back(again)
-            self._run_together([job for job in granted if job.event.attempt == 1], handler)
+            self._run_together([job for job in granted if job.held] if again else granted, handler)
             for job in sorted(again, key=_attempt):
                 self._claim_again(job)
                 if job.held:

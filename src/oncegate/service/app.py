@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -89,51 +88,55 @@ class App:
             await self._live(receive, send)
         elif scope["type"] == "http":
             door = self._doors.get(scope["path"])
-            # A second Ctrl-C cancels what is being answered; its handler still ends in its own thread.
-            with suppress(Gone, asyncio.CancelledError):
-                answer = await (self._elsewhere(scope) if door is None else self._timed(door, scope, receive))
+            try:
+                answer = await (self._elsewhere(scope) if door is None else self._at(door, scope, receive))
                 await _send(send, answer)
+            except (Gone, asyncio.CancelledError):
+                """A second Ctrl-C cancels what is being answered; its handler still ends in its own thread."""
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _timed(self, door: Door, scope: Scope, receive: Receive) -> Answer:
+    async def _at(self, door: Door, scope: Scope, receive: Receive) -> Answer:
         start = time.perf_counter()
-        answer = await self._at(door, scope, receive)
+        answer = self._refused(scope)
+        if answer is None:
+            try:
+                answer = await self._within_room(door, scope, receive)
+            except NoRoom:
+                self._metrics.shed()
+                answer = problem(503, "too many events are in hand; send it again", headers=_CLOSE)
         door.latency(time.perf_counter() - start)
         return answer
 
-    async def _at(self, door: Door, scope: Scope, receive: Receive) -> Answer:
+    def _refused(self, scope: Scope) -> Answer | None:
+        """The answer to what need not be read."""
         if scope["method"] != "POST":
             return problem(405, "events are posted", headers=[(b"allow", b"POST")])
-        headers = {name for name, _ in scope["headers"]}
+        headers = dict(scope["headers"])
         if b"origin" in headers:
             return problem(403, "pages in a browser may not send events")
         if b"content-encoding" in headers:
             return problem(415, "send the body as it is, without a content encoding")
         if self.draining:
             return problem(503, "the service is about to stop; send it again", headers=_CLOSE)
-        try:
-            return await self._within_room(door, scope, receive)
-        except NoRoom:
-            self._metrics.shed()
-            return problem(503, "too many events are in hand; send it again", headers=_CLOSE)
+        return None
 
     async def _within_room(self, door: Door, scope: Scope, receive: Receive) -> Answer:
         room = self._room
         room.enter()
         held = 0
         parts: list[bytes] = []
+        more = True
         try:
-            while True:
+            while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Gone
-                if part := message.get("body", b""):
-                    room.hold(len(part))
-                    held += len(part)
-                    parts.append(part)
-                if not message.get("more_body", False):
-                    break
+                part = message.get("body", b"")
+                room.hold(len(part))
+                held += len(part)
+                parts.append(part)
+                more = message.get("more_body", False)
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope))
         finally:

@@ -95,9 +95,19 @@ def name(value: Any) -> str | None:
     return str(value) if type(value) is int and abs(value) < 10**_MOST_DIGITS else None
 
 
-def named(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
-    """The first value that names something."""
-    return _said(body, candidates, name)
+def named(
+    body: dict[str, Any], candidates: tuple[Place, ...], meaning: Callable[[Any], str | None] = name
+) -> str | None:
+    """The first value that names something, or that means something else."""
+    for member, rest in candidates:
+        found = body.get(member)
+        if found is None:
+            continue
+        if type(found) is str and found and not rest:
+            return found
+        if (said := meaning(at(found, rest))) is not None:
+            return said
+    return None
 
 
 def text(value: Any) -> str | None:
@@ -113,19 +123,7 @@ def state(value: Any) -> str | None:
 
 def stated(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
     """The first value that is a state."""
-    return _said(body, candidates, state)
-
-
-def _said(body: dict[str, Any], candidates: tuple[Place, ...], meaning: Callable[[Any], str | None]) -> str | None:
-    for member, rest in candidates:
-        found = body.get(member)
-        if found is None:
-            continue
-        if type(found) is str and found and not rest:
-            return found
-        if (said := meaning(at(found, rest))) is not None:
-            return said
-    return None
+    return named(body, candidates, state)
 
 
 def folded(state: str | None) -> str | None:

@@ -25,6 +25,7 @@ from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.judged import JudgedStore, Line, in_turn, shown
 
 _TICK = 1_000_000
+_NO_TICK = -1
 _SWEEP = 64
 
 _pack_into = msgpack.Encoder().encode_into
@@ -52,28 +53,42 @@ class MemoryStore(JudgedStore):
             self._sweep(now, len(operations))
             if operations and type(operations[0]) is Admit:
                 operations = in_turn(operations, self._busy)  # type: ignore[arg-type]  # all are of one type
+            namespace, records = None, {}
             for operation in operations:
-                records = self._records.setdefault(operation.namespace, {})
+                if operation.namespace is not namespace:  # the same object in nearly every batch
+                    namespace = operation.namespace
+                    records = self._records.setdefault(namespace, {})
                 stored = records.get(operation.key)
-                before = _thaw(stored)
+                before = _unpack(stored) if isinstance(stored, bytes) else stored
                 after, answer = step(before, operation, now)
                 answers.append(answer)
-                if after is None:
-                    records.pop(operation.key, None)
-                elif after is not before:
-                    records[operation.key] = self._pack(after) if after.state == COMPLETED else after
-                    if after.expires_at is not None and (before is None or before.expires_at is None):
-                        self._expiry.add(after.expires_at, records, operation.key)
-                if before is not None and before.payload is not None:
-                    self._waiting.pop((operation.namespace, operation.key), None)
-                if after is not None and after.payload is not None and after.state != DEAD:
-                    self._waiting[operation.namespace, operation.key] = None
+                if after is not before:
+                    self._put(operation, records, before, after)
         return answers
 
-    def _pack(self, record: Record) -> bytes:
-        """By way of one buffer: bytes that the encoder makes itself keep some of the room it reserved for them."""
-        _pack_into(record, self._buffer)
-        return bytes(self._buffer)
+    def _put(
+        self, where: Address, records: dict[bytes, Record | bytes], before: Record | None, after: Record | None
+    ) -> None:
+        key = where.key
+        if after is None:
+            del records[key]
+        else:
+            if after.state == COMPLETED:
+                # By way of one buffer: bytes that the encoder makes itself keep some of the room it reserved for them.
+                _pack_into(after, self._buffer)
+                records[key] = bytes(self._buffer)
+            else:
+                records[key] = after
+            if after.expires_at is not None and (before is None or before.expires_at is None):
+                self._expiry.add(after.expires_at, records, key)
+        if self._waiting or (after is not None and after.payload is not None):
+            self._wait((where.namespace, key), after)
+
+    def _wait(self, where: tuple[str, bytes], record: Record | None) -> None:
+        """What has just been let go waits behind what was before."""
+        self._waiting.pop(where, None)
+        if record is not None and record.payload is not None and record.state != DEAD:
+            self._waiting[where] = None
 
     def _sweep(self, now: int, work: int) -> None:
         """Drop what is due, a bounded bit at a time: a little more than the work that can add to it."""
@@ -229,21 +244,31 @@ class _Expiry:
     def __init__(self) -> None:
         self._ticks: dict[int, list[tuple[dict[bytes, Any], list[bytes]]]] = {}
         self._order: list[int] = []
+        self._tick = _NO_TICK  # where the last key was put: nearly always the next one belongs there too
+        self._entries: dict[bytes, Any] = {}
+        self._keys: list[bytes] = []
 
     def add(self, expires_at: int, entries: dict[bytes, Any], key: bytes) -> None:
         tick = expires_at // _TICK + 1
+        if tick != self._tick or entries is not self._entries:
+            self._tick, self._entries, self._keys = tick, entries, self._group(tick, entries)
+        self._keys.append(key)
+
+    def _group(self, tick: int, entries: dict[bytes, Any]) -> list[bytes]:
         groups = self._ticks.get(tick)
         if groups is None:
             groups = self._ticks[tick] = []
             heapq.heappush(self._order, tick)
         for group, keys in groups:
             if group is entries:
-                keys.append(key)
-                return
-        groups.append((entries, [key]))
+                return keys
+        groups.append((entries, keys := []))
+        return keys
 
     def due(self, now: int, limit: int) -> Iterator[tuple[dict[bytes, Any], bytes]]:
         """Take up to `limit` keys whose second is over."""
+        if self._tick * _TICK <= now:
+            self._tick = _NO_TICK
         while limit > 0 and self._order and self._order[0] * _TICK <= now:
             groups = self._ticks[self._order[0]]
             if not groups:

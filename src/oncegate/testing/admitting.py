@@ -8,8 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from oncegate.claims import (
+    COMPLETED,
     IN_PROGRESS,
     RELEASED,
+    About,
     Admit,
     Admitted,
     Buried,
@@ -41,9 +43,14 @@ from oncegate.testing.asking import (
 from oncegate.testing.clock import ManualClock
 
 _PAYLOAD = b'{"id":"evt-1"}'
+_TWO = ((b"x", 2), (b"y", 1))  # two events by their names, the second of which happened first
 
 
 class InboxContract:
+    """`grants`: whether the store grants what is admitted with a lease, where it may."""
+
+    grants = True
+
     def test_admitted(self, store: Any) -> None:
         """An event that is new is kept with its payload until it is run, however long that takes."""
         assert isinstance(admit(store), Admitted)
@@ -57,15 +64,6 @@ class InboxContract:
         assert admit(store) == first
         assert isinstance(admit(store, "bob"), Duplicate)
         assert isinstance(claim(store, "bob"), Duplicate)
-
-    def test_admitted_to_run_at_once(self, store: Any) -> None:
-        """Who asks to run it at once is told what is so: granted and nobody else's, or kept for whoever takes it."""
-        answer = admit(store, lease=LEASE)
-        assert _stored(store) == answer.record
-        at_once = isinstance(answer, Granted)
-        assert answer.record.state == (IN_PROGRESS if at_once else RELEASED)
-        assert (take(store) is None) == at_once
-        assert not at_once or complete(store, answer.record)
 
     def test_admitted_with_other_content(self, store: Any) -> None:
         """Other content under a known key is a conflict, unless the key does not bind it."""
@@ -132,6 +130,45 @@ class InboxContract:
             key = bytes([number]) * 16
             admit(store, payload=payload, key=key, about=replace(ABOUT, entity=None))
             assert _taken(store).record.payload == payload
+
+    # ── to be run at once ─────────────────────────────────────────────────────────────────────────────────
+
+    def test_admitted_with_a_lease(self, store: Any, clock: ManualClock) -> None:
+        """Whoever is granted what it brings holds it as if it had taken it: until it is settled, or the lease is over.
+        A store that does not grant keeps it for whoever takes it."""
+        answer = admit(store, lease=LEASE)
+        assert isinstance(answer, Granted if self.grants else Admitted)
+        assert answer == admit(store, lease=LEASE), "the same request, its answer lost"
+        assert isinstance(admit(store, "bob", lease=LEASE), Duplicate)
+        if self.grants:
+            assert (answer.record.state, answer.record.attempts, answer.record.payload) == (IN_PROGRESS, 1, _PAYLOAD)
+            assert take(store) is None
+            assert store.kept(NAMESPACE) == 1
+            clock.advance(LEASE)
+        assert _taken(store).record.attempts == 1 + self.grants
+
+    def test_granted_is_settled(self, store: Any) -> None:
+        """What is granted with its admission is completed, released and taken again like any other claim."""
+        first = admit(store, key=_key("a"), lease=LEASE, about=replace(ABOUT, entity="call-1"))
+        second = admit(store, key=_key("b"), lease=LEASE, about=replace(ABOUT, entity="call-2"))
+        if isinstance(first, Granted) and isinstance(second, Granted):
+            assert complete(store, first.record, key=_key("a"))
+            assert release(store, second.record, key=_key("b"), unstarted=True)
+            assert (stored(store, _key("a")).payload, stored(store, _key("a")).state) == (None, COMPLETED)  # type: ignore[union-attr]
+            assert (_taken(store).key, take(store)) == (_key("b"), None)
+
+    def test_not_granted_before_others(self, store: Any) -> None:
+        """Nothing is granted with its admission while something else of its entity waits or runs, nor before what
+        happened earlier in the same batch; that of others is none of its business."""
+        _line(store, "call-1", a=1)
+        assert isinstance(admit(store, key=_key("b"), lease=LEASE, about=_about("call-1", 2)), Admitted)
+        running = _taken(store)
+        assert isinstance(admit(store, key=_key("c"), lease=LEASE, about=_about("call-1", 0)), Admitted)
+        assert complete(store, running.record, key=running.key)
+        assert isinstance(admit(store, key=_key("d"), lease=LEASE, about=_about("call-1", 9)), Admitted)
+        two = [replace(_admission(name, "ann"), lease=LEASE, about=_about("call-2", at)) for name, at in _TWO]
+        later, _ = store.admit(two)
+        assert isinstance(later, Admitted)
 
     # ── in order ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -239,7 +276,11 @@ class _Crowd:
         return f"{entity} {at}".encode().ljust(16)
 
     def admit(self, entity: str, at: int) -> None:
-        admit(self._store, key=self.key(entity, at), about=replace(ABOUT, entity=entity, occurred_at=at))
+        """Every other one is wanted at once."""
+        key, lease = self.key(entity, at), LEASE * (at % 2)
+        answer = admit(self._store, key=key, about=_about(entity, at), lease=lease)
+        if isinstance(answer, Granted):
+            self._handle(Entry(NAMESPACE, key, answer.record))
 
     def work(self, by: str, count: int) -> None:
         deadline = time.monotonic() + 30
@@ -264,6 +305,10 @@ class _Crowd:
 
 def _key(name: str) -> bytes:
     return name.encode() * 16
+
+
+def _about(entity: str, occurred_at: int) -> About:
+    return replace(ABOUT, entity=entity, occurred_at=occurred_at)
 
 
 def _admission(name: bytes, by: str) -> Admit:

@@ -218,6 +218,14 @@ class ExpiryContract:
         clock.advance(2)
         assert isinstance(claim(store, "bob"), Granted)
 
+    def test_sliding_in_a_batch(self, store: Store, clock: ManualClock) -> None:
+        """What a duplicate in a batch finds is what a sliding one before it has left."""
+        assert complete(store, granted(store))
+        clock.advance(RETENTION // 2)
+        slid, found = store.claim([claim_of("bob", slides=2 * RETENTION), claim_of("cid")])
+        assert slid.record.expires_at == clock.now + RETENTION
+        assert found == slid
+
     def test_sliding_duplicates_prolong(self, store: Store, clock: ManualClock) -> None:
         """A sliding duplicate starts the retention of a completed record anew, up to the limit and never backwards."""
         complete(store, granted(store))

@@ -173,6 +173,14 @@ class SettleContract:
         assert answers == [True, False, True, False]
         assert [_state(store, key) for key in keys] == [COMPLETED, IN_PROGRESS, RELEASED]
 
+    def test_two_endings_of_one_claim(self, store: Store) -> None:
+        """Of two endings of one claim in a batch the first counts, whatever it is."""
+        record = granted(store)
+        released = Release(NAMESPACE, KEY, record.owner, record.fence)
+        completed = Complete(NAMESPACE, KEY, record.owner, record.fence, RETENTION, b"null")
+        assert store.settle([released, completed, released]) == [True, False, True]
+        assert _state(store, KEY) == RELEASED
+
 
 class RenewContract:
     def test_renewing_moves_the_lease(self, store: Store, clock: ManualClock) -> None:

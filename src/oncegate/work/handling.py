@@ -1,4 +1,4 @@
-"""Handling: a handler that says in the log where it failed."""
+"""Handling: a handler that says in the log where it failed, and cannot end the process that works for all."""
 
 import logging
 import traceback
@@ -20,20 +20,30 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
         async def awaited(event: Event) -> Any:
             try:
                 return await handler(event)
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 _tell(event, error)
                 raise
+            except SystemExit as error:
+                raise _told_exit(event, error) from error
 
         return awaited
 
     def called(event: Event) -> Any:
         try:
             return handler(event)
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             _tell(event, error)
             raise
+        except SystemExit as error:
+            raise _told_exit(event, error) from error
 
     return called
+
+
+def _told_exit(event: Event, error: SystemExit) -> RuntimeError:
+    """To call sys.exit is to fail: raised in an event loop as it is, it would end all that runs there."""
+    _tell(event, error)
+    return RuntimeError(f"the handler called sys.exit({error.code!r})")
 
 
 def _tell(event: Event, error: BaseException) -> None:

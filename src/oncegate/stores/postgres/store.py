@@ -93,10 +93,8 @@ class PostgresStore:
         return self._judged("claim", requests, claims_of)
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        # What wants to run at once is kept for whoever takes it, like the rest: nobody looks here what else is kept of
-        # its entity.
-        kept = [replace(request, lease=0) if request.lease else request for request in requests]
-        return self._judged("admit", kept, admissions_of)
+        """Nothing is granted: whether an entity has something kept would take a lock on it, as when it is taken."""
+        return self._judged("admit", [replace(request, lease=0) for request in requests], admissions_of)
 
     def _judged(self, statement: str, requests: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[Any]:
         answers: dict[int, Any] = {}

@@ -340,6 +340,7 @@ BEGIN
         told := CASE
             WHEN was.expires_at <= now THEN 'new'
             WHEN was.state = 'R' AND was.payload IS NOT NULL AND was.owner = owners[i] THEN 'A'
+            WHEN was.state = 'P' AND was.payload IS NOT NULL AND was.owner = owners[i] AND was.lease_until > now THEN 'G'
             WHEN binding[i] AND was.payload_hash <> hashes[i] THEN 'C'
             WHEN was.state = 'P' AND was.lease_until > now AND was.payload IS NULL THEN 'F'
             WHEN was.state IN ('R', 'P') AND was.payload IS NULL THEN 'attach'

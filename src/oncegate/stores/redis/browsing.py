@@ -106,7 +106,7 @@ def _quoted(text: bytes) -> bytes:
 
 def _records(buckets: Buckets, wanted: list[Where], after: Address | None) -> Iterator[tuple[Where, Record]]:
     addresses = [Address(*where) for where in wanted]
-    calls = buckets.split(scripts.LOOK, addresses, reading, head=text(b"records")) if addresses else []
+    calls = buckets.split(scripts.LOOK, addresses, reading, text(b"records")) if addresses else []
     for call, (now, *values) in zip(calls, buckets.ask(calls), strict=True):
         for position, value in zip(call.positions, values, strict=True):
             if value and shown(wanted[position], record := unpack(value), after, now):

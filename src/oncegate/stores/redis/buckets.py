@@ -13,10 +13,11 @@ from oncegate.claims import Address
 from oncegate.clocks import Clock
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.redis.checks import check_layout
+from oncegate.stores.redis.records import where_of
 from oncegate.stores.redis.scripts import Script
 from oncegate.stores.redis.servers import Cluster, Servers, Single
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Command, Failed, Reply, Server, ask, exchange, explained
+from oncegate.stores.redis.wire import Command, Failed, Reply, Server, ask, ask_once, exchange, explained
 
 # A failover shows itself at once and is over for good only after a second or more; waiting that long is the caller's.
 _PAUSES: Final = (0.0, 0.05, 0.2)
@@ -25,12 +26,15 @@ Asked = TypeVar("Asked", bound=Address)
 
 
 class Call(Struct, frozen=True):
-    """One script call on one bucket. `positions` are those of its requests in the batch that was split."""
+    """One script call on one bucket: the words that follow the script's name. `positions` are those of its requests in
+    the batch that was split. `names` are namespaces that it tells the bucket of, to be added to those it was `told`."""
 
     bucket: int
     script: Script
-    arguments: Command
+    words: Command
     positions: Sequence[int] = ()
+    names: frozenset[str] = frozenset()
+    told: set[str] | None = None
 
 
 class Buckets:
@@ -40,6 +44,7 @@ class Buckets:
         self._settings = settings
         self._clock = clock
         self.servers: Servers = Cluster(settings) if settings.cluster else Single(settings)
+        self._told: list[set[str]] = []
         self._wait = ("WAIT", str(settings.wait_replicas), str(int(settings.wait_timeout * 1_000)))
         try:
             self.servers.meet()
@@ -48,49 +53,77 @@ class Buckets:
             self.servers.close()
             raise
 
-    @property
-    def count(self) -> int:
-        return len(self.servers.bases)
+        self.count = len(self.servers.bases)
+        self._clocks = [base + b"t" for base in self.servers.bases]
+        self._tell_anew()
 
     def of(self, key: bytes) -> int:
         return crc32(key) % self.count if self.count > 1 else 0
 
     def split(
-        self,
-        script: Script,
-        asked: Sequence[Asked],
-        request: Callable[[Asked], bytes],
-        *more: bytes,
-        head: bytes = b"",
+        self, script: Script, asked: Sequence[Asked], request: Callable[[Asked], bytes], head: bytes = b""
     ) -> list[Call]:
-        """A call for each bucket that a batch is about; within a bucket, requests stay in their order.
-
-        `head` is put before the requests, `more` are arguments of their own."""
+        """A call for each bucket that a batch is about; within a bucket, requests stay in their order. `head` is put
+        before the requests."""
         if self.count == 1:
-            batch = head + b"".join([request(each) for each in asked])
-            return [self.call(0, script, batch, *more, positions=range(len(asked)))]
+            return [self._part(0, script, asked, request, head, range(len(asked)))]
         positions: dict[int, list[int]] = {}
         for position, each in enumerate(asked):
             positions.setdefault(self.of(each.key), []).append(position)
         return [
-            self.call(bucket, script, head + b"".join([request(asked[i]) for i in here]), *more, positions=here)
+            self._part(bucket, script, [asked[position] for position in here], request, head, here)
             for bucket, here in positions.items()
         ]
 
-    def call(self, bucket: int, script: Script, batch: bytes, *more: bytes, positions: Sequence[int] = ()) -> Call:
+    def _part(
+        self,
+        bucket: int,
+        script: Script,
+        asked: Sequence[Asked],
+        request: Callable[[Asked], bytes],
+        head: bytes,
+        positions: Sequence[int],
+    ) -> Call:
+        batch = head + b"".join([request(each) for each in asked])
+        keys = (self.servers.bases[bucket] + b"r" + where_of(asked[0]),) if script.reads_first else ()
+        if script.notes:
+            names, told = frozenset([each.namespace for each in asked]), self._told[bucket]
+            if not names <= told:
+                return Call(bucket, script, self._words(bucket, batch, "names", keys=keys), positions, names, told)
+        return Call(bucket, script, self._words(bucket, batch, keys=keys), positions)
+
+    def _words(self, bucket: int, batch: bytes, *more: str, keys: tuple[bytes, ...] = ()) -> Command:
         given = str(self._clock()) if self._clock is not None else "0"
-        return Call(bucket, script, (batch, given, *more), positions)
+        return ("2" if keys else "1", self._clocks[bucket], *keys, batch, given, *more)
+
+    def call(self, bucket: int, script: Script, batch: bytes) -> Call:
+        return Call(bucket, script, self._words(bucket, batch))
 
     def everywhere(self, script: Script, batch: bytes) -> list[Call]:
         return [self.call(bucket, script, batch) for bucket in range(self.count)]
 
     def ask(self, calls: Sequence[Call]) -> list[Reply]:
         """The replies to these calls, in order. What may pass in a moment is asked again, a few times at most."""
-        replies = self._ask_once(calls)
-        if Failed not in map(type, replies):
-            return replies
+        replies = self._ask_first(calls)
+        if Failed in map(type, replies):
+            self._tell_anew()  # what a server was told, another that has taken over may not have heard
+            self._ask_again(calls, replies)
+        for call in calls:
+            if call.told is not None:
+                call.told.update(call.names)
+        return replies
+
+    def _ask_first(self, calls: Sequence[Call]) -> list[Reply]:
+        """One call alone is asked the shortest way, if it may be asked again when that fails."""
+        if len(calls) == 1 and (call := calls[0]).script.repeatable and not self._waits(calls):
+            reply = ask_once(self.servers.having(call.bucket), self._command(call, "EVALSHA", call.script.digest))
+            if not _unknown_script(reply):
+                return [reply]
+        return self._ask_once(calls)
+
+    def _ask_again(self, calls: Sequence[Call], replies: list[Reply]) -> None:
         for pause in _PAUSES:
-            again = [index for index, reply in enumerate(replies) if _ask_again(calls[index], reply)]
+            again = [index for index, reply in enumerate(replies) if _may_pass(calls[index], reply)]
             if not again:
                 break
             time.sleep(pause)
@@ -100,7 +133,6 @@ class Buckets:
         for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, Failed):
                 raise explained(reply.error, self.servers.having(call.bucket).name)
-        return replies
 
     def _ask_once(self, calls: Sequence[Call]) -> list[Reply]:
         replies = self._send(calls, [self._command(call, "EVALSHA", call.script.digest) for call in calls])
@@ -112,13 +144,14 @@ class Buckets:
                 replies[index] = reply
         return replies
 
-    def _command(self, call: Call, verb: str, script: str | bytes) -> Command:
-        return (verb, script, "1", self.servers.bases[call.bucket] + b"t", *call.arguments)
+    @staticmethod
+    def _command(call: Call, verb: str, script: str | bytes) -> Command:
+        return (verb, script, *call.words)
 
     def _send(self, calls: Sequence[Call], commands: Sequence[Command]) -> list[Reply]:
         """By server, with a wait for the replicas behind what is written: on the same connection, or it would wait for
         nothing."""
-        waits = bool(calls and self._settings.wait_replicas) and calls[0].script.writes
+        waits = self._waits(calls)
         if len(calls) == 1 and not waits:
             return ask(self.servers.having(calls[0].bucket), commands)
         by_server: dict[Server, list[int]] = {}
@@ -138,6 +171,12 @@ class Buckets:
                 replies[index] = reply
         return replies
 
+    def _waits(self, calls: Sequence[Call]) -> bool:
+        return self._settings.wait_replicas > 0 and bool(calls) and calls[0].script.writes
+
+    def _tell_anew(self) -> None:
+        self._told = [set() for _ in self._clocks]
+
     def _check_replicas(self, server: Server, replies: list[Reply]) -> None:
         """Take the answer to the wait off the others; if there is none, what was written is not known to be safe."""
         reached = replies.pop()
@@ -154,5 +193,5 @@ def _unknown_script(reply: Reply) -> bool:
     return isinstance(reply, Failed) and isinstance(reply.error, NoScriptError)
 
 
-def _ask_again(call: Call, reply: Reply) -> bool:
+def _may_pass(call: Call, reply: Reply) -> bool:
     return isinstance(reply, Failed) and reply.passing and (call.script.repeatable or not reply.unsure)

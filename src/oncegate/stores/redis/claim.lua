@@ -2,101 +2,102 @@
 --
 -- Each request is lengths of where, owner, hash and about; its terms, which are lease, retention, slides, and 1 if it
 -- binds plus 2 if it marks; then where, owner, hash and about. The last three stand in a record as they stand here, so
--- they are cut out as one block. Answered are the time, a letter for each request (N granted anew: the client knows the
--- record; G granted, U duplicate, I in flight, X conflict, B buried), and a record for each letter but N. ARGV[3] and
--- on are the places that the requests are in.
+-- they are cut out as one block. Answered is a text: the time (I7) and a letter for each request (N granted anew: the
+-- client knows the record; G granted, U duplicate, I in flight, X conflict, B buried). The record of the letter that is
+-- no N follows it; where there are several, the answer is a list of that text and the records. With an ARGV[3] the places
+-- of all requests are noted: the client is not sure that they are; else only where nothing was noted yet.
 
-local LENGTHS, TERMS, TERMS_SIZE = '>I4BBI4', '>I8I8I8B', 25
+local REQUEST, REQUEST_SIZE = '>I4BBI4I8I8I8B', 35
 local MARKS = 2
-local COMPLETED = string.byte('C')
-local now = tick()
-for i = 3, #ARGV do
-  redis.call('SADD', base .. 'n', ARGV[i])
-end
+local COMPLETED = byte('C')
 
 -- A record that is new is `front`, its block and `rear`, and Redis keeps it for so long. Most batches have one lease
 -- and one retention, so these are made once.
-local front, rear, kept, slides
-local for_terms, for_owner, for_hash
+local front, rear, kept
+local for_lease, for_retention, for_flags, for_owner, for_hash
 
-local function prepare(terms, owner, hash)
-  local lease, retention, flags
-  lease, retention, slides, flags = struct.unpack(TERMS, terms)
-  local state, moment = 'P', now + lease
-  rear = ''
-  if flags >= MARKS then
-    state, moment = 'c', now
-    rear = '\255\255\255\7' .. struct.pack('>I7', now + lease)
+-- What is not plainly new or done waits until all else is answered, and so does what is about the same record: its key
+-- is here, and the places of the requests in the batch by their numbers.
+local later
+local letters, values, count = {}, {}, 0
+local granted, reading_ahead = false, false
+local at = 1
+while at <= size do
+  local start = at
+  local where, owner, hash, about, lease, retention, slides, flags, block = struct.unpack(REQUEST, batch, at)
+  block = block + where
+  at = block + owner + hash + about
+  local key = base .. 'r' .. sub(batch, start + REQUEST_SIZE, block - 1)
+  local letter, value = nil, ahead[key]
+  count = count + 1
+  if ARGV[3] or not noted then
+    call('SADD', base .. 'n', sub(key, #base + 2, string.find(key, '\0', #base + 2, true)))
   end
-  front = struct.pack(HEAD, state, moment, 0, now + retention, 1, now, hash, now, owner)
-  kept = string.format('%.0f', kept_for(now + retention, now))
-  for_terms, for_owner, for_hash = terms, owner, hash
-end
 
--- The keys of the requests from here on.
-local function keys_from(at)
-  local keys = {}
-  while at <= #batch do
-    local where, owner, hash, about, start = struct.unpack(LENGTHS, batch, at)
-    start = start + TERMS_SIZE
-    keys[#keys + 1] = base .. 'r' .. string.sub(batch, start, start + where - 1)
-    at = start + where + owner + hash + about
-  end
-  return keys
-end
-
--- Whether a record is what nearly every known one is: completed, by another, with the same content. It is not taken
--- apart then.
-local function plainly_done(value, owner, hash, block)
-  local about = block + owner + hash
-  local expires = struct.unpack('>I7', value, EXPIRES)
-  return string.byte(value) == COMPLETED and slides == 0 and now < expires
-    and string.byte(value, HASH) == hash and string.byte(value, OWNER - 1) == owner
-    and string.sub(value, OWNER + owner, OWNER + owner + hash - 1) == string.sub(batch, block + owner, about - 1)
-    and string.sub(value, OWNER, OWNER + owner - 1) ~= string.sub(batch, block, block + owner - 1)
-end
-
-local letters, answer = {}, {now, ''}
-local reading_ahead = false
-local at, size = 1, #batch
-
--- The request at `at`, which moves on; nothing for one that is not plainly new or done. New events come with new ones
--- and duplicates with duplicates: so it is first written as if it were new, and after the first one that is not, all
--- others are read ahead.
-local function claim()
-  local where, owner, hash, about, start = struct.unpack(LENGTHS, batch, at)
-  local terms = string.sub(batch, start, start + TERMS_SIZE - 1)
-  if terms ~= for_terms or owner ~= for_owner or hash ~= for_hash then
-    prepare(terms, owner, hash)
-  end
-  start = start + TERMS_SIZE
-  local block = start + where
-  local stop = block + owner + hash + about
-  local key = base .. 'r' .. string.sub(batch, start, block - 1)
-  if not ahead[key] then
+  -- New events come with new ones and duplicates with duplicates: so it is first written as if it were new, and after
+  -- the first one that is not, all others are read ahead.
+  if not value and not (later and later[key]) then
+    if lease ~= for_lease or retention ~= for_retention or flags ~= for_flags or owner ~= for_owner
+      or hash ~= for_hash then
+      for_lease, for_retention, for_flags, for_owner, for_hash = lease, retention, flags, owner, hash
+      local state, moment = 'P', now + lease
+      rear = ''
+      if flags >= MARKS then
+        state, moment = 'c', now
+        rear = '\255\255\255\7' .. struct.pack('>I7', now + lease)
+      end
+      front = struct.pack(HEAD, state, moment, 0, now + retention, 1, now, hash, now, owner)
+      kept = string.format('%.0f', math.ceil(retention / 1000) + KEPT_ON)
+    end
     ahead[key] = nil
-    if redis.call('SET', key, front .. string.sub(batch, block, stop - 1) .. rear, 'NX', 'PX', kept) then
-      at = stop
-      return 'N'
-    end
-    if not reading_ahead then
-      reading_ahead = true
-      read_ahead(keys_from(at))
+    if call('SET', key, front .. sub(batch, block, at - 1) .. rear, 'NX', 'PX', kept) then
+      letter, granted = 'N', true
+    else
+      value = call('GET', key)
     end
   end
-  local value = get(key)
-  if plainly_done(value, owner, hash, block) then
-    at = stop
-    return 'U', value
+  if value and at <= size and not reading_ahead then
+    reading_ahead = true
+    local keys, place = {}, at
+    while place <= size do
+      local where_, owner_, hash_, about_ = struct.unpack(REQUEST, batch, place)
+      place = place + REQUEST_SIZE
+      keys[#keys + 1] = base .. 'r' .. sub(batch, place, place + where_ - 1)
+      place = place + where_ + owner_ + hash_ + about_
+    end
+    for from = 1, #keys, 1000 do
+      for i, each in ipairs(call('MGET', unpack(keys, from, math.min(from + 999, #keys)))) do
+        ahead[keys[from + i - 1]] = each
+      end
+    end
   end
+
+  -- What nearly every known record is: completed, by another, with the same content. It is not taken apart then.
+  if value and byte(value) == COMPLETED and slides == 0 and now < struct.unpack('>I7', value, EXPIRES)
+    and byte(value, HASH) == hash and byte(value, OWNER - 1) == owner
+    and sub(value, OWNER + owner, OWNER + owner + hash - 1) == sub(batch, block + owner, block + owner + hash - 1)
+    and sub(value, OWNER, OWNER + owner - 1) ~= sub(batch, block, block + owner - 1)
+    and not (later and later[key]) then
+    letter, values[count] = 'U', value
+  end
+  if not letter then
+    later = later or {}
+    later[key], later[count] = true, start
+  end
+  letters[count] = letter or ''
+end
+if granted or later then
+  call('SET', KEYS[1], struct.pack('>I7I7', now, clock))
 end
 
-local letter = true
-while letter and at <= size do
-  letter, answer[#answer + 1] = claim()
-  letters[#letters + 1] = letter
+local function answered()
+  local answer = {struct.pack('>I7', now) .. table.concat(letters)}
+  for i = 1, count do
+    answer[#answer + 1] = values[i]
+  end
+  return #answer > 2 and answer or table.concat(answer)
 end
-if letter then
-  answer[2] = table.concat(letters)
-  return answer
+
+if not later then
+  return answered()
 end

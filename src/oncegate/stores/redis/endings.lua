@@ -1,9 +1,9 @@
--- endings: what takes a record apart to end or renew a claim. It goes on where settle.lua has stopped.
+-- endings: what takes a record apart to end or renew a claim: all that settle.lua has put off.
 
 local UNSTARTED = 2 ^ 53
 local verbs = {}
 
--- Complete: retention, result, error.
+-- Complete: retention, result, error; c with the result null, and no texts.
 function verbs.C(r, retention, result, error)
   local about = next_text(r.tail, 1)
   r.state, r.moment, r.expires = 'C', now, now + retention
@@ -15,6 +15,10 @@ function verbs.C(r, retention, result, error)
   else
     r.tail = text(about)
   end
+end
+
+function verbs.c(r, retention)
+  verbs.C(r, retention, NULL)
 end
 
 -- Release: the delay, or the largest number if it never started; nothing, error.
@@ -57,14 +61,14 @@ local function settle_known(i)
   if r.expires > 0 and now >= r.expires then
     return '0'
   elseif state ~= 'P' and state ~= 'p' then
-    return string.upper(state) == verb and '1' or '0'
+    return string.upper(state) == string.upper(verb) and '1' or '0'
   end
   verbs[verb](r, number, one, two)
-  save(where, state, r, now)
+  save(where, state, r)
   return '1'
 end
 
-for i = #answers + 1, #keys do
-  answers[i] = settle(i) or settle_known(i)
+for _, i in ipairs(later) do
+  answers[i] = settle_known(i)
 end
 return table.concat(answers)

@@ -1,4 +1,4 @@
--- known: claims on records that are there, or were, and are not plainly done. It goes on where claim.lua has stopped.
+-- known: claims on records that are there, or were, and are not plainly done: those that claim.lua has put off.
 
 -- What was granted to a marking claim is completed at once, with the time in which its effect may start.
 local function mark(r, retention)
@@ -9,7 +9,7 @@ end
 
 local function again(ask, r)
   local was = r.state
-  grant_again(r, ask.owner, ask.lease, now)
+  grant_again(r, ask.owner, ask.lease)
   r.hash = ask.hash
   if WAITS[was] then
     r.state = 'p'
@@ -19,7 +19,7 @@ local function again(ask, r)
   if ask.marks then
     mark(r, ask.retention)
   end
-  return save(ask.where, was, r, now)
+  return save(ask.where, was, r)
 end
 
 -- A completed record as its duplicate leaves it: only a sliding claim moves the expiry, and only to later.
@@ -29,11 +29,11 @@ local function slid(ask, r, value)
     return value
   end
   r.expires = expires
-  return save(ask.where, r.state, r, now)
+  return save(ask.where, r.state, r)
 end
 
 local function judge(ask, r, value)
-  local state, living, own = r.state, alive(r, now), r.owner == ask.owner
+  local state, living, own = r.state, alive(r), r.owner == ask.owner
   if own and (living or state == 'C' or state == 'c') then
     return 'G', value
   elseif ask.binds and r.hash ~= ask.hash then
@@ -52,33 +52,36 @@ local function judge(ask, r, value)
   return 'U', slid(ask, r, value)
 end
 
--- The request at `at`, which moves on, on a record that is there.
-local function claim_known()
-  local where, owner, hash, about, start = struct.unpack(LENGTHS, batch, at)
-  local lease, retention, slides, flags
-  lease, retention, slides, flags, start = struct.unpack(TERMS, batch, start)
-  at = start + where + owner + hash + about
-  where = string.sub(batch, start, start + where - 1)
-  local block = string.sub(batch, start + #where, at - 1)
-  local r, value, was = find(where, now)
-  if not r then
-    write(base .. 'r' .. where, front .. block .. rear, now + retention, now)
-    index(where, was, nil, nil, now)
-    return 'N'
+local function anew(ask, was)
+  local r = {state = 'P', moment = now + ask.lease, attempts = 1, expires = now + ask.retention, first = now}
+  r.fence, r.owner, r.hash, r.tail = now, ask.owner, ask.hash, ask.about
+  if ask.marks then
+    mark(r, ask.retention)
   end
-  local ask = {where = where, lease = lease, retention = retention, slides = slides}
-  ask.owner, ask.hash = string.sub(block, 1, owner), string.sub(block, owner + 1, owner + hash)
+  save(ask.where, was, r)
+  return 'N'
+end
+
+-- The request that starts here.
+local function claim_known(start)
+  local ask = {}
+  local where, owner, hash, about, flags, at
+  where, owner, hash, about, ask.lease, ask.retention, ask.slides, flags, at = struct.unpack(REQUEST, batch, start)
   ask.binds, ask.marks = flags % 2 == 1, flags >= MARKS
+  ask.where, at = cut(at, where)
+  ask.owner, at = cut(at, owner)
+  ask.hash, at = cut(at, hash)
+  ask.about = cut(at, about)
+  local r, value, was = find(ask.where)
+  if not r then
+    return anew(ask, was)
+  end
   return judge(ask, r, value)
 end
 
-while at <= size do
-  local value
-  letter, value = claim()
-  if not letter then
-    letter, value = claim_known()
+for i = 1, count do
+  if later[i] then
+    letters[i], values[i] = claim_known(later[i])
   end
-  letters[#letters + 1], answer[#answer + 1] = letter, value
 end
-answer[2] = table.concat(letters)
-return answer
+return answered()

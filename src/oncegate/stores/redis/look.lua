@@ -9,14 +9,13 @@
 --                                            each after its score; at most `count`
 --   dead       limit, start, stop            address and record of dead letters in the order of their addresses
 
-local now = after(redis.call('GET', KEYS[1]), wall())
 local answer = {now}
 local ask = {}
 local looks = {}
 
 local function values(kind)
   for i = 2, #ask do
-    answer[i] = redis.call('GET', base .. kind .. ask[i]) or ''
+    answer[i] = call('GET', base .. kind .. ask[i]) or ''
   end
 end
 
@@ -29,8 +28,8 @@ function looks.documents()
 end
 
 function looks.key()
-  for _, place in ipairs(redis.call('SMEMBERS', base .. 'n')) do
-    local r, value = find(place .. ask[2], now)
+  for _, place in ipairs(call('SMEMBERS', base .. 'n')) do
+    local r, value = find(place .. ask[2])
     if r then
       answer[#answer + 1] = place
       answer[#answer + 1] = value
@@ -40,7 +39,7 @@ end
 
 function looks.waiting()
   for i = 3, #ask do
-    local found = redis.call('ZRANGEBYSCORE', base .. 'w' .. ask[i], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ask[2])
+    local found = call('ZRANGEBYSCORE', base .. 'w' .. ask[i], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ask[2])
     answer[i - 1] = found
   end
 end
@@ -49,9 +48,9 @@ end
 function looks.dead()
   local left, start = tonumber(ask[2]), ask[3]
   while left > 0 do
-    local found = redis.call('ZRANGEBYLEX', base .. 'd', start, ask[4], 'LIMIT', 0, 100)
+    local found = call('ZRANGEBYLEX', base .. 'd', start, ask[4], 'LIMIT', 0, 100)
     for _, where in ipairs(found) do
-      local r, value = find(where, now)
+      local r, value = find(where)
       if r and left > 0 then
         answer[#answer + 1] = where
         answer[#answer + 1] = value

@@ -3,16 +3,16 @@
 -- Each request is a verb and the length of where: V redrive, X reset, d reset if it is a dead letter. Answered is a
 -- digit for each.
 
-local now = tick()
+note()
 
 -- The worker that buried it has no say any more, so nobody owns it.
 local function redrive(where, r)
   r.state, r.owner, r.attempts, r.moment, r.expires = 'r', '', 0, 0, 0
-  save(where, 'D', r, now)
+  save(where, 'D', r)
 end
 
 local function operate(verb, where)
-  local r = find(where, now)
+  local r = find(where)
   if not r or (verb ~= 'X' and r.state ~= 'D') then
     return '0'
   end
@@ -20,8 +20,8 @@ local function operate(verb, where)
     redrive(where, r)
   else
     ahead[base .. 'r' .. where] = nil
-    redis.call('DEL', base .. 'r' .. where)
-    index(where, r.state, nil, nil, now)
+    call('DEL', base .. 'r' .. where)
+    index(where, r.state, nil)
   end
   return '1'
 end

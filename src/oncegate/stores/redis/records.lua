@@ -3,6 +3,19 @@
 local MOST_ATTEMPTS = 65535
 local WAITS = {p = true, r = true}
 
+-- The text of this length at a place in the batch, and the place after it.
+local function cut(at, length)
+  if length == NONE then
+    return nil, at
+  end
+  return sub(batch, at, at + length - 1), at + length
+end
+
+-- From now on nobody judges by an earlier time.
+local function note()
+  call('SET', KEYS[1], struct.pack('>I7I7', now, clock))
+end
+
 local function text(bytes)
   if not bytes then
     return '\255'
@@ -26,14 +39,14 @@ local function tail(about, result, error, payload, lease)
 end
 
 local function next_text(value, at)
-  local size = string.byte(value, at)
+  local size = byte(value, at)
   if not size or size == 255 then
     return nil, at + 1
   elseif size == 254 then
     size, at = struct.unpack('>I4', value, at + 1)
     at = at - 1
   end
-  return string.sub(value, at + 1, at + size), at + size + 1
+  return sub(value, at + 1, at + size), at + size + 1
 end
 
 -- about, result, error, payload
@@ -52,9 +65,9 @@ local function parse(value)
   local by_256, rest, hash, owner
   r.state, r.moment, by_256, r.expires, rest, r.first, hash, r.fence, owner = struct.unpack(HEAD, value)
   r.attempts = 256 * by_256 + rest
-  r.owner = string.sub(value, OWNER, OWNER + owner - 1)
-  r.hash = string.sub(value, OWNER + owner, OWNER + owner + hash - 1)
-  r.tail = string.sub(value, OWNER + owner + hash)
+  r.owner = sub(value, OWNER, OWNER + owner - 1)
+  r.hash = sub(value, OWNER + owner, OWNER + owner + hash - 1)
+  r.tail = sub(value, OWNER + owner + hash)
   return r
 end
 
@@ -66,8 +79,16 @@ local function pack(r)
     .. r.owner .. r.hash .. r.tail
 end
 
+local function get(key)
+  local value = ahead[key]
+  if value == nil then
+    return call('GET', key)
+  end
+  return value
+end
+
 -- A record that is there and has not expired, with its value; of one that has, only the state, for the lists.
-local function find(where, now)
+local function find(where)
   local value = get(base .. 'r' .. where)
   if value then
     local r = parse(value)
@@ -78,58 +99,63 @@ local function find(where, now)
   end
 end
 
-local function write(key, value, expires, now)
+-- In milliseconds; a retention may be shorter than one.
+local function kept_for(expires)
+  return math.ceil((expires - now) / 1000) + KEPT_ON
+end
+
+local function write(key, value, expires)
   ahead[key] = nil
   if expires == 0 then
-    redis.call('SET', key, value)
+    call('SET', key, value)
   else
-    redis.call('SET', key, value, 'PX', kept_for(expires, now))
+    call('SET', key, value, 'PX', kept_for(expires))
   end
 end
 
 -- Dead letters that nobody looked at leave the lists too: each new one clears out up to ten that have expired.
-local function bury(where, expires, now)
-  for _, old in ipairs(redis.call('ZRANGEBYSCORE', base .. 'e', '-inf', now, 'LIMIT', 0, 10)) do
-    redis.call('ZREM', base .. 'e', old)
-    redis.call('ZREM', base .. 'd', old)
+local function bury(where, expires)
+  for _, old in ipairs(call('ZRANGEBYSCORE', base .. 'e', '-inf', now, 'LIMIT', 0, 10)) do
+    call('ZREM', base .. 'e', old)
+    call('ZREM', base .. 'd', old)
   end
-  redis.call('ZADD', base .. 'd', 0, where)
-  redis.call('ZADD', base .. 'e', expires, where)
+  call('ZADD', base .. 'd', 0, where)
+  call('ZADD', base .. 'e', expires, where)
 end
 
 -- Keep the lists true when a record goes from one state (nil: it is new) to another (nil: it is gone).
-local function index(where, was, is, r, now)
+local function index(where, was, is, r)
   if was == 'D' and is ~= 'D' then
-    redis.call('ZREM', base .. 'd', where)
-    redis.call('ZREM', base .. 'e', where)
+    call('ZREM', base .. 'd', where)
+    call('ZREM', base .. 'e', where)
   end
   if WAITS[was] or WAITS[is] then
     local stop = string.find(where, '\0', 1, true)
-    local list, key = base .. 'w' .. string.sub(where, 1, stop), string.sub(where, stop + 1)
+    local list, key = base .. 'w' .. sub(where, 1, stop), sub(where, stop + 1)
     if WAITS[is] then
-      redis.call('ZADD', list, r.moment, key)
+      call('ZADD', list, r.moment, key)
     else
-      redis.call('ZREM', list, key)
+      call('ZREM', list, key)
     end
   end
   if is == 'D' then
-    bury(where, r.expires, now)
+    bury(where, r.expires)
   end
 end
 
-local function save(where, was, r, now)
+local function save(where, was, r)
   local value = pack(r)
-  write(base .. 'r' .. where, value, r.expires, now)
-  index(where, was, r.state, r, now)
+  write(base .. 'r' .. where, value, r.expires)
+  index(where, was, r.state, r)
   return value
 end
 
-local function alive(r, now)
+local function alive(r)
   return (r.state == 'P' or r.state == 'p') and now < r.moment
 end
 
 -- A grant of a record that was there: the lease, the fence and the attempts go on from it.
-local function grant_again(r, owner, lease, now)
+local function grant_again(r, owner, lease)
   r.owner, r.fence, r.moment, r.attempts = owner, r.fence + 1, now + lease, r.attempts + 1
 end
 

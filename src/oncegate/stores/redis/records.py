@@ -1,5 +1,6 @@
 """Records and addresses as the bytes that record.lua draws."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 from struct import Struct as Layout
 from typing import Final
@@ -11,6 +12,7 @@ from oncegate.claims import COMPLETED, About, Address, Record, State
 _MASK: Final = (1 << 56) - 1
 _HEAD: Final = Layout(">QQQQB")
 _OWNER_AT: Final = _HEAD.size
+_TIME: Final = 7
 _LETTERS: Final[dict[str, State]] = {"P": "P", "p": "P", "R": "R", "r": "R", "C": "C", "c": "C", "D": "D"}
 _STATES: Final = {ord(letter): state for letter, state in _LETTERS.items()}
 
@@ -101,6 +103,15 @@ def unpack(value: bytes) -> Record:
         None if error is None else error.decode(),
         payload,
     )
+
+
+def unpack_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, Iterator[bytes]]:
+    """What claim.lua answers: the time, a letter for each of so many requests, and the records that go with some."""
+    if isinstance(reply, bytes):
+        stop = _TIME + count
+        return int.from_bytes(reply[:_TIME]), reply[_TIME:stop], iter((reply[stop:],))
+    head, *records = reply
+    return int.from_bytes(head[:_TIME]), head[_TIME:], iter(records)
 
 
 def _texts(value: bytes, at: int) -> list[bytes | None]:

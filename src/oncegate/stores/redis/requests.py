@@ -10,6 +10,7 @@ from oncegate.stores.redis.records import pack_about, pack_proof, where_of
 
 _NONE: Final = 0xFFFFFFFF
 _UNSTARTED: Final = 2**53
+_NULL: Final = b"null"
 _CLAIM: Final = Struct(">IBBIQQQB")
 _SETTLE: Final = Struct(">cIIQII")
 _TAKE: Final = Struct(">IIQ")
@@ -27,6 +28,8 @@ def claiming(claim: Claim) -> bytes:
 
 def settling(ended: Settlement) -> bytes:
     if isinstance(ended, Complete):
+        if ended.result == _NULL and ended.error is None:
+            return _settling(b"c", ended, ended.retention, None, None)
         return _settling(b"C", ended, ended.retention, ended.result, ended.error)
     if isinstance(ended, Release):
         return _settling(b"R", ended, _UNSTARTED if ended.unstarted else ended.delay, None, ended.error)

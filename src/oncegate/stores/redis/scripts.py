@@ -8,10 +8,15 @@ from msgspec import Struct
 
 
 class Script(Struct, frozen=True):
+    """`reads_first`: it takes the key of its first request, to read it with the clock. `notes`: told to, it notes the
+    namespaces of its requests."""
+
     text: bytes
     digest: str
     writes: bool = True
     repeatable: bool = True
+    reads_first: bool = False
+    notes: bool = False
 
 
 def script_of(text: bytes, **how: bool) -> Script:
@@ -26,8 +31,8 @@ def _text(name: str) -> bytes:
     return pkgutil.get_data("oncegate.stores.redis", f"{name}.lua") or b""
 
 
-CLAIM: Final = _script("claim", "records", "known")
-SETTLE: Final = _script("settle", "records", "endings")
+CLAIM: Final = _script("claim", "records", "known", reads_first=True, notes=True)
+SETTLE: Final = _script("settle", "records", "endings", reads_first=True)
 # Asked again after a lost answer, these would do more than was asked, or tell that what they did was not to be done.
 TAKE: Final = _script("records", "take", repeatable=False)
 OPERATE: Final = _script("records", "operate", repeatable=False)

@@ -7,61 +7,56 @@
 local REQUEST = '>c1I4I4I8I4I4'
 local PROOF = 26 -- where it is in a record
 local STRETCH = KEPT_ON / 2 * 1000
-local IN_PROGRESS = string.byte('P')
-local now = tick()
+local IN_PROGRESS = byte('P')
 
--- What the requests say first, so that all records can be read ahead. Those that are `plain` complete with the result
--- null, and have their retention there.
-local starts, keys, proofs, plain = {}, {}, {}, {}
-local at, size = 1, #batch
+local starts, keys, at = {}, {}, 1
 while at <= size do
-  local verb, where, proof, number, one, two, start = struct.unpack(REQUEST, batch, at)
-  local n = #keys + 1
-  starts[n] = at
-  keys[n] = base .. 'r' .. string.sub(batch, start, start + where - 1)
-  proofs[n], at = cut(start + where, proof)
-  one, at = cut(at, one)
-  two, at = cut(at, two)
-  plain[n] = verb == 'C' and one == NULL and not two and number
+  local _, where, proof, _, one, two, start = struct.unpack(REQUEST, batch, at)
+  starts[#starts + 1] = at
+  keys[#starts] = base .. 'r' .. sub(batch, start, start + where - 1)
+  at = start + where + proof + (one < NONE and one or 0) + (two < NONE and two or 0)
 end
-read_ahead(keys)
-
-local last_retention, completed
+for from = 2, #keys, 1000 do
+  for i, value in ipairs(call('MGET', unpack(keys, from, math.min(from + 999, #keys)))) do
+    ahead[keys[from + i - 1]] = value
+  end
+end
 
 -- What nearly every settlement is: a claim of the first attempt completed with the result null, within seconds. Only
--- the first 16 bytes of the record change, and Redis keeps it for longer than it needs to be kept already.
-local function complete_in_place(key, value, about, retention)
-  local expires = struct.unpack('>I7', value, EXPIRES)
-  if string.byte(value) ~= IN_PROGRESS or string.byte(value, BY_256) > 0 or now >= expires
-    or about + string.byte(value, about) ~= #value or now + retention - expires > STRETCH then
-    return false
-  end
-  if retention ~= last_retention then
-    last_retention, completed = retention, struct.pack('>c1I7BI7', 'C', now, 0, now + retention)
-  end
-  ahead[key] = nil
-  redis.call('SETRANGE', key, 0, completed)
-  return true
-end
-
--- The answer to one request; nothing for one that is neither plainly completed nor another's.
-local function settle(i)
-  local key, proof = keys[i], proofs[i]
-  local value = get(key)
-  if not value or string.sub(value, PROOF, PROOF + #proof - 1) ~= proof then
-    return '0'
-  elseif plain[i] and complete_in_place(key, value, PROOF + #proof + string.byte(value, HASH), plain[i]) then
-    return '1'
-  end
-end
-
+-- the first 16 bytes of the record change, and Redis keeps it for longer than it needs to be kept already. All else waits
+-- until these are done, and so does what is about the same record.
+local later
 local answers = {}
+local last_retention, completed
 for i = 1, #keys do
-  answers[i] = settle(i)
-  if not answers[i] then
-    break
+  local key = keys[i]
+  local verb, where, proof, retention, _, _, at = struct.unpack(REQUEST, batch, starts[i])
+  proof = sub(batch, at + where, at + where + proof - 1)
+  local value = ahead[key]
+  if value == nil then
+    value = call('GET', key)
+  end
+  if not value or sub(value, PROOF, PROOF + #proof - 1) ~= proof then
+    answers[i] = '0'
+  else
+    local about = PROOF + #proof + byte(value, HASH)
+    local expires = struct.unpack('>I7', value, EXPIRES)
+    if verb == 'c' and byte(value) == IN_PROGRESS and byte(value, BY_256) == 0 and now < expires
+      and about + byte(value, about) == #value and now + retention - expires <= STRETCH
+      and not (later and later[key]) then
+      if retention ~= last_retention then
+        last_retention, completed = retention, struct.pack('>c1I7BI7', 'C', now, 0, now + retention)
+      end
+      ahead[key] = nil
+      call('SETRANGE', key, 0, completed)
+      answers[i] = '1'
+    else
+      later = later or {}
+      later[key], later[#later + 1] = true, i
+      answers[i] = ''
+    end
   end
 end
-if #answers == #keys then
+if not later then
   return table.concat(answers)
 end

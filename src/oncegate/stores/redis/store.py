@@ -30,7 +30,7 @@ from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.redis import scripts
 from oncegate.stores.redis.browsing import browse_all, browse_key, dead_letters, walk_all
 from oncegate.stores.redis.buckets import Buckets, Call
-from oncegate.stores.redis.records import place_of, unpack
+from oncegate.stores.redis.records import unpack, unpack_answer
 from oncegate.stores.redis.requests import (
     claiming,
     reading,
@@ -71,16 +71,14 @@ class RedisStore:
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        places = {place_of(request.namespace) for request in requests}
         verdicts: list[Any] = [None] * len(requests)
-        for call, reply in self._each(scripts.CLAIM, requests, claiming, *places):
-            now, letters, *values = reply
-            known = iter(values)
+        for call, reply in self._each(scripts.CLAIM, requests, claiming):
+            now, letters, records = unpack_answer(reply, len(call.positions))
             for position, letter in zip(call.positions, letters, strict=True):
                 if letter == _GRANTED_ANEW:
                     verdicts[position] = step(None, requests[position], now)[1]
                 else:
-                    verdicts[position] = _VERDICTS[letter](unpack(next(known)), now)
+                    verdicts[position] = _VERDICTS[letter](unpack(next(records)), now)
         return verdicts
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
@@ -94,7 +92,7 @@ class RedisStore:
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         documents = [Document()] * len(addresses)
-        for call, (now, *values) in self._each(scripts.LOOK, addresses, reading, head=text(b"documents")):
+        for call, (now, *values) in self._each(scripts.LOOK, addresses, reading, text(b"documents")):
             for position, value in zip(call.positions, values, strict=True):
                 if value and now < int.from_bytes(value[7:14]):
                     documents[position] = Document(int.from_bytes(value[:7]), value[14:])
@@ -144,12 +142,11 @@ class RedisStore:
         script: Script,
         asked: Sequence[Any],
         request: Callable[[Any], bytes],
-        *more: bytes,
         head: bytes = b"",
     ) -> Iterator[tuple[Call, Reply]]:
         """The calls that a batch falls into, each with its reply."""
         buckets = self._open()
-        calls = buckets.split(script, asked, request, *more, head=head) if asked else []
+        calls = buckets.split(script, asked, request, head) if asked else []
         return zip(calls, buckets.ask(calls), strict=True)
 
     def _open(self) -> Buckets:

@@ -2,10 +2,10 @@
 --
 -- Each request is lengths of where and body, version, retention. Answered is a digit for each.
 
-local now = tick()
+note()
 
 local function version_of(key)
-  local value = redis.call('GET', key)
+  local value = call('GET', key)
   if value then
     local version, expires = struct.unpack('>I7I7', value)
     return now < expires and version or 0
@@ -20,7 +20,7 @@ local function swap(where, body, expected, retention)
     return '0'
   end
   local fresh, expires = version > 0 and version + 1 or now, now + retention
-  write(key, struct.pack('>I7I7', fresh, expires) .. body, expires, now)
+  write(key, struct.pack('>I7I7', fresh, expires) .. body, expires)
   return '1'
 end
 

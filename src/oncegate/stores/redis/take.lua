@@ -3,22 +3,22 @@
 -- Each request is lengths of where and owner, and the lease. Answered are the time and for each request the granted
 -- record, or an empty text.
 
-local now = tick()
+note()
 local answer = {now}
 
 local function take(where, owner, lease)
-  local r = find(where, now)
+  local r = find(where)
   if not r or not WAITS[r.state] then
     -- The record went without the list being told, by a hand that was not ours; or it would be tried for ever.
-    index(where, 'r', nil, nil, now)
+    index(where, 'r', nil)
     return ''
   elseif now < r.moment then
     return ''
   end
   local was = r.state
-  grant_again(r, owner, lease, now)
+  grant_again(r, owner, lease)
   r.state = 'p'
-  return save(where, was, r, now)
+  return save(where, was, r)
 end
 
 local at = 1

@@ -1,9 +1,12 @@
 """The wire: connections to servers, commands sent to several at once, and what errors mean."""
 
 import select
+import socket
 import ssl
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from struct import pack
 from typing import Any, Final
 
 from hiredis import Reader, pack_command
@@ -55,6 +58,7 @@ class Link:
         connection.connect()
         self._connection = connection
         self._socket = connection._get_socket()
+        _leave_timeouts_to_the_system(self._socket)
         self._reader = Reader(protocolError=errors.InvalidResponse, replyError=connection._get_parser().parse_error)
         self._buffer = bytearray(_READ_SIZE)
         self._poll = select.poll()
@@ -67,7 +71,7 @@ class Link:
     def send(self, commands: Sequence[Command]) -> None:
         try:
             self._socket.sendall(b"".join(map(_packed, commands)))
-        except TimeoutError as error:
+        except (TimeoutError, BlockingIOError) as error:
             raise errors.TimeoutError("Timeout writing to socket") from error
         except OSError as error:
             raise errors.ConnectionError(f"Error while writing to socket: {error}") from error
@@ -80,7 +84,7 @@ class Link:
                 if not received:
                     raise errors.ConnectionError("Connection closed by server.")
                 self._reader.feed(self._buffer, 0, received)  # type: ignore[arg-type]  # it takes any buffer
-        except TimeoutError as error:
+        except (TimeoutError, BlockingIOError) as error:
             raise errors.TimeoutError("Timeout reading from socket") from error
         except OSError as error:
             raise errors.ConnectionError(f"Error while reading from socket: {error}") from error
@@ -88,6 +92,18 @@ class Link:
 
     def close(self) -> None:
         self._connection.disconnect()
+
+
+def _leave_timeouts_to_the_system(plain: socket.socket) -> None:
+    """Python keeps a timeout by a look before each thing sent and each thing read, a tenth of an exchange. A socket that
+    Linux keeps it for raises BlockingIOError at its end; one under TLS would not know what that means."""
+    seconds = plain.gettimeout()
+    if sys.platform != "linux" or not seconds or isinstance(plain, ssl.SSLSocket):
+        return
+    limit = pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+    plain.settimeout(None)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 class Server:
@@ -115,14 +131,18 @@ class Server:
         }
 
     def connect(self) -> Link:
-        while True:
-            try:
-                link = self._idle.pop()
-            except IndexError:
-                return Link(self._kind(**self._options))
+        while (link := self.take()) is not None:
             if not link.is_stale():
                 return link
             link.close()
+        return Link(self._kind(**self._options))
+
+    def take(self) -> Link | None:
+        """A connection that nobody uses; the server may have closed it."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def release(self, link: Link) -> None:
         self._idle.append(link)
@@ -165,6 +185,32 @@ def ask(server: Server, commands: Sequence[Command]) -> list[Reply]:
         line.close()
 
 
+def ask_once(server: Server, command: Command) -> Reply:
+    """The same for one command that may be sent again if this fails: a connection is taken as it is, since to look
+    whether the server has closed it takes as long as to send something."""
+    link = server.take()
+    if link is None:
+        return ask(server, (command,))[0]
+    done = False
+    try:
+        link.send((command,))
+        reply = link.read()
+        done = not isinstance(reply, Exception) or isinstance(reply, errors.ResponseError)
+    except FAILURES as error:
+        reply = error
+    finally:
+        if done:
+            server.release(link)
+        else:
+            link.close()
+    return _failed(reply) if isinstance(reply, Exception) else reply
+
+
+def _failed(error: Exception) -> Failed:
+    """A server that is asked and answers with an error has done nothing."""
+    return Failed(error, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError))
+
+
 class _Line:
     """One exchange with one server."""
 
@@ -187,9 +233,9 @@ class _Line:
             except FAILURES as error:
                 reply = error
             if isinstance(reply, errors.ResponseError):
-                reply = Failed(reply)
+                reply = _failed(reply)
             elif isinstance(reply, Exception):
-                self._failed = Failed(reply, unsure=not isinstance(reply, errors.BusyLoadingError))
+                self._failed = _failed(reply)
                 break
             replies.append(reply)
             self._owed -= 1
