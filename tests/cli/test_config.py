@@ -117,6 +117,30 @@ class TestCheck:
         assert lines[2] == "Error: oncegate.toml, work.handler json:no: there is no no in json"
         assert lines[3].startswith("Error: oncegate.toml, serve.host 0.0.0.0: no signature is checked")
 
+    def test_no_problem_hides_another(self, oncegate: Run, tmp_path: Path) -> None:
+        """What cannot be read, what does not go together and what cannot be used are all told at once, and nothing is
+        said of what rests on a setting that was refused."""
+        (tmp_path / "oncegate.toml").write_text(
+            'key = "json:nothing"\nthreads = 0\nretention = "1s"\non_store_error = "unguarded"\nremember = "2m"\n'
+            '[serve]\nhandler = "json:none"\nhost = "0.0.0.0"\nsignature = 5\ntls_cert = "none.pem"\n'
+            '[route.crm]\nsignature = "cxone"\nsecret = "x"\nhandler = "json:neither"\n'
+        )
+        code, _, err = oncegate("config", "check")
+        said = [line.removeprefix("Error: oncegate.toml").lstrip(",: ") for line in err.splitlines()]
+        assert code == exits.USAGE
+        assert [line[:24] for line in said] == [
+            "threads=0 must be a whol",
+            "serve.signature=5 must b",
+            "retention='1s' is shorte",
+            "remember='2m' is too lon",
+            "on_store_error='unguarde",
+            "[route.crm]: a secret do",
+            "key json:nothing: there ",
+            "serve.handler json:none:",
+            "[route.crm], handler jso",
+            "serve.tls_cert: TLS need",
+        ]
+
     def test_a_broken_file(self, tmp_path: Path) -> None:
         """As a program of its own, too, a broken file is one sentence with line and column."""
         (tmp_path / "oncegate.toml").write_text('lease = "1s"\nretention = 7d\n')

@@ -1,8 +1,8 @@
 """`oncegate config`: whether the settings can be meant, and where each comes from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,8 +15,23 @@ from oncegate.errors import SettingError
 from oncegate.service.routes import verifier_for
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
+from oncegate.settings.known import FORWARD, OF_SIGNATURE, READ, WAYS
 from oncegate.settings.settings import DEFAULT
 from oncegate.settings.values import as_text
+
+_FORWARD: Final = [setting.path for setting in FORWARD]
+# What is made of the settings, and of which.
+_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
+    Settings.strategy: ["key"],
+    Settings.hints: [setting.path for setting in READ],
+    handler_of: [*(f"serve.{way}" for way in WAYS), *_FORWARD],
+    verifier_for: [f"serve.{name}" for name in OF_SIGNATURE],
+}
+_USES_OF_ALL: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
+    partial(chosen_handler, table="work"): [*(f"work.{way}" for way in WAYS), *_FORWARD],
+    refuse_open_doors: ["serve.host", "serve.signature"],
+    tls_of: ["serve.tls_cert", "serve.tls_key"],
+}
 
 
 @click.group()
@@ -31,7 +46,7 @@ def check() -> None:
     Functions that are named in them are imported to see that they are there. No store is opened.
     """
     settings, problems = examined({})
-    refuse(problems or _unusable(settings))
+    refuse(list(dict.fromkeys([*problems, *_unusable(settings)])))
     chosen = [shown for shown in settings.shown() if shown.origin != DEFAULT]
     places = ", ".join(dict.fromkeys(shown.origin for shown in chosen))
     said = f"{times(len(chosen), 'setting')} from {places}, the rest by default" if chosen else "all by default"
@@ -39,11 +54,14 @@ def check() -> None:
 
 
 def _unusable(settings: Settings) -> list[str]:
-    """What only shows when the settings are put to use."""
+    """What only shows when the settings are put to use. What rests on one that was refused is not tried: what is wrong
+    with it was said, and its default was not meant."""
     uses: list[Callable[[], Any]] = []
-    for route in (settings, *settings.routes.values()):
-        uses += [route.strategy, route.hints, partial(handler_of, route), partial(verifier_for, route)]
-    uses += [partial(chosen_handler, settings, "work"), partial(refuse_open_doors, settings), partial(tls_of, settings)]
+    routes = settings.routes.values()
+    for route in (settings, *routes):
+        uses += [partial(use, route) for use, names in _USES.items() if route.refused.isdisjoint(names)]
+    refused = settings.refused.union(*(route.refused for route in routes))
+    uses += [partial(use, settings) for use, names in _USES_OF_ALL.items() if refused.isdisjoint(names)]
     return list(dict.fromkeys(problem for use in uses if (problem := _problem(use))))
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from oncegate.errors import SettingError
 from oncegate.settings.known import CONFIG_FLAG, CONFIG_VARIABLE, PREFIX, SETTINGS, TABLES, Setting
 from oncegate.settings.routes import ROUTE, named_in, read_routes
-from oncegate.settings.settings import DEFAULT, Settings, disagreement
+from oncegate.settings.settings import DEFAULT, Settings, disagreements
 from oncegate.settings.values import checked, from_text
 from oncegate.wording import unknown
 
@@ -50,7 +50,7 @@ def examine(
     _read_environment(environ, found)
     _read_flags(flags, found)
     _check_together(found)
-    settings = Settings(found.values, found.origins)
+    settings = Settings(found.values, found.origins, refused=frozenset(found.refused))
     routes, problems = read_routes(found.routes, settings, str(named and named.path))
     return replace(settings, routes=routes), found.problems + problems
 
@@ -63,14 +63,17 @@ class _Found:
         self.origins = dict.fromkeys(SETTINGS, DEFAULT)
         self.routes: Mapping[str, Any] = {}
         self.problems: list[str] = []
+        self.refused: set[str] = set()
 
     def take(self, setting: Setting, value: Any, origin: str) -> None:
         try:
             self.values[setting.path] = checked(setting, value)
         except SettingError as error:
             self.problems.append(f"{origin}: {error}")
+            self.refused.add(setting.path)
         else:
             self.origins[setting.path] = origin
+            self.refused.discard(setting.path)
 
 
 class _File(Struct, frozen=True):
@@ -160,5 +163,4 @@ def _read_flags(flags: Mapping[str, Any], found: _Found) -> None:
 
 
 def _check_together(found: _Found) -> None:
-    if (problem := disagreement(found.values, found.origins)) is not None:
-        found.problems.append(problem)
+    found.problems += disagreements(found.values, found.origins)

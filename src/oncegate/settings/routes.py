@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from oncegate.errors import SettingError
 from oncegate.settings.known import GATE, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, WAYS, Setting
-from oncegate.settings.settings import DEFAULT, Settings, disagreement
+from oncegate.settings.settings import DEFAULT, Settings, disagreements
 from oncegate.settings.values import checked
 from oncegate.wording import unknown
 
@@ -44,7 +44,7 @@ def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tup
     for name, table in tables.items():
         route = _Route(name, settings, f"{file} [{ROUTE}.{name}]")
         problems += route.read(table)
-        routes[name] = Settings(route.values, route.origins)
+        routes[name] = Settings(route.values, route.origins, refused=frozenset(route.refused))
     return routes, problems + list(_shared_namespaces(routes, settings))
 
 
@@ -57,6 +57,7 @@ class _Route:
         own = [f"serve.{each}" for each in OF_SIGNATURE]
         self.values = {**settings.values, **{path: SETTINGS[path].default for path in own}, "namespace": name}
         self.origins = {**settings.origins, **dict.fromkeys(own, DEFAULT), "namespace": origin}
+        self.refused = set(settings.refused.difference(own))
 
     def read(self, table: Any) -> Iterator[str]:
         if not _NAME.fullmatch(self._name):
@@ -77,6 +78,7 @@ class _Route:
     def _take(self, table: Mapping[str, Any], known: Mapping[str, Setting] = _OWN, within: str = "") -> Iterator[str]:
         for name, value in table.items():
             if name == "secret":
+                self.refused.add("serve.secret_env")
                 yield f"{self._origin}: {_INLINE}"
             elif name in known:
                 yield from self._set(known[name], f"{within}{name}", value)
@@ -89,17 +91,19 @@ class _Route:
         try:
             self.values[setting.path] = checked(replace(setting, table="", name=name), value)
         except SettingError as error:
+            self.refused.add(setting.path)
             yield f"{self._origin}: {error}"
         else:
+            self.refused.discard(setting.path)
             self.origins[setting.path] = self._origin
 
     def _together(self) -> Iterator[str]:
-        if (problem := disagreement(self.values, self.origins)) is not None:
-            yield problem
+        yield from disagreements(self.values, self.origins)
         signature = self.values["serve.signature"]
-        if signature is None:
+        if signature is None and "serve.signature" not in self.refused:
+            self.refused.add("serve.signature")
             yield f'{self._origin}: it has no signature; name how it is signed, or say signature = "{UNSIGNED}"'
-        elif signature != UNSIGNED and self.values["on_conflict"] == "duplicate":
+        elif signature not in (None, UNSIGNED) and self.values["on_conflict"] == "duplicate":
             yield (
                 f'{self._origin}: on_conflict="duplicate" would drop what was signed;'
                 ' on a signed route it is "bury" or "run"'

@@ -1,7 +1,7 @@
 """Settings as they were found: each value, where it comes from, and the gate that they describe."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Unpack, cast
 
@@ -37,11 +37,13 @@ class Shown(Struct, frozen=True):
 
 class Settings(Struct, frozen=True):
     """Every setting by its path (`retention`, `serve.port`), and the origin of each: `default`, the file, the variable
-    or the flag. A route has settings of its own: all of these, with what its table says instead."""
+    or the flag. A route has settings of its own: all of these, with what its table says instead. What was `refused` has
+    its default."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
     routes: Mapping[str, "Settings"] = MappingProxyType({})
+    refused: frozenset[str] = frozenset()
 
     def __getitem__(self, path: str) -> Any:
         return self.values[path]
@@ -97,12 +99,23 @@ class Settings(Struct, frozen=True):
         return Gate(self.open_store() if store is None else store, key=key, observers=observers, hints=hints, **terms)
 
 
-def disagreement(values: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """What a gate says to all its settings at once; the sentence names those that do not go together."""
+def disagreements(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+    """What a gate says to all its settings at once; each sentence names those that do not go together, which are left
+    out of account to see whether there are others."""
+    asked, usual = {name: values[name] for name in DEFAULTS}, {**DEFAULTS}
+    while (problem := _disagreement(asked)) is not None:
+        named = [name for name in re.findall(r"\b(\w+)=", problem) if name in DEFAULTS]
+        places = dict.fromkeys(origins[name] for name in named)
+        yield f"{', '.join(place for place in places if place != DEFAULT)}: {problem}"
+        without = asked | {name: value for name, value in usual.items() if name in named}
+        if without == asked:
+            return
+        asked = without
+
+
+def _disagreement(asked: Mapping[str, Any]) -> str | None:
     try:
-        agree({name: values[name] for name in DEFAULTS})
+        agree(asked)
     except SettingError as error:
-        named = re.findall(r"\b(\w+)=", str(error))
-        places = dict.fromkeys(origins[name] for name in named if name in DEFAULTS)
-        return f"{', '.join(place for place in places if place != DEFAULT)}: {error}"
+        return str(error)
     return None
