@@ -35,33 +35,20 @@ max_client_conn = 500
 """
 
 
-class Pooled(PostgresServer):
-    """A server that stores reach through a pooler only, while the tests look at it directly."""
-
-    def __init__(self, server: PostgresServer, port: int) -> None:
-        self.__dict__ = server.__dict__
-        self._pooler_port = port
-
-    def url(self, database: str = "postgres", user: str = "postgres") -> str:
-        return f"postgresql://{user}@127.0.0.1:{self._pooler_port}/{database}"
-
-    def connect(self, database: str = "postgres", **changed: Any) -> psycopg.Connection[Any]:
-        return psycopg.connect(super().url(database), autocommit=True, **changed)
-
-
 @contextmanager
 def pooled(server: PostgresServer) -> Iterator[PostgresServer]:
-    """The server with a pooler in front, which is ended whatever happens."""
+    """The server with a pooler at its entrance, which is ended whatever happens."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="oncegate-pgbouncer-") as folder:
         settings = _configured(Path(folder), server.port, port)
         with (Path(folder) / "log").open("ab") as log:
             process = subprocess.Popen([_program(), settings], stdout=log, stderr=log, **_account())
         try:
-            front = Pooled(server, port)
-            until(lambda: _answers(front.url()), "PgBouncer")
-            yield front
+            server.entrance = port
+            until(lambda: _answers(server.url()), "PgBouncer")
+            yield server
         finally:
+            server.entrance = server.port
             stop(process)
 
 

@@ -36,6 +36,7 @@ class PostgresServer:
         self._log = folder / "log"
         self._settings = settings
         self.port = free_port()
+        self.entrance = self.port  # where stores come in; the tests themselves look at the server directly
         self._process: subprocess.Popen[bytes] | None = None
         self._db: psycopg.Connection[Any] | None = None
         if self._account is not None:
@@ -53,10 +54,10 @@ class PostgresServer:
         return folder / programs.relative_to(package.parent)
 
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
-        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://{user}@127.0.0.1:{self.entrance}/{database}"
 
     def connect(self, database: str = "postgres", **changed: Any) -> psycopg.Connection[Any]:
-        return psycopg.connect(self.url(database), autocommit=True, **changed)
+        return psycopg.connect(self.url(database), port=self.port, autocommit=True, **changed)
 
     def empty(self, schema: str) -> None:
         """Leave nothing in the tables of a store, if there is one: far quicker than to create it anew."""
