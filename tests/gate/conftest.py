@@ -50,6 +50,9 @@ class Stumbling(MemoryStore):
     def admit(self, requests: Any) -> Any:
         return self._stumble("admit", super().admit, requests)
 
+    def together(self, operations: Any) -> Any:
+        return self._stumble("together", super().together, operations)
+
     def take(self, wants: Any) -> Any:
         return self._stumble("take", super().take, wants)
 

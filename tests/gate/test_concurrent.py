@@ -209,6 +209,25 @@ class TestGathering:
 
         assert asyncio.run(main()) < 0.02
 
+    @pytest.mark.parametrize("failures", [0, 1_000])
+    def test_ends_and_beginnings_share_a_write(self, stumbling: Stumbling, failures: int) -> None:
+        """What some callers end with and others begin with is written together; if that fails each goes its own way."""
+        gate = Gate(stumbling)
+        stumbling.failures["together"] = failures
+
+        async def caller(number: int) -> list[str]:
+            return [(await gate.arun({"id": f"{number}-{turn}"}, anything)).status for turn in range(5)]
+
+        async def main() -> list[list[str]]:
+            return await asyncio.gather(*(caller(number) for number in range(8)))
+
+        async def anything(event: Event) -> None:
+            await asyncio.sleep(0.001 * (int(str(event.id)[0]) % 3))
+
+        assert asyncio.run(main()) == [["processed"] * 5] * 8
+        assert "together" in {verb for verb, _ in stumbling.calls}
+        assert len(list(stumbling.browse())) == 40
+
     def test_a_store_that_breaks(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
         """An error that no store should raise reaches every caller of the batch, and the gate goes on."""
         gate = Gate(stumbling)

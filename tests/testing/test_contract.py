@@ -70,8 +70,8 @@ def test_the_comparison_catches_a_shared_namespace() -> None:
     """A store that mixes namespaces up differs from the model."""
 
     class Mixed(MemoryStore):
-        def _apply(self, operations: Any) -> list[Any]:
-            return super()._apply([replace(operation, namespace="a") for operation in operations])
+        def _apply(self, operations: Any, *, admits: bool = False) -> list[Any]:
+            return super()._apply([replace(operation, namespace="a") for operation in operations], admits=admits)
 
     def open_mixed(clock: Clock) -> MemoryStore:
         return Mixed(clock=clock)

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn, cast
 
 from oncegate import keys
 from oncegate.canonical import digest
 from oncegate.claims import Admission, Admit, Admitted, Conflict, Granted
 from oncegate.clocks import Clock
-from oncegate.errors import StoreError
 from oncegate.events import Event
+from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import OWNER_SIZE, Claimer
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.jobs import Bare, Batch, Identified, Job, Refused, about
@@ -56,29 +57,33 @@ class Admitter:
         keyed = [_with_a_key(item) if isinstance(item, Bare) else item for item in identified]
         return [item if isinstance(item, Refused) or item.event.raw else _refused(item) for item in keyed]
 
-    def admit_apart(self, jobs: Sequence[Job]) -> None:
-        """The same for events of callers that do not know of each other: of two with one key the store tells which was
-        first."""
+    def asking_apart(self, jobs: Sequence[Job]) -> Asking | None:
+        """The same for events of callers that do not know of each other, to be asked for: of two with one key the store
+        tells which was first. `confirm_apart` is to follow it."""
         self._echoes.resolve([job for job in jobs if job.emission is None])
-        self.admit([job for job in jobs if not job.answered])
+        return self._asking([job for job in jobs if not job.answered])
+
+    def confirm_apart(self, jobs: Sequence[Job]) -> None:
         _refuse_unguarded(jobs)
         self._echoes.confirm(jobs)
 
     def admit(self, jobs: Sequence[Job]) -> None:
         """Ask the store to keep these, with one write. Those that are not to be run are buried instead."""
+        if asking := self._asking(jobs):
+            asking.ask(self._boot)
+
+    def _asking(self, jobs: Sequence[Job]) -> Asking | None:
         self._bury([job for job in jobs if job.hopeless is not None])
         unknown = [job for job in jobs if job.hopeless is None and not self._claimer.recall(job)]
         if not unknown:
-            return
-        sent_at = self._boot()
-        try:
-            answers = cast(Inbox, self._store).admit(self._requests(unknown))
-        except StoreError as error:
-            for job in unknown:
-                self._observers.tell("policy.store_error", job.event, job.key, detail="refuse")
-                job.outcome = Outcome("failed", job.event, job.key, error=str(error))
-        else:
-            self._judge(unknown, answers, sent_at)
+            return None
+        admit = cast(Inbox, self._store).admit
+        return Asking(admit, self._requests(unknown), partial(self._judge, unknown), partial(self._unanswered, unknown))
+
+    def _unanswered(self, jobs: Sequence[Job], error: str) -> None:
+        for job in jobs:
+            self._observers.tell("policy.store_error", job.event, job.key, detail="refuse")
+            job.outcome = Outcome("failed", job.event, job.key, error=error)
 
     def _judge(self, jobs: Sequence[Job], answers: Sequence[Admission], sent_at: int) -> None:
         conflicts, granted = [], []

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -26,6 +27,7 @@ from oncegate.clocks import Clock
 from oncegate.durations import times
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.events import Event, Key
+from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
 from oncegate.gate.endings import Failed
 from oncegate.gate.jobs import Job, about, kind_of
@@ -56,16 +58,16 @@ class Claimer:
 
     def claim(self, jobs: Sequence[Job]) -> None:
         """Claim all with one write. Each job gets a lease, a reason to run without one, or an outcome."""
+        if asking := self.asking(jobs):
+            asking.ask(self._boot)
+
+    def asking(self, jobs: Sequence[Job]) -> Asking | None:
+        """The same, to be asked for; None if all are known here."""
         unknown = jobs if self._memory.knows_none(jobs) else [job for job in jobs if not self.recall(job)]
         if not unknown:
-            return
-        sent_at = self._boot()
-        try:
-            verdicts = self._store.claim(self._requests(unknown, marks=self._terms.marks_first))
-        except StoreError as error:
-            self.unanswered(unknown, str(error))
-        else:
-            self._judge(unknown, verdicts, sent_at)
+            return None
+        requests = self._requests(unknown, marks=self._terms.marks_first)
+        return Asking(self._store.claim, requests, partial(self._judge, unknown), partial(self.unanswered, unknown))
 
     def recall(self, job: Job) -> bool:
         """Answer from the memory of completions, if it can."""

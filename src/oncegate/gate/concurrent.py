@@ -21,6 +21,7 @@ from msgspec import Struct
 from oncegate import forks
 from oncegate.events import Event
 from oncegate.gate.admitting import Admitter
+from oncegate.gate.asking import Asking, ask_all
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import (
     Failed,
@@ -37,6 +38,7 @@ from oncegate.gate.leases import Lease
 from oncegate.gate.room import Room
 from oncegate.gate.running import Means, Runner
 from oncegate.gate.settling import Ending
+from oncegate.stores.base import Together
 
 MOST_AT_A_TIME: Final = 256
 # The gates whose handlers are being awaited around what runs here.
@@ -69,6 +71,7 @@ class Concurrent:
         self._runner = runner
         self._echoes = echoes
         self._admitter = admitter
+        self._together = means.store if isinstance(means.store, Together) else None
         self._gatherer: Gatherer[_Asked] = Gatherer("oncegate-writer", self._write, self._orphaned, MOST_AT_A_TIME)
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
@@ -257,20 +260,32 @@ class Concurrent:
 
     def _write(self, asked: Sequence[_Asked]) -> None:
         """Endings first: their effects are done, and copies among the claims then find them completed."""
-        if endings := [each for each in asked if isinstance(each, Ending)]:
-            self._runner.write(endings)
+        endings = [each for each in asked if isinstance(each, Ending)]
+        admissions = [each.job for each in asked if isinstance(each, _Admission)]
+        jobs = [each for each in asked if isinstance(each, Job)]
+        if len(endings) + len(admissions) + len(jobs) < len(asked):
+            self._write_the_rest(asked)
+        askings = [
+            self._runner.asking(endings) if endings else None,
+            self._admitter.asking_apart(admissions) if admissions else None,
+            self._asking_claims(jobs) if jobs else None,
+        ]
+        ask_all([asking for asking in askings if asking is not None], self._together, self._means.boot)
+        if admissions:
+            self._admitter.confirm_apart(admissions)
+        if jobs and not self._means.terms.marks_first:
+            self._means.heartbeat.hold([job.lease for job in jobs if job.held])
+
+    def _write_the_rest(self, asked: Sequence[_Asked]) -> None:
         if failed := [each for each in asked if isinstance(each, Failed)]:
             self._means.claimer.bury_failed(failed)
         if echoes := [each.job for each in asked if isinstance(each, _Echo)]:
             self._echoes.confirm(echoes)
-        if admissions := [each.job for each in asked if isinstance(each, _Admission)]:
-            self._admitter.admit_apart(admissions)
-        if jobs := [each for each in asked if isinstance(each, Job)]:
-            if echoing := [job for job in jobs if job.key.change is not None and job.emission is None]:
-                self._echoes.resolve(echoing)
-            self._means.claimer.claim([job for job in jobs if not job.answered])
-            if not self._means.terms.marks_first:
-                self._means.heartbeat.hold([job.lease for job in jobs if job.held])
+
+    def _asking_claims(self, jobs: Sequence[Job]) -> Asking | None:
+        if echoing := [job for job in jobs if job.key.change is not None and job.emission is None]:
+            self._echoes.resolve(echoing)
+        return self._means.claimer.asking([job for job in jobs if not job.answered])
 
     def _orphaned(self, asked: _Asked) -> None:
         """A claim for a caller that is gone is given back."""

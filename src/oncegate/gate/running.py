@@ -1,13 +1,15 @@
 """Running: grants to handlers, one after the other, and what becomes of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from functools import partial
+from typing import Any, Final, NoReturn, cast
 
 from msgspec import Struct
 
 from oncegate.claims import Complete
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
+from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import (
     Endings,
@@ -187,11 +189,14 @@ class Runner:
 
     def write(self, endings: Sequence[Ending]) -> None:
         """Settle with one write; on return every job has its outcome."""
-        sent_at = self._means.boot()
-        # No longer renewed from here on: a renewal of what has just been settled would look like a loss.
+        self.asking(endings).ask(self._means.boot)
+
+    def asking(self, endings: Sequence[Ending]) -> Asking:
+        """The same, to be asked for. From here on they are no longer renewed: a renewal of what has just been settled
+        would look like a loss."""
         self._means.heartbeat.drop([ending.job.lease for ending in endings])
-        answers = settle(self._means.store, [ending.settlement for ending in endings])
-        self._settled(endings, answers, sent_at)
+        requests = [ending.settlement for ending in endings]
+        return Asking(partial(settle, self._means.store), requests, partial(self._settled, endings), _never)
 
     def _settled(self, endings: Sequence[Ending], answers: Sequence[Answer], sent_at: int) -> None:
         """Give the jobs their outcomes, and remember those that are completed."""
@@ -222,6 +227,11 @@ def _not_settled(ending: Ending, answer: Answer) -> Outcome:
     """What an ending has come to that the store did not accept."""
     error = f"the handler ran, but the store did not confirm it ({answer})" if answer else _LOST
     return Outcome("failed", ending.job.event, ending.job.key, error=error)
+
+
+def _never(error: str) -> NoReturn:
+    """A store that does not answer is one of the answers of `settle`."""
+    raise AssertionError(error)
 
 
 def _attempt(job: Job) -> int:

@@ -16,6 +16,7 @@ from oncegate.claims import (
     Claim,
     Complete,
     Held,
+    Operation,
     Record,
     Redrive,
     Renew,
@@ -93,6 +94,14 @@ class Inbox(Protocol):
 
     def kept(self, namespace: str) -> int:
         """How many payloads are kept in a namespace, those that are being run included."""
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A store that takes requests of different kinds with one write."""
+
+    def together(self, operations: Sequence[Operation]) -> list[Any]:
+        """The answers that the verbs would give to these one after the other."""
 
 
 @runtime_checkable

@@ -32,9 +32,6 @@ class JudgedStore(ABC):
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
         return self._apply(requests)
 
-    def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        return self._apply(requests)
-
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         return self._apply(settlements)
 
@@ -48,28 +45,42 @@ class JudgedStore(ABC):
         return self._apply(requests)
 
 
+class InboxStore(JudgedStore):
+    """One that keeps events, too, and takes requests of different kinds with one write."""
+
+    @abstractmethod
+    def _apply(self, operations: Sequence[Operation], *, admits: bool = False) -> list[Any]:
+        """The same. `admits`: there may be admissions among them, which are to be asked for `in_turn`."""
+
+    def admit(self, requests: Sequence[Admit]) -> list[Admission]:
+        return self._apply(requests, admits=True)
+
+    def together(self, operations: Sequence[Operation]) -> list[Any]:
+        return self._apply(operations, admits=True)
+
+
 # A namespace and an entity: what is kept for it runs one at a time, in order.
 Line = tuple[str, str | None]
 
 
-def in_turn(requests: Sequence[Admit], busy: Callable[[Collection[Line]], Collection[Line]]) -> Sequence[Admit]:
-    """These admissions, with a lease only for what may run at once. `busy` tells which of some lines have something
-    kept already."""
-    if not any(request.lease for request in requests):
-        return requests
+def in_turn(operations: Sequence[Operation], busy: Callable[[Collection[Line]], Collection[Line]]) -> list[Operation]:
+    """These operations, with a lease for admissions only of what may run at once. `busy` tells which of some lines have
+    something kept already."""
     firsts: dict[Line, Admit] = {}
-    for request in requests:
+    for request in (operation for operation in operations if isinstance(operation, Admit)):
         line = (request.namespace, request.about.entity)
         first = firsts.setdefault(line, request)
         if first is not request and _happened(request) < _happened(first):
             firsts[line] = request
-    waiting = busy([line for line in firsts if line[1] is not None])
-    return [request if _is_free(request, firsts, waiting) else replace(request, lease=0) for request in requests]
+    waiting = busy([line for line, first in firsts.items() if line[1] is not None and first.lease])
 
+    def is_free(operation: Operation) -> bool:
+        if not isinstance(operation, Admit) or not operation.lease or operation.about.entity is None:
+            return True
+        line = (operation.namespace, operation.about.entity)
+        return firsts[line] is operation and line not in waiting
 
-def _is_free(request: Admit, firsts: dict[Line, Admit], waiting: Collection[Line]) -> bool:
-    line = (request.namespace, request.about.entity)
-    return line[1] is None or (line not in waiting and firsts[line] is request)
+    return [each if is_free(each) else replace(each, lease=0) for each in operations]
 
 
 def _happened(request: Admit) -> float:

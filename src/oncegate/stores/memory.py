@@ -13,7 +13,6 @@ from oncegate.claims import (
     DEAD,
     IN_PROGRESS,
     Address,
-    Admit,
     Operation,
     Record,
     Take,
@@ -22,7 +21,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, Want
-from oncegate.stores.judged import JudgedStore, Line, in_turn, shown
+from oncegate.stores.judged import InboxStore, Line, in_turn, shown
 
 _TICK = 1_000_000
 _NO_TICK = -1
@@ -32,7 +31,7 @@ _pack_into = msgpack.Encoder().encode_into
 _unpack = msgpack.Decoder(Record).decode
 
 
-class MemoryStore(JudgedStore):
+class MemoryStore(InboxStore):
     """Records in a dict per namespace. A completed record, which is nearly every one, is kept packed in one
     bytes object: a third of the room that the object with its parts would take."""
 
@@ -46,13 +45,13 @@ class MemoryStore(JudgedStore):
         self._expiry = _Expiry()
         self._buffer = bytearray()
 
-    def _apply(self, operations: Sequence[Operation]) -> list[Any]:
+    def _apply(self, operations: Sequence[Operation], *, admits: bool = False) -> list[Any]:
         answers = []
         with self._lock:
             now = self._clock()
             self._sweep(now, len(operations))
-            if operations and type(operations[0]) is Admit:
-                operations = in_turn(operations, self._busy)  # type: ignore[arg-type]  # all are of one type
+            if admits:
+                operations = in_turn(operations, self._busy)
             namespace, records = None, {}
             for operation in operations:
                 if operation.namespace is not namespace:  # the same object in nearly every batch
@@ -111,7 +110,11 @@ class MemoryStore(JudgedStore):
             return sum(where[0] == namespace for where in self._waiting)
 
     def _busy(self, lines: Collection[Line]) -> set[Line]:
-        return {(where[0], self._waits(where).about.entity) for where in self._waiting} & set(lines)
+        return (
+            set()
+            if not lines
+            else {(where[0], self._waits(where).about.entity) for where in self._waiting} & set(lines)
+        )
 
     def _waiting_in(self, namespace: str, in_order: bool, now: int) -> Iterator[Entry]:
         waiting = [Entry(*where, self._waits(where)) for where in self._waiting if where[0] == namespace]

@@ -19,7 +19,6 @@ from oncegate import forks
 from oncegate.claims import (
     IN_PROGRESS,
     Address,
-    Admit,
     Complete,
     Held,
     Operation,
@@ -31,7 +30,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
-from oncegate.stores.judged import JudgedStore, in_turn, shown
+from oncegate.stores.judged import InboxStore, in_turn, shown
 from oncegate.stores.sqlite.file import explained, opened
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
 
@@ -44,7 +43,7 @@ _TABLES: Final = frozenset({"claims", "documents", "clock"})
 _WRITES: Final = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 
 
-class SqliteStore(JudgedStore):
+class SqliteStore(InboxStore):
     fork_order = 0
 
     def __init__(
@@ -76,12 +75,12 @@ class SqliteStore(JudgedStore):
 
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _apply(self, operations: Sequence[Operation]) -> list[Any]:
+    def _apply(self, operations: Sequence[Operation], *, admits: bool = False) -> list[Any]:
         answers = []
         with self._writing() as (db, now):
             found = self._find(db, operations)
-            if operations and type(operations[0]) is Admit:
-                operations = in_turn(operations, partial(busy_lines, db))  # type: ignore[arg-type]  # all are of one type
+            if admits:
+                operations = in_turn(operations, partial(busy_lines, db))
             current: dict[Where, Record | None] = dict(found)
             for operation in operations:
                 address = (operation.namespace, operation.key)

@@ -1,0 +1,49 @@
+"""Asking: requests to a store with what is to follow them, each kind by its verb or several kinds with one write."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from msgspec import Struct
+
+from oncegate.claims import Operation
+from oncegate.clocks import Clock
+from oncegate.errors import StoreError
+from oncegate.stores.base import Together
+
+
+class Asking(Struct, frozen=True):
+    """Requests of one kind. `answered` gets the answers and when they were asked for, `failed` why there are none."""
+
+    verb: Callable[[Sequence[Any]], Sequence[Any]]
+    requests: Sequence[Operation]
+    answered: Callable[[Sequence[Any], int], None]
+    failed: Callable[[str], None]
+
+    def ask(self, boot: Clock) -> None:
+        sent_at = boot()
+        try:
+            answers = self.verb(self.requests)
+        except StoreError as error:
+            self.failed(str(error))
+        else:
+            self.answered(answers, sent_at)
+
+
+def ask_all(askings: Sequence[Asking], store: Together | None, boot: Clock) -> None:
+    """All of them, in order: with one write if there is a store that can do that. If it then does not answer each is
+    asked for by itself, since what is to follow a failure differs."""
+    if len(askings) < 2 or store is None or not _asked_together(askings, store, boot):
+        for asking in askings:
+            asking.ask(boot)
+
+
+def _asked_together(askings: Sequence[Asking], store: Together, boot: Clock) -> bool:
+    sent_at = boot()
+    try:
+        answers = iter(store.together([request for asking in askings for request in asking.requests]))
+    except StoreError:
+        return False
+    for asking in askings:
+        asking.answered(list(islice(answers, len(asking.requests))), sent_at)
+    return True

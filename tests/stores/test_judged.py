@@ -1,0 +1,67 @@
+"""Stores that judge in Python: requests of different kinds with one write."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from oncegate.claims import About, Admit, Admitted, Claim, Complete, Duplicate, Granted, Record
+from oncegate.errors import StoreError
+from oncegate.stores.base import Together
+from oncegate.stores.judged import InboxStore
+from oncegate.stores.memory import MemoryStore
+from oncegate.stores.sqlite import SqliteStore
+
+LEASE, RETENTION = 30_000_000, 60_000_000
+CALL = About("plain", entity="call-1")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MemoryStore | SqliteStore]:
+    opened = MemoryStore() if request.param == "memory" else SqliteStore(str(tmp_path / "store.db"))
+    yield opened
+    opened.close()
+
+
+def claim(key: bytes, owner: bytes) -> Claim:
+    return Claim("n", key, owner * 16, b"h" * 16, LEASE, RETENTION, CALL)
+
+
+def admit(key: bytes, owner: bytes) -> Admit:
+    return Admit("n", key, owner * 16, b"h" * 16, b"{}", CALL, lease=LEASE)
+
+
+def completion(key: bytes, record: Record) -> Complete:
+    return Complete("n", key, record.owner, record.fence, RETENTION)
+
+
+def test_together(store: InboxStore) -> None:
+    """They are judged in order: a copy finds what was completed before it in the same write."""
+    assert isinstance(store, Together)
+    (granted,) = store.claim([claim(b"a", b"1")])
+    settled, copy, new, kept = store.together(
+        [completion(b"a", granted.record), claim(b"a", b"2"), claim(b"b", b"3"), admit(b"c", b"4")]
+    )
+    assert settled is True
+    assert [type(each) for each in (copy, new, kept)] == [Duplicate, Granted, Granted]
+
+
+def test_an_entity_that_is_let_go_in_the_same_write(store: InboxStore) -> None:
+    """What comes together with the end of another of its entity is kept, as if it had come just before."""
+    (first,) = store.admit([admit(b"a", b"1")])
+    settled, second = store.together([completion(b"a", first.record), admit(b"b", b"2")])
+    assert settled is True
+    assert isinstance(second, Admitted)
+
+
+def test_all_or_nothing(tmp_path: Path) -> None:
+    """A write that fails has written none of them."""
+    store = SqliteStore(str(tmp_path / "store.db"))
+    (granted,) = store.claim([claim(b"a", b"1")])
+    unwritable = replace(claim(b"b", b"2"), about=About("plain", type="\ud800"))
+    with pytest.raises((StoreError, UnicodeEncodeError)):
+        store.together([completion(b"a", granted.record), unwritable])
+    assert [entry.record.state for entry in store.browse()] == ["P"]
+    assert store.settle([completion(b"a", granted.record)]) == [True]
+    store.close()
