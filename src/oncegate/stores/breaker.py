@@ -62,8 +62,9 @@ class Breaker:
             self._abandon(generation)
             raise
         took = self._boot() - sent_at
-        allowed = self._slow * (1 + len(batch) // _AT_ONCE)
-        self._count(generation, f"it took {spoken(took)} to answer" if took > allowed else None)
+        slow = took > self._slow * (1 + len(batch) // _AT_ONCE)
+        if slow or self._failures or self._open_until is not None:  # else there is nothing to count
+            self._count(generation, f"it took {spoken(took)} to answer" if slow else None)
         return answer
 
     def _admitted(self, *, always: bool) -> int:

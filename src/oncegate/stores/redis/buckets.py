@@ -33,7 +33,7 @@ class Call(Struct, frozen=True):
     script: Script
     words: Command
     positions: Sequence[int] = ()
-    names: frozenset[str] = frozenset()
+    names: set[str] | None = None
     told: set[str] | None = None
 
 
@@ -85,16 +85,17 @@ class Buckets:
         positions: Sequence[int],
     ) -> Call:
         batch = head + b"".join([request(each) for each in asked])
-        keys = (self.servers.bases[bucket] + b"r" + where_of(asked[0]),) if script.reads_first else ()
+        words: Command = self._words(bucket, batch)
+        if script.reads_first:
+            words = ("2", words[1], self.servers.bases[bucket] + b"r" + where_of(asked[0]), *words[2:])
         if script.notes:
-            names, told = frozenset([each.namespace for each in asked]), self._told[bucket]
+            names, told = {each.namespace for each in asked}, self._told[bucket]
             if not names <= told:
-                return Call(bucket, script, self._words(bucket, batch, "names", keys=keys), positions, names, told)
-        return Call(bucket, script, self._words(bucket, batch, keys=keys), positions)
+                return Call(bucket, script, (*words, "names"), positions, names, told)
+        return Call(bucket, script, words, positions)
 
-    def _words(self, bucket: int, batch: bytes, *more: str, keys: tuple[bytes, ...] = ()) -> Command:
-        given = str(self._clock()) if self._clock is not None else "0"
-        return ("2" if keys else "1", self._clocks[bucket], *keys, batch, given, *more)
+    def _words(self, bucket: int, batch: bytes) -> Command:
+        return ("1", self._clocks[bucket], batch, "0" if self._clock is None else str(self._clock()))
 
     def call(self, bucket: int, script: Script, batch: bytes) -> Call:
         return Call(bucket, script, self._words(bucket, batch))
@@ -109,7 +110,7 @@ class Buckets:
             self._tell_anew()  # what a server was told, another that has taken over may not have heard
             self._ask_again(calls, replies)
         for call in calls:
-            if call.told is not None:
+            if call.told is not None and call.names is not None:
                 call.told.update(call.names)
         return replies
 
