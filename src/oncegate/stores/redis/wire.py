@@ -95,8 +95,8 @@ class Link:
 
 
 def _leave_timeouts_to_the_system(plain: socket.socket) -> None:
-    """Python keeps a timeout by a look before each thing sent and each thing read, a tenth of an exchange. A socket that
-    Linux keeps it for raises BlockingIOError at its end; one under TLS would not know what that means."""
+    """Python keeps a timeout by a look before each thing sent and each thing read, a tenth of an exchange. Where Linux
+    keeps it, its end is a BlockingIOError; a socket under TLS would not know what that means."""
     seconds = plain.gettimeout()
     if sys.platform != "linux" or not seconds or isinstance(plain, ssl.SSLSocket):
         return
