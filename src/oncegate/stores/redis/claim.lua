@@ -91,6 +91,10 @@ if granted or later then
   call('SET', KEYS[1], struct.pack('>I7I7', now, clock))
 end
 
+if count == 1 and not later then
+  return struct.pack('>I7', now) .. letters[1] .. (values[1] or '')
+end
+
 local function answered()
   local answer, last = {struct.pack('>I7', now) .. table.concat(letters)}, 1
   for i = 1, count do
