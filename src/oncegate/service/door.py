@@ -18,6 +18,9 @@ from oncegate.work.handling import trace
 
 _log = logging.getLogger("oncegate.service")
 
+_MOST_COPIES = 256
+_LARGEST_COPY = 16 * 1024
+
 Header = tuple[bytes, bytes]
 
 
@@ -39,6 +42,26 @@ class Limits(Struct, frozen=True):
 NO_LIMITS = Limits()
 
 
+class _Copies:
+    """What was read from the bodies of duplicates. A storm is of few, the same to the byte: they are not read again.
+
+    What was given to a handler, which may have changed it, is no duplicate and not kept."""
+
+    def __init__(self) -> None:
+        self._read: dict[bytes, list[Event]] = {}
+
+    def get(self, body: bytes) -> list[Event] | None:
+        return self._read.get(body)
+
+    def note(self, body: bytes, events: list[Event], outcomes: Sequence[Outcome]) -> None:
+        if any(outcome.status != "duplicate" for outcome in outcomes):
+            self._read.pop(body, None)
+        elif len(body) <= _LARGEST_COPY and body not in self._read:
+            if len(self._read) >= _MOST_COPIES:
+                self._read.clear()
+            self._read[body] = events
+
+
 class Door:
     """One route. Nothing of a request is read, and no store is asked, before its signature was found to be right."""
 
@@ -58,6 +81,7 @@ class Door:
         self.limits = limits
         self._verifier = verifier
         self._hints = hints
+        self._copies = _Copies()
         self._wall = wall
         self.latency = metrics.latency(name)
         self._refused = metrics.refusals(name)
@@ -73,7 +97,7 @@ class Door:
         if self.limits is not NO_LIMITS and (wait := self.limits.wait()):
             return self._limit(wait, sender())
         try:
-            outcomes = await self.taking.take(self._events(body, headers))
+            outcomes = await self._taken(body, headers)
         except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
             _log.error("a request failed with %s\n%s", type(error).__name__, trace(error))
             return problem(503, "the event could not be taken; send it again")
@@ -82,11 +106,14 @@ class Door:
         self._count_kinds(outcomes)
         return answer_of(outcomes, discreet=True)
 
-    def _events(self, body: bytes, headers: Sequence[Header]) -> list[Event]:
+    async def _taken(self, body: bytes, headers: Sequence[Header]) -> list[Outcome]:
         """Headers are no part of what is signed, so they say something of an event only where nothing is signed."""
         if self._verifier is None and b"ce-specversion" in dict(headers):
-            return read(body, _texts(headers), self._hints)
-        return read(body, hints=self._hints)
+            return await self.taking.take(read(body, _texts(headers), self._hints))
+        events = self._copies.get(body) or read(body, hints=self._hints)
+        outcomes = await self.taking.take(events)
+        self._copies.note(body, events, outcomes)
+        return outcomes
 
     def _refuse(self, refused: Refused, sender: str) -> Answer:
         self._refused()
