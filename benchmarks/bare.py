@@ -1,13 +1,20 @@
-"""`python -m benchmarks.bare`: the same server as the service's, around an endpoint that only parses its JSON."""
+"""`python -m benchmarks.bare`: the same server as the service's, around an endpoint that only parses its JSON; with
+`--keeping`, around the service's own endpoint with nobody who runs what it keeps."""
 
+import asyncio
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 import uvicorn
 
+from oncegate import Event, Gate
+from oncegate.gate.outcome import Outcome
+from oncegate.service.app import App
+from oncegate.service.door import Door
+from oncegate.service.metrics import Metrics
 from oncegate.service.protocol import Bounds, bounded
 
 _ANSWER = b'{"status":"parsed"}'
@@ -33,11 +40,32 @@ async def parse(
     await send({"type": "http.response.body", "body": _ANSWER})
 
 
+class _Keeping:
+    """Has the store keep events, and leaves it at that."""
+
+    left_running = 0
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def take(self, events: Sequence[Event]) -> list[Outcome]:
+        return [outcome for event in events for outcome in await self._gate.aadmit(event)]
+
+    async def work(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+
+
+def _keeping() -> App:
+    metrics = Metrics()
+    return App({"/events": Door("default", _Keeping(Gate("sqlite:///kept.db")), metrics)}, metrics)
+
+
 def main() -> None:
+    app = _keeping() if "--keeping" in sys.argv else parse
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     config = uvicorn.Config(
-        parse, http=bounded(Bounds(1024 * 1024, 10.0)), ws="none", lifespan="off", log_config=None, access_log=False,
+        app, http=bounded(Bounds(1024 * 1024, 10.0)), ws="none", lifespan="off", log_config=None, access_log=False,
         proxy_headers=False, server_header=False,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listener])

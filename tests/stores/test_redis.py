@@ -314,6 +314,31 @@ def test_killed_and_started_again(tmp_path_factory: pytest.TempPathFactory) -> N
         server.stop()
 
 
+def test_a_server_that_hangs(server: RedisServer) -> None:
+    """What does not come within the timeout is given up, once, and the late answer is nobody's."""
+    with closing(open_store(f"{server.url}?timeout=500ms")) as store:
+        record = granted(store)
+        server.client.client_pause(1_200)
+        start = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            granted(store, key=b"2" * 16)
+        assert 0.4 < time.monotonic() - start < 0.95
+        server.client.ping()  # answered when the pause is over
+        assert complete(store, record)
+
+
+def test_connections_that_the_server_has_closed(server: RedisServer, store: Store) -> None:
+    """A connection that was closed while nobody used it is replaced, whatever is asked for next."""
+    record = granted(store)
+    server.client.client_kill_filter(_type="normal", skipme=True)
+    assert complete(store, record)
+    server.client.client_kill_filter(_type="normal", skipme=True)
+    second = granted(store, key=b"2" * 16)
+    assert bury(store, second, key=b"2" * 16)
+    server.client.client_kill_filter(_type="normal", skipme=True)
+    assert redrive(store, b"2" * 16)
+
+
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
     proxy = Proxy(server.port)

@@ -52,7 +52,10 @@ class Breaker:
 
     def call(self, ask: Callable[[Sequence[Any]], _Answer], batch: Sequence[Any], *, always: bool = False) -> _Answer:
         """Ask the store, if it is to be asked; a refusal says why and until when."""
-        generation, sent_at = self._admitted(always=always), self._boot()
+        generation = self._generation  # before the look whether it is open: what opens it meanwhile is of a later one
+        if self._open_until is not None and not always:
+            generation = self._admitted()
+        sent_at = self._boot()
         try:
             answer = ask(batch)
         except StoreError as error:
@@ -62,13 +65,14 @@ class Breaker:
             self._abandon(generation)
             raise
         took = self._boot() - sent_at
-        allowed = self._slow * (1 + len(batch) // _AT_ONCE)
-        self._count(generation, f"it took {spoken(took)} to answer" if took > allowed else None)
+        slow = took > self._slow * (1 + len(batch) // _AT_ONCE)
+        if slow or self._failures or self._open_until is not None:  # else there is nothing to count
+            self._count(generation, f"it took {spoken(took)} to answer" if slow else None)
         return answer
 
-    def _admitted(self, *, always: bool) -> int:
+    def _admitted(self) -> int:
         with self._lock:
-            if self._open_until is None or always:
+            if self._open_until is None:
                 return self._generation
             left = self._open_until - self._boot()
             if left > 0 or self._probing:

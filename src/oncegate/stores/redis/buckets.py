@@ -2,7 +2,7 @@
 in the order in which they were asked for."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final, TypeVar
 from zlib import crc32
 
@@ -17,7 +17,7 @@ from oncegate.stores.redis.records import where_of
 from oncegate.stores.redis.scripts import Script
 from oncegate.stores.redis.servers import Cluster, Servers, Single
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Command, Failed, Reply, Server, ask, ask_once, exchange, explained
+from oncegate.stores.redis.wire import Command, Failed, Reply, Server, ask, exchange, explained
 
 # A failover shows itself at once and is over for good only after a second or more; waiting that long is the caller's.
 _PAUSES: Final = (0.0, 0.05, 0.2)
@@ -27,14 +27,13 @@ Asked = TypeVar("Asked", bound=Address)
 
 class Call(Struct, frozen=True):
     """One script call on one bucket: the words that follow the script's name. `positions` are those of its requests in
-    the batch that was split. `names` are namespaces that it tells the bucket of, to be added to those it was `told`."""
+    the batch that was split; `names` are namespaces that the bucket is told of by it."""
 
     bucket: int
     script: Script
     words: Command
     positions: Sequence[int] = ()
-    names: frozenset[str] = frozenset()
-    told: set[str] | None = None
+    names: Set[str] = frozenset()
 
 
 class Buckets:
@@ -44,7 +43,10 @@ class Buckets:
         self._settings = settings
         self._clock = clock
         self.servers: Servers = Cluster(settings) if settings.cluster else Single(settings)
-        self._told: list[set[str]] = []
+        self.count = len(self.servers.bases)
+        self._clocks = [base + b"t" for base in self.servers.bases]
+        self._records = [base + b"r" for base in self.servers.bases]
+        self._told = self._nothing_told()
         self._wait = ("WAIT", str(settings.wait_replicas), str(int(settings.wait_timeout * 1_000)))
         try:
             self.servers.meet()
@@ -53,9 +55,9 @@ class Buckets:
             self.servers.close()
             raise
 
-        self.count = len(self.servers.bases)
-        self._clocks = [base + b"t" for base in self.servers.bases]
-        self._tell_anew()
+    def _nothing_told(self) -> list[set[str]]:
+        """The namespaces that each bucket is known to know: none."""
+        return [set() for _ in range(self.count)]
 
     def of(self, key: bytes) -> int:
         return crc32(key) % self.count if self.count > 1 else 0
@@ -85,41 +87,43 @@ class Buckets:
         positions: Sequence[int],
     ) -> Call:
         batch = head + b"".join([request(each) for each in asked])
-        keys = (self.servers.bases[bucket] + b"r" + where_of(asked[0]),) if script.reads_first else ()
-        if script.notes:
-            names, told = frozenset([each.namespace for each in asked]), self._told[bucket]
-            if not names <= told:
-                return Call(bucket, script, self._words(bucket, batch, "names", keys=keys), positions, names, told)
-        return Call(bucket, script, self._words(bucket, batch, keys=keys), positions)
+        if not script.reads_first:
+            return Call(bucket, script, ("1", self._clocks[bucket], batch, self._given()), positions)
+        first = self._records[bucket] + where_of(asked[0])
+        words = ("2", self._clocks[bucket], first, batch, self._given())
+        if script.notes and not (names := {each.namespace for each in asked}) <= self._told[bucket]:
+            return Call(bucket, script, (*words, "names"), positions, names)
+        return Call(bucket, script, words, positions)
 
-    def _words(self, bucket: int, batch: bytes, *more: str, keys: tuple[bytes, ...] = ()) -> Command:
-        given = str(self._clock()) if self._clock is not None else "0"
-        return ("2" if keys else "1", self._clocks[bucket], *keys, batch, given, *more)
+    def _given(self) -> str:
+        """The time of a clock that a test moves."""
+        return "0" if self._clock is None else str(self._clock())
 
     def call(self, bucket: int, script: Script, batch: bytes) -> Call:
-        return Call(bucket, script, self._words(bucket, batch))
+        return Call(bucket, script, ("1", self._clocks[bucket], batch, self._given()))
 
     def everywhere(self, script: Script, batch: bytes) -> list[Call]:
         return [self.call(bucket, script, batch) for bucket in range(self.count)]
 
     def ask(self, calls: Sequence[Call]) -> list[Reply]:
         """The replies to these calls, in order. What may pass in a moment is asked again, a few times at most."""
+        told = self._told
         replies = self._ask_first(calls)
         if Failed in map(type, replies):
-            self._tell_anew()  # what a server was told, another that has taken over may not have heard
+            self._told = self._nothing_told()  # whoever has taken over may not have heard it
             self._ask_again(calls, replies)
         for call in calls:
-            if call.told is not None:
-                call.told.update(call.names)
+            if call.names:
+                told[call.bucket] |= call.names
         return replies
 
     def _ask_first(self, calls: Sequence[Call]) -> list[Reply]:
         """One call alone is asked the shortest way, if it may be asked again when that fails."""
-        if len(calls) == 1 and (call := calls[0]).script.repeatable and not self._waits(calls):
-            reply = ask_once(self.servers.having(call.bucket), self._command(call, "EVALSHA", call.script.digest))
-            if not _unknown_script(reply):
-                return [reply]
-        return self._ask_once(calls)
+        call = calls[0] if len(calls) == 1 else None
+        if call is None or not call.script.repeatable or self._settings.wait_replicas:
+            return self._ask_once(calls)
+        reply = self.servers.having(call.bucket).ask_once(("EVALSHA", call.script.digest, *call.words))
+        return self._ask_once(calls) if _unknown_script(reply) else [reply]
 
     def _ask_again(self, calls: Sequence[Call], replies: list[Reply]) -> None:
         for pause in _PAUSES:
@@ -135,23 +139,19 @@ class Buckets:
                 raise explained(reply.error, self.servers.having(call.bucket).name)
 
     def _ask_once(self, calls: Sequence[Call]) -> list[Reply]:
-        replies = self._send(calls, [self._command(call, "EVALSHA", call.script.digest) for call in calls])
+        replies = self._send(calls, [("EVALSHA", call.script.digest, *call.words) for call in calls])
         unknown = [index for index, reply in enumerate(replies) if _unknown_script(reply)]
         if unknown:
             texts = [calls[index] for index in unknown]
-            commands = [self._command(call, "EVAL", call.script.text) for call in texts]
+            commands = [("EVAL", call.script.text, *call.words) for call in texts]
             for index, reply in zip(unknown, self._send(texts, commands), strict=True):
                 replies[index] = reply
         return replies
 
-    @staticmethod
-    def _command(call: Call, verb: str, script: str | bytes) -> Command:
-        return (verb, script, *call.words)
-
     def _send(self, calls: Sequence[Call], commands: Sequence[Command]) -> list[Reply]:
         """By server, with a wait for the replicas behind what is written: on the same connection, or it would wait for
         nothing."""
-        waits = self._waits(calls)
+        waits = bool(calls and self._settings.wait_replicas) and calls[0].script.writes
         if len(calls) == 1 and not waits:
             return ask(self.servers.having(calls[0].bucket), commands)
         by_server: dict[Server, list[int]] = {}
@@ -170,12 +170,6 @@ class Buckets:
             for index, reply in zip(here, received[server], strict=True):
                 replies[index] = reply
         return replies
-
-    def _waits(self, calls: Sequence[Call]) -> bool:
-        return self._settings.wait_replicas > 0 and bool(calls) and calls[0].script.writes
-
-    def _tell_anew(self) -> None:
-        self._told = [set() for _ in self._clocks]
 
     def _check_replicas(self, server: Server, replies: list[Reply]) -> None:
         """Take the answer to the wait off the others; if there is none, what was written is not known to be safe."""

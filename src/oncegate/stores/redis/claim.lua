@@ -20,16 +20,17 @@ local for_lease, for_retention, for_flags, for_owner, for_hash
 -- is here, and the places of the requests in the batch by their numbers.
 local later
 local letters, values, count = {}, {}, 0
-local granted, reading_ahead = false, false
+local granted = false
+local keys -- by number, once all are read ahead
 local at = 1
 while at <= size do
   local start = at
   local where, owner, hash, about, lease, retention, slides, flags, block = struct.unpack(REQUEST, batch, at)
   block = block + where
   at = block + owner + hash + about
-  local key = base .. 'r' .. sub(batch, start + REQUEST_SIZE, block - 1)
-  local letter, value = nil, ahead[key]
   count = count + 1
+  local key = keys and keys[count] or base .. 'r' .. sub(batch, start + REQUEST_SIZE, block - 1)
+  local letter, value = nil, ahead[key]
   if ARGV[3] or not noted then
     call('SADD', base .. 'n', sub(key, #base + 2, string.find(key, '\0', #base + 2, true)))
   end
@@ -56,17 +57,17 @@ while at <= size do
       value = call('GET', key)
     end
   end
-  if value and at <= size and not reading_ahead then
-    reading_ahead = true
-    local keys, place = {}, at
+  if value and at <= size and not keys then
+    keys = {}
+    local number, place = count, at
     while place <= size do
       local where_, owner_, hash_, about_ = struct.unpack(REQUEST, batch, place)
-      place = place + REQUEST_SIZE
-      keys[#keys + 1] = base .. 'r' .. sub(batch, place, place + where_ - 1)
+      number, place = number + 1, place + REQUEST_SIZE
+      keys[number] = base .. 'r' .. sub(batch, place, place + where_ - 1)
       place = place + where_ + owner_ + hash_ + about_
     end
-    for from = 1, #keys, 1000 do
-      for i, each in ipairs(call('MGET', unpack(keys, from, math.min(from + 999, #keys)))) do
+    for from = count + 1, number, 1000 do
+      for i, each in ipairs(call('MGET', unpack(keys, from, math.min(from + 999, number)))) do
         ahead[keys[from + i - 1]] = each
       end
     end
@@ -90,12 +91,19 @@ if granted or later then
   call('SET', KEYS[1], struct.pack('>I7I7', now, clock))
 end
 
+if count == 1 and not later then
+  return struct.pack('>I7', now) .. letters[1] .. (values[1] or '')
+end
+
 local function answered()
-  local answer = {struct.pack('>I7', now) .. table.concat(letters)}
+  local answer, last = {struct.pack('>I7', now) .. table.concat(letters)}, 1
   for i = 1, count do
-    answer[#answer + 1] = values[i]
+    if values[i] then
+      last = last + 1
+      answer[last] = values[i]
+    end
   end
-  return #answer > 2 and answer or table.concat(answer)
+  return last > 2 and answer or table.concat(answer)
 end
 
 if not later then

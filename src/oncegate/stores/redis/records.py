@@ -1,5 +1,6 @@
 """Records and addresses as the bytes that record.lua draws."""
 
+from binascii import unhexlify
 from collections.abc import Iterator
 from functools import lru_cache
 from struct import Struct as Layout
@@ -69,15 +70,14 @@ def _shortened(delivery: str | None) -> bytes | None:
         return None
     digits = delivery.replace("-", "")
     try:
-        short = bytes.fromhex(digits)
+        short = unhexlify(digits)
     except ValueError:
         return None
-    return short if len(digits) == 32 and short.hex() == digits else None
+    return short if len(short) == 16 and short.hex() == digits else None
 
 
 def _spelled(short: bytes) -> str:
-    digits = short.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return f"{short[:4].hex()}-{short[4:10].hex('-', 2)}-{short[10:].hex()}"
 
 
 def unpack(value: bytes) -> Record:
@@ -85,9 +85,14 @@ def unpack(value: bytes) -> Record:
     state, moment = _STATES[first >> 56], first & _MASK
     hash_at = _OWNER_AT + owner_length
     tail_at = hash_at + (fourth >> 56)
-    about, *rest = _texts(value, tail_at)
     completed = state == COMPLETED
-    result, error, payload, lease = rest or (_NULL if completed else None, None, None, None)
+    result: bytes | None = _NULL if completed else None
+    error = payload = lease = None
+    if tail_at + 1 + value[tail_at] == len(value):  # nearly always
+        about: bytes | None = value[tail_at + 1 :]
+    else:
+        about, *rest = _texts(value, tail_at)
+        result, error, payload, lease = rest or (result, None, None, None)
     return Record(
         state,
         value[_OWNER_AT:hash_at],
@@ -116,8 +121,6 @@ def unpack_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, I
 
 def _texts(value: bytes, at: int) -> list[bytes | None]:
     """The five texts of a tail, or the first alone."""
-    if at + 1 + value[at] == len(value):  # nearly always
-        return [value[at + 1 :]]
     found: list[bytes | None] = []
     while at < len(value):
         length = value[at]

@@ -28,8 +28,9 @@ def claiming(claim: Claim) -> bytes:
 
 def settling(ended: Settlement) -> bytes:
     if isinstance(ended, Complete):
-        if ended.result == _NULL and ended.error is None:
-            return _settling(b"c", ended, ended.retention, None, None)
+        if ended.result == _NULL and ended.error is None:  # nearly always
+            where, proof = where_of(ended), pack_proof(ended.owner, ended.fence)
+            return _SETTLE.pack(b"c", len(where), len(proof), ended.retention, _NONE, _NONE) + where + proof
         return _settling(b"C", ended, ended.retention, ended.result, ended.error)
     if isinstance(ended, Release):
         return _settling(b"R", ended, _UNSTARTED if ended.unstarted else ended.delay, None, ended.error)

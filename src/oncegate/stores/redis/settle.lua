@@ -9,15 +9,15 @@ local PROOF = 26 -- where it is in a record
 local STRETCH = KEPT_ON / 2 * 1000
 local IN_PROGRESS = byte('P')
 
-local starts, keys, at = {}, {}, 1
+local starts, keys, count, at = {}, {}, 0, 1
 while at <= size do
   local _, where, proof, _, one, two, start = struct.unpack(REQUEST, batch, at)
-  starts[#starts + 1] = at
-  keys[#starts] = base .. 'r' .. sub(batch, start, start + where - 1)
+  count = count + 1
+  starts[count], keys[count] = at, base .. 'r' .. sub(batch, start, start + where - 1)
   at = start + where + proof + (one < NONE and one or 0) + (two < NONE and two or 0)
 end
-for from = 2, #keys, 1000 do
-  for i, value in ipairs(call('MGET', unpack(keys, from, math.min(from + 999, #keys)))) do
+for from = 2, count, 1000 do
+  for i, value in ipairs(call('MGET', unpack(keys, from, math.min(from + 999, count)))) do
     ahead[keys[from + i - 1]] = value
   end
 end
@@ -28,7 +28,7 @@ end
 local later
 local answers = {}
 local last_retention, completed
-for i = 1, #keys do
+for i = 1, count do
   local key = keys[i]
   local verb, where, proof, retention, _, _, at = struct.unpack(REQUEST, batch, starts[i])
   proof = sub(batch, at + where, at + where + proof - 1)

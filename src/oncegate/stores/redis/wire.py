@@ -25,6 +25,7 @@ _packed: Callable[[Command], bytes] = pack_command  # type: ignore[assignment]  
 _READ_SIZE: Final = 65_536
 # redis-py's roots: some errors of its cluster side are no RedisError.
 FAILURES: Final = (errors.RedisError, errors.RedisClusterException, OSError)
+_INTERRUPTED: Final = errors.ConnectionError("interrupted before it was answered")
 # With these the server says that it has done nothing, and that it or another may do it in a moment.
 _NOT_NOW: Final = (
     errors.AskError,  # MOVED too
@@ -68,9 +69,9 @@ class Link:
         """Whether the server has closed it: nothing is owed, so there is nothing else to read."""
         return bool(self._poll.poll(0))
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def send(self, packed: bytes) -> None:
         try:
-            self._socket.sendall(b"".join(map(_packed, commands)))
+            self._socket.sendall(packed)
         except (TimeoutError, BlockingIOError) as error:
             raise errors.TimeoutError("Timeout writing to socket") from error
         except OSError as error:
@@ -95,8 +96,8 @@ class Link:
 
 
 def _leave_timeouts_to_the_system(plain: socket.socket) -> None:
-    """Python keeps a timeout by a look before each thing sent and each thing read, a tenth of an exchange. A socket that
-    Linux keeps it for raises BlockingIOError at its end; one under TLS would not know what that means."""
+    """Python keeps a timeout by a look before each thing sent and each thing read, a tenth of an exchange. Where Linux
+    keeps it, its end is a BlockingIOError; a socket under TLS would not know what that means."""
     seconds = plain.gettimeout()
     if sys.platform != "linux" or not seconds or isinstance(plain, ssl.SSLSocket):
         return
@@ -131,18 +132,34 @@ class Server:
         }
 
     def connect(self) -> Link:
-        while (link := self.take()) is not None:
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return Link(self._kind(**self._options))
             if not link.is_stale():
                 return link
             link.close()
-        return Link(self._kind(**self._options))
 
-    def take(self) -> Link | None:
-        """A connection that nobody uses; the server may have closed it."""
+    def ask_once(self, command: Command) -> Reply:
+        """The answer to one command that may be sent again if this fails: a connection is taken as it is, since to look
+        whether the server has closed it takes as long as to send something."""
         try:
-            return self._idle.pop()
+            link = self._idle.pop()
         except IndexError:
-            return None
+            return ask(self, (command,))[0]
+        reply: Reply = _INTERRUPTED
+        try:
+            link.send(_packed(command))
+            reply = link.read()
+        except FAILURES as error:
+            reply = error
+        finally:
+            if isinstance(reply, Exception) and not isinstance(reply, errors.ResponseError):
+                link.close()
+            else:
+                self._idle.append(link)
+        return _failed(reply) if isinstance(reply, Exception) else reply
 
     def release(self, link: Link) -> None:
         self._idle.append(link)
@@ -185,27 +202,6 @@ def ask(server: Server, commands: Sequence[Command]) -> list[Reply]:
         line.close()
 
 
-def ask_once(server: Server, command: Command) -> Reply:
-    """The same for one command that may be sent again if this fails: a connection is taken as it is, since to look
-    whether the server has closed it takes as long as to send something."""
-    link = server.take()
-    if link is None:
-        return ask(server, (command,))[0]
-    done = False
-    try:
-        link.send((command,))
-        reply = link.read()
-        done = not isinstance(reply, Exception) or isinstance(reply, errors.ResponseError)
-    except FAILURES as error:
-        reply = error
-    finally:
-        if done:
-            server.release(link)
-        else:
-            link.close()
-    return _failed(reply) if isinstance(reply, Exception) else reply
-
-
 def _failed(error: Exception) -> Failed:
     """A server that is asked and answers with an error has done nothing."""
     return Failed(error, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError))
@@ -221,7 +217,7 @@ class _Line:
         self._link: Link | None = None
         try:
             self._link = server.connect()
-            self._link.send(commands)
+            self._link.send(b"".join(map(_packed, commands)))
         except FAILURES as error:
             self._failed = Failed(error, unsure=self._link is not None)
 
