@@ -34,7 +34,7 @@ FORGETFUL: Final = EXPIRY._replace(name="an event that is forgotten at once", re
 BATCH: Final = Setting("a batch of two", _TWO_KEYS, faults=1, batch=2, failures=False)
 BATCH_CONFLICT: Final = Setting("a batch with a conflict", _TWO_KEYS_CONFLICT, faults=0, batch=2, failures=False)
 POISON: Final = Setting("a batch with poison", _POISON, faults=0, batch=2, failures=False)
-ADMIT: Final = Setting("an event admitted twice", _TWICE, faults=2, ways=("admit",))
+ADMIT: Final = Setting("an event admitted twice", _TWICE, faults=1, ways=("admit",))
 ADMIT_EXPIRY: Final = Setting("an event admitted and forgotten", _TWICE, faults=1, expiry=True, ways=("admit",))
 ADMIT_CONFLICT: Final = Setting("a conflict, claimed or admitted", _CONFLICT, faults=0, ways=("claim", "admit"))
 ADMIT_RUN: Final = Setting("an event admitted and run", _TWICE, faults=2, ways=("admit and run",))
