@@ -1,6 +1,5 @@
 """Admitting: events that are kept by the store, to be run later by whoever takes them."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn, cast
@@ -11,7 +10,7 @@ from oncegate.claims import Admission, Admit, Admitted, Conflict, Granted
 from oncegate.clocks import Clock
 from oncegate.events import Event
 from oncegate.gate.asking import Asking
-from oncegate.gate.claiming import OWNER_SIZE, Claimer
+from oncegate.gate.claiming import Claimer, owners
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.jobs import Bare, Batch, Identified, Job, Refused, about
 from oncegate.gate.observing import Observers
@@ -54,8 +53,7 @@ class Admitter:
     def keyed(self, identified: Sequence[Identified]) -> list[Job | Refused]:
         """An event that may run without a key is kept under one that no other has; one that was made by hand cannot be
         kept, since there is nothing to read it from again."""
-        keyed = [_with_a_key(item) if isinstance(item, Bare) else item for item in identified]
-        return [item if isinstance(item, Refused) or item.event.raw else _refused(item) for item in keyed]
+        return [item if type(item) is Job and item.event.raw else _keyed(item) for item in identified]
 
     def asking_apart(self, jobs: Sequence[Job]) -> Asking | None:
         """The same for events of callers that do not know of each other, to be asked for: of two with one key the store
@@ -107,30 +105,34 @@ class Admitter:
             self._runner.run(hopeless, _never)
 
     def _requests(self, jobs: Sequence[Job]) -> list[Admit]:
-        entropy = os.urandom(OWNER_SIZE * len(jobs))
         return [
             Admit(
                 self._terms.namespace,
                 job.key.digest,
-                entropy[index * OWNER_SIZE : (index + 1) * OWNER_SIZE],
+                owner,
                 job.payload_hash,
                 job.event.raw,
                 about(job.event),
                 job.key.binds,
                 self._terms.lease if job.at_once else 0,
             )
-            for index, job in enumerate(jobs)
+            for job, owner in zip(jobs, owners(len(jobs)), strict=True)
         ]
 
 
-def _with_a_key(item: Bare) -> Job:
-    key = keys.make("unguarded", item.event, [os.urandom(OWNER_SIZE).hex()], binds=False)
-    return Job(item.event, key, digest(item.event.raw))
-
-
-def _refused(job: Job) -> Refused:
+def _keyed(item: Identified) -> Job | Refused:
+    if isinstance(item, Refused):
+        return item
+    job = _with_a_key(item) if isinstance(item, Bare) else item
+    if job.event.raw:
+        return job
     error = "it was made by hand and has no raw document that could be kept; pass what was delivered, or set raw"
     return Refused(Outcome("invalid", job.event, job.key, error=error))
+
+
+def _with_a_key(item: Bare) -> Job:
+    (random,) = owners(1)
+    return Job(item.event, keys.make("unguarded", item.event, [random.hex()], binds=False), digest(item.event.raw))
 
 
 def _refuse_unguarded(jobs: Sequence[Job]) -> None:

@@ -40,9 +40,15 @@ from oncegate.gate.terms import Terms
 from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store, Want
 
-OWNER_SIZE: Final = 16
+_OWNER_SIZE: Final = 16
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
+
+
+def owners(count: int) -> list[bytes]:
+    """So many names for requests, none like any other. They are drawn at once, as each draw is a system call."""
+    entropy = os.urandom(_OWNER_SIZE * count)
+    return [entropy[start : start + _OWNER_SIZE] for start in range(0, len(entropy), _OWNER_SIZE)]
 
 
 class Claimer:
@@ -124,7 +130,7 @@ class Claimer:
     def take(self, most: int = 1, *, in_order: bool = False) -> list[Job]:
         """Claim events that the store holds with their payload, as many as there are."""
         terms, sent_at = self._terms, self._boot()
-        wants = [Want(terms.namespace, os.urandom(OWNER_SIZE), terms.lease, in_order) for _ in range(most)]
+        wants = [Want(terms.namespace, owner, terms.lease, in_order) for owner in owners(most)]
         jobs = [self._taken(entry, sent_at) for entry in self._store.take(wants) if entry is not None]
         self._observers.granted([job.event for job in jobs])
         return jobs
@@ -150,12 +156,11 @@ class Claimer:
         terms = self._terms
         namespace, lease, retention = terms.namespace, terms.lease, terms.retention
         slides = terms.sliding_limit if terms.sliding else 0
-        entropy = os.urandom(OWNER_SIZE * len(jobs))
         return [
             Claim(
                 namespace,
                 job.key.digest,
-                entropy[start : start + OWNER_SIZE],
+                owner,
                 job.payload_hash,
                 lease,
                 retention,
@@ -164,7 +169,7 @@ class Claimer:
                 marks,
                 slides,
             )
-            for job, start in zip(jobs, range(0, len(entropy), OWNER_SIZE), strict=True)
+            for job, owner in zip(jobs, owners(len(jobs)), strict=True)
         ]
 
     def hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:

@@ -110,8 +110,9 @@ class Concurrent:
             await asyncio.gather(*[self._gatherer.done(_Admission(job)) for job in unknown])
 
     async def run_taken(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        """Run what was taken from the store; it has its outcome afterwards."""
-        self._means.heartbeat.hold([job.lease])
+        """Run what was taken from the store, or granted with its admission; it has its outcome afterwards."""
+        if not job.at_once:
+            self._means.heartbeat.hold([job.lease])
         await self._run_granted(job, handler)
 
     def let_go(self, job: Job) -> None:
@@ -273,8 +274,8 @@ class Concurrent:
         ask_all([asking for asking in askings if asking is not None], self._together, self._means.boot)
         if admissions:
             self._admitter.confirm_apart(admissions)
-        if jobs and not self._means.terms.marks_first:
-            self._means.heartbeat.hold([job.lease for job in jobs if job.held])
+        if not self._means.terms.marks_first:
+            self._means.heartbeat.hold([job.lease for job in (*jobs, *admissions) if job.held])
 
     def _write_the_rest(self, asked: Sequence[_Asked]) -> None:
         if failed := [each for each in asked if isinstance(each, Failed)]:

@@ -215,6 +215,7 @@ class Runner:
         though their lease lasts are answered; else they come free when it ends."""
         if not jobs:
             return []
+        self._means.heartbeat.drop([job.lease for job in jobs])
         answers = settle(self._means.store, [self._means.endings.unstarted(job).settlement for job in jobs])
         for job in jobs:
             job.held = False

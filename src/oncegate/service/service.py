@@ -11,7 +11,7 @@ from oncegate.clocks import since_boot, wall
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError, StoreError
 from oncegate.gate import Gate
-from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine
+from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App, Room
@@ -66,9 +66,8 @@ class Service:
     def _taking(self, gate: Gate, handler: AsyncHandler | Handler) -> Taking:
         if self._settings["serve.mode"] == "inline":
             return Inline(gate, handler, self._threads)
-        at_work = _AT_WORK if is_coroutine(handler) else 2 * self._settings["threads"]
         try:
-            return Kept(gate, handler, self._threads, at_work=at_work, drain=self._settings["serve.drain_within"])
+            return Kept(gate, handler, self._threads, at_work=_AT_WORK, drain=self._settings["serve.drain_within"])
         except SettingError as error:
             where = self._settings.where("serve.mode")
             raise SettingError(f"{where}=inbox: {error}; or choose serve.mode=inline") from error

@@ -50,7 +50,8 @@ class InboxWorker:
         self._identify = identify
         self._handler = logged(handler)
         self._observers = observers
-        self._at_work = at_work
+        # Of those that have to wait for a thread a few are enough: what waits here nobody else can run.
+        self._at_work = at_work if is_async(handler) else min(at_work, 2 * engine.terms.threads)
         self._look = look / 1e6
         self._drain = drain / 1e6
         self._pause = self._look
