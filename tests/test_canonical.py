@@ -1,6 +1,7 @@
 """Canonical JSON: one spelling for each value, and what is no JSON."""
 
 import json
+from hashlib import blake2b, sha256
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate import keys, read
-from oncegate.canonical import decode, digest, encode, normal
+from oncegate.canonical import content_digest, decode, digest, digest_of, encode, normal
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -133,3 +134,12 @@ def test_no_json_value(value: Any) -> None:
     """Python values that JSON has no words for are refused, not guessed."""
     with pytest.raises(ValueError, match="cannot be written as JSON"):
         normal(value)
+
+
+@given(st.lists(JSON, min_size=1, max_size=3))
+def test_a_hash_knows_nothing_of_those_before(values: list[Any]) -> None:
+    """Each value hashes as if it were the only one: with BLAKE2b for keys, with the start of SHA-256 for content."""
+    for value in values:
+        spelling = encode(value)
+        assert digest_of(value) == digest(spelling) == blake2b(spelling, digest_size=16).digest()
+        assert content_digest(value) == sha256(spelling).digest()[:16]

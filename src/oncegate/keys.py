@@ -165,7 +165,7 @@ def strategy(given: Callable[[Event], Any]) -> Strategy:
     """Any callable as a strategy: it may answer a Key, or the parts of one (a value or a list of values)."""
     if not callable(given):
         raise SettingError(f"key={given!r} is no strategy; use keys.auto, keys.event_id, keys.fields(…) or a function")
-    if given in (auto, event_id, content):
+    if given is auto or given is event_id or given is content:
         return given
 
     def by_callable(event: Event) -> Key:

@@ -48,7 +48,8 @@ class Job(Struct, eq=False):
 
     def too_late(self, now: int) -> str | None:
         """Why its handler may no longer start, None if it may. It holds a lease."""
-        if self.lease.lost or now >= self.lease.valid_until:
+        lease = self.lease
+        if lease.lost or now >= lease.valid_until:
             return TOO_LATE
         return NO_TIME if now >= self.start_by else None
 

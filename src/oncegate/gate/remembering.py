@@ -17,6 +17,7 @@ from oncegate.clocks import Clock
 from oncegate.gate.jobs import Job, kind_of
 from oncegate.gate.leases import Lease
 from oncegate.gate.outcome import Outcome
+from oncegate.gate.settling import Ending
 
 _MOST: Final = 10_000
 _LARGEST_RESULT: Final = 4_096
@@ -68,10 +69,10 @@ class Memory:
     def document(self, job: Job) -> bytes | None:
         """The document of the event that was completed under this job's key, if it is still at hand."""
         known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
-        return None if known is None else known[4]
+        return None if known is None else known[4] or None
 
-    def completed(self, ended: Sequence[tuple[Job, Complete]], sent_at: int) -> None:
-        """Completions that the store has accepted since `sent_at`.
+    def settled(self, endings: Sequence[Ending], sent_at: int) -> None:
+        """Endings that the store has accepted since `sent_at`; those that are completions are remembered.
 
         A document is kept if it is worth its room: it only serves to say where a conflict differs. As bytes it takes a
         third of what the body does, and gives the collector of garbage nothing to look at."""
@@ -80,10 +81,12 @@ class Memory:
         until = sent_at + self._longest
         with self._lock:
             known = self._current(sent_at)
-            for job, complete in ended:
-                if complete.result is None or len(complete.result) <= _LARGEST_RESULT:
+            for ending in endings:
+                complete = ending.settlement
+                if type(complete) is Complete and len(complete.result or b"") <= _LARGEST_RESULT:
+                    job = ending.job
                     raw = job.event.raw
-                    document = raw if 0 < len(raw) <= _LARGEST_DOCUMENT else None
+                    document = raw if len(raw) <= _LARGEST_DOCUMENT else None
                     known[complete.key] = (until, job.lease, complete, sent_at, document)
 
     def found(self, lease: Lease) -> None:

@@ -200,15 +200,14 @@ class Runner:
 
     def _settled(self, endings: Sequence[Ending], answers: Sequence[Answer], sent_at: int) -> None:
         """Give the jobs their outcomes, and remember those that are completed."""
-        completed = []
+        accepted = []
         for ending, answer in zip(endings, answers, strict=True):
-            if answer is not True:
+            if answer is True:
+                ending.job.outcome = ending.outcome
+                accepted.append(ending)
+            else:
                 ending.job.outcome = _not_settled(ending, answer)
-                continue
-            ending.job.outcome = ending.outcome
-            if type(ending.settlement) is Complete:
-                completed.append((ending.job, ending.settlement))
-        self._means.memory.completed(completed, sent_at)
+        self._means.memory.settled(accepted, sent_at)
 
     def give_back(self, jobs: Sequence[Job]) -> list[Job]:
         """Release claims whose handler never started: the attempt does not count. Those that could not be given back

@@ -78,7 +78,7 @@ class MemoryStore(InboxStore):
                 records[key] = bytes(self._buffer)
             else:
                 records[key] = after
-            if after.expires_at is not None and (before is None or before.expires_at is None):
+            if (before is None or before.expires_at is None) and after.expires_at is not None:
                 self._expiry.add(after.expires_at, records, key)
         if self._waiting or (after is not None and after.payload is not None):
             self._wait((where.namespace, key), after)
