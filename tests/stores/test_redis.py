@@ -37,7 +37,7 @@ from oncegate.testing.asking import (
 )
 from tests.stores.proxy import Proxy
 from tests.stores.redis_server import RedisServer
-from tests.stores.servers import until
+from tests.stores.servers import free_port, until
 
 
 class TestRedisStore(SharedStoreContract):
@@ -250,10 +250,10 @@ def test_attempts_stop_at_their_most(server: RedisServer, store: Store) -> None:
 
 
 def test_only_grants_are_written_down(server: RedisServer, store: Store) -> None:
-    """A duplicate writes nothing, and an ending only its record: time is noted when something is granted."""
+    """A duplicate writes nothing, and a completion only its record: time is noted when something is granted."""
     record = granted(store)
     noted = server.client.get("oncegate:t")
-    assert complete(store, record)
+    assert complete(store, record, b"null")
     before = server.client.info("persistence")["rdb_changes_since_last_save"]
     assert isinstance(claim(store, "bob"), Duplicate)
     assert server.client.info("persistence")["rdb_changes_since_last_save"] == before
@@ -325,6 +325,19 @@ def test_a_server_that_hangs(server: RedisServer) -> None:
         assert 0.4 < time.monotonic() - start < 0.95
         server.client.ping()  # answered when the pause is over
         assert complete(store, record)
+
+
+def test_a_replica_says_nothing_is_lost(server: RedisServer, store: Store) -> None:
+    """A server that has become a replica may lack the newest claims: it is not believed that they are lost."""
+    record = granted(store)
+    server.client.replicaof("127.0.0.1", str(free_port()))
+    try:
+        for settle in (complete, release, renew):
+            with pytest.raises(StoreUnavailable, match="read-only replica"):
+                settle(store, record, key=b"2" * 16)
+    finally:
+        server.client.replicaof("no", "one")
+    assert complete(store, record)
 
 
 def test_connections_that_the_server_has_closed(server: RedisServer, store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,6 +67,13 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "~= proof then",
         "== nil then",
         lambda contract, store, clock: contract.test_not_the_owner(store, complete),
+    ),
+    (
+        "no proof is asked for on the short way",
+        "SETTLE",
+        "and sub(value, PROOF, PROOF + proof - 1) == sub(batch, at + where, at + where + proof - 1)",
+        "",
+        lambda contract, store, clock: contract.test_not_the_owner(store, partial(complete, result=b"null")),
     ),
     (
         "what has expired is settled",

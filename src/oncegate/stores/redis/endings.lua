@@ -3,6 +3,9 @@
 local UNSTARTED = 2 ^ 53
 local verbs = {}
 
+-- Nobody is told that a claim is lost but by a server that can write: a replica may not have heard of the claim yet.
+note()
+
 -- Complete: retention, result, error; c with the result null, and no texts.
 function verbs.C(r, retention, result, error)
   local about = next_text(r.tail, 1)
@@ -49,13 +52,17 @@ function verbs.N(r, lease)
   end
 end
 
--- The answer to one request, of which the proof is right.
-local function settle_known(i)
+-- The answer to one request.
+local function settle(i)
   local verb, where, proof, number, one, two, start = struct.unpack(REQUEST, batch, starts[i])
   where, start = cut(start, where)
-  one, start = cut(start + proof, one)
+  proof, start = cut(start, proof)
+  one, start = cut(start, one)
   two = cut(start, two)
   local value = get(keys[i])
+  if not value or sub(value, PROOF, PROOF + #proof - 1) ~= proof then
+    return '0'
+  end
   local r = parse(value)
   local state = r.state
   if r.expires > 0 and now >= r.expires then
@@ -69,6 +76,6 @@ local function settle_known(i)
 end
 
 for _, i in ipairs(later) do
-  answers[i] = settle_known(i)
+  answers[i] = settle(i)
 end
 return table.concat(answers)

@@ -68,7 +68,7 @@ end
 
 -- The store's time. It follows the server's clock and never goes back or stands still: when that clock is behind what
 -- was noted (it was set back, or a replica took over), time goes on at half its pace until it has caught up. That of a
--- test may stand still. Who grants something notes the time; who only looks, or ends a claim, comes to the same end at an
+-- test may stand still. Who grants something notes the time; a look, a completion or a duplicate comes to the same at an
 -- earlier one.
 local now = clock
 if noted then

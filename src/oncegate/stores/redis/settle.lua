@@ -31,30 +31,26 @@ local last_retention, completed
 for i = 1, count do
   local key = keys[i]
   local verb, where, proof, retention, _, _, at = struct.unpack(REQUEST, batch, starts[i])
-  proof = sub(batch, at + where, at + where + proof - 1)
   local value = ahead[key]
   if value == nil then
     value = call('GET', key)
   end
-  if not value or sub(value, PROOF, PROOF + #proof - 1) ~= proof then
-    answers[i] = '0'
-  else
-    local about = PROOF + #proof + byte(value, HASH)
-    local expires = struct.unpack('>I7', value, EXPIRES)
-    if verb == 'c' and byte(value) == IN_PROGRESS and byte(value, BY_256) == 0 and now < expires
-      and about + byte(value, about) == #value and now + retention - expires <= STRETCH
-      and not (later and later[key]) then
-      if retention ~= last_retention then
-        last_retention, completed = retention, struct.pack('>c1I7BI7', 'C', now, 0, now + retention)
-      end
-      ahead[key] = nil
-      call('SETRANGE', key, 0, completed)
-      answers[i] = '1'
-    else
-      later = later or {}
-      later[key], later[#later + 1] = true, i
-      answers[i] = ''
+  local expires = value and struct.unpack('>I7', value, EXPIRES)
+  local about = value and PROOF + proof + byte(value, HASH)
+  if verb == 'c' and value and sub(value, PROOF, PROOF + proof - 1) == sub(batch, at + where, at + where + proof - 1)
+    and byte(value) == IN_PROGRESS and byte(value, BY_256) == 0 and now < expires
+    and about + byte(value, about) == #value and now + retention - expires <= STRETCH
+    and not (later and later[key]) then
+    if retention ~= last_retention then
+      last_retention, completed = retention, struct.pack('>c1I7BI7', 'C', now, 0, now + retention)
     end
+    ahead[key] = nil
+    call('SETRANGE', key, 0, completed)
+    answers[i] = '1'
+  else
+    later = later or {}
+    later[key], later[#later + 1] = true, i
+    answers[i] = ''
   end
 end
 if not later then

@@ -1,5 +1,6 @@
 """The wire: connections to servers, commands sent to several at once, and what errors mean."""
 
+import os
 import select
 import socket
 import ssl
@@ -101,8 +102,11 @@ def _leave_timeouts_to_the_system(plain: socket.socket) -> None:
     seconds = plain.gettimeout()
     if sys.platform != "linux" or not seconds or isinstance(plain, ssl.SSLSocket):
         return
-    limit = pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
     plain.settimeout(None)
+    if not os.get_blocking(plain.fileno()):  # as gevent's never are
+        plain.settimeout(seconds)
+        return
+    limit = pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
