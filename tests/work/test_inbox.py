@@ -128,6 +128,19 @@ def events(*calls: dict[str, str]) -> list[Event]:
     return [event for each in calls for event in read(each)]
 
 
+class Busy:
+    """A handler that knows how much of it has run at a time."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+
+    async def __call__(self, _event: Event) -> None:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await asyncio.sleep(0.003)
+        self._now -= 1
+
+
 class TestAtOnce:
     """Events that are admitted by the worker itself, which may run them without asking for them again."""
 
@@ -205,14 +218,7 @@ class TestAtOnce:
 
     def test_no_more_than_there_is_room_for(self, gate: Gate) -> None:
         """However much is admitted, no more of it runs at a time than may; the rest is taken when there is room."""
-        at_work, most = 0, 0
-
-        async def handler(_event: Event) -> None:
-            nonlocal at_work, most
-            at_work += 1
-            most = max(most, at_work)
-            await asyncio.sleep(0.005)
-            at_work -= 1
+        handler = Busy()
 
         async def then(worker: InboxWorker) -> None:
             calls = [events(call(number, f"call-{number}")) for number in range(12)]
@@ -220,26 +226,19 @@ class TestAtOnce:
             await until(lambda: gate.counts.get("event.processed") == 12)
 
         working(gate, handler, then, at_work=3)
-        assert most == 3
+        assert handler.most == 3
 
     def test_a_single_attempt(self) -> None:
         """Where the first attempt is the last it runs alone, so it is taken from the store when nothing else runs."""
         gate = Gate(MemoryStore(), max_attempts=1)
-        at_work, most = 0, 0
-
-        async def handler(_event: Event) -> None:
-            nonlocal at_work, most
-            at_work += 1
-            most = max(most, at_work)
-            await asyncio.sleep(0.002)
-            at_work -= 1
+        handler = Busy()
 
         async def then(worker: InboxWorker) -> None:
             await worker.admit(events(*(call(number, f"call-{number}") for number in range(4))))
             await until(lambda: gate.counts.get("event.processed") == 4)
 
         working(gate, handler, then)
-        assert most == 1
+        assert handler.most == 1
 
     def test_stopping(self, gate: Gate) -> None:
         """What is granted while the worker stops is given back, and runs elsewhere at its first attempt."""
