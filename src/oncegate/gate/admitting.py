@@ -1,7 +1,6 @@
 """Admitting: events that are kept by the store, to be run later by whoever takes them."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NoReturn, cast
 
 from oncegate import keys
@@ -76,7 +75,7 @@ class Admitter:
         if not unknown:
             return None
         admit = cast(Inbox, self._store).admit
-        return Asking(admit, self._requests(unknown), partial(self._judge, unknown), partial(self._unanswered, unknown))
+        return Asking(admit, self._requests(unknown), unknown, self._judge, self._unanswered)
 
     def _unanswered(self, jobs: Sequence[Job], error: str) -> None:
         for job in jobs:

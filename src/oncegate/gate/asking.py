@@ -13,21 +13,23 @@ from oncegate.stores.base import Together
 
 
 class Asking(Struct, frozen=True):
-    """Requests of one kind. `answered` gets the answers and when they were asked for, `failed` why there are none."""
+    """Requests of one kind, and what they are for. `answered` gets that, the answers and when they were asked for;
+    `failed` gets it and why there are none."""
 
     verb: Callable[[Sequence[Any]], Sequence[Any]]
     requests: Sequence[Operation]
-    answered: Callable[[Sequence[Any], int], None]
-    failed: Callable[[str], None]
+    about: Sequence[Any]
+    answered: Callable[[Sequence[Any], Sequence[Any], int], None]
+    failed: Callable[[Sequence[Any], str], None]
 
     def ask(self, boot: Clock) -> None:
         sent_at = boot()
         try:
             answers = self.verb(self.requests)
         except StoreError as error:
-            self.failed(str(error))
+            self.failed(self.about, str(error))
         else:
-            self.answered(answers, sent_at)
+            self.answered(self.about, answers, sent_at)
 
 
 def ask_all(askings: Sequence[Asking], store: Together | None, boot: Clock) -> None:
@@ -45,5 +47,5 @@ def _asked_together(askings: Sequence[Asking], store: Together, boot: Clock) -> 
     except StoreError:
         return False
     for asking in askings:
-        asking.answered(list(islice(answers, len(asking.requests))), sent_at)
+        asking.answered(asking.about, list(islice(answers, len(asking.requests))), sent_at)
     return True

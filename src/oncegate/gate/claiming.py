@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -73,7 +72,7 @@ class Claimer:
         if not unknown:
             return None
         requests = self._requests(unknown, marks=self._terms.marks_first)
-        return Asking(self._store.claim, requests, partial(self._judge, unknown), partial(self.unanswered, unknown))
+        return Asking(self._store.claim, requests, unknown, self._judge, self.unanswered)
 
     def recall(self, job: Job) -> bool:
         """Answer from the memory of completions, if it can."""

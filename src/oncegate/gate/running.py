@@ -1,12 +1,11 @@
 """Running: grants to handlers, one after the other, and what becomes of them."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, NoReturn, cast
 
 from msgspec import Struct
 
-from oncegate.claims import Complete
+from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
 from oncegate.gate.asking import Asking
@@ -196,7 +195,10 @@ class Runner:
         would look like a loss."""
         self._means.heartbeat.drop([ending.job.lease for ending in endings])
         requests = [ending.settlement for ending in endings]
-        return Asking(partial(settle, self._means.store), requests, partial(self._settled, endings), _never)
+        return Asking(self._settle, requests, endings, self._settled, _never)
+
+    def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Answer]:
+        return settle(self._means.store, settlements)
 
     def _settled(self, endings: Sequence[Ending], answers: Sequence[Answer], sent_at: int) -> None:
         """Give the jobs their outcomes, and remember those that are completed."""
@@ -215,7 +217,7 @@ class Runner:
         if not jobs:
             return []
         self._means.heartbeat.drop([job.lease for job in jobs])
-        answers = settle(self._means.store, [self._means.endings.unstarted(job).settlement for job in jobs])
+        answers = self._settle([self._means.endings.unstarted(job).settlement for job in jobs])
         for job in jobs:
             job.held = False
         now = self._means.boot()
@@ -229,8 +231,8 @@ def _not_settled(ending: Ending, answer: Answer) -> Outcome:
     return Outcome("failed", ending.job.event, ending.job.key, error=error)
 
 
-def _never(error: str) -> NoReturn:
-    """A store that does not answer is one of the answers of `settle`."""
+def _never(_endings: Sequence[Ending], error: str) -> NoReturn:
+    """That the store did not answer is an answer of `settle`."""
     raise AssertionError(error)
 
 
