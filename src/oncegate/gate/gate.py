@@ -6,7 +6,6 @@ read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settl
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
-from itertools import chain
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from oncegate import keys
@@ -354,10 +353,10 @@ class Gate:
     def _events(self, payload: Any) -> list[Event]:
         return [payload] if isinstance(payload, Event) else read(payload, hints=self._hints)
 
-    def _all_events(self, payloads: Iterable[Any], name: str) -> Iterable[Event]:
+    def _all_events(self, payloads: Iterable[Any], name: str) -> list[Event]:
         if isinstance(payloads, bytes | str | dict | Event):
             raise SettingError(f"{name}() takes several payloads in a list; for one, use [payload]")
-        return chain.from_iterable(map(self._events, payloads))
+        return [event for payload in payloads for event in self._events(payload)]
 
     def _only_event(self, payload: Any) -> Event:
         events = self._events(payload)

@@ -55,7 +55,7 @@ class Heartbeat:
         self._boot = boot
         self._told = told
         self._lock = threading.Lock()
-        self._held: dict[Lease, None] = {}
+        self._held: set[Lease] = set()
         self._thread: threading.Thread | None = None
         forks.watch(self)
 
@@ -64,23 +64,20 @@ class Heartbeat:
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._held, self._thread = {}, None
+            self._held, self._thread = set(), None
         self._lock.release()
 
     def hold(self, leases: Iterable[Lease]) -> None:
         """Keep these leases alive until they are dropped."""
         with self._lock:
-            self._held.update(dict.fromkeys(leases))
+            self._held.update(leases)
             if self._held and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._beat, name="oncegate-heartbeat", daemon=True)
                 self._thread.start()
 
     def drop(self, leases: Iterable[Lease]) -> None:
         with self._lock:
-            if self._held:
-                pop = self._held.pop
-                for lease in leases:
-                    pop(lease, None)
+            self._held.difference_update(leases)
 
     def _beat(self) -> None:
         pause = threading.Event()
@@ -109,7 +106,8 @@ class Heartbeat:
     def _part_with(self, gone: list[Lease]) -> None:
         """Those still held are told; what was settled a moment ago is lost to nobody."""
         with self._lock:
-            lost = [lease for lease in gone if self._held.pop(lease, gone) is None]
+            lost = [lease for lease in gone if lease in self._held]
+            self._held.difference_update(lost)
         for lease in lost:
             lease.lose()
             if self._told is not None:

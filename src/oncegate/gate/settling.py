@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -37,14 +36,15 @@ class Settlements:
     def __init__(self, write: Callable[[Sequence[Ending]], None]) -> None:
         self._write = write
         self._lock = threading.Lock()
-        self._waiting: deque[Ending] = deque()
+        self._waiting: list[Ending] = []
         self.add = self._waiting.append
 
     def flush(self) -> None:
         """Write all that waits; on return every one of them has been told."""
         with self._lock:
-            endings = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            endings = self._waiting[:]
             if endings:
+                del self._waiting[: len(endings)]  # what has been added meanwhile stays
                 self._write(endings)
 
 
