@@ -30,8 +30,8 @@ def moment(value: Any) -> datetime | None:
 
 
 def microseconds_of(when: datetime) -> int:
-    """Whole microseconds since 1970, exactly: the float of `timestamp()` cannot hold them."""
-    since = when - EPOCH
+    """Whole microseconds since 1970, exactly: the float of `timestamp()` cannot hold them. Without a zone it is UTC."""
+    since = (when if when.tzinfo is not None else when.replace(tzinfo=UTC)) - EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, keys
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Claim
 from oncegate.errors import SettingError
+from oncegate.stores.base import Document
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -227,6 +228,56 @@ class TestGathering:
         assert asyncio.run(main()) == [["processed"] * 5] * 8
         assert "together" in {verb for verb, _ in stumbling.calls}
         assert len(list(stumbling.browse())) == 40
+
+    def test_what_is_wrong_with_one_stops_no_other(self) -> None:
+        """What has ended is written, whatever becomes of that which came at the same moment: it would run again."""
+
+        class Picky(MemoryStore):
+            def _apply(self, operations: Sequence[Any], *, admits: bool = False) -> list[Any]:
+                if any(isinstance(each, Claim) and each.about.type == "bad" for each in operations):
+                    raise ZeroDivisionError
+                return super()._apply(operations, admits=admits)
+
+        store = Picky()
+        gate = Gate(store)
+
+        async def handler(_event: Event) -> None:
+            neighbours.append(asyncio.create_task(gate.arun({"id": 2, "type": "bad"}, succeed)))
+
+        async def main() -> None:
+            await asyncio.gather(gate.arun({"id": 1}, handler), return_exceptions=True)
+
+        neighbours: list[asyncio.Task[Any]] = []
+        asyncio.run(main())
+        assert [entry.record.state for entry in store.browse()] == ["C"]
+
+    def test_what_has_ended_does_not_wait(self) -> None:
+        """An ending is written before the timelines of others are asked for, which can take long."""
+        asked: list[str] = []
+
+        class Noting(MemoryStore):
+            def _apply(self, operations: Sequence[Any], *, admits: bool = False) -> list[Any]:
+                asked.extend(type(each).__name__ for each in operations)
+                return super()._apply(operations, admits=admits)
+
+            def load(self, addresses: Sequence[Address]) -> list[Document]:
+                asked.append("load")
+                return super().load(addresses)
+
+        gate = Gate(Noting(), key=keys.first(keys.state_change(), keys.event_id))
+        change = {"id": 2, "type": "call.ended", "conversationId": "c", "timestamp": "2026-01-01T00:00:00Z"}
+
+        async def main() -> None:
+            other: list[asyncio.Task[Any]] = []
+
+            async def handler(_event: Event) -> None:
+                other.append(asyncio.create_task(gate.arun(change, succeed)))
+
+            await gate.arun({"id": 1}, handler)
+            await other[0]
+
+        asyncio.run(main())
+        assert asked[:3] == ["Claim", "Complete", "load"]
 
     def test_a_store_that_breaks(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
         """An error that no store should raise reaches every caller of the batch, and the gate goes on."""

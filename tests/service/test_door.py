@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from oncegate import Event, Gate, read
+from oncegate.claims import Reset
 from oncegate.service import door as doors
 from oncegate.service.door import Door
 from oncegate.service.metrics import Metrics
@@ -68,6 +69,39 @@ def test_what_a_handler_was_given_is_read_again() -> None:
     door = door_of(handler)
     assert statuses(door, *[(BODY, HEADERS)] * 6) == ["failed", "failed", "processed", *["duplicate"] * 3]
     assert given == [1, 1, 1]
+
+
+def test_a_copy_while_the_handler_changes_the_event() -> None:
+    """A copy that comes while a handler has the event, and has changed it, is a copy of what was delivered."""
+    gate = Gate(MemoryStore())
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def handler(event: Event) -> None:
+        event.body["id"] = "another"
+        started.set()
+        await go.wait()
+
+    async def main() -> list[str]:
+        door = Door("default", Inline(gate, handler, ThreadPoolExecutor(1)), Metrics())
+
+        async def said() -> str:
+            told = msgspec.json.decode((await door.answer(BODY, HEADERS, lambda: "here")).body)
+            return str(told.get("outcome", told["status"]))
+
+        go.set()
+        before = [await said() for _ in range(3)]
+        for entry in gate.store.browse():
+            gate.store.reset([Reset(entry.namespace, entry.key)])
+        gate._engine._memory._new.clear()
+        started.clear()
+        go.clear()
+        running = asyncio.create_task(said())
+        await started.wait()
+        copy = await said()
+        go.set()
+        return [*before, copy, await running]
+
+    assert asyncio.run(main()) == ["processed", "duplicate", "duplicate", "in_flight", "processed"]
 
 
 def test_headers_that_say_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from oncegate import Event, Gate, read
+from oncegate.claims import Admission, Admit
 from oncegate.errors import SettingError
 from oncegate.gate.observing import Notice
 from oncegate.stores.base import Entry, Want
@@ -141,6 +142,19 @@ class Busy:
         self._now -= 1
 
 
+class Gated(MemoryStore):
+    """Answers to admissions when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def admit(self, requests: Sequence[Admit]) -> list[Admission]:
+        self.asked.set()
+        self.go.wait(5)
+        return super().admit(requests)
+
+
 class TestAtOnce:
     """Events that are admitted by the worker itself, which may run them without asking for them again."""
 
@@ -240,23 +254,27 @@ class TestAtOnce:
         working(gate, handler, then)
         assert handler.most == 1
 
-    def test_stopping(self, gate: Gate) -> None:
-        """What is granted while the worker stops is given back, and runs elsewhere at its first attempt."""
+    def test_stopping(self) -> None:
+        """What is granted when the worker has stopped is given back before its sender is told, and runs elsewhere, at
+        its first attempt."""
         seen: list[tuple[str | None, int]] = []
+        store = Gated()
+        gate = Gate(store)
 
         async def main() -> None:
             worker = gate.inbox(lambda event: None, look="20ms")
             task = asyncio.create_task(worker.work())
             await asyncio.sleep(0.05)
             admitting = asyncio.create_task(worker.admit(events(call(1))))
-            await asyncio.sleep(0)  # it is asked for, and nothing is answered yet
+            await until(store.asked.is_set)
             worker.stop()
+            await asyncio.sleep(0.05)
+            store.go.set()
             (outcome,) = await admitting
-            assert outcome.status == "accepted"
             await task
-            assert "event.processed" not in gate.counts
             (late,) = await worker.admit(events(call(2, "call-2")))
-            assert late.status == "accepted"
+            assert (outcome.status, late.status) == ("accepted", "accepted")
+            assert [(entry.record.state, entry.record.attempts) for entry in store.browse()] == [("R", 0)] * 2
 
         asyncio.run(main())
         working(
@@ -280,6 +298,125 @@ class TestAtOnce:
 
         working(gate, handler, then)
         assert seen == [("evt-1", 1)]
+
+    @pytest.mark.parametrize("turns", range(4))
+    def test_several_for_a_caller_that_is_gone(self, turns: int) -> None:
+        """So is each of several, however far the loop has come with those that were answered by then."""
+        seen: list[tuple[str | None, int]] = []
+        store = Gated()
+        gate = Gate(store)
+
+        async def handler(event: Event) -> None:
+            seen.append((event.id, event.attempt))
+
+        async def then(worker: InboxWorker) -> None:
+            admitting = asyncio.create_task(worker.admit(events(call(1, "call-1"), call(2, "call-2"))))
+            await until(store.asked.is_set)
+            store.go.set()
+            time.sleep(0.05)  # it is answered, and the loop has not heard of it
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            admitting.cancel()
+            await asyncio.wait([admitting])
+            await until(lambda: len(seen) == 2)
+
+        working(gate, handler, then)
+        assert sorted(seen, key=str) == [("evt-1", 1), ("evt-2", 1)]
+
+    def test_too_old(self) -> None:
+        """What is buried at the door is told once, and nothing of it is left to run or to renew."""
+        gate = Gate(MemoryStore(), max_age="1h", on_too_old="bury")
+
+        async def then(worker: InboxWorker) -> None:
+            (outcome,) = await worker.admit(events(call(1)))
+            assert outcome.status == "buried"
+            await asyncio.sleep(0.05)
+            assert worker.figures.received == 0
+
+        working(gate, lambda event: None, then)
+        assert gate.counts["event.buried"] == 1
+
+    def test_what_others_have_kept(self, gate: Gate) -> None:
+        """What another has kept while one of its entity ran here is looked for soon, too."""
+        seen: list[str | None] = []
+
+        async def handler(event: Event) -> None:
+            if event.id == "evt-1":
+                gate.admit([call(2, second=2)])
+            seen.append(event.id)
+
+        async def then(worker: InboxWorker) -> None:
+            await asyncio.sleep(0.05)  # it has looked, and found nothing
+            await worker.admit(events(call(1, second=1)))
+            await until(lambda: len(seen) == 2)
+
+        working(gate, handler, then, look="1h")
+        assert seen == ["evt-1", "evt-2"]
+
+    def test_what_waits_for_its_turn_is_renewed(self) -> None:
+        """What was taken and cannot start yet is not lost while it waits: no attempt is spent on it."""
+
+        class Slow(MemoryStore):
+            def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+                taken = super().take(wants)
+                time.sleep(0.05)
+                return taken
+
+        gate = Gate(Slow(), lease="150ms")
+        attempts: list[int] = []
+
+        async def handler(event: Event) -> None:
+            attempts.append(event.attempt)
+            await asyncio.sleep(0.2)
+
+        async def then(worker: InboxWorker) -> None:
+            await asyncio.sleep(0.01)  # it takes what there is, and there is room still
+            await asyncio.gather(*(worker.admit(events(call(number, f"new-{number}"))) for number in range(2)))
+            await until(lambda: gate.counts.get("event.processed") == 4)
+
+        gate.admit([call(number, f"old-{number}") for number in range(10, 12)])
+        working(gate, handler, then, at_work=2)
+        assert attempts == [1] * 4
+
+    def test_a_last_attempt_beside_nothing(self) -> None:
+        """A last attempt waits for what is asked for at the time, and runs alone."""
+        running: set[str | None] = set()
+        most: list[int] = []
+        store = Gated()
+        store.go.set()
+        gate = Gate(store, max_attempts=2, backoff="10ms", backoff_limit="10ms")
+
+        async def handler(event: Event) -> None:
+            running.add(event.id)
+            most.append(len(running))
+            await asyncio.sleep(0.1 if event.attempt == 2 else 0.02)
+            running.discard(event.id)
+            if event.id == "evt-1" and event.attempt == 1:
+                raise ValueError("boom")
+
+        async def then(worker: InboxWorker) -> None:
+            await worker.admit(events(call(1, "call-1")))
+            await until(lambda: gate.counts.get("event.failed") == 1)
+            store.go.clear()
+            admitting = asyncio.create_task(worker.admit(events(call(2, "call-2"))))
+            await asyncio.sleep(0.06)  # by now the last attempt is due
+            store.go.set()
+            await admitting
+            await until(lambda: gate.counts.get("event.processed") == 2)
+
+        working(gate, handler, then, look="5ms")
+        assert most == [1, 1, 1]
+
+    def test_what_is_done_is_let_go(self, gate: Gate) -> None:
+        """Of what is done only that is remembered, not its document, which may be large."""
+
+        async def then(worker: InboxWorker) -> None:
+            await worker.admit(events({**call(1), "much": "x" * 10_000}))
+            await until(lambda: gate.counts.get("event.processed") == 1)
+
+        working(gate, lambda event: None, then)
+        ((_, lease, _, _, document),) = gate._engine._memory._new.values()
+        assert (lease.record.payload, document) == (None, None)
 
 
 def _reasons(told: list[str]) -> Callable[[Notice], None]:

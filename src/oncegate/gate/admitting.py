@@ -85,11 +85,12 @@ class Admitter:
     def _judge(self, jobs: Sequence[Job], answers: Sequence[Admission], sent_at: int) -> None:
         conflicts, granted = [], []
         for job, answer in zip(jobs, answers, strict=True):
-            if isinstance(answer, Admitted | Granted):
+            if isinstance(answer, Granted):
                 job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
-                if isinstance(answer, Granted):
-                    self._claimer.hold(job, answer.record, answer.at, sent_at)
-                    granted.append(job.event)
+                self._claimer.hold(job, answer.record, answer.at, sent_at)
+                granted.append(job.event)
+            elif isinstance(answer, Admitted):
+                job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
             elif isinstance(answer, Conflict):
                 conflicts.append((job, answer))
             else:
@@ -102,6 +103,8 @@ class Admitter:
         if hopeless:
             self._claimer.claim(hopeless)
             self._runner.run(hopeless, _never)
+            for job in hopeless:
+                job.held = False
 
     def _requests(self, jobs: Sequence[Job]) -> list[Admit]:
         return [

@@ -1,6 +1,7 @@
 """Asking: requests to a store with what is to follow them, each kind by its verb or several kinds with one write."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
@@ -33,18 +34,20 @@ class Asking(Struct, frozen=True):
 
 
 def ask_all(askings: Sequence[Asking], store: Together | None, boot: Clock) -> None:
-    """All of them, in order: with one write if there is a store that can do that. If it then does not answer each is
-    asked for by itself, since what is to follow a failure differs."""
-    if len(askings) < 2 or store is None or not _asked_together(askings, store, boot):
-        for asking in askings:
-            asking.ask(boot)
+    """All of them, in order: with one write if there is a store that can do that. If that fails, for whatever reason,
+    each is asked for by itself: what is to follow differs, and what is wrong with one must not stop another."""
+    if len(askings) > 1 and store is not None and _asked_together(askings, store, boot):
+        return
+    with ExitStack() as each_of_them:
+        for asking in reversed(askings):
+            each_of_them.callback(asking.ask, boot)
 
 
 def _asked_together(askings: Sequence[Asking], store: Together, boot: Clock) -> bool:
     sent_at = boot()
     try:
         answers = iter(store.together([request for asking in askings for request in asking.requests]))
-    except StoreError:
+    except Exception:  # noqa: BLE001  # it is raised again by the one that it is about
         return False
     for asking in askings:
         asking.answered(asking.about, list(islice(answers, len(asking.requests))), sent_at)

@@ -104,20 +104,27 @@ class Concurrent:
     async def admit(self, jobs: Sequence[Job]) -> None:
         """Have these kept; each has its outcome afterwards."""
         unknown = [job for job in jobs if job.key.change is not None or not self._means.claimer.recall(job)]
-        if len(unknown) == 1:
-            await self._gatherer.done(_Admission(unknown[0]))
-        elif unknown:
-            await asyncio.gather(*[self._gatherer.done(_Admission(job)) for job in unknown])
+        try:
+            if len(unknown) == 1:
+                await self._gatherer.done(_Admission(unknown[0]))
+            elif unknown:
+                await asyncio.gather(*[self._gatherer.done(_Admission(job)) for job in unknown])
+        except BaseException:
+            for job in unknown:
+                self._let_go(job)
+            raise
 
     async def run_taken(self, job: Job, handler: AsyncHandler | Handler) -> None:
         """Run what was taken from the store, or granted with its admission; it has its outcome afterwards."""
-        if not job.at_once:
-            self._means.heartbeat.hold([job.lease])
         await self._run_granted(job, handler)
 
-    def let_go(self, job: Job) -> None:
+    def hold(self, jobs: Sequence[Job]) -> None:
+        """Renew what was taken from now on, whether it runs yet or not."""
+        self._means.heartbeat.hold([job.lease for job in jobs])
+
+    async def give_back(self, job: Job) -> None:
         """Give back what is held and will not be run here."""
-        self._gatherer.post(self._unstarted(job))
+        await self._gatherer.done(self._unstarted(job))
 
     def close(self) -> None:
         """Let plain handlers come to their end, and write what is left to write."""
@@ -262,16 +269,20 @@ class Concurrent:
     def _write(self, asked: Sequence[_Asked]) -> None:
         """Endings first: their effects are done, and copies among the claims then find them completed."""
         endings = [each for each in asked if isinstance(each, Ending)]
-        admissions = [each.job for each in asked if isinstance(each, _Admission)]
-        jobs = [each for each in asked if isinstance(each, Job)]
-        if len(endings) + len(admissions) + len(jobs) < len(asked):
-            self._write_the_rest(asked)
-        askings = [
-            self._runner.asking(endings) if endings else None,
-            self._admitter.asking_apart(admissions) if admissions else None,
-            self._asking_claims(jobs) if jobs else None,
-        ]
-        ask_all([asking for asking in askings if asking is not None], self._together, self._means.boot)
+        beginnings = [each for each in asked if not isinstance(each, Ending)]
+        if endings and not all(map(_is_quick, beginnings)):
+            self._runner.write(endings)
+            endings = []
+        admissions = [each.job for each in beginnings if isinstance(each, _Admission)]
+        jobs = [each for each in beginnings if isinstance(each, Job)]
+        try:
+            self._write_the_rest(beginnings)
+            askings = [asking for asking in (self._asking_admissions(admissions), self._asking_claims(jobs)) if asking]
+        except BaseException:
+            if endings:
+                self._runner.write(endings)
+            raise
+        ask_all([self._runner.asking(endings), *askings] if endings else askings, self._together, self._means.boot)
         if admissions:
             self._admitter.confirm_apart(admissions)
         if not self._means.terms.marks_first:
@@ -283,19 +294,33 @@ class Concurrent:
         if echoes := [each.job for each in asked if isinstance(each, _Echo)]:
             self._echoes.confirm(echoes)
 
+    def _asking_admissions(self, jobs: Sequence[Job]) -> Asking | None:
+        return self._admitter.asking_apart(jobs) if jobs else None
+
     def _asking_claims(self, jobs: Sequence[Job]) -> Asking | None:
         if echoing := [job for job in jobs if job.key.change is not None and job.emission is None]:
             self._echoes.resolve(echoing)
-        return self._means.claimer.asking([job for job in jobs if not job.answered])
+        return self._means.claimer.asking([job for job in jobs if not job.answered]) if jobs else None
 
     def _orphaned(self, asked: _Asked) -> None:
         """A claim for a caller that is gone is given back."""
         job = asked.job if isinstance(asked, _Admission) else asked
-        if isinstance(job, Job) and job.held:
-            self.let_go(job)
+        if isinstance(job, Job):
+            self._let_go(job)
+
+    def _let_go(self, job: Job) -> None:
+        if job.held:
+            job.held = False
+            self._gatherer.post(self._unstarted(job))
 
     def _unstarted(self, job: Job, why: str = TOO_LATE) -> Ending | Failed:
         return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)
+
+
+def _is_quick(asked: _Asked) -> bool:
+    """Whether what has ended may wait for it: it takes no writes of its own, such as to a timeline or to bury."""
+    job = asked.job if isinstance(asked, _Admission) else asked
+    return job is None or (isinstance(job, Job) and job.key.change is None and job.hopeless is None)
 
 
 class _Way:

@@ -84,10 +84,11 @@ class Memory:
             for ending in endings:
                 complete = ending.settlement
                 if type(complete) is Complete and len(complete.result or b"") <= _LARGEST_RESULT:
-                    job = ending.job
-                    raw = job.event.raw
+                    lease, raw = ending.job.lease, ending.job.event.raw
+                    if lease.record.payload is not None:
+                        lease.record = replace(lease.record, payload=None)
                     document = raw if len(raw) <= _LARGEST_DOCUMENT else None
-                    known[complete.key] = (until, job.lease, complete, sent_at, document)
+                    known[complete.key] = (until, lease, complete, sent_at, document)
 
     def found(self, lease: Lease) -> None:
         """A completed record that the store has shown."""

@@ -45,21 +45,21 @@ NO_LIMITS = Limits()
 class _Copies:
     """What was read from the bodies of duplicates. A storm is of few, the same to the byte: they are not read again.
 
-    What was given to a handler, which may have changed it, is no duplicate and not kept."""
+    They are lent to one request at a time, and come back if it was a duplicate: what was given to a handler, which may
+    change it, is read anew."""
 
     def __init__(self) -> None:
         self._read: dict[bytes, list[Event]] = {}
 
-    def get(self, body: bytes) -> list[Event] | None:
-        return self._read.get(body)
+    def lend(self, body: bytes) -> list[Event] | None:
+        return self._read.pop(body, None)
 
-    def note(self, body: bytes, events: list[Event], outcomes: Sequence[Outcome]) -> None:
-        if any(outcome.status != "duplicate" for outcome in outcomes):
-            self._read.pop(body, None)
-        elif len(body) <= _LARGEST_COPY and body not in self._read:
-            if len(self._read) >= _MOST_COPIES:
-                self._read.clear()
-            self._read[body] = events
+    def take_back(self, body: bytes, events: list[Event], outcomes: Sequence[Outcome]) -> None:
+        if len(body) > _LARGEST_COPY or any(outcome.status != "duplicate" for outcome in outcomes):
+            return
+        if len(self._read) >= _MOST_COPIES:
+            self._read.clear()
+        self._read[body] = events
 
 
 class Door:
@@ -110,9 +110,9 @@ class Door:
         """Headers are no part of what is signed, so they say something of an event only where nothing is signed."""
         if self._verifier is None and b"ce-specversion" in dict(headers):
             return await self.taking.take(read(body, _texts(headers), self._hints))
-        events = self._copies.get(body) or read(body, hints=self._hints)
+        events = self._copies.lend(body) or read(body, hints=self._hints)
         outcomes = await self.taking.take(events)
-        self._copies.note(body, events, outcomes)
+        self._copies.take_back(body, events, outcomes)
         return outcomes
 
     def _refuse(self, refused: Refused, sender: str) -> Answer:

@@ -2,6 +2,7 @@
 
 import heapq
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ class MemoryStore(InboxStore):
         self._watch = forks.holding(self._lock)
         self._records: dict[str, dict[bytes, Record | bytes]] = {}
         self._documents: dict[str, dict[bytes, tuple[Document, int]]] = {}
-        self._waiting: dict[tuple[str, bytes], None] = {}
+        self._waiting: dict[tuple[str, bytes], str | None] = {}  # with their entities, and how many each entity has
+        self._lines: Counter[Line] = Counter()
         self._expiry = _Expiry()
         self._buffer = bytearray()
 
@@ -85,9 +87,11 @@ class MemoryStore(InboxStore):
 
     def _wait(self, where: tuple[str, bytes], record: Record | None) -> None:
         """What has just been let go waits behind what was before."""
-        self._waiting.pop(where, None)
+        if where in self._waiting:
+            self._lines[where[0], self._waiting.pop(where)] -= 1
         if record is not None and record.payload is not None and record.state != DEAD:
-            self._waiting[where] = None
+            self._waiting[where] = entity = record.about.entity
+            self._lines[where[0], entity] += 1
 
     def _sweep(self, now: int, work: int) -> None:
         """Drop what is due, a bounded bit at a time: a little more than the work that can add to it."""
@@ -110,11 +114,7 @@ class MemoryStore(InboxStore):
             return sum(where[0] == namespace for where in self._waiting)
 
     def _busy(self, lines: Collection[Line]) -> set[Line]:
-        return (
-            set()
-            if not lines
-            else {(where[0], self._waits(where).about.entity) for where in self._waiting} & set(lines)
-        )
+        return {line for line in lines if self._lines[line]}
 
     def _waiting_in(self, namespace: str, in_order: bool, now: int) -> Iterator[Entry]:
         waiting = [Entry(*where, self._waits(where)) for where in self._waiting if where[0] == namespace]

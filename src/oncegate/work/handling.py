@@ -1,4 +1,4 @@
-"""Handling: a handler that says in the log where it failed, and cannot end the process that works for all."""
+"""Handling: a handler that says in the log where it failed, and whose sys.exit fails its event and nothing else."""
 
 import logging
 import traceback

@@ -25,6 +25,7 @@ from oncegate.work.signals import stopped_by_signals
 
 _LONGEST_PAUSE: Final = 5.0
 _GIVE_BACK_EVERY: Final = 0.2
+_SOON: Final = 0.02
 _COUNTED: Final[dict[Status, str]] = {"processed": "processed", "failed": "failed", "buried": "failed"}
 
 
@@ -58,6 +59,7 @@ class InboxWorker:
         self._alone = False
         self._dispatcher: Dispatcher[Job] | None = None
         self._asked = 0
+        self._looks_soon = False
         # The entities of what runs straight from its admission, and whether more of them was kept meanwhile.
         self._lines: dict[str, bool] = {}
         self._counts: Counter[str] = Counter()
@@ -76,7 +78,10 @@ class InboxWorker:
 
     async def work(self) -> None:
         """The same in a loop that is there already, where no signal stops it."""
-        self._woken, self._stopped = asyncio.Event(), asyncio.Event()
+        self._woken, self._stopped, self._answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._looks_soon = False
+        self._lines.clear()
+        self._started.clear()
         dispatcher: Dispatcher[Job] = Dispatcher(self._run, self._give_back, most=self._at_work)
         with self._lock:
             self._loop = asyncio.get_running_loop()
@@ -120,10 +125,13 @@ class InboxWorker:
             items = await self._engine.aadmit([self._identify(event) for event in events], room)
         finally:
             self._asked -= room
+            if self._dispatcher is not None:
+                self._answered.set()
         outcomes = [item.outcome for item in items]
         for item in items:
             if isinstance(item, Job) and item.held:
-                self._run_at_once(item)
+                if not self._run_at_once(item):
+                    await self._engine.concurrent.give_back(item)
             elif item.outcome.status == "accepted":
                 self._leave_for_later(item.outcome.event.entity)
         self._observers.outcomes(outcomes)
@@ -135,15 +143,15 @@ class InboxWorker:
             return 0
         return max(0, self._dispatcher.room - self._asked)
 
-    def _run_at_once(self, job: Job) -> None:
+    def _run_at_once(self, job: Job) -> bool:
         if self._dispatcher is None or self._stopping:
-            self._engine.concurrent.let_go(job)
-            return
+            return False
         job.key = replace(job.key, strategy="kept")
         if job.event.entity is not None:
             self._lines[job.event.entity] = False
         self._counts["received"] += 1
         self._dispatcher.offer(job)
+        return True
 
     def _leave_for_later(self, entity: str | None) -> None:
         """What waits for something that runs here is looked for when that is done, all else now."""
@@ -167,19 +175,22 @@ class InboxWorker:
             return
         jobs = await self._taken(1 if self._alone else dispatcher.room)
         last = [job for job in jobs if self._is_last(job)]
-        if last and (len(jobs) > 1 or dispatcher.in_hand):
+        if last and (len(jobs) > 1 or dispatcher.in_hand or self._asked):
             self._give_back(last)
             jobs = [job for job in jobs if job not in last]
         self._alone = bool(last)
+        self._engine.concurrent.hold(jobs)
         for job in jobs:
             dispatcher.offer(job)
         if not jobs and not last:
             await self._wait()
 
     async def _room(self, dispatcher: Dispatcher[Job], least: int) -> None:
-        """Wait for room, or until it is stopped."""
-        if dispatcher.room < least:
-            await self._first(dispatcher.room_for(least), self._stopped.wait())
+        """Wait for room, or until it is stopped. Alone is what has all of it to itself, with nothing asked for."""
+        while not self._stopping and (dispatcher.room < least or (self._alone and self._asked)):
+            self._answered.clear()
+            change = dispatcher.room_for(least) if dispatcher.room < least else self._answered.wait()
+            await self._first(change, self._stopped.wait())
 
     async def _first(self, *awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
         """Wait for the first of these, at most so many seconds."""
@@ -237,10 +248,18 @@ class InboxWorker:
         return "go_on"
 
     def _ended(self, job: Job) -> None:
-        """The next of its entity may be free now."""
+        """The next of its entity may be free now. What others have kept of it is looked for soon: to look after every
+        event would cost more than to run it."""
         self._started.discard(job.key.digest)
         if not job.at_once or self._lines.pop(job.event.entity or "", False):
             self._woken.set()
+        elif job.event.entity is not None and not self._looks_soon:
+            self._looks_soon = True
+            asyncio.get_running_loop().call_later(min(_SOON, self._look), self._look_soon)
+
+    def _look_soon(self) -> None:
+        self._looks_soon = False
+        self._woken.set()
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
         """In the thread, so that what is taken next finds it. What was cancelled while it ran has settled itself."""
