@@ -11,7 +11,6 @@ from tests.faults.grounds import Ground
 from tests.faults.restarts import restart
 from tests.kills.worker import Way
 
-
 _FORGOTTEN = ("neither completed nor buried", "it was ended under 2 claims")
 
 

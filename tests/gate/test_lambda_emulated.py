@@ -87,7 +87,7 @@ def test_behind_a_queue(cloud: Cloud) -> None:
     sqs = cloud.client_of("sqs")
     dead = sqs.create_queue(QueueName="dead")["QueueUrl"]
     policy = {"deadLetterTargetArn": address(sqs, dead), "maxReceiveCount": "3"}
-    attributes = {"VisibilityTimeout": "1", "RedrivePolicy": json.dumps(policy)}
+    attributes = {"VisibilityTimeout": "2", "RedrivePolicy": json.dumps(policy)}
     queue = sqs.create_queue(QueueName="events", Attributes=attributes)["QueueUrl"]
     for number in (1, 2, 1, 3, 4, 2):
         sqs.send_message(QueueUrl=queue, MessageBody=json.dumps(envelope(number, fail=number == 3)))
