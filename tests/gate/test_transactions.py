@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,9 @@ class TestTransaction:
         with pytest.raises(SettingError, match="mark_first"):
             Gate(store, mode="mark_first").transaction({"id": "a"}, write)
         assert store.browse() == []
-        with pytest.raises(SettingError, match="the store's own connection"):
-            Gate(store).transaction({"id": "a"}, write, connection=sqlite3.connect(":memory:"))
+        with closing(sqlite3.connect(":memory:")) as own:
+            with pytest.raises(SettingError, match="the store's own connection"):
+                Gate(store).transaction({"id": "a"}, write, connection=own)
 
     def test_asking_the_same_store(self, store: SqliteStore) -> None:
         """A handler that asks its own gate is told that it cannot, instead of waiting for its own end."""
