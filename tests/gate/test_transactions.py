@@ -122,9 +122,9 @@ class TestTransaction:
         with pytest.raises(SettingError, match="mark_first"):
             Gate(store, mode="mark_first").transaction({"id": "a"}, write)
         assert store.browse() == []
-        with closing(sqlite3.connect(":memory:")) as own:
-            with pytest.raises(SettingError, match="the store's own connection"):
-                Gate(store).transaction({"id": "a"}, write, connection=own)
+        refused = pytest.raises(SettingError, match="the store's own connection")
+        with closing(sqlite3.connect(":memory:")) as own, refused:
+            Gate(store).transaction({"id": "a"}, write, connection=own)
 
     def test_asking_the_same_store(self, store: SqliteStore) -> None:
         """A handler that asks its own gate is told that it cannot, instead of waiting for its own end."""
