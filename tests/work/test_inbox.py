@@ -52,6 +52,19 @@ def working(gate: Gate, handler: Handler, then: Callable[[InboxWorker], Coroutin
     asyncio.run(main())
 
 
+class Held:
+    """A handler that notes what it has run, and ends with the first event when it is let."""
+
+    def __init__(self) -> None:
+        self.seen: list[str | None] = []
+        self.release = asyncio.Event()
+
+    async def __call__(self, event: Event) -> None:
+        if event.id == "evt-1":
+            await self.release.wait()
+        self.seen.append(event.id)
+
+
 @pytest.fixture
 def gate() -> Gate:
     return Gate(MemoryStore(), backoff="20ms", backoff_limit="40ms")
@@ -73,13 +86,8 @@ def test_longer_than_a_lease() -> None:
 
 def test_in_order_and_beside(gate: Gate) -> None:
     """Events of one entity run one at a time, as they happened; another entity's run meanwhile."""
-    seen: list[str | None] = []
-    release = asyncio.Event()
-
-    async def handler(event: Event) -> None:
-        if event.id == "evt-1":
-            await release.wait()
-        seen.append(event.id)
+    handler = Held()
+    seen, release = handler.seen, handler.release
 
     async def then(_worker: InboxWorker) -> None:
         await until(lambda: len(seen) == 2)
@@ -191,13 +199,8 @@ class TestAtOnce:
     def test_in_order(self, gate: Gate) -> None:
         """What comes while another of its entity runs is kept, and runs when that is done, however seldom the store is
         looked at."""
-        seen: list[str | None] = []
-        release = asyncio.Event()
-
-        async def handler(event: Event) -> None:
-            if event.id == "evt-1":
-                await release.wait()
-            seen.append(event.id)
+        handler = Held()
+        seen, release = handler.seen, handler.release
 
         async def then(worker: InboxWorker) -> None:
             await worker.admit(events(call(1, second=1)))

@@ -114,10 +114,6 @@ class Concurrent:
                 self._let_go(job)
             raise
 
-    async def run_taken(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        """Run what was taken from the store, or granted with its admission; it has its outcome afterwards."""
-        await self._run_granted(job, handler)
-
     def hold(self, jobs: Sequence[Job]) -> None:
         """Renew what was taken from now on, whether it runs yet or not."""
         self._means.heartbeat.hold([job.lease for job in jobs])
@@ -159,7 +155,7 @@ class Concurrent:
                 if not job.held:
                     return
                 if self._means.terms.marks_first or job.event.attempt != self._means.terms.max_attempts:
-                    await self._run_granted(job, handler)
+                    await self.run_granted(job, handler)
                     return
                 await self._gatherer.done(self._means.endings.unstarted(job))
                 job.held = False
@@ -169,11 +165,12 @@ class Concurrent:
         try:
             await self._gatherer.done(job)
             if job.held:
-                await self._run_granted(job, handler)
+                await self.run_granted(job, handler)
         finally:
             room.end()
 
-    async def _run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
+    async def run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        """Run what is held, however it was granted; it has its outcome afterwards."""
         try:
             plan = self._planned(job)
             await (self._called(job.event, handler, plan) if isinstance(plan, _Way) else self._gatherer.done(plan))
@@ -277,14 +274,14 @@ class Concurrent:
         jobs = [each for each in beginnings if isinstance(each, Job)]
         try:
             self._write_the_rest(beginnings)
-            askings = [asking for asking in (self._asking_admissions(admissions), self._asking_claims(jobs)) if asking]
+            asked_for = (self._admitter.asking_apart(admissions), self._asking_claims(jobs))
         except BaseException:
             if endings:
                 self._runner.write(endings)
             raise
-        ask_all([self._runner.asking(endings), *askings] if endings else askings, self._together, self._means.boot)
-        if admissions:
-            self._admitter.confirm_apart(admissions)
+        ended = [self._runner.asking(endings)] if endings else []
+        ask_all(ended + [asking for asking in asked_for if asking], self._together, self._means.boot)
+        self._admitter.confirm_apart(admissions)
         if not self._means.terms.marks_first:
             self._means.heartbeat.hold([job.lease for job in (*jobs, *admissions) if job.held])
 
@@ -294,13 +291,10 @@ class Concurrent:
         if echoes := [each.job for each in asked if isinstance(each, _Echo)]:
             self._echoes.confirm(echoes)
 
-    def _asking_admissions(self, jobs: Sequence[Job]) -> Asking | None:
-        return self._admitter.asking_apart(jobs) if jobs else None
-
     def _asking_claims(self, jobs: Sequence[Job]) -> Asking | None:
         if echoing := [job for job in jobs if job.key.change is not None and job.emission is None]:
             self._echoes.resolve(echoing)
-        return self._means.claimer.asking([job for job in jobs if not job.answered]) if jobs else None
+        return self._means.claimer.asking([job for job in jobs if not job.answered])
 
     def _orphaned(self, asked: _Asked) -> None:
         """A claim for a caller that is gone is given back."""

@@ -235,7 +235,7 @@ class InboxWorker:
     async def _run(self, job: Job) -> Next:
         self._started.add(job.key.digest)
         try:
-            await self._engine.concurrent.run_taken(job, self._handler)
+            await self._engine.concurrent.run_granted(job, self._handler)
         except asyncio.CancelledError:  # by the end of the time to drain; a plain handler runs on
             raise
         except BaseException:
