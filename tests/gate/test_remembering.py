@@ -143,7 +143,7 @@ def test_large_documents_are_not_kept(stumbling: Stumbling) -> None:
     """A document only serves to say where a conflict differs, so a large one is not worth its room."""
     gate = Gate(stumbling)
     gate.run({"id": "a", "text": "x" * 10_000}, succeed)
-    assert [known[-1] for known in gate._engine.claimer._memory._new.values()] == [None]
+    assert [known.document for known in gate._engine.claimer._memory._new.values()] == [None]
 
 
 def test_what_is_over_is_let_go(stumbling: Stumbling) -> None:

@@ -418,8 +418,8 @@ class TestAtOnce:
             await until(lambda: gate.counts.get("event.processed") == 1)
 
         working(gate, lambda event: None, then)
-        ((_, lease, _, _, document),) = gate._engine._memory._new.values()
-        assert (lease.record.payload, document) == (None, None)
+        (known,) = gate._engine._memory._new.values()
+        assert (known.record.payload, known.document) == (None, None)
 
 
 def _reasons(told: list[str]) -> Callable[[Notice], None]:

@@ -83,19 +83,19 @@ class Admitter:
             job.outcome = Outcome("failed", job.event, job.key, error=error)
 
     def _judge(self, jobs: Sequence[Job], answers: Sequence[Admission], sent_at: int) -> None:
-        conflicts, granted = [], []
+        conflicts, granted = [], 0
         for job, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Granted):
                 job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
                 self._claimer.hold(job, answer.record, answer.at, sent_at)
-                granted.append(job.event)
+                granted += 1
             elif isinstance(answer, Admitted):
                 job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
             elif isinstance(answer, Conflict):
                 conflicts.append((job, answer))
             else:
                 self._claimer.found(job, answer, sent_at)
-        self._observers.granted(granted)
+        self._observers.granted(granted, (job.event for job in jobs if job.held))
         if conflicts and (again := self._claimer.answer_conflicts(conflicts, {})):
             self.admit(again)
 

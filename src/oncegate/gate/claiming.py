@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from struct import Struct as Layout
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -39,15 +40,15 @@ from oncegate.gate.terms import Terms
 from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store, Want
 
-_OWNER_SIZE: Final = 16
+_OWNER: Final = Layout("16s")
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
 
 
 def owners(count: int) -> list[bytes]:
     """So many names for requests, none like any other. They are drawn at once, as each draw is a system call."""
-    entropy = os.urandom(_OWNER_SIZE * count)
-    return [entropy[start : start + _OWNER_SIZE] for start in range(0, len(entropy), _OWNER_SIZE)]
+    entropy = os.urandom(_OWNER.size * count)
+    return [owner for (owner,) in _OWNER.iter_unpack(entropy)]
 
 
 class Claimer:
@@ -104,18 +105,19 @@ class Claimer:
                 job.outcome = Outcome("failed", job.event, job.key, error=error)
 
     def _judge(self, jobs: Sequence[Job], verdicts: Sequence[Verdict], sent_at: int) -> None:
-        conflicts, granted = [], []
+        conflicts, granted = [], len(jobs)
         for job, verdict in zip(jobs, verdicts, strict=True):
             if isinstance(verdict, Granted):
                 self.hold(job, verdict.record, verdict.at, sent_at)
-                granted.append(job.event)
-            elif isinstance(verdict, Conflict):
+                continue
+            granted -= 1
+            if isinstance(verdict, Conflict):
                 conflicts.append((job, verdict))
             else:
                 self.found(job, verdict, sent_at)
                 if self._terms.sliding and isinstance(verdict, Duplicate):
                     self._observers.tell("policy.sliding", job.event, job.key, detail="slid")
-        self._observers.granted(granted)
+        self._observers.granted(granted, (job.event for job in jobs if job.held))
         if conflicts:
             beside = {job.key.digest: job.event.body for job in jobs if job.held}
             self.claim(self.answer_conflicts(conflicts, beside))
@@ -131,7 +133,7 @@ class Claimer:
         terms, sent_at = self._terms, self._boot()
         wants = [Want(terms.namespace, owner, terms.lease, in_order) for owner in owners(most)]
         jobs = [self._taken(entry, sent_at) for entry in self._store.take(wants) if entry is not None]
-        self._observers.granted([job.event for job in jobs])
+        self._observers.granted(len(jobs), (job.event for job in jobs))
         return jobs
 
     def _taken(self, entry: Entry, sent_at: int) -> Job:
@@ -173,11 +175,11 @@ class Claimer:
 
     def hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
         """It was granted at the store's time `at`, to a request that was sent at `sent_at` on the boot clock."""
-        terms, key = self._terms, job.key
+        terms, key, attempt = self._terms, job.key, record.attempts
         job.lease = Lease(terms.namespace, key.digest, record, at, sent_at, sent_at + record.lease_until - at)
         job.held = True
-        job.event = replace(job.event, key=key, attempt=record.attempts, fence=record.fence)
-        if terms.max_attempts is not None and record.attempts > terms.max_attempts:
+        job.event = replace(job.event, key=key, attempt=attempt, fence=record.fence)
+        if attempt > 1 and terms.max_attempts is not None and attempt > terms.max_attempts:
             job.hopeless = f"its worker did not come back from {times(terms.max_attempts, 'attempt')}"
         if record.completed_at is not None:
             self._memory.found(job.lease)

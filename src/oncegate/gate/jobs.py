@@ -21,7 +21,7 @@ TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
 
 
-class Job(Struct, eq=False):
+class Job(Struct, eq=False, gc=False):
     """One event to claim: what it is, then what is held for it, then what became of it.
 
     `lease` is there while it is `held`, `outcome` when it has come to one. `hopeless` is why it is buried instead of
@@ -29,6 +29,7 @@ class Job(Struct, eq=False):
     another. One that is `answered` is not to be claimed any more. `loosened`: its key would bind content, but for the
     policy. Its handler is not started from `start_by` on, on the boot clock. One that is to be kept is wanted `at_once`
     if it can be run here as soon as it is.
+    It is nothing to the garbage collector: none of what it holds knows of it.
     """
 
     event: Event

@@ -12,12 +12,13 @@ from oncegate.errors import StoreError
 from oncegate.stores.base import Store
 
 
-class Lease(Struct, eq=False):
+class Lease(Struct, eq=False, gc=False):
     """A claim that this process holds: at which address, and the record as the store granted it at its time
     `granted_at`.
 
     Its validity is counted on the boot clock from before the request was sent, so that however slow the network is
     the store thinks it ours for as long as we do. (Unless the store's clock is set ahead: see docs/decisions.md.)
+    It is nothing to the garbage collector: whoever sets `on_lost` takes it back.
     """
 
     namespace: str

@@ -21,7 +21,7 @@ All of them are counted, whether anybody watches or not.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, get_args
 
 from msgspec import Struct
@@ -84,20 +84,21 @@ class Observers:
             self._counts[name] += 1
         self._send(name, event, key, outcome, detail)
 
-    def granted(self, events: Sequence[Event]) -> None:
+    def granted(self, number: int, events: Iterable[Event]) -> None:
         with self._lock:
-            self._counts["claim.granted"] += len(events)
+            self._counts["claim.granted"] += number
         if self._observers:
             for event in events:
                 self._send("claim.granted", event, event.key)
 
     def outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        names = [_NAMES[outcome.status] for outcome in outcomes]
+        statuses = [outcome.status for outcome in outcomes]
         with self._lock:
-            self._counts.update(names)
+            for status in set(statuses):
+                self._counts[_NAMES[status]] += statuses.count(status)
         if self._observers:
-            for name, outcome in zip(names, outcomes, strict=True):
-                self._send(name, outcome.event, outcome.key, outcome)
+            for outcome in outcomes:
+                self._send(_NAMES[outcome.status], outcome.event, outcome.key, outcome)
 
     def flush(self, within: float) -> bool:
         """Wait until all that was told so far has been delivered; False if that takes too long."""

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate import forks
-from oncegate.claims import COMPLETED, Complete
+from oncegate.claims import COMPLETED, Complete, Record
 from oncegate.clocks import Clock
 from oncegate.gate.jobs import Job, kind_of
 from oncegate.gate.leases import Lease
@@ -23,8 +24,17 @@ _MOST: Final = 10_000
 _LARGEST_RESULT: Final = 4_096
 _LARGEST_DOCUMENT: Final = 4_096
 
-# Until when it may be trusted on the boot clock, the claim, how it was completed, when that was sent, and the document.
-_Completion = tuple[int, Lease, Complete, int, bytes | None]
+
+class _Completion(Struct, frozen=True, gc=False):
+    """A claim as it was granted, and how it was completed by what was sent at `sent_at`. It may be trusted `until` then
+    on the boot clock; the store's is `ahead` of that. The document may be at hand too."""
+
+    until: int
+    record: Record
+    ahead: int
+    complete: Complete
+    sent_at: int
+    document: bytes | None = None
 
 
 class Memory:
@@ -50,26 +60,25 @@ class Memory:
         known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
         if known is None:
             return None
-        until, lease, complete, sent_at, _ = known
-        now = self._boot()
-        if now >= until or (job.key.binds and lease.record.payload_hash != job.payload_hash):
+        record, complete, now = known.record, known.complete, self._boot()
+        if now >= known.until or (job.key.binds and record.payload_hash != job.payload_hash):
             return None
-        ahead = lease.granted_at - lease.held_since
         original = replace(
-            lease.record,
+            record,
             state=COMPLETED,
-            completed_at=lease.record.completed_at or sent_at + ahead,
+            completed_at=record.completed_at or known.sent_at + known.ahead,
             result=complete.result,
             error=complete.error,
         )
         result = None if complete.result is None else msgspec.json.decode(complete.result)
-        kind = kind_of(job, original, now + ahead)
-        return Outcome("duplicate", job.event, job.key, kind, result, complete.error, original, now + ahead)
+        at = now + known.ahead
+        kind = kind_of(job, original, at)
+        return Outcome("duplicate", job.event, job.key, kind, result, complete.error, original, at)
 
     def document(self, job: Job) -> bytes | None:
         """The document of the event that was completed under this job's key, if it is still at hand."""
         known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
-        return None if known is None else known[4] or None
+        return None if known is None else known.document or None
 
     def settled(self, endings: Sequence[Ending], sent_at: int) -> None:
         """Endings that the store has accepted since `sent_at`; those that are completions are remembered.
@@ -85,10 +94,11 @@ class Memory:
                 complete = ending.settlement
                 if type(complete) is Complete and len(complete.result or b"") <= _LARGEST_RESULT:
                     lease, raw = ending.job.lease, ending.job.event.raw
-                    if lease.record.payload is not None:
-                        lease.record = replace(lease.record, payload=None)
+                    record, ahead = lease.record, lease.granted_at - lease.held_since
+                    if record.payload is not None:
+                        record = replace(record, payload=None)
                     document = raw if len(raw) <= _LARGEST_DOCUMENT else None
-                    known[complete.key] = (until, lease, complete, sent_at, document)
+                    known[complete.key] = _Completion(until, record, ahead, complete, sent_at, document)
 
     def found(self, lease: Lease) -> None:
         """A completed record that the store has shown."""
@@ -99,9 +109,11 @@ class Memory:
             retention = record.expires_at - lease.granted_at
             proof = (lease.namespace, lease.key, record.owner, record.fence)
             complete = Complete(*proof, retention, record.result, record.error)
-            until = lease.held_since + min(self._within, retention)
+            sent_at = lease.held_since
+            until = sent_at + min(self._within, retention)
             with self._lock:
-                self._current(lease.held_since)[lease.key] = (until, lease, complete, lease.held_since, None)
+                known = self._current(sent_at)
+                known[lease.key] = _Completion(until, record, lease.granted_at - sent_at, complete, sent_at)
 
     def _current(self, now: int) -> dict[bytes, _Completion]:
         """Where to put what is new; to be asked for under the lock."""

@@ -202,14 +202,15 @@ class Runner:
 
     def _settled(self, endings: Sequence[Ending], answers: Sequence[Answer], sent_at: int) -> None:
         """Give the jobs their outcomes, and remember those that are completed."""
-        accepted = []
-        for ending, answer in zip(endings, answers, strict=True):
-            if answer is True:
-                ending.job.outcome = ending.outcome
-                accepted.append(ending)
-            else:
-                ending.job.outcome = _not_settled(ending, answer)
-        self._means.memory.settled(accepted, sent_at)
+        if answers.count(True) < len(endings):
+            settled = list(zip(endings, answers, strict=True))
+            endings = [ending for ending, answer in settled if answer is True]
+            for ending, answer in settled:
+                if answer is not True:
+                    ending.job.outcome = _not_settled(ending, answer)
+        for ending in endings:
+            ending.job.outcome = ending.outcome
+        self._means.memory.settled(endings, sent_at)
 
     def give_back(self, jobs: Sequence[Job]) -> list[Job]:
         """Release claims whose handler never started: the attempt does not count. Those that could not be given back
