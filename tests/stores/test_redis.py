@@ -1,11 +1,8 @@
 """The Redis store against the contract, and what a server, a network and a clock can do to it."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from textwrap import dedent
 
 import pytest
 from hypothesis import given
@@ -35,6 +32,7 @@ from oncegate.testing.asking import (
     stored,
     take,
 )
+from tests.stores.forking import Forks, run
 from tests.stores.proxy import Proxy
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import free_port, until
@@ -69,11 +67,6 @@ def server(redis_server: RedisServer) -> RedisServer:
 def store(server: RedisServer) -> Iterator[Store]:
     with closing(open_store(server.url)) as opened:
         yield opened
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    """A Python process of its own: for forks and signals."""
-    return subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60)
 
 
 # ── names and layout ──────────────────────────────────────────────────────────────────────────────────────
@@ -420,58 +413,10 @@ def test_connections_are_not_shared_after_an_interrupt(server: RedisServer) -> N
     assert done.stdout.split() == ["True", "0"], done
 
 
-class TestForks:
-    """A store opened before a fork works on both sides of it."""
-
-    def test_both_sides(self, server: RedisServer) -> None:
-        """Parent and child see each other's claims, each over connections of its own."""
-        done = run(
-            f"""
-            import os
-            from oncegate import open_store
-            from oncegate.testing.asking import claim
-            store = open_store("{server.url}")
-            claim(store, "parent")
-            child = os.fork()
-            if child == 0:
-                mine, new = claim(store, "child"), claim(store, "child", key=b"c" * 16)
-                print(type(mine).__name__, type(new).__name__, flush=True)
-                os._exit(0)
-            os.waitpid(child, 0)
-            print(type(claim(store, "again", key=b"c" * 16)).__name__, type(claim(store, "parent")).__name__)
-            """
-        )
-        assert done.stdout.split() == ["InFlight", "Granted", "InFlight", "Granted"], done
-
-    def test_while_threads_ask(self, server: RedisServer) -> None:
-        """A fork in the middle of other threads' calls leaves the child a store that answers."""
-        done = run(
-            f"""
-            import os, threading
-            from oncegate import open_store
-            from oncegate.testing.asking import claim, claim_of
-            store = open_store("{server.url}")
-            stop = threading.Event()
-            def write(name):
-                number = 0
-                while not stop.is_set():
-                    number += 1
-                    store.claim([claim_of(key=b"%d %09d" % (name, number))])
-            threads = [threading.Thread(target=write, args=(name,)) for name in range(3)]
-            for thread in threads: thread.start()
-            codes = []
-            for number in range(10):
-                child = os.fork()
-                if child == 0:
-                    code = 0 if type(claim(store, "child", key=b"%016d" % number)).__name__ == "Granted" else 1
-                    os._exit(code)
-                codes.append(os.waitpid(child, 0)[1])
-            stop.set()
-            for thread in threads: thread.join()
-            print(codes)
-            """
-        )
-        assert done.stdout.strip() == str([0] * 10), done
+class TestForks(Forks):
+    @pytest.fixture
+    def url(self, server: RedisServer) -> str:
+        return server.url
 
 
 def test_closed(server: RedisServer) -> None:

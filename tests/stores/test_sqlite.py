@@ -9,7 +9,6 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -22,6 +21,7 @@ from oncegate.stores.sqlite import SqliteStore, file
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
 from oncegate.testing.asking import LEASE, claim, claim_of, complete, granted, owner
 from oncegate.testing.racing import race
+from tests.stores.forking import Forks, run
 
 
 class TestSqliteStore(InboxContract, SharedStoreContract):
@@ -153,11 +153,6 @@ class TestRefusals:
         assert "is read-only for this process; make the file and its folder writable" in said
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    """A Python process of its own: for what cannot be undone, or must not happen to this one."""
-    return subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60)
-
-
 def test_two_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older file is migrated when it is opened, once, with what it holds; many openers at once do no harm."""
     url = f"sqlite:///{tmp_path}/store.db"
@@ -286,28 +281,10 @@ def test_a_file_that_was_removed(tmp_path: Path) -> None:
     store.close()
 
 
-class TestForks:
-    """A store opened before a fork works on both sides of it, whatever the other side does."""
-
-    def test_both_sides(self, tmp_path: Path) -> None:
-        """Parent and child see each other's claims."""
-        done = run(
-            f"""
-            import os
-            from oncegate import open_store
-            from oncegate.testing.asking import claim
-            store = open_store("sqlite:///{tmp_path}/store.db")
-            claim(store, "parent")
-            child = os.fork()
-            if child == 0:
-                mine, new = claim(store, "child"), claim(store, "child", key=b"c" * 16)
-                print(type(mine).__name__, type(new).__name__, flush=True)
-                os._exit(0)
-            os.waitpid(child, 0)
-            print(type(claim(store, "again", key=b"c" * 16)).__name__, type(claim(store, "parent")).__name__)
-            """
-        )
-        assert done.stdout.split() == ["InFlight", "Granted", "InFlight", "Granted"], done
+class TestForks(Forks):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/store.db"
 
     @pytest.mark.parametrize("parent", ["store.close()", "os._exit(0)"])
     def test_what_the_child_wrote_stays(self, tmp_path: Path, parent: str) -> None:
@@ -334,36 +311,6 @@ class TestForks:
             """
         )
         assert done.stdout.split() == ["True", "3"], done
-
-    def test_while_a_thread_writes(self, tmp_path: Path) -> None:
-        """A fork waits for the transaction of another thread, and the child is not left with half of it."""
-        done = run(
-            f"""
-            import os, sys, threading
-            from oncegate import open_store
-            from oncegate.testing.asking import claim, claim_of
-            store = open_store("sqlite:///{tmp_path}/store.db")
-            stop = threading.Event()
-            def write():
-                number = 0
-                while not stop.wait(0.002):  # SQLite is not fair to whoever waits for a lock
-                    number += 1
-                    store.claim([claim_of(key=(number * 1000 + each).to_bytes(16)) for each in range(200)])
-            thread = threading.Thread(target=write)
-            thread.start()
-            codes = []
-            for number in range(10):
-                child = os.fork()
-                if child == 0:
-                    code = 0 if type(claim(store, "child", key=b"%016d" % number)).__name__ == "Granted" else 1
-                    os._exit(code)
-                codes.append(os.waitpid(child, 0)[1])
-            stop.set()
-            thread.join()
-            print(codes)
-            """
-        )
-        assert done.stdout.strip() == str([0] * 10), done
 
 
 def test_interrupts(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""Code in a process of its own, and what every store must stand that is opened before a fork."""
+
+import subprocess
+import sys
+from textwrap import dedent
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """A Python process of its own: for what cannot be undone, or must not happen to this one."""
+    command = [sys.executable, "-W", "error", "-c", dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+class Forks:
+    """A store opened before a fork works on both sides of it, whatever the other side does."""
+
+    def test_both_sides(self, url: str) -> None:
+        """Parent and child see each other's claims, each over connections of its own."""
+        done = run(
+            f"""
+            import os
+            from oncegate import open_store
+            from oncegate.testing.asking import claim
+            store = open_store({url!r})
+            claim(store, "parent")
+            child = os.fork()
+            if child == 0:
+                mine, new = claim(store, "child"), claim(store, "child", key=b"c" * 16)
+                print(type(mine).__name__, type(new).__name__, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            print(type(claim(store, "again", key=b"c" * 16)).__name__, type(claim(store, "parent")).__name__)
+            store.close()
+            """
+        )
+        assert done.stdout.split() == ["InFlight", "Granted", "InFlight", "Granted"], done
+
+    def test_while_threads_ask(self, url: str) -> None:
+        """A fork in the middle of other threads' calls leaves the child a store that answers, and harms none of them.
+
+        They pause between two calls: not every store is fair to whoever waits for a lock."""
+        done = run(
+            f"""
+            import os, threading
+            from oncegate import open_store
+            from oncegate.testing.asking import claim, claim_of
+            store = open_store({url!r})
+            stop = threading.Event()
+            def write(name):
+                number = 0
+                while not stop.wait(0.002):
+                    number += 100
+                    store.claim([claim_of(key=b"%s%015d" % (name, number + each)) for each in range(50)])
+            threads = [threading.Thread(target=write, args=(name,)) for name in (b"a", b"b")]
+            for thread in threads:
+                thread.start()
+            codes = []
+            for number in range(10):
+                child = os.fork()
+                if child == 0:
+                    code = 0 if type(claim(store, "child", key=b"%016d" % number)).__name__ == "Granted" else 1
+                    os._exit(code)
+                codes.append(os.waitpid(child, 0)[1])
+            stop.set()
+            for thread in threads:
+                thread.join()
+            store.close()
+            print(codes)
+            """
+        )
+        assert (done.stdout.strip(), done.stderr) == (str([0] * 10), ""), done
