@@ -105,7 +105,7 @@ def test_a_renewal_that_is_being_written(postgres: PostgresServer, opened: Opene
 def test_an_admission_that_is_being_written(postgres: PostgresServer, opened: Opened) -> None:
     """A renewal that comes while an admission is being written waits for it, and then is refused."""
     store, record, clock = opened("admitting")
-    admission = admissions_of([Admit(NAMESPACE, KEY, owner("bob"), record.payload_hash, b"one", ABOUT)])
+    admission = admissions_of([Admit(NAMESPACE, KEY, owner("bob"), record.payload_hash, b"one", ABOUT)], [0])
     with postgres.connect() as db, ThreadPoolExecutor(1) as pool:
         with db.transaction():
             ((_, verdict, *_),) = store._ask(db, "admit", (clock.now, *admission))

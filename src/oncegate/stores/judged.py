@@ -1,11 +1,8 @@
 """Verbs for stores that can judge in Python: all of them are one function over a batch of operations."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from math import inf
+from collections.abc import Sequence
 from typing import Any
-
-from msgspec.structs import replace
 
 from oncegate.claims import (
     Address,
@@ -50,41 +47,13 @@ class InboxStore(JudgedStore):
 
     @abstractmethod
     def _apply(self, operations: Sequence[Operation], *, admits: bool = False) -> list[Any]:
-        """The same. `admits`: there may be admissions among them, which are to be asked for `in_turn`."""
+        """The same. `admits`: there may be admissions among them, which go by `oncegate.stores.lines`."""
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         return self._apply(requests, admits=True)
 
     def together(self, operations: Sequence[Operation]) -> list[Any]:
         return self._apply(operations, admits=True)
-
-
-# A namespace and an entity: what is kept for it runs one at a time, in order.
-Line = tuple[str, str | None]
-
-
-def in_turn(operations: Sequence[Operation], busy: Callable[[Collection[Line]], Collection[Line]]) -> list[Operation]:
-    """These operations, with a lease for admissions only of what may run at once. `busy` tells which of some lines have
-    something kept already."""
-    firsts: dict[Line, Admit] = {}
-    for request in (operation for operation in operations if isinstance(operation, Admit)):
-        line = (request.namespace, request.about.entity)
-        first = firsts.setdefault(line, request)
-        if first is not request and _happened(request) < _happened(first):
-            firsts[line] = request
-    waiting = busy([line for line, first in firsts.items() if line[1] is not None and first.lease])
-
-    def is_free(operation: Operation) -> bool:
-        if not isinstance(operation, Admit) or not operation.lease or operation.about.entity is None:
-            return True
-        line = (operation.namespace, operation.about.entity)
-        return firsts[line] is operation and line not in waiting
-
-    return [each if is_free(each) else replace(each, lease=0) for each in operations]
-
-
-def _happened(request: Admit) -> float:
-    return inf if request.about.occurred_at is None else request.about.occurred_at
 
 
 def shown(where: tuple[str, bytes], record: Record, after: Address | None, now: int) -> bool:

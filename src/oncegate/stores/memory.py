@@ -4,6 +4,7 @@ import heapq
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 from msgspec import msgpack
@@ -22,7 +23,8 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, Want
-from oncegate.stores.judged import InboxStore, Line, in_turn, shown
+from oncegate.stores.judged import InboxStore, shown
+from oncegate.stores.lines import Line, behind, in_turn, seen_behind
 
 _TICK = 1_000_000
 _NO_TICK = -1
@@ -52,10 +54,11 @@ class MemoryStore(InboxStore):
         with self._lock:
             now = self._clock()
             self._sweep(now, len(operations))
+            places: Iterable[int] = repeat(0)
             if admits:
-                operations = in_turn(operations, self._busy)
+                operations, places = in_turn(operations, self._busy), behind(operations)
             namespace, records = None, {}
-            for operation in operations:
+            for operation, place in zip(operations, places, strict=False):
                 if operation.namespace is not namespace:  # the same object in nearly every batch
                     namespace = operation.namespace
                     records = self._records.setdefault(namespace, {})
@@ -63,6 +66,8 @@ class MemoryStore(InboxStore):
                 before = _unpack(stored) if isinstance(stored, bytes) else stored
                 after, answer = step(before, operation, now)
                 answers.append(answer)
+                if place:
+                    after = seen_behind(before, after, now, place)
                 if after is not before:
                     self._put(operation, records, before, after)
         return answers

@@ -181,6 +181,18 @@ class InboxContract:
         assert complete(store, first.record, key=first.key)
         assert _taken(store).key == _key("b")
 
+    def test_in_the_order_of_a_batch(self, store: Any) -> None:
+        """Of one entity what tells no time, or the same, is given out in the order in which it was handed in."""
+        for occurred_at in (None, 7):
+            about = replace(ABOUT, entity=f"call at {occurred_at}", occurred_at=occurred_at)
+            keys = [content(f"{name} at {occurred_at}") for name in "gbfahced"]
+            store.admit([replace(_admission(b"x", "ann"), key=key, about=about) for key in keys])
+            given = []
+            while (taken := _take(store)) is not None:
+                given.append(taken.key)
+                assert complete(store, taken.record, key=taken.key)
+            assert given == keys
+
     def test_entities_beside_each_other(self, store: Any) -> None:
         """Events of other entities, and those without one, are not held up; one call gives out many."""
         _line(store, "call-1", a=1, b=2)

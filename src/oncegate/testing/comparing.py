@@ -26,6 +26,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock
 from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
+from oncegate.stores.lines import behind, seen_behind
 from oncegate.testing.clock import ManualClock
 
 HISTORIES = 200
@@ -98,10 +99,12 @@ class _Comparison(RuleBasedStateMachine):
 
     # ── the model ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def judge(self, operation: Operation) -> Any:
-        where = (operation.namespace, operation.key)
-        record, answer = step(self.records.get(where), operation, self.clock.now)
-        self.records.pop(where, None)
+    def judge(self, operation: Operation, place: int = 0) -> Any:
+        where, now = (operation.namespace, operation.key), self.clock.now
+        before = self.records.pop(where, None)
+        record, answer = step(before, operation, now)
+        if place:
+            record = seen_behind(before, record, now, place)
         if record is not None:
             self.records[where] = record
         return answer
@@ -147,7 +150,7 @@ class _Comparison(RuleBasedStateMachine):
     @rule(requests=st.lists(_ADMITS, min_size=1, max_size=4))
     def admit(self, requests: list[Admit]) -> None:
         assert isinstance(self.store, Inbox)
-        assert self.store.admit(requests) == [self.judge(request) for request in requests]
+        assert self.store.admit(requests) == list(map(self.judge, requests, behind(requests)))
 
     @rule(namespace=_NAMESPACES, owner=_OWNERS, lease=_LEASES, in_order=st.booleans())
     def take(self, namespace: str, owner: bytes, lease: int, in_order: bool) -> None:

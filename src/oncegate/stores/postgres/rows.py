@@ -164,7 +164,7 @@ def claims_of(batch: Sequence[Claim]) -> tuple[Array, ...]:
     )
 
 
-def admissions_of(batch: Sequence[Admit]) -> tuple[Array, ...]:
+def admissions_of(batch: Sequence[Admit], behind: Sequence[int]) -> tuple[Array, ...]:
     return (
         *addresses(batch),
         blobs([admit.owner for admit in batch]),
@@ -172,6 +172,7 @@ def admissions_of(batch: Sequence[Admit]) -> tuple[Array, ...]:
         blobs([admit.payload for admit in batch]),
         flags([admit.binds for admit in batch]),
         *_abouts(batch),
+        numbers(behind),
     )
 
 

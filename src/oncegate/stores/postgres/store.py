@@ -35,6 +35,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
+from oncegate.stores.lines import behind
 from oncegate.stores.postgres.connections import Connection, Connections
 from oncegate.stores.postgres.failures import explained
 from oncegate.stores.postgres.own import Own, begun
@@ -94,7 +95,9 @@ class PostgresStore:
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         """Nothing is granted: whether an entity has something kept would take a lock on it, as when it is taken."""
-        return self._judged("admit", [replace(request, lease=0) for request in requests], admissions_of)
+        asked = [replace(request, lease=0) for request in requests]
+        places = dict(zip(map(id, asked), behind(asked), strict=True))
+        return self._judged("admit", asked, lambda part: admissions_of(part, [places[id(each)] for each in part]))
 
     def _judged(self, statement: str, requests: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[Any]:
         answers: dict[int, Any] = {}

@@ -300,7 +300,7 @@ END $$;
 -- Nobody waits here but for another batch that is just writing the same key.
 CREATE FUNCTION oncegate.admit(
     clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], payloads bytea[], binding boolean[],
-    sources text[], types text[], entities text[], occurrences bigint[], deliveries text[]
+    sources text[], types text[], entities text[], occurrences bigint[], deliveries text[], behind bigint[]
 ) RETURNS TABLE (
     place bigint, verdict text, at bigint,
     state text, owner bytea, fence bigint, lease_until bigint, attempts integer, payload_hash bytea, expires_at bigint,
@@ -321,9 +321,9 @@ BEGIN
             source, type, entity, occurred_at, delivery_id, first_seen, payload
         )
         SELECT a.namespace, a.key, 'R', a.owner, now, now, 0, a.hash,
-               a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now, a.payload
-        FROM unnest(namespaces, keys, owners, hashes, payloads, sources, types, entities, occurrences, deliveries)
-             AS a (namespace, key, owner, hash, payload, source, type, entity, occurred_at, delivery_id)
+               a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now + a.behind, a.payload
+        FROM unnest(namespaces, keys, owners, hashes, payloads, sources, types, entities, occurrences, deliveries, behind)
+             AS a (namespace, key, owner, hash, payload, source, type, entity, occurred_at, delivery_id, behind)
         ON CONFLICT DO NOTHING RETURNING key
     )
     SELECT coalesce(array_agg(w.key), '{}') INTO new FROM written w;
@@ -359,7 +359,8 @@ BEGIN
                 UPDATE oncegate.claims c
                 SET state = 'R', owner = owners[i], fence = now, lease_until = now, attempts = 0,
                     payload_hash = hashes[i], expires_at = NULL, source = sources[i], type = types[i],
-                    entity = entities[i], occurred_at = occurrences[i], delivery_id = deliveries[i], first_seen = now,
+                    entity = entities[i], occurred_at = occurrences[i], delivery_id = deliveries[i],
+                    first_seen = now + behind[i],
                     completed_at = NULL, result = NULL, error = NULL, payload = payloads[i]
                 WHERE c.namespace = namespaces[i] AND c.key = keys[i]
                 RETURNING c.* INTO was;
@@ -598,7 +599,7 @@ SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash,
 FROM oncegate.take_in_order(%b, %b, %b, %b);
 
 -- name: admit
-SELECT * FROM oncegate.admit(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b);
+SELECT * FROM oncegate.admit(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b);
 
 -- name: redrive
 SELECT ARRAY(SELECT oncegate.redrive(%b, %b, %b));

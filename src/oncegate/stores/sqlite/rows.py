@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from oncegate.claims import COMPLETED, IN_PROGRESS, About, Address, Record
 from oncegate.stores.base import Change, Document
-from oncegate.stores.judged import Line
+from oncegate.stores.lines import Line
 
 Where = tuple[str, bytes]
 _T = TypeVar("_T")

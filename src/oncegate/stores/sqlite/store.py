@@ -9,10 +9,10 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Final
 
 from oncegate import forks
@@ -30,7 +30,8 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
-from oncegate.stores.judged import InboxStore, in_turn, shown
+from oncegate.stores.judged import InboxStore, shown
+from oncegate.stores.lines import behind, in_turn, seen_behind
 from oncegate.stores.sqlite.file import explained, opened
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
 
@@ -79,12 +80,15 @@ class SqliteStore(InboxStore):
         answers = []
         with self._writing() as (db, now):
             found = self._find(db, operations)
+            places: Iterable[int] = repeat(0)
             if admits:
-                operations = in_turn(operations, partial(busy_lines, db))
+                operations, places = in_turn(operations, partial(busy_lines, db)), behind(operations)
             current: dict[Where, Record | None] = dict(found)
-            for operation in operations:
+            for operation, place in zip(operations, places, strict=False):
                 address = (operation.namespace, operation.key)
-                current[address], answer = step(current.get(address), operation, now)
+                before = current.get(address)
+                after, answer = step(before, operation, now)
+                current[address] = seen_behind(before, after, now, place) if place else after
                 answers.append(answer)
             self._sweep(db, "claims", save(db, found, current), now)
             self._remember(current)
