@@ -229,6 +229,7 @@ def test_what_is_wrong_with_it(payload: Any, said: str) -> None:
     [
         *({"Records": []}, {"Messages": [], "ResponseMetadata": {}}, {"ResponseMetadata": {}}, []),
         *({"events": [], "sessionId": "s"}, {"events": []}, {"records": [], "requestId": "r"}),
+        {"events": [], "sessionId": None, "resultSet": {}},
     ],
 )
 def test_nothing_to_read(payload: Any) -> None:
@@ -258,6 +259,22 @@ def test_polled_events() -> None:
     """Events polled from the ACD come as a list."""
     events = read({"sessionId": "s", "events": [{"Type": "AgentState", "AgentId": 1}, {"Type": "X", "ContactID": 2}]})
     assert [(event.source, event.entity) for event in events] == [("cxone", "1"), ("cxone", "2")]
+
+
+@pytest.mark.parametrize(
+    "item", [{"Type": "AgentLeg", "AgentLegID": "3"}, {"Type": "Mute", "FinalState": "False"}, {"Type": "X", "Id": "1"}]
+)
+def test_what_is_polled_is_known_by_the_poll(item: dict[str, Any]) -> None:
+    """An event of the ACD that says nothing else is one by the list that it came in; what is kept of it says so too."""
+    (event,) = read({"sessionId": "s", "events": [item]})
+    assert (event.source, event.type, event.body) == ("cxone", item["Type"], item)
+    (again,) = read(event.raw)
+    assert (again.source, again.type, keys.auto(again)) == (event.source, event.type, keys.auto(event))
+
+
+def test_a_list_of_ones_own_with_ids() -> None:
+    """Items that have ids are told apart by them, though they have a type and are called events."""
+    assert [event.id for event in read({"events": [{"Type": "x", "id": 1}, {"Type": "x", "id": 2}]})] == ["1", "2"]
 
 
 def test_wrapping_is_bounded() -> None:

@@ -71,6 +71,9 @@ def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
     [
         ({"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}, "WebSocket Heartbeat"),
         ({"topicName": "v2.system.socket_closing", "eventBody": {}}, "v2.system.socket_closing"),
+        ({"topicName": "v2.system.token_revoked", "eventBody": None}, "v2.system.token_revoked"),
+        ({"topicName": "channel.metadata"}, "channel.metadata"),
+        ({"topicName": "channel.metadata", "eventBody": "x"}, "channel.metadata"),
         ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "to be confirmed"),
         ({"Type": "UnsubscribeConfirmation", "TopicArn": "arn:x", "Message": "bye"}, "end of an SNS subscription"),
     ],
@@ -79,6 +82,12 @@ def test_frames_are_no_events(frame: dict[str, Any], said: str) -> None:
     """What a transport says for itself is recognised, and says what it is."""
     event = only(frame)
     assert said in event.frame
+
+
+def test_only_a_channels_own_messages_are_frames() -> None:
+    """What another topic says, with or without a body, is an event."""
+    for said in ({"topicName": "channel.opened", "eventBody": {"id": 1}}, {"topicName": "v2.users.u-1.presence"}):
+        assert only(said).frame is None
 
 
 def test_enum_case_and_versions_make_no_difference() -> None:

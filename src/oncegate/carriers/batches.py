@@ -7,6 +7,7 @@ from oncegate.carriers.pieces import Piece
 
 # What an answer without records has besides its empty list.
 _AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "ChildShards"}
+_AROUND_EVENTS = {"sessionId", "resultSet"}
 # All that follows looks for one of these; what has none is told apart sooner.
 _TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
 
@@ -17,7 +18,7 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
     for name, known in (("Records", _is_record), ("Messages", _is_record), ("events", _is_polled)):
         records = body.get(name)
         if isinstance(records, list) and any(map(known, records)):
-            return [Piece(record) for record in records]
+            return [Piece(record, polled=known is _is_polled) for record in records]
     return [] if _is_empty(body) else None
 
 
@@ -36,5 +37,5 @@ def _is_empty(body: dict[str, Any]) -> bool:
     rest = body.keys() - _AROUND
     if not rest:
         return "ResponseMetadata" in body
-    asked = rest & {"Records", "Messages"} or (rest & {"events"} if rest <= {"events", "sessionId"} else set())
-    return len(asked) == 1 and rest - asked <= {"sessionId"} and body[asked.pop()] == []
+    asked = rest & {"Records", "Messages", "events"}
+    return len(asked) == 1 and rest - asked <= _AROUND_EVENTS and body[asked.pop()] == []

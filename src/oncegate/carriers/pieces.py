@@ -12,7 +12,8 @@ from oncegate.events import NO_EVIDENCE, Evidence
 class Piece(Struct, frozen=True):
     """One thing carried: bytes or text to be read as JSON, or a value that is read already.
 
-    `several`: the bytes may hold more than one JSON value, with or without something between them.
+    `several`: the bytes may hold more than one JSON value, with or without something between them. `polled`: it is one
+    of the events that NICE CXone was asked for.
     """
 
     content: Any
@@ -20,6 +21,7 @@ class Piece(Struct, frozen=True):
     problem: str | None = None
     frame: str | None = None
     several: bool = False
+    polled: bool = False
 
 
 def text(value: Any) -> str | None:

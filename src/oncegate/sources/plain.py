@@ -51,6 +51,10 @@ def _paths(member: str, dotted: str) -> tuple[Place, ...]:
     return places(*dotted.split())
 
 
+def has_id(delivery: Delivery, paths: Paths) -> bool:
+    return first(delivery.body, paths.id) is not None
+
+
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     body = delivery.body
     found = identifier(first(body, paths.id))
