@@ -66,9 +66,10 @@ _COMMUNICATIONS = ("calls", "messages", "chats", "emails", "callbacks", "videos"
 def read(delivery: Delivery) -> Event | None:
     """What names its topic: by itself, or in its envelope."""
     detail = delivery.body
-    topic_name, body = detail.get("topicName"), parsed(detail.get("eventBody"))
+    topic_name = detail.get("topicName")
     if type(topic_name) is not str:
-        return _read_by_envelope(delivery)
+        return None if delivery.envelope is None else _read_by_envelope(delivery)
+    body = parsed(detail.get("eventBody"))
     if type(body) is not dict:
         kind, topic = topic_of(topic_name)
         return _frame(kind, {}, delivery.raw, delivery.evidence) if topic.frame else None
