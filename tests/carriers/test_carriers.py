@@ -40,14 +40,18 @@ def sns(message: str) -> dict[str, Any]:
     }
 
 
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
 def kinesis(*texts: str) -> dict[str, Any]:
-    data = base64.b64encode("".join(texts).encode()).decode()
+    data = encoded("".join(texts))
     record = {"data": data, "sequenceNumber": "s-1", "approximateArrivalTimestamp": 1770091506.123}
     return {"eventSource": "aws:kinesis", "eventID": "shard:s-1", "kinesis": record}
 
 
 def firehose(*texts: str) -> dict[str, Any]:
-    data = base64.b64encode("".join(texts).encode()).decode()
+    data = encoded("".join(texts))
     record = {"recordId": "f-1", "approximateArrivalTimestamp": 1770091506123, "data": data}
     return {"invocationId": "i", "deliveryStreamArn": "arn:d", "records": [record]}
 
@@ -66,14 +70,13 @@ def gateway(body: str | None, **more: Any) -> dict[str, Any]:
 
 def function_url(body: str) -> dict[str, Any]:
     context = {"http": {"method": "POST"}, "requestId": "q-1"}
-    encoded = base64.b64encode(body.encode()).decode()
     return {
         "version": "2.0",
         "routeKey": "$default",
         "rawPath": "/",
         "headers": {"content-type": "application/json"},
         "requestContext": context,
-        "body": encoded,
+        "body": encoded(body),
         "isBase64Encoded": True,
     }
 
@@ -89,6 +92,7 @@ def failed(payload: Any) -> dict[str, Any]:
     }
 
 
+NAMED = Evidence(message_id="m-1")
 ARRIVED = Evidence(message_id="m-1", receive_count=3, sent_at=SENT, group="g")
 STREAMED = Evidence(message_id="s-1", sent_at=SENT)
 NOTIFIED = Evidence(message_id="n-1", sent_at=SENT)
@@ -128,6 +132,16 @@ CARRIED: list[tuple[str, Any, Evidence]] = [
     ),
     ("a failure on a bus", {"detail-type": "Lambda", "source": "lambda", "detail": failed(EVENT)}, FAILED),
     ("a failure in SQS", [sqs(json.dumps(failed(EVENT)))], FAILED_IN_QUEUE),
+    ("SQS by Lambda, the least of it", {"Records": [{"messageId": "m-1", "body": TEXT}]}, NAMED),
+    ("SQS by Pipes, the least of it", [{"messageId": "m-1", "body": TEXT}], NAMED),
+    ("SQS by boto3, the least of it", {"Messages": [{"MessageId": "m-1", "Body": TEXT}]}, NAMED),
+    ("SNS, the least of it", {"Type": "Notification", "MessageId": "m-1", "Message": TEXT}, NAMED),
+    ("Firehose, the least of it", {"records": [{"recordId": "m-1", "data": encoded(TEXT)}]}, NAMED),
+    (
+        "a destination, the least of it",
+        {"version": "1.0", "requestPayload": EVENT, "responsePayload": {"errorMessage": "boom"}},
+        Evidence(failure="boom"),
+    ),
 ]
 
 
@@ -241,6 +255,18 @@ def test_nothing_to_read(payload: Any) -> None:
     "body",
     [
         {"body": "hello", "messageId": "chat-1"},
+        {"body": "[smiles]", "messageId": "chat-1"},
+        {"body": TEXT, "messageId": "chat-1", "sender": "s"},
+        {"Body": TEXT, "MessageId": "chat-1", "id": 1},
+        {"Records": [{"messageId": "chat-1", "body": "{hello}"}]},
+        {"Subject": "note", "MessageId": "n", "Message": TEXT},
+        {"Message": TEXT, "MessageId": "n", "Type": "Notification", "id": 1},
+        {"Message": "hello", "MessageId": "n", "Type": "Notification"},
+        {"requestPayload": EVENT, "responsePayload": {}, "id": 1},
+        {"requestPayload": EVENT},
+        {"records": [{"recordId": "1", "data": "hello"}]},
+        {"records": [{"recordId": "1", "data": encoded(TEXT), "id": 1}]},
+        {"records": [{"recordId": "1", "data": encoded(TEXT)}], "id": 1},
         {"Records": [{"eventSource": "aws:s3"}]},
         {"events": [{"eventType": "x"}]},
         {"detail": "short", "id": 1},

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from oncegate.canonical import decode
 from oncegate.events import NO_EVIDENCE, Evidence
 
 
@@ -42,6 +43,17 @@ def within(value: Any, *names: str) -> Any:
             return None
         value = value.get(name)
     return value
+
+
+def is_json(content: Any) -> bool:
+    """Whether this is the JSON text of an object or an array: what a carrier holds, and hardly a member of an event."""
+    if not isinstance(content, str) or content.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        decode(content.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return False
+    return True
 
 
 def merged(outer: Evidence, inner: Evidence) -> Evidence:
