@@ -164,6 +164,16 @@ def test_receipts_that_reuse_an_id() -> None:
     receipt = SAMPLES["Open Messaging receipt"]
     assert apart(SAMPLES["Open Messaging text"], receipt, {**receipt, "status": "Failed"})
     assert keys.auto(only(receipt)) == keys.auto(only({**receipt, "status": "READ"}))
+    assert keys.auto(only(receipt)) == keys.auto(only({**receipt, "type": "RECEIPT"}))
+    assert only({**receipt, "type": "RECEIPT"}).type == only(receipt).type == "openmessaging.Receipt"
+
+
+def test_channels_apart() -> None:
+    """A channel is known by its id, a number or not, also where it says little else of itself."""
+    bare = {"id": "m-1", "channel": {"id": 77, "time": "2026-02-03T04:05:06Z"}, "type": "Receipt", "status": "Read"}
+    assert only(bare).type == "openmessaging.Receipt"
+    assert apart(bare, changed(bare, "channel.id", 78), {**bare, "status": "Delivered"})
+    assert keys.auto(only(bare)) == keys.auto(only(changed(bare, "channel.id", "77")))
 
 
 def test_disconnected_twice() -> None:
