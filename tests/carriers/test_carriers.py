@@ -68,7 +68,7 @@ def gateway(body: str | None, **more: Any) -> dict[str, Any]:
     }
 
 
-def function_url(body: str) -> dict[str, Any]:
+def function_url(body: str, between: str = "") -> dict[str, Any]:
     context = {"http": {"method": "POST"}, "requestId": "q-1"}
     return {
         "version": "2.0",
@@ -76,7 +76,7 @@ def function_url(body: str) -> dict[str, Any]:
         "rawPath": "/",
         "headers": {"content-type": "application/json"},
         "requestContext": context,
-        "body": encoded(body),
+        "body": encoded(body)[:20] + between + encoded(body)[20:],
         "isBase64Encoded": True,
     }
 
@@ -123,6 +123,7 @@ CARRIED: list[tuple[str, Any, Evidence]] = [
     ("SNS in Firehose", firehose(json.dumps(sns(TEXT))), Evidence(message_id="f-1", sent_at=SENT)),
     ("API Gateway", gateway(TEXT), ASKED),
     ("a function URL, in base64", function_url(TEXT), ASKED),
+    ("base64 in lines, by a template", {**function_url(TEXT, "\r\n"), "isBase64Encoded": "true"}, ASKED),
     ("SNS through API Gateway", gateway(json.dumps(sns(TEXT))), Evidence("n-1", None, SENT, "q-1")),
     ("a failure destination", failed(EVENT), FAILED),
     (

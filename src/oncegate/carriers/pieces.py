@@ -66,12 +66,17 @@ def merged(outer: Evidence, inner: Evidence) -> Evidence:
     return Evidence(**{**asdict(inner), **said})
 
 
+def is_base64(request: dict[str, Any]) -> bool:
+    """Whether the body of an HTTP request is base64; AWS writes a truth, a mapping template may write text."""
+    return request.get("isBase64Encoded") in (True, "true", "True")
+
+
 def from_base64(content: Any, what: str) -> bytes:
-    """Bytes from base64; ValueError with a plain sentence."""
+    """Bytes from base64, in lines or in one piece; ValueError with a plain sentence."""
     if not isinstance(content, str):
         raise ValueError(f"the {what} has no base64 text")
     try:
-        return binascii.a2b_base64(content.encode(), strict_mode=True)
+        return binascii.a2b_base64(b"".join(content.encode().split()), strict_mode=True)
     except ValueError as error:
         raise ValueError(f"the {what} is not base64: {error}") from error
 
