@@ -193,3 +193,11 @@ def test_a_topic_that_only_the_envelope_names(detail: dict[str, Any]) -> None:
     event = only(envelope(detail, "aws.partner/genesys.com/x", topic))
     assert (event.type, event.entity, event.part, event.body) == (topic, "c-1", "s-1", ENDED)
     assert keys.auto(event) == keys.auto(only({"topicName": topic.replace("{id}", "c-1"), "eventBody": ENDED}))
+
+
+def test_a_body_whose_topic_nobody_names() -> None:
+    """What Genesys is said to have sent and has a body is read by it, under the type of the envelope."""
+    event = only(envelope({"eventBody": {**ENDED, "disconnectType": "PEER"}}, "aws.partner/genesys.com/x"))
+    assert (event.source, event.type, event.entity, event.state) == ("genesys", "Something", "c-1", "PEER")
+    assert event.occurred_at is not None
+    assert only(envelope({"eventBody": ENDED})).source == "eventbridge"

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from oncegate.canonical import content_digest
+from oncegate.carriers.eventbridge import names_genesys
 from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
 from oncegate.sources.fields import at, identifier, latest, name, named, parsed, state, stated, text, when
 from oncegate.sources.topics import Topic, filled, id_in, topic_of
@@ -68,7 +69,7 @@ def read(delivery: Delivery) -> Event | None:
     detail = delivery.body
     topic_name = detail.get("topicName")
     if type(topic_name) is not str:
-        return None if delivery.envelope is None else _read_by_envelope(delivery)
+        return None if delivery.envelope is None else _read_by_envelope(delivery, delivery.envelope)
     body = parsed(detail.get("eventBody"))
     if type(body) is not dict:
         kind, topic = topic_of(topic_name)
@@ -111,11 +112,13 @@ def guess(delivery: Delivery) -> Event | None:
     return _read(_NO_SENDER, None, body, None, delivery.raw, delivery.evidence) if _is_bare(body) else None
 
 
-def _read_by_envelope(delivery: Delivery) -> Event | None:
-    topic, detail = _sender(delivery.envelope).kind, delivery.body
-    if type(topic) is not str or topic[:3] != "v2.":
+def _read_by_envelope(delivery: Delivery, envelope: dict[str, Any]) -> Event | None:
+    kind, detail = text(envelope.get("detail-type")), delivery.body
+    if kind is None or not (kind[:3] == "v2." or names_genesys(envelope)):
         return None
-    return read_as(delivery, topic) if type(parsed(detail.get("eventBody"))) is dict or _is_bare(detail) else None
+    if type(parsed(detail.get("eventBody"))) is dict or (kind[:3] == "v2." and _is_bare(detail)):
+        return read_as(delivery, kind)
+    return None
 
 
 def _is_bare(body: dict[str, Any]) -> bool:
