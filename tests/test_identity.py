@@ -262,6 +262,15 @@ def test_a_status_has_its_time_however_it_is_written(object_: str) -> None:
     assert len({str(keys.auto(event)) for event in found}) == 1
 
 
+def test_messages_of_one_case() -> None:
+    """Two messages that are read while their case keeps its status are two events, though there is no id to say so."""
+    contact = {"id": "k", "status": "open", "statusUpdatedAt": "2026-02-03T04:05:06Z"}
+    read_changed = {"eventObject": "Message", "eventType": "MessageReadChanged", "data": {"contact": contact}}
+    first, other = (changed(read_changed, "data.message", {"ID": number}) for number in ("m-1", "m-2"))
+    assert apart(read_changed, first, other)
+    assert keys.auto(only(first)) == keys.auto(only({**first, "createdAt": "2026-02-03T04:05:07Z"}))
+
+
 def test_source_and_id() -> None:
     """CloudEvents and events of EventBridge are known by source and id."""
     for name in ("CloudEvent", "EventBridge, of anybody"):

@@ -111,6 +111,14 @@ def test_what_looks_like_nice(document: dict[str, Any], entity: str | None) -> N
     assert (event.source, event.entity) == ("cxone", entity)
 
 
+def test_a_contact_with_an_id() -> None:
+    """A contact of the ACD to which somebody has given an id is what it was, and has it."""
+    contact = {**CONTACT, "LastStateChangeTimeUTC": "2026-02-03T04:05:06Z"}
+    event = only({"id": "1", **contact})
+    assert (event.source, event.id, event.entity) == ("cxone", "1", "1001")
+    assert keys.auto(event) == keys.auto(only(contact))
+
+
 @pytest.mark.parametrize(
     "detail",
     [

@@ -33,13 +33,16 @@ _STATUS_TIME = places(
     "contact.statusUpdatedAtWithMilliseconds",
     "contact.statusUpdatedAt",
 )
+_MESSAGE = places("message.id", "message.ID")
 _TENANT = places("brand.tenantId", "tenantId", "brand.id", "brand.businessUnitId")
 _TIME = places("createdAtWithMilliseconds", "createdAt")
 # What around the data tells an event from no other: ids that its copies may not share.
 _NOT_TELLING = {"data", "eventId", "traceId"}
 _TIMES = {"createdAt", "createdAtWithMilliseconds"}
 _ACD_MEMBERS = ("contactid", "agentid", "busno", "sessionid", "masterid", "finalstate", "laststatechangetimeutc")
+# What hardly anybody else has, and what nobody else has.
 _ACD_OWN = ({"finalstate"}, {"laststatechangetimeutc"}, {"busno", "agentid"})
+_ACD_SURELY = {"contactid", "laststatechangetimeutc"}
 _ACD_STATE = places("status", "currentstate", "state")
 _ACD_TIME = places("laststatechangetimeutc", "laststatechangetime")
 _BYOC = ("endUserRecipients", "brand")
@@ -88,11 +91,12 @@ def _digital(delivery: Delivery) -> Event:
     kind = text(document.get("eventType")) or text(document.get("eventObject"))
     entity, said = named(data, _ENTITY) or name(document.get("interactionId")), stated(data, _STATE)
     tenant = named(data, _TENANT) or name(document.get("tenantId"))
-    changed = when(data, _STATUS_TIME)
+    changed, message = when(data, _STATUS_TIME), named(data, _MESSAGE)
     if found is not None:
         identity: tuple[Any, ...] = ("event", tenant, found)
     elif entity is not None and kind is not None and said is not None and changed is not None:
-        identity = ("status", entity, kind, folded(said), changed.isoformat())
+        # What happens to messages leaves the status of their case as it is, so that it does not tell them apart.
+        identity = ("status", entity, kind, folded(said), changed.isoformat(), *([message] if message else []))
     else:
         identity = ()
     return Event(
@@ -122,10 +126,10 @@ def _members(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_acd(delivery: Delivery) -> bool:
-    if "id" in delivery.body:
-        return False
     members = _members(delivery.body).keys()
-    return delivery.polled or any(own <= members for own in _ACD_OWN)
+    if members >= _ACD_SURELY:
+        return True
+    return "id" not in delivery.body and (delivery.polled or any(own <= members for own in _ACD_OWN))
 
 
 def _could_be_acd(members: dict[str, Any]) -> bool:
@@ -144,7 +148,7 @@ def _acd(delivery: Delivery) -> Event | None:
         identity = ("contact", contact, kind, folded(status), final, told.isoformat())
     return Event(
         source=SOURCE,
-        id=envelope_id(delivery),
+        id=envelope_id(delivery) or identifier(delivery.body.get("id")),
         type=kind,
         entity=contact or name(members.get("agentid")),
         # A contact is disconnected twice, the second time for good: two states, or the second would look like a copy.
@@ -179,7 +183,7 @@ def _byoc(delivery: Delivery) -> Event | None:
     thread = name(at(body, ("thread", "idOnExternalPlatform")))
     if thread is None or not isinstance(body["message"], dict):
         return None
-    found = identifier(first(body, places("message.id", "message.ID")), "message.id")
+    found = identifier(first(body, _MESSAGE), "message.id")
     identity: tuple[Any, ...] = ("byoc", name(at(body, ("brand", "id"))), thread, found)
     if found is None:
         identity = _within_envelope(delivery, None)
