@@ -270,6 +270,7 @@ def test_nothing_to_read(payload: Any) -> None:
         {"records": [{"recordId": "1", "data": encoded(TEXT)}], "id": 1},
         {"Records": [{"eventSource": "aws:s3"}]},
         {"events": [{"eventType": "x"}]},
+        {"events": [{"Type": "x"}], "id": 1},
         {"detail": "short", "id": 1},
         {"detail": {"a": 1}, "id": 1},
         {"headers": {}, "body": "letter"},

@@ -39,6 +39,7 @@ def envelope(detail: Any, source: str = "my.app", kind: str = "Something", **mor
         {"id": "1", **ENDED, "type": "x"},
         {"id": "1", **THREAD},
         {"eventId": "1", **ENDED},
+        {"id": "1", "topicName": "orders", "eventBody": {"a": 1}},
     ],
 )
 def test_an_id_of_its_own_is_no_guess(document: dict[str, Any]) -> None:
@@ -51,6 +52,7 @@ def test_an_id_of_its_own_is_no_guess(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "detail",
     [
+        {"id": "5", "type": "Text", "channel": {"messageId": "m", "time": "2026-02-03T04:05:06Z", "to": {}}},
         *(CASE, CONTACT, THREAD, {"Type": "a", "sessionId": "s"}, {"eventType": "a", "data": {"contact": {"x": 1}}}),
         {"eventTime": 1770091506123, "sessionId": "s"},
     ],
@@ -131,12 +133,17 @@ def test_a_contact_with_an_id() -> None:
     ],
 )
 def test_nice_within_an_envelope(detail: dict[str, Any]) -> None:
-    """What only NICE has is NICE's in an envelope too, which then tells apart what says nothing more."""
+    """What only NICE has is NICE's in an envelope too."""
     event = only(envelope(detail))
     assert event.source == "cxone"
     assert event.id is not None
+
+
+def test_an_envelope_tells_apart_what_says_too_little() -> None:
+    """What is known by its content, and tells neither an id nor a time, is told apart by the id of its envelope."""
     bare = {"eventObject": "Case", "eventType": "X", "data": {}}
-    for timeless in (bare, {"Type": "X", "FinalState": True}, {**THREAD, "message": {}, "brand": {}}):
+    channel = {"type": "Text", "channel": {"platform": "Open"}}
+    for timeless in (channel, bare, {"Type": "X", "FinalState": True}, {**THREAD, "message": {}, "brand": {}}):
         first, again, other = (only(envelope(timeless, id=number)) for number in ("1", "1", "2"))
         assert keys.auto(first) == keys.auto(again) != keys.auto(other)
 

@@ -15,10 +15,13 @@ _TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
     if _TELLING.isdisjoint(body):
         return None
-    for name, known in (("Records", _is_record), ("Messages", _is_record), ("events", _is_polled)):
+    for name in ("Records", "Messages"):
         records = body.get(name)
-        if isinstance(records, list) and any(map(known, records)):
-            return [Piece(record, polled=known is _is_polled) for record in records]
+        if isinstance(records, list) and any(map(_is_record, records)):
+            return [Piece(record) for record in records]
+    events = body.get("events")
+    if isinstance(events, list) and any(map(_is_polled, events)) and "id" not in body:
+        return [Piece(event, polled=True) for event in events]
     return [] if _is_empty(body) else None
 
 

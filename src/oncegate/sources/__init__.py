@@ -66,8 +66,8 @@ def _recognised(delivery: Delivery, hints: Hints) -> Event:
 
 
 def _guessed(delivery: Delivery, hints: Hints) -> Event | None:
-    """What settings say comes before what a document looks like, and so does an id that it has where plain events have
-    theirs. Only the id that a bare body has is no such thing, as nobody said where else to look for one."""
+    """What settings say that it is, else what it looks like. A guess stands back for any id, which would be lost; the
+    topic of bare bodies only for one at a path that was given, as such a body may well have an `id`."""
     is_plain = plain.has_id(delivery, hints.paths)
     if hints.topic and not (is_plain and hints.paths.id != plain.PATHS.id):
         return genesys.read_as(delivery, hints.topic)

@@ -19,6 +19,7 @@ from oncegate.sources.fields import (
     stated,
     text,
     when,
+    within_envelope,
 )
 
 SOURCE = "cxone"
@@ -154,17 +155,13 @@ def _acd(delivery: Delivery) -> Event | None:
         # A contact is disconnected twice, the second time for good: two states, or the second would look like a copy.
         state=f"{status} (final)" if status and final else status,
         occurred_at=told,
-        identity=identity or _within_envelope(delivery, told),
+        identity=identity or within_envelope(delivery, told),
         content_hash=None if identity else content_digest(delivery.body),
         body=delivery.body,
         # Read again, it must be known for what it is without the others of the poll.
         raw=delivery.raw if _could_be_acd(members) else encode({"events": [delivery.body]}),
         evidence=delivery.evidence,
     )
-
-
-def _within_envelope(delivery: Delivery, told: datetime | None) -> tuple[Any, ...]:
-    return () if delivery.envelope is None else (apart(delivery, told),)
 
 
 def _final(members: dict[str, Any]) -> bool | None:
@@ -186,7 +183,7 @@ def _byoc(delivery: Delivery) -> Event | None:
     found = identifier(first(body, _MESSAGE), "message.id")
     identity: tuple[Any, ...] = ("byoc", name(at(body, ("brand", "id"))), thread, found)
     if found is None:
-        identity = _within_envelope(delivery, None)
+        identity = within_envelope(delivery, None)
     return Event(
         source=SOURCE,
         id=found or envelope_id(delivery),

@@ -93,6 +93,12 @@ def apart(delivery: Delivery, told: datetime | None) -> Any:
     return None if delivery.envelope is None else envelope_id(delivery) or delivery.envelope.get("time")
 
 
+def within_envelope(delivery: Delivery, told: datetime | None) -> tuple[Any, ...]:
+    """What a detail that is known by its content is told apart by; nothing for a document that came without envelope,
+    which has nothing else to say."""
+    return () if delivery.envelope is None else (apart(delivery, told),)
+
+
 def identifier(value: Any, name: str = "id") -> str | None:
     """An id as text. Absent, null and empty are no id; what could be mistaken for another id is refused."""
     if type(value) is str and 0 < len(value) <= _LONGEST_ID and "\0" not in value:

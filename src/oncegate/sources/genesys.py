@@ -58,6 +58,8 @@ _NO_SENDER = _Sender()
 # EventBridge names the topic after its own version and id, and so nearly always at the same place.
 _USUALLY = slice(73, 77)
 _EARLY = 256
+# How topics of Genesys start. Others are taken for one only in a frame, which has no id.
+_TOPICS = ("v2.", "channel.metadata")
 _BARE = ("sessionId", "participantId", "communicationId")
 # What a document of somebody else's names itself by, and no body of a conversation has.
 _NOT_BARE = ("id", "eventId", "eventType")
@@ -70,6 +72,8 @@ def read(delivery: Delivery) -> Event | None:
     topic_name = detail.get("topicName")
     if type(topic_name) is not str:
         return None if delivery.envelope is None else _read_by_envelope(delivery, delivery.envelope)
+    if delivery.envelope is None and "id" in detail and not topic_name.startswith(_TOPICS):
+        return None
     body = parsed(detail.get("eventBody"))
     if type(body) is not dict:
         kind, topic = topic_of(topic_name)
