@@ -112,6 +112,21 @@ def test_joined_left_joined() -> None:
     assert apart(first, left, changed(first, "detail.timestamp", "2026-02-03T04:07:00Z"))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"routingStatus": {"status": "IDLE", "startTime": "2026-01-01T00:00:00Z"}},
+        *({"modifiedDate": "2026-01-01T00:00:00Z"}, {"dateModified": "2026-01-01T00:00:00Z"}),
+    ],
+)
+def test_times_of_a_member_are_not_those_of_joining(more: dict[str, Any]) -> None:
+    """Other times in the body of a queue member do not stand in for when it was sent."""
+    document = SAMPLES["queue member: no time of its own"]
+    first = changed(document, "detail.eventBody", {**document["detail"]["eventBody"], **more})
+    assert apart(first, changed(first, "detail.timestamp", "2026-02-03T04:07:00Z"))
+    assert only(first).occurred_at == only(document).occurred_at
+
+
 def test_work_after_each_session() -> None:
     """The wrap-up of each session of a reopened conversation is an event of its own."""
     document = SAMPLES["wrap-up has no state"]
@@ -149,6 +164,16 @@ def test_receipts_that_reuse_an_id() -> None:
     receipt = SAMPLES["Open Messaging receipt"]
     assert apart(SAMPLES["Open Messaging text"], receipt, {**receipt, "status": "Failed"})
     assert keys.auto(only(receipt)) == keys.auto(only({**receipt, "status": "READ"}))
+    assert keys.auto(only(receipt)) == keys.auto(only({**receipt, "type": "RECEIPT"}))
+    assert only({**receipt, "type": "RECEIPT"}).type == only(receipt).type == "openmessaging.Receipt"
+
+
+def test_channels_apart() -> None:
+    """A channel is known by its id, a number or not, also where it says little else of itself."""
+    bare = {"id": "m-1", "channel": {"id": 77, "time": "2026-02-03T04:05:06Z"}, "type": "Receipt", "status": "Read"}
+    assert only(bare).type == "openmessaging.Receipt"
+    assert apart(bare, changed(bare, "channel.id", 78), {**bare, "status": "Delivered"})
+    assert keys.auto(only(bare)) == keys.auto(only(changed(bare, "channel.id", "77")))
 
 
 def test_disconnected_twice() -> None:
@@ -169,6 +194,81 @@ def test_digital_events() -> None:
     assert apart(bare, changed(bare, "data.case.status", "open"), changed(bare, "data.case.statusUpdatedAt", "later"))
     unknown = changed(bare, "data.case.statusUpdatedAt", None)
     assert apart(unknown, changed(unknown, "data.case.note", "x"))
+
+
+MEANT = {"eventObject": "Message", "createdAt": "2026-02-03T04:05:06Z", "data": {"contact": {"id": "k"}}}
+ENVELOPE = {"source": "shop", "detail-type": "Sold", "time": "2026-02-03T04:05:06Z", "detail": {"a": 1}}
+NUMBERLESS = {"specversion": "1.0", "source": "shop", "type": "sold", "time": "2026-02-03T04:05:06Z", "data": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("document", "others", "same"),
+    [
+        (
+            {"eventType": "MessageReadChanged", **MEANT},
+            [
+                *({"eventType": "MessageDeleted"}, {"createdAt": "2026-02-03T05:00:00Z"}, {"eventObject": "Case"}),
+                *({"createdAt": None}, {"createdAt": "soon"}, {"by": "x"}, {"data": {"contact": {"id": "l"}}}),
+            ],
+            [{"traceId": "another"}, {"createdAt": "2026-02-03T05:05:06+01:00"}],
+        ),
+        (
+            {"eventType": "CaseCreated", "data": {"case": {"id": "c1", "status": "open"}}},
+            [{"eventType": "CaseStatusChanged"}, {"timestamp": 1770091506}],
+            [{"traceId": "another"}],
+        ),
+        (
+            ENVELOPE,
+            [{"detail-type": "Bought"}, {"time": "2026-02-03T04:05:07Z"}, {"source": "desk"}, {"detail": {"a": 2}}],
+            [{"replay-name": "backfill"}, {"account": "1"}],
+        ),
+        (
+            {**ENVELOPE, "detail": {"timestamp": 1770091506}},
+            [{"detail": {"timestamp": 1770091507}}],
+            [{"time": "2026-02-03T04:05:07Z"}],
+        ),
+        (
+            {**ENVELOPE, "detail": {"conversationId": "c"}},
+            [{"detail-type": "Bought"}, {"time": "2026-02-03T04:05:07Z"}],
+            [{"source": "genesys"}],
+        ),
+        (
+            NUMBERLESS,
+            [
+                *({"type": "bought"}, {"source": "desk"}, {"time": "2026-02-03T04:05:07Z"}, {"subject": "s"}),
+                {"data": {"a": 2}},
+            ],
+            [{"time": "2026-02-03T05:05:06+01:00"}, {"traceparent": "00-1"}],
+        ),
+    ],
+    ids=["CXone", "CXone, by its look", "EventBridge", "EventBridge with a time within", "tutorial", "CloudEvent"],
+)
+def test_content_alone_is_not_enough(document: Any, others: list[Any], same: list[Any]) -> None:
+    """Without an id, type and time tell apart what has the same content; what changes with each sending does not."""
+    assert apart(document, *({**document, **other} for other in others))
+    assert len({str(keys.auto(only({**document, **copy}))) for copy in ({}, *same)}) == 1
+
+
+@pytest.mark.parametrize("object_", ["case", "contact"])
+def test_a_status_has_its_time_however_it_is_written(object_: str) -> None:
+    """When a status changed is compared as a time."""
+    spellings = [
+        *({"statusUpdatedAt": "2026-02-03T04:05:06+00:00"}, {"statusUpdatedAt": "2026-02-03T04:05:06Z"}),
+        {"statusUpdatedAtWithMilliseconds": "2026-02-03T04:05:06.000+00:00", "statusUpdatedAt": "2026-02-03T04:05:06Z"},
+    ]
+    found = [
+        only({"eventObject": "Case", "data": {object_: {"id": 1, "status": "open", **when}}}) for when in spellings
+    ]
+    assert len({str(keys.auto(event)) for event in found}) == 1
+
+
+def test_messages_of_one_case() -> None:
+    """Two messages that are read while their case keeps its status are two events, though there is no id to say so."""
+    contact = {"id": "k", "status": "open", "statusUpdatedAt": "2026-02-03T04:05:06Z"}
+    read_changed = {"eventObject": "Message", "eventType": "MessageReadChanged", "data": {"contact": contact}}
+    first, other = (changed(read_changed, "data.message", {"ID": number}) for number in ("m-1", "m-2"))
+    assert apart(read_changed, first, other)
+    assert keys.auto(only(first)) == keys.auto(only({**first, "createdAt": "2026-02-03T04:05:07Z"}))
 
 
 def test_source_and_id() -> None:

@@ -35,6 +35,8 @@ MICROS = WHEN + timedelta(microseconds=123456)
         (1770091506123456789, MICROS),
         ({"seconds": 1770091506, "nanos": 123456789}, MICROS),
         ({"seconds": "1770091506"}, WHEN),
+        ({"seconds": "1770091506", "nanos": None}, WHEN),
+        ({"seconds": "1770091506", "nanos": "123456789"}, MICROS),
     ],
 )
 def test_every_format(written: Any, told: datetime) -> None:
@@ -51,7 +53,13 @@ def test_every_format(written: Any, told: datetime) -> None:
         *(None, True, False, 0, -5, 10**30, float("nan"), float("inf"), 1e300, [], [1770091506], {}, "", "soon"),
         *("0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00", "2026-02-30T00:00:00Z", "2026-02-03", "2026"),
         *("0001-01-01T00:00:00+14:00", "2026-02-03T25:00:00Z", "9" * 50, "١٧٧٠٠٩١٥٠٦", "²"),
-        *({"seconds": True}, {"seconds": 1, "nanos": -1}, {"seconds": "x"}, {"seconds": 10**40, "nanos": 10**40}),
+        *(
+            {"seconds": True},
+            {"seconds": 1770091506, "nanos": -1},
+            {"seconds": 1770091506, "nanos": "x"},
+            {"seconds": "x"},
+            {"seconds": 10**40, "nanos": 10**40},
+        ),
     ],
 )
 def test_what_tells_no_time(nonsense: Any) -> None:

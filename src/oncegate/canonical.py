@@ -23,7 +23,20 @@ def _number(literal: str) -> int | float:
     value = float(literal)
     if value - value != 0:
         raise ValueError(f"the number {literal[:40]} is out of range")
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if not value.is_integer():
+        return value
+    return int(value) if abs(value) < 2**53 else _large(literal, value)
+
+
+def _large(literal: str, value: float) -> int | float:
+    """A whole number too large for a double to tell it from the next, by its digits; the double if that cannot be."""
+    if abs(value) >= 2**63 or len(literal) > 40:
+        return value
+    mantissa, _, exponent = literal.lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).rstrip("0")
+    zeros = len(whole) - len(digits) + int(exponent or 0)
+    return int(digits + "0" * zeros) if zeros >= 0 else value
 
 
 # To copy a hash takes less than to ask for one, which looks for the algorithm or parses the size anew.

@@ -55,7 +55,7 @@ class Delivery(Struct, frozen=True):
     """One arrival, unwrapped: a JSON value, and the bytes of the document it came as or would have come as.
 
     `envelope` is the EventBridge envelope that the body was the detail of. A delivery with a `frame` is no event
-    but something that its transport says for itself.
+    but something that its transport says for itself. One that is `polled` came in the list of a NICE CXone poll.
     """
 
     body: Any
@@ -64,6 +64,7 @@ class Delivery(Struct, frozen=True):
     evidence: Evidence = NO_EVIDENCE
     envelope: dict[str, Any] | None = None
     frame: str | None = None
+    polled: bool = False
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):

@@ -86,9 +86,12 @@ def _read_digits(text: str) -> datetime | None:
 
 def _read_pair(pair: dict[str, Any]) -> datetime | None:
     """Protobuf's timestamp: seconds (text in its JSON form, as they have 64 bits) and nanos."""
-    seconds, nanos = pair.get("seconds"), pair.get("nanos", 0)
-    if isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 13:
-        seconds = int(seconds)
+    seconds, nanos = _whole(pair.get("seconds")), _whole(pair.get("nanos"))
+    nanos = 0 if nanos is None else nanos
     if type(seconds) is not int or type(nanos) is not int or not 0 <= nanos < 1_000_000_000:
         return None
     return _since_epoch(seconds * 1_000_000 + nanos // 1_000)
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 13 else value

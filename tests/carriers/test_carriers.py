@@ -40,14 +40,18 @@ def sns(message: str) -> dict[str, Any]:
     }
 
 
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
 def kinesis(*texts: str) -> dict[str, Any]:
-    data = base64.b64encode("".join(texts).encode()).decode()
+    data = encoded("".join(texts))
     record = {"data": data, "sequenceNumber": "s-1", "approximateArrivalTimestamp": 1770091506.123}
     return {"eventSource": "aws:kinesis", "eventID": "shard:s-1", "kinesis": record}
 
 
 def firehose(*texts: str) -> dict[str, Any]:
-    data = base64.b64encode("".join(texts).encode()).decode()
+    data = encoded("".join(texts))
     record = {"recordId": "f-1", "approximateArrivalTimestamp": 1770091506123, "data": data}
     return {"invocationId": "i", "deliveryStreamArn": "arn:d", "records": [record]}
 
@@ -64,16 +68,15 @@ def gateway(body: str | None, **more: Any) -> dict[str, Any]:
     }
 
 
-def function_url(body: str) -> dict[str, Any]:
+def function_url(body: str, between: str = "") -> dict[str, Any]:
     context = {"http": {"method": "POST"}, "requestId": "q-1"}
-    encoded = base64.b64encode(body.encode()).decode()
     return {
         "version": "2.0",
         "routeKey": "$default",
         "rawPath": "/",
         "headers": {"content-type": "application/json"},
         "requestContext": context,
-        "body": encoded,
+        "body": encoded(body)[:20] + between + encoded(body)[20:],
         "isBase64Encoded": True,
     }
 
@@ -89,6 +92,7 @@ def failed(payload: Any) -> dict[str, Any]:
     }
 
 
+NAMED = Evidence(message_id="m-1")
 ARRIVED = Evidence(message_id="m-1", receive_count=3, sent_at=SENT, group="g")
 STREAMED = Evidence(message_id="s-1", sent_at=SENT)
 NOTIFIED = Evidence(message_id="n-1", sent_at=SENT)
@@ -119,6 +123,7 @@ CARRIED: list[tuple[str, Any, Evidence]] = [
     ("SNS in Firehose", firehose(json.dumps(sns(TEXT))), Evidence(message_id="f-1", sent_at=SENT)),
     ("API Gateway", gateway(TEXT), ASKED),
     ("a function URL, in base64", function_url(TEXT), ASKED),
+    ("base64 in lines, by a template", {**function_url(TEXT, "\r\n"), "isBase64Encoded": "true"}, ASKED),
     ("SNS through API Gateway", gateway(json.dumps(sns(TEXT))), Evidence("n-1", None, SENT, "q-1")),
     ("a failure destination", failed(EVENT), FAILED),
     (
@@ -128,6 +133,16 @@ CARRIED: list[tuple[str, Any, Evidence]] = [
     ),
     ("a failure on a bus", {"detail-type": "Lambda", "source": "lambda", "detail": failed(EVENT)}, FAILED),
     ("a failure in SQS", [sqs(json.dumps(failed(EVENT)))], FAILED_IN_QUEUE),
+    ("SQS by Lambda, the least of it", {"Records": [{"messageId": "m-1", "body": TEXT}]}, NAMED),
+    ("SQS by Pipes, the least of it", [{"messageId": "m-1", "body": TEXT}], NAMED),
+    ("SQS by boto3, the least of it", {"Messages": [{"MessageId": "m-1", "Body": TEXT}]}, NAMED),
+    ("SNS, the least of it", {"Type": "Notification", "MessageId": "m-1", "Message": TEXT}, NAMED),
+    ("Firehose, the least of it", {"records": [{"recordId": "m-1", "data": encoded(TEXT)}]}, NAMED),
+    (
+        "a destination, the least of it",
+        {"version": "1.0", "requestPayload": EVENT, "responsePayload": {"errorMessage": "boom"}},
+        Evidence(failure="boom"),
+    ),
 ]
 
 
@@ -229,6 +244,7 @@ def test_what_is_wrong_with_it(payload: Any, said: str) -> None:
     [
         *({"Records": []}, {"Messages": [], "ResponseMetadata": {}}, {"ResponseMetadata": {}}, []),
         *({"events": [], "sessionId": "s"}, {"events": []}, {"records": [], "requestId": "r"}),
+        {"events": [], "sessionId": None, "resultSet": {}},
     ],
 )
 def test_nothing_to_read(payload: Any) -> None:
@@ -240,8 +256,21 @@ def test_nothing_to_read(payload: Any) -> None:
     "body",
     [
         {"body": "hello", "messageId": "chat-1"},
+        {"body": "[smiles]", "messageId": "chat-1"},
+        {"body": TEXT, "messageId": "chat-1", "sender": "s"},
+        {"Body": TEXT, "MessageId": "chat-1", "id": 1},
+        {"Records": [{"messageId": "chat-1", "body": "{hello}"}]},
+        {"Subject": "note", "MessageId": "n", "Message": TEXT},
+        {"Message": TEXT, "MessageId": "n", "Type": "Notification", "id": 1},
+        {"Message": "hello", "MessageId": "n", "Type": "Notification"},
+        {"requestPayload": EVENT, "responsePayload": {}, "id": 1},
+        {"requestPayload": EVENT},
+        {"records": [{"recordId": "1", "data": "hello"}]},
+        {"records": [{"recordId": "1", "data": encoded(TEXT), "id": 1}]},
+        {"records": [{"recordId": "1", "data": encoded(TEXT)}], "id": 1},
         {"Records": [{"eventSource": "aws:s3"}]},
         {"events": [{"eventType": "x"}]},
+        {"events": [{"Type": "x"}], "id": 1},
         {"detail": "short", "id": 1},
         {"detail": {"a": 1}, "id": 1},
         {"headers": {}, "body": "letter"},
@@ -258,6 +287,22 @@ def test_polled_events() -> None:
     """Events polled from the ACD come as a list."""
     events = read({"sessionId": "s", "events": [{"Type": "AgentState", "AgentId": 1}, {"Type": "X", "ContactID": 2}]})
     assert [(event.source, event.entity) for event in events] == [("cxone", "1"), ("cxone", "2")]
+
+
+@pytest.mark.parametrize(
+    "item", [{"Type": "AgentLeg", "AgentLegID": "3"}, {"Type": "Mute", "FinalState": "False"}, {"Type": "X", "Id": "1"}]
+)
+def test_what_is_polled_is_known_by_the_poll(item: dict[str, Any]) -> None:
+    """An event of the ACD that says nothing else is one by the list that it came in; what is kept of it says so too."""
+    (event,) = read({"sessionId": "s", "events": [item]})
+    assert (event.source, event.type, event.body) == ("cxone", item["Type"], item)
+    (again,) = read(event.raw)
+    assert (again.source, again.type, keys.auto(again)) == (event.source, event.type, keys.auto(event))
+
+
+def test_a_list_of_ones_own_with_ids() -> None:
+    """Items that have ids are told apart by them, though they have a type and are called events."""
+    assert [event.id for event in read({"events": [{"Type": "x", "id": 1}, {"Type": "x", "id": 2}]})] == ["1", "2"]
 
 
 def test_wrapping_is_bounded() -> None:

@@ -148,6 +148,25 @@ class TestEvents:
         for event, sample in zip(events, known, strict=True):
             assert {name: event[name] for name in sample["read"]} == sample["read"]
 
+    @pytest.mark.parametrize("where", ["file", "variable"])
+    def test_what_payloads_do_not_say(
+        self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    ) -> None:
+        """The topic and the paths of the settings count here as they do for a gate, in text and in JSON."""
+        body = {"id": "user-1", "routingStatus": {"status": "IDLE"}}
+        (tmp_path / "f.jsonl").write_text(lines(body, {"nr": 5}))
+        topic = "v2.users.{id}.routingStatus"
+        if where == "file":
+            (tmp_path / "oncegate.toml").write_text(f'[read]\ntopic = "{topic}"\nid = "nr"')
+        else:
+            monkeypatch.setenv("ONCEGATE_READ_TOPIC", topic)
+            monkeypatch.setenv("ONCEGATE_READ_ID", "nr")
+        first, other = json.loads(oncegate("read", "f.jsonl", "--output", "json")[1])["events"]
+        assert (first["type"], first["state"], other["source"], other["id"]) == (topic, "IDLE", "plain", "5")
+        (same,) = read({"topicName": "v2.users.user-1.routingStatus", "eventBody": body})
+        assert first["keys"][0]["key"] == str(keys.auto(same))
+        assert topic in oncegate("read", "f.jsonl")[1]
+
     def test_keys_and_parts(self, shown: Any) -> None:
         """Each strategy has its key with the parts that it was made from, or says what it lacks."""
         document = {"id": "evt-1", "state": "on", "conversationId": "c"}

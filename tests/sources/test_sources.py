@@ -71,6 +71,9 @@ def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
     [
         ({"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}, "WebSocket Heartbeat"),
         ({"topicName": "v2.system.socket_closing", "eventBody": {}}, "v2.system.socket_closing"),
+        ({"topicName": "v2.system.token_revoked", "eventBody": None}, "v2.system.token_revoked"),
+        ({"topicName": "channel.metadata"}, "channel.metadata"),
+        ({"topicName": "channel.metadata", "eventBody": "x"}, "channel.metadata"),
         ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "to be confirmed"),
         ({"Type": "UnsubscribeConfirmation", "TopicArn": "arn:x", "Message": "bye"}, "end of an SNS subscription"),
     ],
@@ -79,6 +82,28 @@ def test_frames_are_no_events(frame: dict[str, Any], said: str) -> None:
     """What a transport says for itself is recognised, and says what it is."""
     event = only(frame)
     assert said in event.frame
+
+
+@pytest.mark.parametrize("user", ["u-1", "user_7", "00c0ffee00c0ffee", "c1b2a3d4-e5f6-4718-8293-a4b5c6d7e8f3"])
+def test_ids_in_topics_need_not_be_uuids(user: str) -> None:
+    """Whatever looks unlike a word is an id, and whatever stands where the template has one."""
+    frame = {"topicName": f"v2.users.{user}.presence", "eventBody": {}}
+    envelope = {"id": "e", "source": "aws.partner/genesys.com/x", "detail-type": "v2.users.{id}.presence"}
+    named = {"topicName": "v2.users.bob.presence", "eventBody": {}}
+    for event, entity in ((only(frame), user), (only({**envelope, "detail": named}), "bob")):
+        assert (event.type, event.entity) == ("v2.users.{id}.presence", entity)
+
+
+def test_an_evaluation_without_a_version() -> None:
+    """The id that a body carries is the event's where there is no envelope, though it takes a version to know it by."""
+    event = only({"topicName": "v2.quality.evaluations", "eventBody": {"id": "ev-1", "status": "FINISHED"}})
+    assert (event.id, event.own_id, event.identity) == ("ev-1", (), ("v2.quality.evaluations",))
+
+
+def test_only_a_channels_own_messages_are_frames() -> None:
+    """What another topic says, with or without a body, is an event."""
+    for said in ({"topicName": "channel.opened", "eventBody": {"id": 1}}, {"topicName": "v2.users.u-1.presence"}):
+        assert only(said).frame is None
 
 
 def test_enum_case_and_versions_make_no_difference() -> None:
@@ -104,6 +129,15 @@ def test_plain_paths() -> None:
     event = only(body, hints=Hints(paths=given))
     assert (event.source, event.id, event.type, event.entity) == ("desk", "5", "t", "c")
     assert (event.part, event.state, event.occurred_at) == ("l", "on", _time("2026-02-03T04:05:06.123+00:00"))
+
+
+def test_a_detail_that_nothing_makes_an_envelope() -> None:
+    """A detail with neither a type nor a name that is known is part of a plain event, and tells of it all the same."""
+    said = {"conversationId": "c", "status": "ended", "timestamp": "2026-02-03T04:05:06.123Z"}
+    document = {"id": "1", "source": "my.app", "detail": {"data": said}}
+    event = only(document)
+    assert (event.source, event.id, event.entity, event.state, event.body) == ("plain", "1", "c", "ended", document)
+    assert event.occurred_at == _time("2026-02-03T04:05:06.123+00:00")
 
 
 @pytest.mark.parametrize("wrong", [{"id": ""}, {"id": "a..b"}, {"time": 5}, {"source": ""}])

@@ -60,14 +60,16 @@ def _unwrap_text(raw: bytes, evidence: Evidence, depth: int, found: list[Deliver
         _unwrap(value, raw, evidence, depth, found)
 
 
-def _unwrap(value: Any, raw: bytes | None, evidence: Evidence, depth: int, found: list[Delivery]) -> None:
+def _unwrap(
+    value: Any, raw: bytes | None, evidence: Evidence, depth: int, found: list[Delivery], *, polled: bool = False
+) -> None:
     """Add the deliveries within a value. `raw` are the bytes it came as, if it came as such."""
     if type(value) is dict:
         pieces = None if "detail-type" in value and value.get("source") != "lambda" else _pieces(value)
         if pieces is None:
             raw = encode(value) if raw is None else raw
             inner = eventbridge.delivery(value, raw, evidence) if "detail" in value else None
-            found.append(inner or Delivery(value, raw, None, evidence))
+            found.append(inner or Delivery(value, raw, None, evidence, polled=polled))
             return
     elif type(value) is list:
         pieces = [Piece(item) if type(item) is not list else _nested(item) for item in value]
@@ -96,7 +98,7 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: list[Deliver
     elif type(content) is bytes or type(content) is str:
         _unwrap_text(_bytes(content), evidence, depth, found)
     else:
-        _unwrap(content, None, evidence, depth, found)
+        _unwrap(content, None, evidence, depth, found, polled=piece.polled)
 
 
 def _pieces(body: dict[str, Any]) -> list[Piece] | None:

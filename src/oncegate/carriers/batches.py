@@ -7,6 +7,7 @@ from oncegate.carriers.pieces import Piece
 
 # What an answer without records has besides its empty list.
 _AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "ChildShards"}
+_AROUND_EVENTS = {"sessionId", "resultSet"}
 # All that follows looks for one of these; what has none is told apart sooner.
 _TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
 
@@ -14,10 +15,13 @@ _TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
     if _TELLING.isdisjoint(body):
         return None
-    for name, known in (("Records", _is_record), ("Messages", _is_record), ("events", _is_polled)):
+    for name in ("Records", "Messages"):
         records = body.get(name)
-        if isinstance(records, list) and any(map(known, records)):
+        if isinstance(records, list) and any(map(_is_record, records)):
             return [Piece(record) for record in records]
+    events = body.get("events")
+    if isinstance(events, list) and any(map(_is_polled, events)) and "id" not in body:
+        return [Piece(event, polled=True) for event in events]
     return [] if _is_empty(body) else None
 
 
@@ -36,5 +40,5 @@ def _is_empty(body: dict[str, Any]) -> bool:
     rest = body.keys() - _AROUND
     if not rest:
         return "ResponseMetadata" in body
-    asked = rest & {"Records", "Messages"} or (rest & {"events"} if rest <= {"events", "sessionId"} else set())
-    return len(asked) == 1 and rest - asked <= {"sessionId"} and body[asked.pop()] == []
+    asked = rest & {"Records", "Messages", "events"}
+    return len(asked) == 1 and rest - asked <= _AROUND_EVENTS and body[asked.pop()] == []

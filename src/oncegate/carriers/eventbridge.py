@@ -20,6 +20,11 @@ def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delive
     return Delivery(detail, raw, None, evidence, document)
 
 
+def names_genesys(document: dict[str, Any]) -> bool:
+    source = document.get("source")
+    return isinstance(source, str) and source.casefold().startswith(("genesys", "com.genesys", "aws.partner/genesys"))
+
+
 def _parsed(text: str) -> Any:
     """A detail that was put as JSON text, as PutEvents wants it."""
     try:
@@ -30,7 +35,6 @@ def _parsed(text: str) -> Any:
 
 def _is_tutorial(document: dict[str, Any], detail: dict[str, Any]) -> bool:
     """Tutorials write envelopes without a detail-type."""
-    source = document.get("source")
-    if isinstance(source, str) and source.lower().startswith(("genesys", "com.genesys", "aws.partner/genesys")):
+    if names_genesys(document):
         return True
     return "conversationId" in detail or "topicName" in detail or within(detail, "payload", "interactionId") is not None

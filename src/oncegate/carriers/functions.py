@@ -6,13 +6,16 @@ from oncegate.carriers.pieces import Piece, text, whole, within
 from oncegate.events import Evidence
 from oncegate.times import moment
 
+# All that a record has that does not say what request it was.
+_MEMBERS = {"version", "timestamp", "requestPayload", "responseContext", "responsePayload"}
+
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
     # An EventBridge bus as destination has the same record as the detail of an event.
     record = body if "requestPayload" in body else body.get("detail")
-    if not isinstance(record, dict) or "requestPayload" not in record or "requestContext" not in record:
+    if not isinstance(record, dict) or "requestPayload" not in record or not _is_invocation(record):
         return None
-    context = record["requestContext"]
+    context = record.get("requestContext")
     evidence = Evidence(
         receive_count=whole(within(context, "approximateInvokeCount")),
         sent_at=moment(record.get("timestamp")),
@@ -20,6 +23,10 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
         failure=_failure(record),
     )
     return [Piece(record["requestPayload"], evidence)]
+
+
+def _is_invocation(record: dict[str, Any]) -> bool:
+    return "requestContext" in record or ("responsePayload" in record and record.keys() <= _MEMBERS)
 
 
 def _failure(record: dict[str, Any]) -> str | None:

@@ -6,13 +6,15 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from oncegate.canonical import decode
 from oncegate.events import NO_EVIDENCE, Evidence
 
 
 class Piece(Struct, frozen=True):
     """One thing carried: bytes or text to be read as JSON, or a value that is read already.
 
-    `several`: the bytes may hold more than one JSON value, with or without something between them.
+    `several`: the bytes may hold more than one JSON value, with or without something between them. `polled`: it is one
+    of the events that NICE CXone was asked for.
     """
 
     content: Any
@@ -20,6 +22,7 @@ class Piece(Struct, frozen=True):
     problem: str | None = None
     frame: str | None = None
     several: bool = False
+    polled: bool = False
 
 
 def text(value: Any) -> str | None:
@@ -42,6 +45,17 @@ def within(value: Any, *names: str) -> Any:
     return value
 
 
+def is_json(content: Any) -> bool:
+    """Whether this is the JSON text of an object or an array: what a carrier holds, and hardly a member of an event."""
+    if not isinstance(content, str) or content.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        decode(content.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return False
+    return True
+
+
 def merged(outer: Evidence, inner: Evidence) -> Evidence:
     """What is nearer to us is what we answer to, so the outer says it where both do."""
     if inner is NO_EVIDENCE:
@@ -52,12 +66,17 @@ def merged(outer: Evidence, inner: Evidence) -> Evidence:
     return Evidence(**{**asdict(inner), **said})
 
 
+def is_base64(request: dict[str, Any]) -> bool:
+    """Whether the body of an HTTP request is base64; AWS writes a truth, a mapping template may write text."""
+    return request.get("isBase64Encoded") in (True, "true", "True")
+
+
 def from_base64(content: Any, what: str) -> bytes:
-    """Bytes from base64; ValueError with a plain sentence."""
+    """Bytes from base64, in lines or in one piece; ValueError with a plain sentence."""
     if not isinstance(content, str):
         raise ValueError(f"the {what} has no base64 text")
     try:
-        return binascii.a2b_base64(content.encode(), strict_mode=True)
+        return binascii.a2b_base64(b"".join(content.encode().split()), strict_mode=True)
     except ValueError as error:
         raise ValueError(f"the {what} is not base64: {error}") from error
 

@@ -2,20 +2,32 @@
 
 from typing import Any
 
-from oncegate.carriers.pieces import Piece, text, whole, within
+from oncegate.carriers.pieces import Piece, is_json, text, whole, within
 from oncegate.events import Evidence
 from oncegate.times import moment
 
+# All that a message has besides its receipt handle. One without that, as people write it for a test, has nothing else.
+_RECORD = {"messageId", "body", "attributes", "messageAttributes", "md5OfBody", "md5OfMessageAttributes"}
+_RECORD |= {"awsRegion", "eventSource", "eventSourceARN"}
+_MESSAGE = {"MessageId", "Body", "Attributes", "MessageAttributes", "MD5OfMessageAttributes"}
 _REASON_CODES = ("ERROR_CODE", "ErrorCode")
 _REASONS = ("ERROR_MESSAGE", "ErrorMessage")
 
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
-    if "receiptHandle" in body or body.get("eventSource") == "aws:sqs":
+    if "receiptHandle" in body or body.get("eventSource") == "aws:sqs" or _is_bare(body, "messageId", "body", _RECORD):
         return [_message(body, "body", "messageId", "attributes", "messageAttributes")]
-    if "ReceiptHandle" in body or ("Body" in body and "MD5OfBody" in body):
+    if (
+        "ReceiptHandle" in body
+        or ("Body" in body and "MD5OfBody" in body)
+        or _is_bare(body, "MessageId", "Body", _MESSAGE)
+    ):
         return [_message(body, "Body", "MessageId", "Attributes", "MessageAttributes")]
     return None
+
+
+def _is_bare(body: dict[str, Any], name: str, content: str, members: set[str]) -> bool:
+    return name in body and content in body and body.keys() <= members and is_json(body[content])
 
 
 def _message(message: dict[str, Any], body: str, name: str, attributes: str, user_attributes: str) -> Piece:

@@ -7,6 +7,8 @@ from oncegate.events import Evidence
 from oncegate.times import moment
 
 _FIREHOSE = ("deliveryStreamArn", "invocationId", "requestId")
+# All that a record for Firehose has; one of which nothing around it says so has nothing else.
+_RECORD = {"recordId", "data", "approximateArrivalTimestamp", "kinesisRecordMetadata"}
 
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
@@ -15,9 +17,22 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
     if body.get("eventSource") == "aws:kinesis" or ("Data" in body and "SequenceNumber" in body):
         return [_record(body)]
     records = body.get("records")
-    if isinstance(records, list) and any(name in body for name in _FIREHOSE):
+    if isinstance(records, list) and (any(name in body for name in _FIREHOSE) or _is_bare(body, records)):
         return [_record(record) for record in records]
     return None
+
+
+def _is_bare(body: dict[str, Any], records: list[Any]) -> bool:
+    return body.keys() <= {"records", "region"} and bool(records) and all(map(_is_firehose, records))
+
+
+def _is_firehose(record: Any) -> bool:
+    if not isinstance(record, dict) or not {"recordId", "data"} <= record.keys() <= _RECORD:
+        return False
+    try:
+        return from_base64(record["data"], "data").lstrip()[:1] in (b"{", b"[")
+    except ValueError:
+        return False
 
 
 def _record(record: Any) -> Piece:

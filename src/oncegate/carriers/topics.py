@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from oncegate.carriers.pieces import Piece, text
+from oncegate.carriers.pieces import Piece, is_json, text
 from oncegate.events import Evidence
 from oncegate.times import moment
 
+# What a notification has at least, and all that one has that does not name its topic.
+_BARE = {"Type", "MessageId", "Message"}
+_MEMBERS = {*_BARE, "Subject", "Timestamp", "MessageAttributes", "SignatureVersion", "Signature"}
+_MEMBERS |= {"SigningCertURL", "SigningCertUrl", "UnsubscribeURL", "UnsubscribeUrl"}
 _CONFIRMATIONS = {
     "SubscriptionConfirmation": "an SNS subscription waiting to be confirmed",
     "UnsubscribeConfirmation": "the end of an SNS subscription",
@@ -16,6 +20,8 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
     if isinstance(body.get("Sns"), dict):
         return [_notification(body["Sns"])]
     if "TopicArn" in body and "Type" in body and ("Message" in body or "MessageId" in body):
+        return [_notification(body)]
+    if body.get("Type") == "Notification" and _BARE <= body.keys() <= _MEMBERS and is_json(body["Message"]):
         return [_notification(body)]
     return None
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oncegate.canonical import decode
-from oncegate.carriers.pieces import Piece, from_base64, text, to_base64, within
+from oncegate.carriers.pieces import Piece, from_base64, is_base64, text, to_base64, within
 from oncegate.events import NO_EVIDENCE, Evidence
 
 _PROXIES = ("httpMethod", "routeKey", "rawPath", "isBase64Encoded")
@@ -19,7 +19,7 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
     request_id = text(within(body, "requestContext", "requestId"))
     evidence = Evidence(request_id=request_id) if request_id else NO_EVIDENCE
     content = "" if body["body"] is None else body["body"]
-    if body.get("isBase64Encoded") is True:
+    if is_base64(body):
         try:
             content = from_base64(content, "request's body")
         except ValueError as error:

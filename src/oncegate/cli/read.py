@@ -40,13 +40,13 @@ def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings:
     A FILE holds one JSON document, an array, or a document on each line; - is what comes on stdin. Nothing is claimed,
     run or stored. Exits with 1 if there is no event in them.
     """
-    comparison = Comparison(_strategies(settings, written))
+    comparison, hints = Comparison(_strategies(settings, written)), settings.hints()
     refuse_unreadable(files)
     if output == "json":
-        events = (_fields(found, comparison.add(found.event)) for found in events_of(files))
+        events = (_fields(found, comparison.add(found.event)) for found in events_of(files, hints))
         show_json_stream("events", events, lambda: _summary(comparison))
     else:
-        _show(files, comparison, limit)
+        _show(events_of(files, hints), comparison, limit)
     if not comparison.count:
         raise click.exceptions.Exit(exits.FAILED)
 
@@ -69,11 +69,11 @@ def _asked_for(name: str) -> keys.Strategy:
         raise SettingError(said if said.startswith("--key") else f"--key: {said}") from error
 
 
-def _show(files: tuple[str, ...], comparison: Comparison, limit: int) -> None:
+def _show(events: Iterator[Found], comparison: Comparison, limit: int) -> None:
     """Tables of the first events and their keys; then what holds for all."""
     shown: list[tuple[Found, list[Made]]] = []
     total = 0
-    for found in events_of(files):
+    for found in events:
         made = comparison.add(found.event)
         total = found.number
         if total <= limit:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
-from oncegate.carriers.pieces import from_base64
+from oncegate.carriers.pieces import from_base64, is_base64
 
 if TYPE_CHECKING:
     from oncegate.signatures import Verifier
@@ -28,7 +28,7 @@ def refusal(event: Any, verifier: "Verifier", now: int) -> tuple[int, str] | Non
 
 def _body(event: dict[str, Any]) -> bytes:
     content = event.get("body") or ""
-    if event.get("isBase64Encoded") is True:
+    if is_base64(event):
         return from_base64(content, "body")
     if not isinstance(content, str):
         raise ValueError("the body is not the text that was sent")

@@ -1,7 +1,8 @@
 """Sources: from a delivery to the event it tells of.
 
-Each is a module with `read(delivery)`: the event, or None if the delivery is not of its kind. To read a payload is to
-unwrap it with the carriers and to ask the sources in turn for each delivery.
+Each is a module with `read(delivery)`: the event, or None if the delivery does not say that it is of its kind. Some
+have a `guess(delivery)` too, for what only looks like one of theirs. To read a payload is to unwrap it with the
+carriers and to ask the sources in turn for each delivery.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from oncegate.carriers import deliveries
 from oncegate.events import Delivery, Event
 from oncegate.sources import cloudevents, cxone, eventbridge, genesys, openmessaging, plain, tutorials
 
-# The most telling shapes first: the plain source, which comes after all of these, takes anything.
-_SOURCES = (openmessaging.read, cloudevents.read, cxone.read, tutorials.read, eventbridge.read)
+# What names itself, the most telling first. What looks like something is asked about only if none of these knows it.
+_SOURCES = (genesys.read, openmessaging.read, cloudevents.read, tutorials.read, cxone.read, eventbridge.read)
+_GUESSES = (genesys.guess, cxone.guess)
 
 
 class Hints(Struct, frozen=True):
@@ -57,13 +59,21 @@ def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
 
 
 def _recognised(delivery: Delivery, hints: Hints) -> Event:
-    event = genesys.read(delivery, hints.topic)
-    if event is not None:
-        return event
     for source in _SOURCES:
         if (event := source(delivery)) is not None:
             return event
-    return plain.read(delivery, hints.paths)
+    return _guessed(delivery, hints) or plain.read(delivery, hints.paths)
+
+
+def _guessed(delivery: Delivery, hints: Hints) -> Event | None:
+    """What settings say that it is, else what it looks like. A guess stands back for any id, which would be lost; the
+    topic of bare bodies only for one at a path that was given, as such a body may well have an `id`."""
+    is_plain = plain.has_id(delivery, hints.paths)
+    if hints.topic and not (is_plain and hints.paths.id != plain.PATHS.id):
+        return genesys.read_as(delivery, hints.topic)
+    if is_plain:
+        return None
+    return next((event for guess in _GUESSES if (event := guess(delivery)) is not None), None)
 
 
 def _unreadable(delivery: Delivery, problem: str) -> Event:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from oncegate.canonical import decode
+from oncegate.canonical import content_digest, decode
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import identifier, name, text
+from oncegate.sources.fields import apart, identifier, name, text
 from oncegate.times import moment
 
 
@@ -12,17 +12,19 @@ def read(delivery: Delivery) -> Event | None:
     body = delivery.body
     if not isinstance(body.get("specversion"), str) or not ("source" in body or "type" in body):
         return None
-    found, source = identifier(body.get("id")), text(body.get("source"))
+    found, source, kind = identifier(body.get("id")), text(body.get("source")), text(body.get("type"))
+    subject, told, data = name(body.get("subject")), moment(body.get("time")), _data(body)
     named = () if found is None or source is None else (source, found)
     return Event(
         source="cloudevents",
         id=found,
-        type=text(body.get("type")),
-        entity=name(body.get("subject")),
-        occurred_at=moment(body.get("time")),
+        type=kind,
+        entity=subject,
+        occurred_at=told,
         own_id=named,
-        identity=named,
-        body=_data(body),
+        identity=(source, kind, subject, apart(delivery, told)) if found is None else named,
+        content_hash=content_digest(data) if found is None else None,
+        body=data,
         raw=delivery.raw,
         evidence=delivery.evidence,
     )

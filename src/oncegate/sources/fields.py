@@ -4,6 +4,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from oncegate.canonical import decode
+from oncegate.events import Delivery
 from oncegate.times import moment
 
 _LONGEST_ID = 256
@@ -54,6 +56,16 @@ def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
     return None
 
 
+def parsed(value: Any) -> Any:
+    """The value; where it is the JSON text of an object, that object."""
+    if type(value) is not str or value.lstrip()[:1] != "{":
+        return value
+    try:
+        return decode(value.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return value
+
+
 def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
     """The first value that tells a time."""
     for member, rest in candidates:
@@ -68,6 +80,23 @@ def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None
 def latest(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
     """The last of the times that are told."""
     return max(filter(None, (when(body, (candidate,)) for candidate in candidates)), default=None)
+
+
+def envelope_id(delivery: Delivery) -> str | None:
+    return None if delivery.envelope is None else identifier(delivery.envelope.get("id"))
+
+
+def apart(delivery: Delivery, told: datetime | None) -> Any:
+    """What tells an event from a later one that says the same: its time, else the id or the time of its envelope."""
+    if told is not None:
+        return told.isoformat()
+    return None if delivery.envelope is None else envelope_id(delivery) or delivery.envelope.get("time")
+
+
+def within_envelope(delivery: Delivery, told: datetime | None) -> tuple[Any, ...]:
+    """What a detail that is known by its content is told apart by; nothing for a document that came without envelope,
+    which has nothing else to say."""
+    return () if delivery.envelope is None else (apart(delivery, told),)
 
 
 def identifier(value: Any, name: str = "id") -> str | None:

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from oncegate.canonical import content_digest, decode
+from oncegate.canonical import content_digest
+from oncegate.carriers.eventbridge import names_genesys
 from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
-from oncegate.sources.fields import at, identifier, latest, name, named, state, stated, text, when
-from oncegate.sources.topics import Topic, id_in, topic_of
+from oncegate.sources.fields import at, identifier, latest, name, named, parsed, state, stated, text, when
+from oncegate.sources.topics import Topic, filled, id_in, topic_of
 from oncegate.times import moment
 
 
@@ -57,20 +58,26 @@ _NO_SENDER = _Sender()
 # EventBridge names the topic after its own version and id, and so nearly always at the same place.
 _USUALLY = slice(73, 77)
 _EARLY = 256
+# How topics of Genesys start. Others are taken for one only in a frame, which has no id.
+_TOPICS = ("v2.", "channel.metadata")
 _BARE = ("sessionId", "participantId", "communicationId")
+# What a document of somebody else's names itself by, and no body of a conversation has.
+_NOT_BARE = ("id", "eventId", "eventType")
 _COMMUNICATIONS = ("calls", "messages", "chats", "emails", "callbacks", "videos", "screenshares", "cobrowsesessions")
 
 
-def read(delivery: Delivery, assumed: str | None = None) -> Event | None:
-    """`assumed` is the topic of bodies that come without one."""
+def read(delivery: Delivery) -> Event | None:
+    """What names its topic: by itself, or in its envelope."""
     detail = delivery.body
-    if "eventBody" not in detail or "topicName" not in detail:
-        return _read_bare(delivery, assumed)
-    topic_name, body = detail["topicName"], detail["eventBody"]
-    if type(body) is str:
-        body = _parsed(body)
-    if type(topic_name) is not str or type(body) is not dict:
+    topic_name = detail.get("topicName")
+    if type(topic_name) is not str:
+        return None if delivery.envelope is None else _read_by_envelope(delivery, delivery.envelope)
+    if delivery.envelope is None and "id" in detail and not topic_name.startswith(_TOPICS):
         return None
+    body = parsed(detail.get("eventBody"))
+    if type(body) is not dict:
+        kind, topic = topic_of(topic_name)
+        return _frame(kind, {}, delivery.raw, delivery.evidence) if topic.frame else None
     sender = _sender(delivery.envelope)
     return _read(sender, topic_name, body, detail.get("timestamp"), delivery.raw, delivery.evidence)
 
@@ -92,16 +99,36 @@ def read_short(raw: bytes) -> Event | None:
     return _read(envelope, detail.topic, detail.body, detail.timestamp, raw, NO_EVIDENCE)
 
 
-def _read_bare(delivery: Delivery, assumed: str | None) -> Event | None:
-    """An eventBody alone, as a target with an input path, a transformer or a workflow trigger hands it over."""
+def read_as(delivery: Delivery, topic: str) -> Event:
+    """An event of a topic that is known from elsewhere: its eventBody alone, as a target with an input path, a
+    transformer or a workflow trigger hands it over, or a detail that does not name the topic."""
+    detail, sender = delivery.body, _sender(delivery.envelope)
+    body, sent = parsed(detail.get("eventBody")), detail.get("timestamp")
+    if type(body) is not dict:
+        body, sent = detail, None
+    known = _Sender(sender.id, topic, sender.time)
+    return _read(known, filled(topic, body), body, sent, delivery.raw, delivery.evidence)
+
+
+def guess(delivery: Delivery) -> Event | None:
+    """What looks like the eventBody of a conversation, of a topic that nobody has told."""
     body = delivery.body
-    if "conversationId" not in body or "eventTime" not in body or not any(part in body for part in _BARE):
+    return _read(_NO_SENDER, None, body, None, delivery.raw, delivery.evidence) if _is_bare(body) else None
+
+
+def _read_by_envelope(delivery: Delivery, envelope: dict[str, Any]) -> Event | None:
+    kind, detail = text(envelope.get("detail-type")), delivery.body
+    if kind is None or not (kind[:3] == "v2." or names_genesys(envelope)):
         return None
-    sender = _sender(delivery.envelope)
-    given = text(sender.kind) or assumed
-    conversation = body["conversationId"]
-    topic = given.replace("{id}", conversation) if given and isinstance(conversation, str) else given
-    return _read(_Sender(sender.id, given, sender.time), topic, body, None, delivery.raw, delivery.evidence)
+    if type(parsed(detail.get("eventBody"))) is dict or (kind[:3] == "v2." and _is_bare(detail)):
+        return read_as(delivery, kind)
+    return None
+
+
+def _is_bare(body: dict[str, Any]) -> bool:
+    if "conversationId" not in body or "eventTime" not in body or any(part in body for part in _NOT_BARE):
+        return False
+    return any(part in body for part in _BARE)
 
 
 def _sender(envelope: dict[str, Any] | None) -> "_Sender":
@@ -122,14 +149,14 @@ def _read(
     identity = _identity(topic, body, own) if topic.identifies and own else ()
     return Event(
         source="genesys",
-        id=identifier(sender.id) or (name(own[0]) if own else None),
+        id=identifier(sender.id) or _id_within(topic, body, own),
         type=kind,
-        entity=named(body, topic.entity) or (id_in(topic_name) if topic_name else None) or name(body.get("id")),
+        entity=named(body, topic.entity) or (id_in(topic_name, kind) if topic_name else None) or name(body.get("id")),
         part=named(body, topic.part),
-        state=_snapshot_state(topic_name, body) if topic.snapshot else stated(body, topic.state),
+        state=_snapshot_state(topic_name, kind, body) if topic.snapshot else stated(body, topic.state),
         occurred_at=told or moment(sent) or moment(sender.time),
         own_id=own,
-        identity=identity or ((topic_name,) if told is not None else _apart(topic_name, sent, sender.id)),
+        identity=identity or ((topic_name,) if told is not None else _apart(topic_name, sent, sender)),
         content_hash=None if identity else content_digest(body),
         body=body,
         raw=raw,
@@ -137,10 +164,10 @@ def _read(
     )
 
 
-def _apart(topic_name: str | None, sent: Any, sender_id: Any) -> tuple[Any, ...]:
+def _apart(topic_name: str | None, sent: Any, sender: "_Sender") -> tuple[Any, ...]:
     """The topic, ids and all, and when it was sent: a body that tells no time may be that of a later event as well.
     A WebSocket frame does not say when it was sent, and cannot be told from a later one that says the same."""
-    apart = sent if sent is not None else sender_id
+    apart = next((each for each in (sent, sender.id, sender.time) if each is not None), None)
     return (topic_name,) if apart is None else (topic_name, apart)
 
 
@@ -154,6 +181,13 @@ def _own_id(topic: Topic, body: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(map(name, found)) if found and all(name(value) for value in found) else ()
 
 
+def _id_within(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> str | None:
+    """The id that the body carries, also where it takes more than that to know the event by it."""
+    if own or topic.each is not None or not topic.own:
+        return name(own[0]) if own else None
+    return name(at(body, topic.own[0]))
+
+
 def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple[Any, ...]:
     if topic.each is None:
         return (topic.name, *own)
@@ -161,12 +195,12 @@ def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple
     return (topic.name, name(body.get("communicationId")), *zip(own, final, strict=True))
 
 
-def _snapshot_state(topic_name: str | None, body: dict[str, Any]) -> str | None:
+def _snapshot_state(topic_name: str | None, kind: str | None, body: dict[str, Any]) -> str | None:
     """The state of the last communication of the last participant; of the user's own, if the topic is a user's."""
     participants = body.get("participants")
     if type(participants) is not list:
         return None
-    user = id_in(topic_name) if topic_name else None
+    user = id_in(topic_name, kind) if topic_name else None
     own = [each for each in participants if type(each) is dict and user is not None and each.get("userId") == user]
     for participant in reversed(own or participants):
         for media in _COMMUNICATIONS:
@@ -179,10 +213,3 @@ def _frame(kind: str | None, body: dict[str, Any], raw: bytes, evidence: Evidenc
     said = text(body.get("message")) or kind or ""
     frame = f"a message of the notification channel itself ({said[:100]})"
     return Event(source="genesys", type=kind, body=body, raw=raw, evidence=evidence, frame=frame)
-
-
-def _parsed(body: str) -> Any:
-    try:
-        return decode(body.encode("utf-8", "surrogatepass"))
-    except ValueError:
-        return None

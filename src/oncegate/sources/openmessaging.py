@@ -4,28 +4,33 @@ from typing import Any
 
 from oncegate.canonical import content_digest
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import at, folded, identifier, name, state, text
+from oncegate.sources.fields import at, envelope_id, folded, identifier, name, state, within_envelope
 from oncegate.times import moment
+
+_KINDS = {"text": "Text", "structured": "Structured", "receipt": "Receipt", "event": "Event"}
 
 
 def read(delivery: Delivery) -> Event | None:
     body = delivery.body
     channel = body.get("channel")
-    if not isinstance(channel, dict) or not isinstance(body.get("type"), str) or not _is_open(channel):
+    if not isinstance(channel, dict) or not isinstance(body.get("type"), str):
         return None
-    message, kind = identifier(body.get("id")), body["type"]
+    kind = body["type"].casefold()
+    if not _is_open(channel, kind, alone=delivery.envelope is None):
+        return None
+    message, told = identifier(body.get("id")), moment(channel.get("time"))
     said = state(body.get("status")) or state(at(body, ("events", "0", "eventType")))
     return Event(
         source="genesys",
-        id=message,
-        type=f"openmessaging.{kind[:1].upper()}{kind[1:]}",
+        id=message or envelope_id(delivery),
+        type=f"openmessaging.{_KINDS.get(kind) or body['type'][:1].upper() + body['type'][1:]}",
         entity=name(body.get("conversationId")) or name(channel.get("id")),
         state=said,
-        occurred_at=moment(channel.get("time")),
+        occurred_at=told,
         # A receipt has the id of the message it is about, so the id alone is not enough.
-        identity=()
-        if message is None
-        else ("openmessaging", text(channel.get("id")), message, kind.casefold(), folded(said)),
+        identity=("openmessaging", name(channel.get("id")), message, kind, folded(said))
+        if message is not None
+        else within_envelope(delivery, told),
         content_hash=content_digest(body) if message is None else None,
         body=body,
         raw=delivery.raw,
@@ -33,8 +38,13 @@ def read(delivery: Delivery) -> Event | None:
     )
 
 
-def _is_open(channel: dict[str, Any]) -> bool:
+def _is_open(channel: dict[str, Any], kind: str, *, alone: bool) -> bool:
+    """In an envelope a channel has to name its platform: without it, it may be anybody's."""
     platform = channel.get("platform")
     if isinstance(platform, str):
         return platform.casefold() == "open"
-    return "messageId" in channel or ("time" in channel and ("to" in channel or "from" in channel))
+    if not alone:
+        return False
+    if "messageId" in channel:
+        return True
+    return "time" in channel and ("to" in channel or "from" in channel or ("id" in channel and kind in _KINDS))

@@ -9,16 +9,21 @@ from oncegate.sources import tutorials
 from oncegate.sources.fields import Place, first, identifier, named, path, places, stated, text, when
 
 
+def _within_detail(found: tuple[Place, ...]) -> tuple[Place, ...]:
+    """The same places in the detail of an envelope that says too little to be one."""
+    return tuple(("detail", (member, *rest)) for member, rest in found)
+
+
 class Paths(Struct, frozen=True):
     """Where a plain event has what; the first path that leads to something counts."""
 
     source: str = "plain"
     id: tuple[Place, ...] = places("id", "eventId")
     type: tuple[Place, ...] = places("type", "eventType")
-    entity: tuple[Place, ...] = tutorials.ENTITY
+    entity: tuple[Place, ...] = (*tutorials.ENTITY, *_within_detail(tutorials.ENTITY))
     part: tuple[Place, ...] = ()
-    state: tuple[Place, ...] = tutorials.STATE
-    time: tuple[Place, ...] = tutorials.TIME
+    state: tuple[Place, ...] = (*tutorials.STATE, *_within_detail(tutorials.STATE))
+    time: tuple[Place, ...] = (*tutorials.TIME, *_within_detail(tutorials.TIME))
 
 
 PATHS = Paths()
@@ -49,6 +54,10 @@ def _paths(member: str, dotted: str) -> tuple[Place, ...]:
     if not isinstance(dotted, str) or not dotted.split() or any(not all(path(each)) for each in dotted.split()):
         raise SettingError(f'{member}={dotted!r} is no path; write it like "data.case.id"')
     return places(*dotted.split())
+
+
+def has_id(delivery: Delivery, paths: Paths) -> bool:
+    return first(delivery.body, paths.id) is not None
 
 
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:

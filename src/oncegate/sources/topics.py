@@ -2,10 +2,11 @@
 
 import re
 from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct
 
-from oncegate.sources.fields import Path, Place, places
+from oncegate.sources.fields import Path, Place, named, places
 
 # Members that tell when the event happened or the thing was last changed. A time of creation does not: it stays.
 _TIME = places(
@@ -40,9 +41,10 @@ _STATE = places(
 class Topic(Struct, frozen=True):
     """Where bodies have what; the first path that leads to something counts.
 
-    An entity that no path leads to is the first id in the topic's name. `own` are the paths to what names the event
-    itself, `each` the list whose items each have one; if that `identifies` the event, its key is made of it alone.
-    `latest`: of several times the last is the event's. A `snapshot` has states within, a `frame` is no event.
+    An entity that no path leads to is the first id in the topic's name; `names` are the paths to that id, where the
+    body has it too. `own` are the paths to what names the event itself, `each` the list whose items each have one; if
+    that `identifies` the event, its key is made of it alone. `latest`: of several times the last is the event's. A
+    `snapshot` has states within, a `frame` is no event.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Topic(Struct, frozen=True):
     part: tuple[Place, ...] = places("sessionId", "member.id")
     state: tuple[Place, ...] = _STATE
     time: tuple[Place, ...] = _TIME
+    names: tuple[Place, ...] = places("conversationId", "conversation.id")
     own: tuple[Path, ...] = ()
     each: Path | None = None
     identifies: bool = False
@@ -72,9 +75,13 @@ _TRANSCRIPTION = Topic(
 _ATTRIBUTES = Topic("attributes", part=places("participantId"))
 _CHAT_MESSAGE = Topic("message", part=(), own=(("id",),))
 _OUTBOUND = Topic("outbound", state=(*places("wrapupCode"), *_STATE))
-_QUEUE_MEMBER = Topic("queue member", places("queueId"), places("id"), places("joined"))
-_SNAPSHOT = Topic("snapshot", places("id"), (), time=places("eventTime"), snapshot=True)
-_USER = Topic("user", (), ())
+# The times in it are not those of joining or leaving.
+_QUEUE_MEMBER = Topic(
+    "queue member", places("queueId"), places("id"), places("joined"), time=(), names=places("queueId")
+)
+_SNAPSHOT = Topic("snapshot", places("id"), (), time=places("eventTime"), names=(), snapshot=True)
+_PRESENCE = Topic("presence", (), (), names=())
+_ROUTING_STATUS = Topic("routing status", (), (), names=places("id"))
 _ACTIVITY = Topic(
     "activity",
     (),
@@ -82,6 +89,7 @@ _ACTIVITY = Topic(
     time=places(
         "routingStatus.startTime", "presence.modifiedDate", "outOfOffice.modifiedDate", "dateActiveQueuesChanged"
     ),
+    names=places("id"),
     latest=True,
 )
 _FRAME = Topic("frame", frame=True)
@@ -91,22 +99,25 @@ _TOPICS = (
     (r"v2\.detail\.events\.conversation\.\{id\}\.attributes$", _ATTRIBUTES),
     (r"v2\.detail\.events\.conversation\.\{id\}\.outbound", _OUTBOUND),
     (r"v2\.detail\.events\.conversation\.", _DETAIL),
-    (r"channel\.|v2\.system\.", _FRAME),
+    (r"channel\.metadata$|v2\.system\.", _FRAME),
     (r"v2\.audits\.", _AUDIT),
     (r".*\.quality\b", _QUALITY),
     (r"v2\.conversations\.\{id\}\.transcription", _TRANSCRIPTION),
     (r"v2\.conversations\.\w+\.\{id\}\.messages$", _CHAT_MESSAGE),
     (r"v2\.routing\.queues\.\{id\}\.users$", _QUEUE_MEMBER),
     (r"v2\.(users|routing\.queues)\.\{id\}\.conversations(\.\w+)?$", _SNAPSHOT),
-    (r"v2\.users\.\{id\}\.(presence|routing[sS]tatus)$", _USER),
+    (r"v2\.users\.\{id\}\.presence$", _PRESENCE),
+    (r"v2\.users\.\{id\}\.routing[sS]tatus$", _ROUTING_STATUS),
     (r"v2\.users\.\{id\}\.activity$", _ACTIVITY),
     (r".*\boutbound\b", _OUTBOUND),
 )
 
-_ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}|\d+|(?<=entityid\.)[^.]+"
+# No word of a topic has a digit or a hyphen in it, but for the version that it starts with.
+_ID = r"[^.{]*[\d-][^.}]*|[a-f]{16,}|(?<=entityid\.)[^.]+"
 _OPEN = r"\{[^.}]*\}|(?<=entitytype\.)[^.]+"
 _IDS = re.compile(rf"(?<=\.)(?:{_ID})(?=\.|$)", re.IGNORECASE)
 _PLACES = re.compile(rf"(?<=\.)(?:{_ID}|{_OPEN})(?=\.|$)", re.IGNORECASE)
+_GAP = re.compile(r"\{[^.}]*\}")
 _LONGEST = 200
 
 
@@ -119,10 +130,21 @@ def topic_of(name: str | None) -> tuple[str | None, Topic]:
     return _topic_of(name) if "-" not in name else _topic_of(_PLACES.sub("{id}", name))
 
 
-def id_in(name: str) -> str | None:
-    """The first id in a topic's name."""
+def id_in(name: str, template: str | None) -> str | None:
+    """The first id in a topic's name: what stands in a gap of its template, else what looks like an id."""
+    steps, gaps = name.split("."), (template or "").split(".")
+    if len(steps) == len(gaps):
+        for place, step in enumerate(steps):
+            if gaps[place] == "{id}" and step[:1] != "{" and gaps[place - 1] != "entitytype":
+                return step
     found = _IDS.search(name)
     return found[0] if found else None
+
+
+def filled(topic: str, body: dict[str, Any]) -> str:
+    """The name of a topic, from its template and the id that a body of it has; as it is, where the body has none."""
+    found = named(body, topic_of(topic)[1].names)
+    return topic if found is None else _GAP.sub(lambda _: found, topic)
 
 
 # Templates are few; names with ids in them are not, and stay out.

@@ -3,8 +3,9 @@
 from typing import Any
 
 from oncegate.canonical import content_digest
+from oncegate.carriers.eventbridge import names_genesys
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import at, first, identifier, name, places, stated, text, when
+from oncegate.sources.fields import apart, at, envelope_id, first, identifier, name, places, stated, text, when
 from oncegate.times import moment
 
 ENTITY = places("conversationId", "interactionId", "contactId", "data.conversationId", "data.interactionId")
@@ -20,24 +21,17 @@ def read(delivery: Delivery) -> Event | None:
     body, envelope = delivery.body, delivery.envelope or {}
     if at(body, ("payload", "interactionId")) is not None:
         return _read(delivery, envelope, "cxone", body["payload"]["interactionId"], body["payload"])
-    if (delivery.envelope and "conversationId" in body) or _names_genesys(envelope) or _names_genesys(body):
+    if (delivery.envelope and "conversationId" in body) or names_genesys(envelope) or names_genesys(body):
         return _read(delivery, envelope, "genesys", first(body, ENTITY), body)
     return None
 
 
-def _names_genesys(document: dict[str, Any]) -> bool:
-    source = document.get("source")
-    return isinstance(source, str) and source.casefold().startswith(("genesys", "com.genesys", "aws.partner/genesys"))
-
-
 def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any, said: dict[str, Any]) -> Event:
     body = delivery.body
-    own, sent = identifier(first(body, _ID)), identifier(envelope.get("id"))
+    own, sent = identifier(first(body, _ID)), envelope_id(delivery)
     kind = text(first(body, _KIND)) or text(envelope.get("detail-type"))
     told = when(body, _TIME)
     numbered = source == "cxone" and own is not None
-    # Without a time of its own an event would be taken for a later one that says the same.
-    apart = sent if told is None else told.isoformat()
     return Event(
         source=source,
         id=sent or own,
@@ -46,7 +40,7 @@ def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any
         state=stated(said, STATE),
         occurred_at=told or moment(envelope.get("time")),
         own_id=() if own is None else (own,),
-        identity=("event", None, own) if numbered else ("tutorial", name(entity), kind, apart),
+        identity=("event", None, own) if numbered else ("tutorial", name(entity), kind, apart(delivery, told)),
         content_hash=None if numbered else content_digest(body),
         body=body,
         raw=delivery.raw,
