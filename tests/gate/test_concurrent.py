@@ -717,6 +717,31 @@ class TestAlone:
         assert {outcome.status for outcome in asyncio.run(main())} == {"processed"}
         assert beside[0] == {"poison"}
 
+    @pytest.mark.parametrize("hangs", ["another", "the last attempt"])
+    def test_what_hangs_stops_nobody(self, store: MemoryStore, hangs: str) -> None:
+        """Neither does a last attempt wait for long for what hangs, nor does all else for a last attempt that does."""
+        gate = Gate(store, max_attempts=2)
+
+        async def main() -> None:
+            go_on = asyncio.Event()
+
+            async def wait(event: Event) -> None:
+                await go_on.wait()
+
+            await gate.arun({"id": "last"}, fail)
+            hanging = asyncio.create_task(gate.arun({"id": "last" if hangs == "the last attempt" else "long"}, wait))
+            await asyncio.sleep(0.02)
+            async with asyncio.timeout(5):
+                others = [gate.arun({"id": name}, succeed) for name in ("last", "other")]
+                outcomes = await asyncio.gather(*others)
+            in_flight = "in_flight" if hangs == "the last attempt" else "processed"
+            assert [outcome.status for outcome in outcomes] == [in_flight, "processed"]
+            assert not hanging.done()
+            go_on.set()
+            assert (await hanging).status == "processed"
+
+        asyncio.run(main())
+
     def test_giving_up_the_wait_for_it(self, store: MemoryStore) -> None:
         """A caller that is cancelled while it waits to be alone holds up nobody."""
         gate = Gate(store, max_attempts=2)

@@ -410,6 +410,28 @@ class TestAtOnce:
         working(gate, handler, then, look="5ms")
         assert most == [1, 1, 1]
 
+    @pytest.mark.parametrize("attempt", [1, 2])
+    def test_what_hangs_stops_nobody(self, attempt: int) -> None:
+        """Neither does a last attempt wait for long for what hangs, nor does all else for a last attempt that does."""
+        gate = Gate("memory://", max_attempts=2, backoff="10ms", backoff_limit="10ms")
+        go_on = asyncio.Event()
+
+        async def handler(event: Event) -> None:
+            if event.id == "evt-1" and event.attempt == attempt:
+                await go_on.wait()
+            elif event.id in ("evt-1", "evt-2"):
+                raise ValueError("boom")
+
+        async def then(worker: InboxWorker) -> None:
+            await worker.admit(events(call(1, "call-1"), call(2, "call-2")))
+            await until(lambda: gate.counts.get("event.buried") == 1)
+            await worker.admit(events(call(3, "call-3")))
+            await until(lambda: gate.counts.get("event.processed") == 1)
+            go_on.set()
+            await until(lambda: gate.counts.get("event.processed") == 2)
+
+        working(gate, handler, then)
+
     def test_what_is_done_is_let_go(self, gate: Gate) -> None:
         """Of what is done only that is remembered, not its document, which may be large."""
 

@@ -145,8 +145,9 @@ class Concurrent:
     # ── one claim ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def _run_claimed(self, job: Job, handler: AsyncHandler | Handler, room: Room) -> None:
-        """A last attempt is claimed, run and settled alone: an event that kills its process then takes no neighbour
-        with it, and is not taken along itself. One that was claimed with others is given back first."""
+        """A last attempt is claimed, run and settled alone, as far as patience goes: an event that kills its process
+        then takes no neighbour with it, and is not taken along itself. One that was claimed with others is given back
+        first."""
         if not self._means.terms.one_by_one:
             if not room.begin_now():
                 await room.begin()
@@ -161,13 +162,13 @@ class Concurrent:
                 job.held = False
             finally:
                 room.end()
-        await room.begin_alone()
+        alone = await room.begin_alone()
         try:
             await self._gatherer.done(job)
             if job.held:
                 await self.run_granted(job, handler)
         finally:
-            room.end()
+            room.end_alone(alone)
 
     async def run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
         """Run what is held, however it was granted; it has its outcome afterwards."""

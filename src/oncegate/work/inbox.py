@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.jobs import Identified, Job
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.room import PATIENCE
 from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
 from oncegate.work.handling import logged
@@ -34,7 +36,8 @@ class InboxWorker:
 
     Which events may run beside each other is the store's to say, since others take from it too. A last attempt is taken
     and run while nothing else is in hand: an event that kills its process then takes no neighbour with it, and no
-    neighbour that kills the process spends its attempt."""
+    neighbour that kills the process spends its attempt. But nobody waits longer than a moment for that, before or
+    after: what hangs, or takes long, must not stop the rest."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class InboxWorker:
         self._drain = drain / 1e6
         self._pause = self._look
         self._alone = False
+        self._begun = 0.0  # when something was last put in hand
         self._dispatcher: Dispatcher[Job] | None = None
         self._asked = 0
         self._looks_soon = False
@@ -150,8 +154,12 @@ class InboxWorker:
         if job.event.entity is not None:
             self._lines[job.event.entity] = False
         self._counts["received"] += 1
-        self._dispatcher.offer(job)
+        self._offer(self._dispatcher, job)
         return True
+
+    def _offer(self, dispatcher: Dispatcher[Job], job: Job) -> None:
+        self._begun = time.monotonic()
+        dispatcher.offer(job)
 
     def _leave_for_later(self, entity: str | None) -> None:
         """What waits for something that runs here is looked for when that is done, all else now."""
@@ -170,27 +178,34 @@ class InboxWorker:
 
     async def _fill(self, dispatcher: Dispatcher[Job]) -> None:
         self._woken.clear()
-        await self._room(dispatcher, self._at_work if self._alone else 1)
+        alone = self._alone
+        if alone:
+            await self._room(dispatcher, self._at_work, self._begun + PATIENCE)
+        await self._room(dispatcher, 1)
         if self._stopping:
             return
-        jobs = await self._taken(1 if self._alone else dispatcher.room)
+        jobs = await self._taken(1 if alone else dispatcher.room)
         last = [job for job in jobs if self._is_last(job)]
-        if last and (len(jobs) > 1 or dispatcher.in_hand or self._asked):
+        if last and not alone and (len(jobs) > 1 or dispatcher.in_hand or self._asked):
             self._give_back(last)
             jobs = [job for job in jobs if job not in last]
         self._alone = bool(last)
         self._engine.concurrent.hold(jobs)
         for job in jobs:
-            dispatcher.offer(job)
+            self._offer(dispatcher, job)
         if not jobs and not last:
             await self._wait()
 
-    async def _room(self, dispatcher: Dispatcher[Job], least: int) -> None:
-        """Wait for room, or until it is stopped. Alone is what has all of it to itself, with nothing asked for."""
+    async def _room(self, dispatcher: Dispatcher[Job], least: int, until: float = inf) -> None:
+        """Wait for room, or until a time, or until it is stopped. Alone is what has all of it to itself, with nothing
+        asked for."""
         while not self._stopping and (dispatcher.room < least or (self._alone and self._asked)):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
             self._answered.clear()
             change = dispatcher.room_for(least) if dispatcher.room < least else self._answered.wait()
-            await self._first(change, self._stopped.wait())
+            await self._first(change, self._stopped.wait(), within=None if left == inf else left)
 
     async def _first(self, *awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
         """Wait for the first of these, at most so many seconds."""
