@@ -840,3 +840,20 @@ class TestLockedFile:
             other("ROLLBACK")
 
         self.locked(tmp_path, main)
+
+    def test_closing_waits_for_what_is_tried_again(self, tmp_path: Path) -> None:
+        """What has ended for a caller that is gone is recorded before the gate is closed."""
+        gate = Gate(f"sqlite:///{tmp_path}/a.db?busy_timeout=400ms")
+
+        async def main(other: sqlite3.Connection) -> None:
+            async def lock(event: Event) -> None:
+                other.execute("BEGIN IMMEDIATE")
+
+            await asyncio.wait([asyncio.create_task(gate.arun({"id": 0}, lock))], timeout=0.6)
+
+        path = tmp_path / "a.db"
+        with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+            asyncio.run(main(other))
+            threading.Timer(0.2, other.execute, ["ROLLBACK"]).start()
+            gate.close()
+            assert other.execute("SELECT state FROM claims").fetchall() == [(COMPLETED,)]

@@ -65,10 +65,9 @@ class Turns:
             self._asked.since = None
 
     def deadline(self) -> float:
-        """Until when to wait. What others were kept out for before has waited with them, but not longer than they."""
-        now = time.monotonic()
+        """Until when to wait: a timeout from now, or from when it was asked for if another waited in vain since."""
         since = self._asked.since
-        return now + self.timeout if since is None or self._kept_out_at < since else since + self.timeout
+        return self.timeout + (time.monotonic() if since is None or self._kept_out_at < since else since)
 
     def kept_out(self) -> None:
         """Somebody has waited in vain."""
