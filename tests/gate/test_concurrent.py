@@ -1,11 +1,13 @@
 """Many coroutines through one gate: shared writes, cancellation, back-pressure."""
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -812,3 +814,71 @@ def test_on_a_file(tmp_path: Path) -> None:
     gate.close()
     assert statuses.count("processed") == 100
     assert set(statuses) <= {"processed", "in_flight", "duplicate"}
+
+
+class TestLockedFile:
+    """An SQLite file that another connection holds locked, while what has ended waits to be recorded."""
+
+    def locked(self, tmp_path: Path, main: Callable[[Gate, Callable[[str], object]], Coroutine[Any, Any, Any]]) -> Any:
+        """Run this with a gate on the file, and with what the other connection can be asked."""
+        gate = Gate(f"sqlite:///{tmp_path}/a.db?busy_timeout=400ms")
+        with closing(gate), closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
+            return asyncio.run(main(gate, other.execute))
+
+    def test_new_events_do_not_wait_for_those_that_have_ended(self, tmp_path: Path) -> None:
+        """A new event is told after one timeout that the file is locked, also when one came meanwhile or has ended; and
+        what has ended is recorded when the file is free."""
+
+        async def main(gate: Gate, other: Callable[[str], object]) -> None:
+            async def lock(event: Event) -> None:
+                other("BEGIN IMMEDIATE")
+
+            async def told(number: int) -> float:
+                start = time.monotonic()
+                outcome = await gate.arun({"id": number}, succeed)
+                assert (outcome.status, "locked" in outcome.reason) == ("failed", True)
+                return time.monotonic() - start
+
+            ended = asyncio.create_task(gate.arun({"id": 0}, lock))
+            waited = []
+            for number in range(1, 6):
+                await asyncio.sleep(0.1)
+                waited.append(asyncio.create_task(told(number)))
+            assert max(await asyncio.gather(*waited)) < 1
+            assert not ended.done()
+            other("ROLLBACK")
+            assert (await ended).status == "processed"
+
+        self.locked(tmp_path, main)
+
+    def test_what_cannot_be_recorded(self, tmp_path: Path) -> None:
+        """What has ended is tried for several timeouts, and has failed then, with the reason."""
+
+        async def main(gate: Gate, other: Callable[[str], object]) -> None:
+            async def lock(event: Event) -> None:
+                other("BEGIN IMMEDIATE")
+
+            start = time.monotonic()
+            outcome = await gate.arun({"id": 0}, lock)
+            assert (outcome.status, "did not confirm it" in outcome.reason) == ("failed", True)
+            assert time.monotonic() - start > 4 * 0.4
+            other("ROLLBACK")
+
+        self.locked(tmp_path, main)
+
+    def test_closing_waits_for_what_is_tried_again(self, tmp_path: Path) -> None:
+        """What has ended for a caller that is gone is recorded before the gate is closed."""
+        gate = Gate(f"sqlite:///{tmp_path}/a.db?busy_timeout=400ms")
+
+        async def main(other: sqlite3.Connection) -> None:
+            async def lock(event: Event) -> None:
+                other.execute("BEGIN IMMEDIATE")
+
+            await asyncio.wait([asyncio.create_task(gate.arun({"id": 0}, lock))], timeout=0.6)
+
+        path = tmp_path / "a.db"
+        with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+            asyncio.run(main(other))
+            threading.Timer(0.2, other.execute, ["ROLLBACK"]).start()
+            gate.close()
+            assert other.execute("SELECT state FROM claims").fetchall() == [(COMPLETED,)]

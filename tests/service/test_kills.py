@@ -114,7 +114,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         refused = service.post(body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert str(tmp_path) not in refused.text
-        assert service.client.get("/healthz").status_code == 200
+        assert [service.client.get(path).status_code for path in ("/healthz", "/readyz")] == [200, 503]
         assert service.post({"id": "before"}).json()["status"] == "duplicate"
         resource.prlimit(process, resource.RLIMIT_FSIZE, unlimited)
         assert service.post(body).json()["status"] == "accepted"

@@ -8,12 +8,11 @@ import asyncio
 import atexit
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from inspect import iscoroutinefunction
-from types import TracebackType
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, TypeGuard
 from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec import Struct
@@ -22,6 +21,7 @@ from oncegate import forks
 from oncegate.events import Event
 from oncegate.gate.admitting import Admitter
 from oncegate.gate.asking import Asking, ask_all
+from oncegate.gate.cancelling import CancelledOnLoss, Lost, by_itself, cancelling
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.endings import (
     Failed,
@@ -31,14 +31,14 @@ from oncegate.gate.endings import (
     ran_marked,
     ran_unguarded,
 )
-from oncegate.gate.gathering import Gatherer, Waiter
+from oncegate.gate.gathering import Gathered, Gatherer, Waiter
 from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine, plain
 from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.leases import Lease
 from oncegate.gate.room import Room
 from oncegate.gate.running import Means, Runner
 from oncegate.gate.settling import Ending
-from oncegate.stores.base import Together
+from oncegate.stores.base import Patient, Together
 
 MOST_AT_A_TIME: Final = 256
 # The gates whose handlers are being awaited around what runs here.
@@ -72,7 +72,10 @@ class Concurrent:
         self._echoes = echoes
         self._admitter = admitter
         self._together = means.store if isinstance(means.store, Together) else None
-        self._gatherer: Gatherer[_Asked] = Gatherer("oncegate-writer", self._write, self._orphaned, MOST_AT_A_TIME)
+        self._waited = means.store.waited if isinstance(means.store, Patient) else _waited_anyway
+        self._gatherer: Gatherer[_Asked] = Gatherer(
+            "oncegate-writer", self._write, self._settle, self._orphaned, MOST_AT_A_TIME
+        )
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
         forks.watch(self)
@@ -194,7 +197,7 @@ class Concurrent:
 
     def _failed(self, job: Job, error: BaseException) -> Ending:
         """The caller's going away is no fault of the event: it is released, at the last attempt too."""
-        if isinstance(error, _Lost):
+        if isinstance(error, Lost):
             return self._means.endings.released(job, _LOST)
         if isinstance(error, asyncio.CancelledError):
             return self._means.endings.released(job, _CANCELLED, "CancelledError")
@@ -210,18 +213,18 @@ class Concurrent:
     async def _call_here(self, event: Event, handler: AsyncHandler, way: "_Way") -> None:
         way.start()
         task = asyncio.current_task()
-        cancelling = _cancelling(task)
+        before = cancelling(task)
         inside = _inside.set(_inside.get() | {id(self)})
         try:
-            with _CancelledOnLoss(way.lease, task):
+            with CancelledOnLoss(way.lease, task):
                 asked = way.ran(plain(await handler(event)))
         except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
             asked = way.failed(error)
         except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError) or _cancelling(task) > cancelling:
+            if not isinstance(error, asyncio.CancelledError) or cancelling(task) > before:
                 self._gatherer.post(way.failed(error))
                 raise
-            asked = way.failed(_itself(error))
+            asked = way.failed(by_itself(error))
         finally:
             _inside.reset(inside)
         if asked is not None:
@@ -247,7 +250,7 @@ class Concurrent:
         try:
             asked = way.ran(plain(handler(event)))
         except asyncio.CancelledError as error:
-            asked = way.failed(_itself(error))
+            asked = way.failed(by_itself(error))
         except BaseException as error:  # noqa: BLE001  # a thread has nobody above it to raise to
             asked = way.failed(error)
         self._gatherer.post(asked, waiter)
@@ -264,27 +267,35 @@ class Concurrent:
 
     # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
 
-    def _write(self, asked: Sequence[_Asked]) -> None:
-        """Endings first: their effects are done, and copies among the claims then find them completed."""
+    def _write(self, gathered: Gathered[_Asked]) -> None:
+        with self._waited(gathered.waited):
+            self._write_all(gathered.asked, gathered.again)
+
+    def _write_all(self, asked: Sequence[_Asked], undone: list[_Asked]) -> None:
+        """Endings first: their effects are done, and copies among the claims then find them completed. They are tried
+        once here, since who begins must not wait for all the tries that they are worth."""
         endings = [each for each in asked if isinstance(each, Ending)]
         beginnings = [each for each in asked if not isinstance(each, Ending)]
-        if endings and not all(map(_is_quick, beginnings)):
-            self._runner.write(endings)
-            endings = []
+        ended = [self._runner.asking(endings, undone.extend)] if endings else []
+        if not all(map(_is_quick, beginnings)):
+            ask_all(ended, None, self._means.boot)
+            ended = []
         admissions = [each.job for each in beginnings if isinstance(each, _Admission)]
         jobs = [each for each in beginnings if isinstance(each, Job)]
         try:
             self._write_the_rest(beginnings)
             asked_for = (self._admitter.asking_apart(admissions), self._asking_claims(jobs))
         except BaseException:
-            if endings:
-                self._runner.write(endings)
+            ask_all(ended, None, self._means.boot)
             raise
-        ended = [self._runner.asking(endings)] if endings else []
         ask_all(ended + [asking for asking in asked_for if asking], self._together, self._means.boot)
         self._admitter.confirm_apart(admissions)
         if not self._means.terms.marks_first:
             self._means.heartbeat.hold([job.lease for job in (*jobs, *admissions) if job.held])
+
+    def _settle(self, gathered: Gathered[_Asked]) -> None:
+        """In a thread of its own: what could not be settled at the first try."""
+        self._runner.write([each for each in gathered.asked if isinstance(each, Ending)])
 
     def _write_the_rest(self, asked: Sequence[_Asked]) -> None:
         if failed := [each for each in asked if isinstance(each, Failed)]:
@@ -312,6 +323,10 @@ class Concurrent:
         return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)
 
 
+def _waited_anyway(_seconds: float) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def _is_quick(asked: _Asked) -> bool:
     """Whether what has ended may wait for it: it takes no writes of its own, such as to a timeline or to bury."""
     job = asked.job if isinstance(asked, _Admission) else asked
@@ -337,57 +352,6 @@ class _Way:
     def start(self) -> None:
         if self.job is not None:
             self.job.started = True
-
-
-def _cancelling(task: asyncio.Task[Any] | None) -> int:
-    return 0 if task is None else task.cancelling()
-
-
-def _itself(error: BaseException) -> RuntimeError:
-    """Nobody has cancelled the handler: that it says so is a failure like any other."""
-    failure = RuntimeError("the handler cancelled itself")
-    failure.__cause__ = error
-    return failure
-
-
-class _Lost(Exception):
-    """The handler was cancelled because its claim was lost."""
-
-
-class _CancelledOnLoss:
-    """Cancels the task that runs in it when the lease is lost, as `asyncio.timeout` does when the time is over."""
-
-    __slots__ = ("_cancelling", "_fired", "_lease", "_task")
-
-    def __init__(self, lease: Lease | None, task: asyncio.Task[Any] | None) -> None:
-        self._lease = None if task is None else lease
-        self._task = cast("asyncio.Task[Any]", task)
-        self._fired = False
-
-    def __enter__(self) -> None:
-        if self._lease is None:
-            return
-        self._cancelling = self._task.cancelling()
-        self._lease.on_lost = self._call_soon
-        if self._lease.lost:
-            self._cancel()
-
-    def _call_soon(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and the task gone with it
-            self._task.get_loop().call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._lease is not None and self._lease.on_lost is not None:
-            self._fired = self._task.cancel()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._lease is None:
-            return
-        self._lease.on_lost = None
-        if self._fired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise _Lost from None
 
 
 def is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:

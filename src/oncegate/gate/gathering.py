@@ -7,7 +7,9 @@ before it, and for nothing else.
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from oncegate.gate.background import Background
@@ -17,14 +19,26 @@ Waiter = asyncio.Future[None]
 
 
 class _Ask(Generic[_Asked]):
-    """What is asked for, and where somebody waits for it, if anybody does."""
+    """What is asked for, since when, and where somebody waits for it, if anybody does."""
 
-    __slots__ = ("asked", "loop", "waiter")
+    __slots__ = ("asked", "loop", "since", "waiter")
 
     def __init__(self, asked: _Asked, waiter: Waiter | None) -> None:
         self.asked = asked
+        self.since = time.monotonic()
         self.waiter = waiter
         self.loop = None if waiter is None else waiter.get_loop()
+
+
+class Gathered(Generic[_Asked]):
+    """What is to be worked on, and how long the first of it has waited. What is put into `again` could not be done."""
+
+    __slots__ = ("again", "asked", "waited")
+
+    def __init__(self, asked: Sequence[_Asked], waited: float) -> None:
+        self.asked = asked
+        self.waited = waited
+        self.again: list[_Asked] = []
 
 
 class _Turn(threading.local):
@@ -34,21 +48,26 @@ class _Turn(threading.local):
     handed_in: list[Any]
 
 
+_Background = Background[list[_Ask[_Asked]]]
+
+
 class Gatherer(Generic[_Asked]):
-    """`work` gets up to `most` things at a time, in the order in which they were asked for. `orphaned` gets what was
-    worked on for a coroutine that has been cancelled meanwhile."""
+    """`work` gets up to `most` things at a time, in the order in which they were asked for. What it could not do is for
+    `again`, in a thread of its own, so that nothing else has to wait for it. `orphaned` gets what was worked on for a
+    coroutine that has been cancelled meanwhile."""
 
     def __init__(
         self,
         name: str,
-        work: Callable[[Sequence[_Asked]], None],
+        work: Callable[[Gathered[_Asked]], None],
+        again: Callable[[Gathered[_Asked]], None],
         orphaned: Callable[[_Asked], None],
         most: int,
     ) -> None:
-        self._work = work
         self._orphaned = orphaned
         self._most = most
-        self._background: Background[list[_Ask[_Asked]]] = Background(name, self._work_off, most=most)
+        self._background: _Background[_Asked] = Background(name, partial(self._work_off, work), most=most)
+        self._again: _Background[_Asked] = Background(f"{name}-again", partial(self._work_off, again), most=most)
         self._local = _Turn()
 
     async def done(self, asked: _Asked) -> None:
@@ -73,7 +92,8 @@ class Gatherer(Generic[_Asked]):
 
     def flush(self, within: float) -> bool:
         """Wait until all that was asked so far has been worked on; False if that takes too long."""
-        return self._background.flush(within)
+        deadline = time.monotonic() + within
+        return self._background.flush(within) and self._again.flush(max(0, deadline - time.monotonic()))
 
     def _pass_on(self, handed_in: list[_Ask[_Asked]]) -> None:
         self._local.loop = None
@@ -81,17 +101,22 @@ class Gatherer(Generic[_Asked]):
 
     # ── in the thread ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _work_off(self, handed_in: list[list[_Ask[_Asked]]]) -> None:
+    def _work_off(self, work: Callable[[Gathered[_Asked]], None], handed_in: list[list[_Ask[_Asked]]]) -> None:
         asks = [ask for some in handed_in for ask in some]
         for start in range(0, len(asks), self._most):
-            self._work_on(asks[start : start + self._most])
+            self._work_on(work, asks[start : start + self._most])
 
-    def _work_on(self, asks: list[_Ask[_Asked]]) -> None:
+    def _work_on(self, work: Callable[[Gathered[_Asked]], None], asks: list[_Ask[_Asked]]) -> None:
         error: BaseException | None = None
+        gathered = Gathered([ask.asked for ask in asks], time.monotonic() - asks[0].since)
         try:
-            self._work([ask.asked for ask in asks])
+            work(gathered)
         except BaseException as raised:  # noqa: BLE001  # those who wait are told
             error = raised
+        if gathered.again:
+            undone = set(map(id, gathered.again))
+            self._again.put([ask for ask in asks if id(ask.asked) in undone])
+            asks = [ask for ask in asks if id(ask.asked) not in undone]
         for loop in {ask.loop for ask in asks if ask.loop is not None}:
             theirs = [ask for ask in asks if ask.loop is loop]
             try:

@@ -187,15 +187,22 @@ class Runner:
     # ── how it ends ───────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, endings: Sequence[Ending]) -> None:
-        """Settle with one write; on return every job has its outcome."""
-        self.asking(endings).ask(self._means.boot)
+        """Settle with one write, tried again if it fails; on return every job has its outcome."""
+        self._asking(endings, self._settle, _never).ask(self._means.boot)
 
-    def asking(self, endings: Sequence[Ending]) -> Asking:
-        """The same, to be asked for. From here on they are no longer renewed: a renewal of what has just been settled
-        would look like a loss."""
+    def asking(self, endings: Sequence[Ending], undone: Callable[[Sequence[Ending]], None]) -> Asking:
+        """The same, to be asked for, and tried once: `undone` gets them if the store does not answer."""
+        return self._asking(endings, self._means.store.settle, lambda left, _error: undone(left))
+
+    def _asking(
+        self,
+        endings: Sequence[Ending],
+        verb: Callable[[Sequence[Settlement]], Sequence[Answer]],
+        failed: Callable[[Sequence[Ending], str], None],
+    ) -> Asking:
+        """From here on they are no longer renewed: a renewal of what has just been settled would look like a loss."""
         self._means.heartbeat.drop([ending.job.lease for ending in endings])
-        requests = [ending.settlement for ending in endings]
-        return Asking(self._settle, requests, endings, self._settled, _never)
+        return Asking(verb, [ending.settlement for ending in endings], endings, self._settled, failed)
 
     def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Answer]:
         return settle(self._means.store, settlements)

@@ -68,7 +68,7 @@ class App:
         room: Room | None = None,
         proxies: Proxies | None = None,
         ready: Callable[[], Awaitable[bool]] | None = None,
-        counting: Callable[[], Awaitable[None]] | None = None,
+        counting: Callable[[], Awaitable[object]] | None = None,
         starting: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._doors = doors
@@ -161,7 +161,7 @@ class App:
         if self.draining:
             return problem(503, "the service is about to stop")
         if self._ready is not None and not await self._ready():
-            return problem(503, "the store does not answer")
+            return problem(503, "the store cannot be used")
         return Answer(200, b'{"status":"ready"}', _JSON)
 
     async def _numbers(self) -> Answer:

@@ -120,7 +120,7 @@ DOCUMENT: Final[dict[str, Any]] = {
         },
         "/healthz": _read_only("The process is alive.", "application/json"),
         "/readyz": _read_only(
-            "The store answers, and the service is not about to stop.",
+            "The store can be used, and the service is not about to stop.",
             "application/json",
             **{"503": _refusal("Not ready.", again=True)},
         ),

@@ -9,7 +9,7 @@ from functools import partial
 from oncegate.claims import Address
 from oncegate.clocks import since_boot, wall
 from oncegate.durations import microseconds
-from oncegate.errors import SettingError, StoreError
+from oncegate.errors import SettingError
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
@@ -17,6 +17,7 @@ from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App, Room
 from oncegate.service.door import NO_LIMITS, Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
+from oncegate.service.looks import Look, probe
 from oncegate.service.metrics import Metrics
 from oncegate.service.routes import name_of, routes_of, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
@@ -26,9 +27,7 @@ from oncegate.stores.base import Entry, Inbox, Store
 
 _AT_WORK = 256
 _PAGE = 1_000
-_READY_WITHIN = 2.0
 _CLOSE_WITHIN = 3.0
-_PROBE = [Address("oncegate.service", b"ready")]
 
 
 class Service:
@@ -45,6 +44,8 @@ class Service:
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
         self._store = settings.open_store()
+        self._probe = probe(self._store)
+        self._counting = Look(self._count_kept)
         self._gates = {path: route.gate(self._store, observers=observers) for path, route in self._routes.items()}
         self._doors = {path: self._door(path, handlers[path], verifiers[path]) for path in self._routes}
         self.app = App(
@@ -52,8 +53,8 @@ class Service:
             self._metrics,
             room=Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
             proxies=proxies,
-            ready=self._ready,
-            counting=self._count_kept,
+            ready=self._probe.answered,
+            counting=self._counting.answered,
             starting=self._start,
         )
 
@@ -81,6 +82,8 @@ class Service:
         self.ended = not closing.is_alive() and not any(door.taking.left_running for door in self._doors.values())
 
     def _close(self) -> None:
+        self._probe.close()
+        self._counting.close()
         self._threads.shutdown()
         for gate in self._gates.values():
             gate.drain()
@@ -93,27 +96,11 @@ class Service:
                 known = _known(self._store, self._routes[path]["namespace"])
                 await asyncio.to_thread(limit.count_in, known)
 
-    async def _count_kept(self) -> None:
+    def _count_kept(self) -> None:
         """Counted when somebody asks: it is the store that knows, since others keep and take too."""
-        store = self._store
-        if not isinstance(store, Inbox):
-            return
-        loop = asyncio.get_running_loop()
-        for path, route in self._routes.items():
-            try:
-                count = await loop.run_in_executor(self._threads, store.kept, route["namespace"])
-            except StoreError:
-                return
-            self._metrics.waiting(name_of(path), count)
-
-    async def _ready(self) -> bool:
-        """Whether the store can be asked for something that is not there."""
-        try:
-            async with asyncio.timeout(_READY_WITHIN):
-                await asyncio.get_running_loop().run_in_executor(self._threads, self._store.load, _PROBE)
-        except (StoreError, TimeoutError):
-            return False
-        return True
+        if isinstance(self._store, Inbox):
+            for path, route in self._routes.items():
+                self._metrics.waiting(name_of(path), self._store.kept(route["namespace"]))
 
 
 def _limits(route: Settings) -> Limits:

@@ -5,6 +5,7 @@ which `claim`, `settle`, `renew`, `redrive` and `reset` answer are those of `onc
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -102,6 +103,22 @@ class Together(Protocol):
 
     def together(self, operations: Sequence[Operation]) -> list[Any]:
         """The answers that the verbs would give to these one after the other."""
+
+
+@runtime_checkable
+class Patient(Protocol):
+    """A store that waits for others until it may write, and for how long in all."""
+
+    def waited(self, seconds: float) -> AbstractContextManager[None]:
+        """What this thread asks for in here has waited that long before: that counts if others waited in vain since."""
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A store that can tell whether it can be written, where a read would not show it."""
+
+    def probe(self, within: int) -> None:
+        """Raise StoreError if nothing can be written now, as far as that shows within so many microseconds."""
 
 
 @runtime_checkable

@@ -52,6 +52,11 @@ def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: floa
         _migrate(db, path)
 
 
+def wait_for(db: sqlite3.Connection, seconds: float) -> None:
+    """How long SQLite shall wait by itself, from now on, for others who have the file."""
+    db.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+
 @contextmanager
 def _transaction(db: sqlite3.Connection, begin: str) -> Iterator[None]:
     db.execute(begin)
@@ -67,7 +72,7 @@ def _try_wal(db: sqlite3.Connection) -> str | None:
     try:
         (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
     except sqlite3.OperationalError as error:
-        if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        if is_busy(error):
             return None
         raise
     return str(mode)
@@ -100,6 +105,14 @@ def _check_ours(db: sqlite3.Connection, path: str) -> int:
 def _code(error: sqlite3.Error) -> int:
     """The primary result code; the extended one says which kind of it, which no remedy depends on."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_of_the_disk(error: sqlite3.Error) -> bool:
+    return _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def explained(error: sqlite3.Error, path: str) -> StoreError:

@@ -10,9 +10,10 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from itertools import islice, repeat
+from itertools import repeat
+from math import inf
 from typing import Any, Final
 
 from oncegate import forks
@@ -32,11 +33,12 @@ from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
 from oncegate.stores.judged import InboxStore, shown
 from oncegate.stores.lines import behind, in_turn, seen_behind
-from oncegate.stores.sqlite.file import explained, opened
+from oncegate.stores.sqlite.file import explained, is_of_the_disk, opened, wait_for
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
+from oncegate.stores.sqlite.turns import SLICE, Occupied, Soon, Turn, Turns
+from oncegate.stores.sqlite.waiting import waiting
 
 _SWEEP: Final = 256
-_LOOKED_AT: Final = 500
 _SYNCHRONOUS: Final = {"full": "FULL", "normal": "NORMAL"}
 _MOST_HELD: Final = 20_000
 _START: Final[Where] = ("", b"")
@@ -69,6 +71,8 @@ class SqliteStore(InboxStore):
         self._version = 0
         self._closed = False
         self._lock = threading.Lock()
+        self._turns = Turns(busy_timeout)
+        self._slice = min(SLICE, self._turns.timeout)
         self._transacting: int | None = None  # the thread whose handler has the connection
         self._db: sqlite3.Connection | None = None
         self._connected()
@@ -119,11 +123,11 @@ class SqliteStore(InboxStore):
         counts = Counter(want.namespace for want in wants)
         in_order = {want.namespace for want in wants if want.in_order}
         with self._reading() as (db, now):
-            if not any(_waiting(db, name, name in in_order, now, 1) for name in counts):
+            if not any(waiting(db, name, name in in_order, now, 1) for name in counts):
                 return [None] * len(wants)
         with self._writing() as (db, now):
-            waiting = {name: iter(_waiting(db, name, name in in_order, now, most)) for name, most in counts.items()}
-            given = [(want, next(waiting[want.namespace], None)) for want in wants]
+            due = {name: iter(waiting(db, name, name in in_order, now, most)) for name, most in counts.items()}
+            given = [(want, next(due[want.namespace], None)) for want in wants]
             takes = [(where, Take(*where, want.owner, want.lease)) for want, where in given if where is not None]
             found = find(db, [where for where, _ in takes])
             taken = {where: step(found[where], take, now)[0] for where, take in takes}
@@ -155,10 +159,13 @@ class SqliteStore(InboxStore):
 
     def _effected(self, db: sqlite3.Connection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
         self._transacting = threading.get_ident()
+        wait_for(db, self._turns.timeout)  # the handler may have other files at this connection
         try:
             return _guarded(db, effect)
         finally:
             self._transacting = None
+            if not _is_closed(db):
+                wait_for(db, self._slice)
 
     def _still(self, record: Record | None, operation: Renew | Complete, now: int) -> Record | None:
         """The record after an operation that only the holder of the claim may do."""
@@ -210,6 +217,18 @@ class SqliteStore(InboxStore):
             rows = db.execute(SQL[statement], wanted).fetchall()
         return [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
 
+    def waited(self, seconds: float) -> AbstractContextManager[None]:
+        return self._turns.waited(seconds)
+
+    def probe(self, within: int) -> None:
+        """See `oncegate.stores.base.Probed`. What was written just now is proof enough, and so is a thread of ours that
+        has the file and takes its time."""
+        if self._turns.in_trouble:
+            raise StoreUnavailable(f"the disk that holds {self._path} was full or failed a moment ago")
+        if not self._turns.has_written:
+            with suppress(Occupied), self._writing(Soon(self._lock, within / 2e6)):
+                """That the clock has moved on is all that is written."""
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -231,49 +250,62 @@ class SqliteStore(InboxStore):
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def _writing(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        with self._connection() as db:
+    def _writing(self, soon: Soon | None = None) -> Iterator[tuple[sqlite3.Connection, int]]:
+        with self._begun("BEGIN IMMEDIATE", soon) as (db, _):
             try:
-                db.execute("BEGIN IMMEDIATE")
                 (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
                 yield db, self._clock(high)
                 db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 self._roll_back(db)
+                if isinstance(error, sqlite3.Error) and is_of_the_disk(error):
+                    self._turns.troubled()
                 raise
+            self._turns.written()
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        with self._connection() as db:
-            (high,) = db.execute(SQL["time"]).fetchone()
+        with self._begun(SQL["time"]) as (db, found):
+            (high,) = found.fetchone()
             yield db, self._clock(high)
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def _begun(self, statement: str, soon: Soon | None = None) -> Iterator[tuple[sqlite3.Connection, sqlite3.Cursor]]:
+        """The connection, once this statement has been done with it."""
         if self._transacting == threading.get_ident():
             raise SettingError("a transaction's handler cannot ask the same store: it would wait for its own end")
-        with self._lock:
-            if self._closed:
-                raise StoreRefused(f"the store {self._path} was closed")
-            db = self._connected()
-            if _identity(self._file) != self._opened:
-                raise StoreUnavailable(f"{self._path} was removed or replaced while it was in use; start again on it")
-            try:
-                # An interrupt can strike at any instruction, also between a transaction and its rollback.
-                if db.in_transaction:
-                    self._roll_back(db)
-                yield db
-            except sqlite3.Error as error:
-                raise explained(error, self._path) from error
-            finally:
-                if _is_closed(db):
-                    self._db = None
+        turn = Turn(self._turns, soon.seconds if soon else inf)
+        while True:
+            with soon or self._lock:
+                db = self._usable()
+                try:
+                    # An interrupt can strike at any instruction, also between a transaction and its rollback.
+                    if db.in_transaction:
+                        self._roll_back(db)
+                    if (begun := turn.begin(db, statement)) is not None:
+                        yield db, begun
+                        return
+                except sqlite3.Error as error:
+                    raise explained(error, self._path) from error
+                finally:
+                    if _is_closed(db):
+                        self._db = None
+            turn.pause()
+
+    def _usable(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreRefused(f"the store {self._path} was closed")
+        db = self._connected()
+        if _identity(self._file) != self._opened:
+            raise StoreUnavailable(f"{self._path} was removed or replaced while it was in use; start again on it")
+        return db
 
     def _connected(self) -> sqlite3.Connection:
         if self._db is None:
             self._held.clear()
             self._file = os.path.abspath(self._path)
             self._db = opened(self._path, self._synchronous, self._busy_timeout)
+            wait_for(self._db, self._slice)
             self._opened = _identity(self._file)
         return self._db
 
@@ -309,53 +341,6 @@ def _identity(file: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _waiting(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, most: int) -> list[Where]:
-    """What a dispatcher may be given, those let go first in front."""
-    if in_order:
-        return [(namespace, key) for key in islice(_heads(db, namespace, now), most)]
-    return [(namespace, key) for (key,) in db.execute(SQL["waiting"], (namespace, now, most))]
-
-
-def _heads(db: sqlite3.Connection, namespace: str, now: int) -> Iterator[bytes]:
-    """What has no entity, and of each entity the first in its line, if that is due and nobody is at another of it.
-
-    Those let go first are in front. If many of few entities are, the rest is found by going from one entity to the
-    next, from any of them on: what waits for one entity, however much, must not be gone through at every look."""
-    seen: set[str] = set()
-    due = db.execute(SQL["due"], (namespace, now, _LOOKED_AT)).fetchall()
-    for key, entity in due:
-        if entity is None:
-            yield key
-        elif entity not in seen:
-            seen.add(entity)
-            yield from _head(db, namespace, entity, now)
-    if len(due) == _LOOKED_AT:
-        before = {key for key, entity in due if entity is None}
-        others = db.execute(SQL["due without a line"], (namespace, now, _LOOKED_AT)).fetchall()
-        yield from (key for (key,) in others if key not in before)
-        for entity in _lines(db, namespace, due[-1][1] or ""):
-            if entity not in seen:
-                yield from _head(db, namespace, entity, now)
-
-
-def _head(db: sqlite3.Connection, namespace: str, entity: str, now: int) -> Iterator[bytes]:
-    held = db.execute(SQL["held in line"], (namespace, entity)).fetchall()
-    first = min(held + db.execute(SQL["released in line"], (namespace, entity)).fetchall())
-    if first[3] <= now and all(lease_until <= now for *_, lease_until in held):
-        yield first[2]
-
-
-def _lines(db: sqlite3.Connection, namespace: str, start: str) -> Iterator[str]:
-    """The entities that something waits for, from this one on, and round to it."""
-    for begin, end in ((start, None), ("", start)):
-        last = begin
-        while row := db.execute(SQL["next line"], (namespace, last)).fetchone():
-            (last,) = row
-            if end is not None and last > end:
-                break
-            yield last
 
 
 def _entry(where: Where | None, taken: dict[Where, Record | None]) -> Entry | None:
