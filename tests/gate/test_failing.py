@@ -3,6 +3,8 @@
 import asyncio
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, Outcome
-from oncegate.claims import COMPLETED, IN_PROGRESS, RELEASED, Redrive
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Redrive
 from oncegate.errors import Bury, RetryLater
 from oncegate.gate.answers import answer_of
 from oncegate.stores.memory import MemoryStore
@@ -316,6 +318,53 @@ class TestPoison:
         gate = Gate(url)
         assert [entry.record.about.delivery_id for entry in gate.store.dead_letters()] == ["poison"]
         gate.close()
+
+    def test_poison_takes_no_neighbour_of_another_thread_with_it(self, tmp_path: Path) -> None:
+        """An event that kills its process whenever it runs is buried, but not one that ran beside it in a thread."""
+        url = f"sqlite:///{tmp_path}/store.db"
+        code = f"""
+            import os, sys, threading, time
+            from oncegate import Gate
+            def handler(event):
+                time.sleep(0.05)
+                if event.id == "poison":
+                    os._exit(9)
+                time.sleep(0.05)
+            gate, outcomes = Gate({url!r}, max_attempts=3, lease="150ms"), []
+            def run(name):
+                outcomes.append(gate.run({{"id": name}}, handler))
+            threads = [threading.Thread(target=run, args=(name,)) for name in ("poison", "innocent")]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            sys.exit(0 if all(outcome.acked for outcome in outcomes) else 1)
+            """
+        for _ in range(12):
+            done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60)
+            if done.returncode == 0:
+                break
+            time.sleep(0.2)
+        gate = Gate(url)
+        states = {entry.record.about.delivery_id: entry.record.state for entry in gate.store.browse()}
+        gate.close()
+        assert states == {"poison": DEAD, "innocent": COMPLETED}
+
+    def test_what_hangs_does_not_stop_other_retries(self, gate: Gate) -> None:
+        """One that was tried before waits a second at most for another thread's to end, and nested ones not at all."""
+        gate.run_batch([{"id": name} for name in ("slow", "other", "nested")], fail)
+        begun, go_on = threading.Event(), threading.Event()
+
+        def hang(event: Event) -> None:
+            assert gate.run({"id": "nested"}, succeed).status == "processed"
+            begun.set()
+            go_on.wait(10)
+
+        thread = threading.Thread(target=gate.run, args=({"id": "slow"}, hang))
+        thread.start()
+        assert begun.wait(0.9)
+        outcome = gate.run({"id": "other"}, succeed)
+        go_on.set()
+        thread.join()
+        assert (outcome.status, outcome.event.attempt) == ("processed", 2)
 
 
 class TestWaiting:

@@ -1,10 +1,12 @@
 """Running: grants to handlers, one after the other, and what becomes of them."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, cast
 
 from msgspec import Struct
 
+from oncegate import forks
 from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
@@ -28,6 +30,8 @@ from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, settle
 from oncegate.gate.terms import Terms
 from oncegate.stores.base import EffectFailed, Store, Transactional
 
+# How long one that was tried before waits for others of its kind: what hangs must not stop them.
+_PATIENCE: Final = 1.0
 _LOST: Final = "its claim was lost to another worker before it could be settled"
 
 # How one grant that may start is attempted; None if it has come to its outcome already.
@@ -50,26 +54,49 @@ class Runner:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._flusher = Flusher()
+        self._retries = threading.RLock()  # whoever has it runs what was tried before
+        forks.watch(self)
+
+    def before_fork(self) -> None:
+        """Nothing to do: a handler that runs is not waited for."""
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._retries = threading.RLock()
 
     def run(self, jobs: Sequence[Job], handler: Handler) -> None:
         """Run those of the jobs that hold a lease; each has its outcome afterwards.
 
         In a batch, an event that was tried before may be what killed its worker then. Those are given back
-        and run last, each claimed alone after all others are settled, the least tried first.
+        and run last, each claimed alone after all others are settled, the least tried first. Those that other threads
+        run are not run beside each other either.
         """
         granted = [job for job in jobs if job.held]
         if self._means.terms.marks_first:
             self._run_marked(granted, handler)
-        elif len(granted) == 1:
+        elif len(granted) == 1 and granted[0].event.attempt == 1:
             self.run_alone(granted[0], handler)
+        elif len(granted) == 1 and self._retries.acquire(blocking=False):
+            try:
+                self.run_alone(granted[0], handler)
+            finally:
+                self._retries.release()
         else:
             again = [job for job in granted if job.event.attempt > 1]
             self.give_back(again)
             self._run_together([job for job in granted if job.held] if again else granted, handler)
             for job in sorted(again, key=_attempt):
-                self._claim_again(job)
-                if job.held:
-                    self.run_alone(job, handler)
+                self._run_again(job, handler)
+
+    def _run_again(self, job: Job, handler: Handler) -> None:
+        alone = self._retries.acquire(timeout=_PATIENCE)
+        try:
+            self._claim_again(job)
+            if job.held:
+                self.run_alone(job, handler)
+        finally:
+            if alone:
+                self._retries.release()
 
     def _claim_again(self, job: Job) -> None:
         if self._means.boot() < job.start_by:
