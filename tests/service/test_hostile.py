@@ -19,7 +19,7 @@ EVENT = b'{"id": "evt-1"}'
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     toml = f'[serve]\nmode = "inline"\nrequest_within = "1s"\nmax_body = {LARGEST}\nproxies = ["127.0.0.1"]\n'
-    with Service(tmp_path_factory.mktemp("hostile"), toml=toml) as service:
+    with Service(tmp_path_factory.mktemp("hostile"), "--max-in-hand", "100", toml=toml) as service:
         yield service
 
 
@@ -264,12 +264,13 @@ class TestSlowSenders:
             assert heard(connection) == b""
 
     def test_they_hold_up_nobody(self, service: Service) -> None:
-        """While many are slow, others are answered at once."""
+        """While more are slow than may be in hand, others are answered at once, and their events taken."""
         slow = [service.connect() for _ in range(200)]
         for connection in slow:
             connection.sendall(POST + b"Content-Length: 1000\r\n\r\n{")
         began = time.monotonic()
         assert service.client.get("/healthz").status_code == 200
+        assert service.post({"id": "beside the slow"}).status_code == 200
         assert time.monotonic() - began < 1
         for connection in slow:
             connection.close()

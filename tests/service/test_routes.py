@@ -16,10 +16,11 @@ from oncegate import Event, Gate
 from oncegate.clocks import wall
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.service.addresses import Proxies, networks
-from oncegate.service.app import App, Room
+from oncegate.service.app import App
 from oncegate.service.door import Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.metrics import Metrics
+from oncegate.service.room import Room
 from oncegate.service.service import Service
 from oncegate.service.taking import Inline, Taking
 from oncegate.settings import load
@@ -310,8 +311,23 @@ class TestLimits:
         assert answers[1].headers["retry-after"] == "5"
         room.enter()
         assert post(app, "/events", small).status_code == 503
-        room.leave(90)
+        room.leave()
+        room.let_go(90)
         assert post(app, "/events", large).status_code == 200
+        gate.close()
+
+    def test_what_is_not_signed_takes_no_room(self) -> None:
+        """Where there is no place left, a stranger is still told that it is one: only the known are told to wait."""
+        room = Room(1)
+        gate = Gate("memory://")
+        app = _app(gate, room=room, verifier=verifier_of("standard-webhooks", {"a": whsec(1)}))
+        body = b'{"id": 1}'
+        room.enter()
+        requests = [("/events", body, signed(whsec(number), body)) for number in (2, 1)]
+        assert [answer.status_code for answer in posted(app, requests)] == [401, 503]
+        room.leave()
+        assert [answer.status_code for answer in posted(app, requests)] == [401, 200]
+        assert (room.requests, room.bytes) == (0, 0)
         gate.close()
 
 

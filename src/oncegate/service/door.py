@@ -11,6 +11,7 @@ from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.metrics import Metrics
+from oncegate.service.room import Room
 from oncegate.service.taking import Taking
 from oncegate.signatures import Refused, Verifier
 from oncegate.sources import NO_HINTS, Hints, read
@@ -88,19 +89,22 @@ class Door:
         self._limited = metrics.limited(name)
         self._count_kinds = metrics.kinds(name)
 
-    async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str]) -> Answer:
-        """Whatever goes wrong here is no acknowledgement."""
+    async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], room: Room) -> Answer:
+        """Whatever goes wrong here is no acknowledgement. Only what may come in takes a place in the room."""
         if self._verifier is not None:
             verdict = self._verifier.check(headers, body, self._wall())
             if isinstance(verdict, Refused):
                 return self._refuse(verdict, sender())
         if self.limits is not NO_LIMITS and (wait := self.limits.wait()):
             return self._limit(wait, sender())
+        room.enter()
         try:
             outcomes = await self._taken(body, headers)
         except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
             _log.error("a request failed with %s\n%s", type(error).__name__, trace(error))
             return problem(503, "the event could not be taken; send it again")
+        finally:
+            room.leave()
         if self.limits is not NO_LIMITS:
             self.limits.spend(outcomes)
         self._count_kinds(outcomes)

@@ -14,10 +14,11 @@ from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.service.addresses import Proxies, networks
-from oncegate.service.app import App, Room
+from oncegate.service.app import App
 from oncegate.service.door import NO_LIMITS, Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.metrics import Metrics
+from oncegate.service.room import Room
 from oncegate.service.routes import name_of, routes_of, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
