@@ -256,6 +256,23 @@ class TestLimits:
         clock.advance(2_600_000)
         assert rate.wait() == 0
 
+    def test_too_many_events_in_a_request(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A request with more events than may be is 413 as a whole, with the bound and its setting, and the store is
+        not asked for anything; what was not taken uses up nothing of the rate."""
+        gate = Gate(CountingStore())
+        app = _app(gate, most=3, limits=Limits(Rate(3, ManualClock(0))))
+        before = CountingStore.asked
+        many = [b'[{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4}]', b"[1, 1, 1, 1]"]
+        answers = posted(app, [("/events", body, {}) for body in many])
+        assert [answer.status_code for answer in answers] == [413, 413]
+        assert answers[0].headers["content-type"] == "application/problem+json"
+        said = "the request holds more than 3 events (serve.max_events); send it in parts"
+        assert answers[0].json()["detail"] == said
+        assert "route default: a request from 127.0.0.1 held more than 3 events" in caplog.text
+        assert CountingStore.asked == before
+        assert post(app, "/events", b'[{"id": 1}, {"id": 2}, {"id": 3}]').status_code == 200
+        gate.close()
+
     def test_live_keys(self) -> None:
         """A route that has as many events remembered as it may is 429 until some are forgotten; copies add nothing."""
         clock = ManualClock(1_000_000_000)

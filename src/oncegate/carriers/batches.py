@@ -1,5 +1,6 @@
 """Lists of records: Lambda's `Records`, boto3's `Messages`, the `events` of a NICE CXone poll."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from oncegate.carriers import queues, streams, topics
@@ -9,20 +10,32 @@ from oncegate.carriers.pieces import Piece
 _AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "ChildShards"}
 # All that follows looks for one of these; what has none is told apart sooner.
 _TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
+# The same of a record: one of these is what its family looks for.
+_TELLING_RECORDS = {
+    "receiptHandle",
+    "ReceiptHandle",
+    "Body",
+    "Sns",
+    "TopicArn",
+    "kinesis",
+    "eventSource",
+    "Data",
+    "records",
+}
 
 
-def pieces(body: dict[str, Any]) -> list[Piece] | None:
+def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
     if _TELLING.isdisjoint(body):
         return None
     for name, known in (("Records", _is_record), ("Messages", _is_record), ("events", _is_polled)):
         records = body.get(name)
         if isinstance(records, list) and any(map(known, records)):
-            return [Piece(record) for record in records]
+            return map(Piece, records)
     return [] if _is_empty(body) else None
 
 
 def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or _TELLING_RECORDS.isdisjoint(record):
         return False
     return any(family.pieces(record) is not None for family in (queues, topics, streams))
 

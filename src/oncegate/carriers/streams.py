@@ -1,5 +1,6 @@
 """Kinesis and Firehose: base64 records, each of which may hold several objects."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from oncegate.carriers.pieces import Piece, from_base64, text, within
@@ -9,14 +10,14 @@ from oncegate.times import moment
 _FIREHOSE = ("deliveryStreamArn", "invocationId", "requestId")
 
 
-def pieces(body: dict[str, Any]) -> list[Piece] | None:
+def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
     if isinstance(body.get("kinesis"), dict):
         return [_record(body["kinesis"])]
     if body.get("eventSource") == "aws:kinesis" or ("Data" in body and "SequenceNumber" in body):
         return [_record(body)]
     records = body.get("records")
     if isinstance(records, list) and any(name in body for name in _FIREHOSE):
-        return [_record(record) for record in records]
+        return map(_record, records)
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from oncegate.clocks import Clock, wall
+from oncegate.errors import TooManyEvents
 from oncegate.events import Event
 from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
@@ -75,6 +76,7 @@ class Door:
         verifier: Verifier | None = None,
         hints: Hints = NO_HINTS,
         limits: Limits = NO_LIMITS,
+        most: int | None = None,
         wall: Clock = wall,
     ) -> None:
         self.name = name
@@ -82,6 +84,7 @@ class Door:
         self.limits = limits
         self._verifier = verifier
         self._hints = hints
+        self._most = most
         self._copies = _Copies()
         self._wall = wall
         self.latency = metrics.latency(name)
@@ -100,6 +103,8 @@ class Door:
         room.enter()
         try:
             outcomes = await self._taken(body, headers)
+        except TooManyEvents:
+            return self._refuse_many(sender())
         except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
             _log.error("a request failed with %s\n%s", type(error).__name__, trace(error))
             return problem(503, "the event could not be taken; send it again")
@@ -113,8 +118,8 @@ class Door:
     async def _taken(self, body: bytes, headers: Sequence[Header]) -> list[Outcome]:
         """Headers are no part of what is signed, so they say something of an event only where nothing is signed."""
         if self._verifier is None and b"ce-specversion" in dict(headers):
-            return await self.taking.take(read(body, _texts(headers), self._hints))
-        events = self._copies.lend(body) or read(body, hints=self._hints)
+            return await self.taking.take(read(body, _texts(headers), self._hints, most=self._most))
+        events = self._copies.lend(body) or read(body, hints=self._hints, most=self._most)
         outcomes = await self.taking.take(events)
         self._copies.take_back(body, events, outcomes)
         return outcomes
@@ -123,6 +128,11 @@ class Door:
         self._refused()
         _log.warning("route %s: a request from %s was refused: %s", self.name, sender, refused.reason)
         return problem(refused.code, refused.reason)
+
+    def _refuse_many(self, sender: str) -> Answer:
+        """As a body that is too large: nothing is written for it, and nothing of it was done."""
+        _log.warning("route %s: a request from %s held more than %s events", self.name, sender, self._most)
+        return problem(413, f"the request holds more than {self._most} events (serve.max_events); send it in parts")
 
     def _limit(self, wait: int, sender: str) -> Answer:
         self._limited()

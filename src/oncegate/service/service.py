@@ -62,7 +62,15 @@ class Service:
         route, gate, name = self._routes[path], self._gates[path], name_of(path)
         self._metrics.watch(name, partial(getattr, gate, "counts"))
         taking = self._taking(gate, handler)
-        return Door(name, taking, self._metrics, verifier=verifier, hints=route.hints(), limits=_limits(route))
+        return Door(
+            name,
+            taking,
+            self._metrics,
+            verifier=verifier,
+            hints=route.hints(),
+            limits=_limits(route),
+            most=route["serve.max_events"],
+        )
 
     def _taking(self, gate: Gate, handler: AsyncHandler | Handler) -> Taking:
         if self._settings["serve.mode"] == "inline":
