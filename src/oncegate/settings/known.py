@@ -221,6 +221,13 @@ SERVE: Final = (
         "How many bytes of bodies may be in hand at a time; more is 503.",
     ),
     _of_table(
+        "serve",
+        "max_connections",
+        "count",
+        4_000,
+        "How many connections may be open; for one more, that which has waited longest is closed.",
+    ),
+    _of_table(
         "serve", "request_within", "duration", "10s", "A request that has not arrived in full after this is closed."
     ),
     _of_table(
