@@ -37,6 +37,7 @@ secret_file = "crm.secret"
 namespace = "customers"
 handler = "app:on_case"
 max_rate = 5
+max_events = 10
 """
 
 
@@ -66,6 +67,7 @@ class TestRoutes:
         assert (genesys["namespace"], crm["namespace"], found["namespace"]) == ("genesys", "customers", "default")
         assert (genesys["serve.handler"], crm["serve.handler"]) == ("app:everything", "app:on_case")
         assert (genesys["serve.max_rate"], crm["serve.max_rate"]) == (100, 5)
+        assert (genesys["serve.max_events"], crm["serve.max_events"]) == (1_000, 10)
         assert (genesys["read.id"], genesys["read.time"], crm["read.id"]) == ("meta.id", "at", None)
 
     def test_no_signature_is_inherited(self) -> None:

@@ -4,6 +4,7 @@
     ├── SettingError          a setting, duration or URL that cannot be meant
     ├── MissingExtra          an optional dependency is not installed; the text has the pip line
     ├── SeveralEvents         `run` was given a payload that holds more or fewer events than one
+    ├── TooManyEvents         `read` was given a payload that holds more events than it was told to expect
     ├── MissingKey            an event lacks what its key is made of
     ├── Unreadable            `seen` or `once` was given what is no event, or has no key
     ├── CallError             `once` has no result to give; its `outcome` says why
@@ -53,6 +54,10 @@ class SeveralEvents(OncegateError, ValueError):
 
     def __init__(self, count: int) -> None:
         super().__init__(f"one event is taken here but the payload holds {count}; use run_batch([payload], handler)")
+
+
+class TooManyEvents(OncegateError):
+    """A payload holds more events than may be; how many, nobody has counted."""
 
 
 class MissingKey(OncegateError, LookupError):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oncegate import keys, read
+from oncegate.errors import TooManyEvents
 from oncegate.events import Evidence
 
 EVENT = {"id": "evt-1", "type": "call.ended", "n": 1}
@@ -322,3 +323,43 @@ def test_text_in_text_is_bounded_too() -> None:
         payload = json.dumps(payload)
     (event,) = read(payload)
     assert event.problem == "it is wrapped more than 8 times"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda texts: [json.loads(text) for text in texts],
+        lambda texts: texts,
+        lambda texts: {"Records": [sqs(text) for text in texts]},
+        lambda texts: sqs(sns("[" + ",".join(texts) + "]")),
+        lambda texts: kinesis(*texts),
+        lambda texts: {**firehose(), "records": [firehose(text)["records"][0] for text in texts]},
+        lambda texts: {"Records": [sqs(json.dumps(texts[:2])), sqs(json.dumps(texts[2:]))]},
+    ],
+    ids=["objects", "texts", "messages", "array in a message", "stream record", "records", "arrays in messages"],
+)
+def test_no_more_than_may_be(wrap: Callable[[list[str]], Any]) -> None:
+    """However they are wrapped, as many events as may be are read, and one more is refused."""
+    texts = [json.dumps({**EVENT, "id": number}) for number in range(5)]
+    assert [event.id for event in read(wrap(texts), most=5)] == ["0", "1", "2", "3", "4"]
+    with pytest.raises(TooManyEvents):
+        read(wrap(texts), most=4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"1," * 400_000 + b"1]",
+        b'{"requestId": 1, "records": [' + b"1," * 400_000 + b"1]}",
+        b'{"Records": [' + b"{}," * 250_000 + b'{"receiptHandle": 1}]}',
+        json.dumps(kinesis("{}" * 300_000)).encode(),
+        json.dumps([json.dumps(["[]"] * 100)] * 900).encode(),
+    ],
+    ids=["array", "firehose", "messages", "stream record", "arrays of nothing"],
+)
+def test_too_many_are_refused_at_once(body: bytes) -> None:
+    """What holds very much too much is not looked into piece by piece, even if there is nothing in the pieces."""
+    began = time.process_time()
+    with pytest.raises(TooManyEvents):
+        read(body, most=1_000)
+    assert time.process_time() - began < 0.5

@@ -12,6 +12,7 @@ from oncegate.claims import Reset
 from oncegate.service import door as doors
 from oncegate.service.door import Door
 from oncegate.service.metrics import Metrics
+from oncegate.service.room import Room
 from oncegate.service.taking import Inline
 from oncegate.stores.memory import MemoryStore
 
@@ -36,7 +37,7 @@ def statuses(door: Door, *requests: tuple[bytes, list[tuple[bytes, bytes]]]) -> 
     """What the events of these requests have come to, one after the other."""
 
     async def main() -> list[str]:
-        answers = [await door.answer(body, headers, lambda: "here") for body, headers in requests]
+        answers = [await door.answer(body, headers, lambda: "here", Room()) for body, headers in requests]
         said = [msgspec.json.decode(answer.body) for answer in answers]
         return [each.get("outcome", each["status"]) for each in said]
 
@@ -85,7 +86,7 @@ def test_a_copy_while_the_handler_changes_the_event() -> None:
         door = Door("default", Inline(gate, handler, ThreadPoolExecutor(1)), Metrics())
 
         async def said() -> str:
-            told = msgspec.json.decode((await door.answer(BODY, HEADERS, lambda: "here")).body)
+            told = msgspec.json.decode((await door.answer(BODY, HEADERS, lambda: "here", Room())).body)
             return str(told.get("outcome", told["status"]))
 
         go.set()

@@ -19,7 +19,7 @@ EVENT = b'{"id": "evt-1"}'
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     toml = f'[serve]\nmode = "inline"\nrequest_within = "1s"\nmax_body = {LARGEST}\nproxies = ["127.0.0.1"]\n'
-    with Service(tmp_path_factory.mktemp("hostile"), toml=toml) as service:
+    with Service(tmp_path_factory.mktemp("hostile"), "--max-in-hand", "100", toml=toml) as service:
         yield service
 
 
@@ -264,13 +264,14 @@ class TestSlowSenders:
             assert heard(connection) == b""
 
     def test_they_hold_up_nobody(self, service: Service) -> None:
-        """While many are slow, others are answered at once."""
+        """While more are slow than may be in hand, others are answered at once, and their events taken."""
         slow = [service.connect() for _ in range(200)]
         for connection in slow:
             connection.sendall(POST + b"Content-Length: 1000\r\n\r\n{")
         began = time.monotonic()
         assert service.client.get("/healthz").status_code == 200
         assert time.monotonic() - began < 1
+        assert service.post({"id": "beside the slow"}).status_code == 200
         for connection in slow:
             connection.close()
 
@@ -347,6 +348,12 @@ class TestBodies:
         """What is just within the bounds is an event."""
         answer = service.post(body)
         assert (answer.status_code, answer.json()["event_id"]) == (200, event_id)
+
+    def test_very_many_events(self, service: Service) -> None:
+        """A request with a few bytes for each of very many events is refused as a whole."""
+        answer = service.post(b"[" + b"1," * 49_000 + b"1]")
+        assert (answer.status_code, answer.json()["title"]) == (413, "Too large")
+        assert "more than 1000 events (serve.max_events)" in answer.text
 
     def test_no_id_forges_another(self, service: Service) -> None:
         """Parts of a key cannot run into one another, and a number is not the text of another sender's id."""

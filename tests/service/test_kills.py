@@ -107,7 +107,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         process = service.process.pid
         unlimited = resource.prlimit(process, resource.RLIMIT_FSIZE)
         assert service.post({"id": "before"}).status_code == 200
-        until((tmp_path / "effects" / "before").exists)
+        until(lambda: "processed" in service.post({"id": "before"}).json()["reason"])
         full = max(path.stat().st_size for path in tmp_path.glob("oncegate.db*"))
         resource.prlimit(process, resource.RLIMIT_FSIZE, (full, unlimited[1]))
         body = {"id": "during", "text": "x" * 500_000}

@@ -16,10 +16,11 @@ from oncegate import Event, Gate
 from oncegate.clocks import wall
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.service.addresses import Proxies, networks
-from oncegate.service.app import App, Room
+from oncegate.service.app import App
 from oncegate.service.door import Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.metrics import Metrics
+from oncegate.service.room import Room
 from oncegate.service.service import Service
 from oncegate.service.taking import Inline, Taking
 from oncegate.settings import load
@@ -255,6 +256,23 @@ class TestLimits:
         clock.advance(2_600_000)
         assert rate.wait() == 0
 
+    def test_too_many_events_in_a_request(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A request with more events than may be is 413 as a whole, with the bound and its setting, and the store is
+        not asked for anything; what was not taken uses up nothing of the rate."""
+        gate = Gate(CountingStore())
+        app = _app(gate, most=3, limits=Limits(Rate(3, ManualClock(0))))
+        before = CountingStore.asked
+        many = [b'[{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4}]', b"[1, 1, 1, 1]"]
+        answers = posted(app, [("/events", body, {}) for body in many])
+        assert [answer.status_code for answer in answers] == [413, 413]
+        assert answers[0].headers["content-type"] == "application/problem+json"
+        said = "the request holds more than 3 events (serve.max_events); send it in parts"
+        assert answers[0].json()["detail"] == said
+        assert "route default: a request from 127.0.0.1 held more than 3 events" in caplog.text
+        assert CountingStore.asked == before
+        assert post(app, "/events", b'[{"id": 1}, {"id": 2}, {"id": 3}]').status_code == 200
+        gate.close()
+
     def test_live_keys(self) -> None:
         """A route that has as many events remembered as it may is 429 until some are forgotten; copies add nothing."""
         clock = ManualClock(1_000_000_000)
@@ -310,8 +328,23 @@ class TestLimits:
         assert answers[1].headers["retry-after"] == "5"
         room.enter()
         assert post(app, "/events", small).status_code == 503
-        room.leave(90)
+        room.leave()
+        room.let_go(90)
         assert post(app, "/events", large).status_code == 200
+        gate.close()
+
+    def test_what_is_not_signed_takes_no_room(self) -> None:
+        """Where there is no place left, a stranger is still told that it is one: only the known are told to wait."""
+        room = Room(1)
+        gate = Gate("memory://")
+        app = _app(gate, room=room, verifier=verifier_of("standard-webhooks", {"a": whsec(1)}))
+        body = b'{"id": 1}'
+        room.enter()
+        requests = [("/events", body, signed(whsec(number), body)) for number in (2, 1)]
+        assert [answer.status_code for answer in posted(app, requests)] == [401, 503]
+        room.leave()
+        assert [answer.status_code for answer in posted(app, requests)] == [401, 200]
+        assert (room.requests, room.bytes) == (0, 0)
         gate.close()
 
 

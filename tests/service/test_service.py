@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from oncegate import open_store
-from tests.service.running import INLINE, Service, until
+from tests.service.running import INLINE, Service, heard, until
 
 
 @pytest.fixture
@@ -103,6 +103,23 @@ class TestLife:
         assert answers[0].json()["status"] == "processed"
         assert service.close() in (0, -signal.SIGTERM)
 
+    def test_what_senders_see_of_a_stop(self, service: Service) -> None:
+        """While it stops, new connections are refused; what is in hand is answered, and what was sent after it on the
+        same connection is 503 with Retry-After."""
+        bodies = [b'{"id": "before", "do": "wait"}', b'{"id": "after"}']
+        with service.connect() as connection:
+            for body in bodies:
+                connection.sendall(b"POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            until(lambda: service.effects() == ["before"])
+            service.process.send_signal(signal.SIGTERM)
+            until(lambda: _is_refused(service), within=5)
+            (service.folder / "go").touch()
+            first, second = heard(connection).split(b"HTTP/1.1 ")[1:]
+        assert (first[:3], second[:3]) == (b"200", b"503")
+        assert b"retry-after: 5" in second
+        assert service.close() == 0
+        assert service.effects() == ["before"]
+
     def test_log(self, service: Service) -> None:
         """In a pipe each event is one line of JSON, refused and redriven ones too, without payloads and errors."""
         service.post([{"id": "evt-1", "secret": "hunter2"}, {"id": "evt-1", "secret": "hunter2"}, 5])
@@ -161,6 +178,14 @@ class TestLife:
         assert done.returncode == 1
         assert "choose another with --port" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def _is_refused(service: Service) -> bool:
+    try:
+        service.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def _redrive_all(service: Service) -> None:

@@ -4,7 +4,9 @@ import shutil
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -12,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from oncegate.service.openapi import DOCUMENT
-from tests.service.running import Service, until
+from tests.service.running import Service, heard, until
 from tests.service.test_routes import signed
 from tests.signatures.sending import whsec
 
@@ -113,7 +115,8 @@ def secure(tmp_path: Path) -> Iterator[Service]:
     ]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
-    with Service(tmp_path, "--tls-cert", "cert.pem", "--tls-key", "key.pem", verify=trusting) as service:
+    options = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--request-within", "1s", "--max-connections", "5")
+    with Service(tmp_path, *options, verify=trusting) as service:
         yield service
 
 
@@ -127,6 +130,26 @@ def test_tls(secure: Service, tmp_path: Path) -> None:
     assert {version.name for version, it_does in spoken.items() if it_does} == {"TLSv1_2", "TLSv1_3"}
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(secure.url.replace("https", "http") + "/healthz", trust_env=False)
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate: apt install openssl")
+def test_slow_and_silent_with_tls(secure: Service, tmp_path: Path) -> None:
+    """A handshake has as long as a request has; and connections that only wait are closed for those that send."""
+    began = time.monotonic()
+    with secure.connect() as silent, secure.connect() as slow:
+        slow.sendall(b"\x16\x03\x01\x02")
+        assert heard(silent) == b""
+        assert heard(slow) == b""
+    assert 0.5 < time.monotonic() - began < 5
+    context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    with ExitStack() as stack:
+        for number in range(20):
+            plain = stack.enter_context(secure.connect())
+            stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+            if number % 5 == 4:
+                assert httpx.get(secure.url + "/healthz", verify=context, trust_env=False).status_code == 200
+    assert secure.post({"id": 1}).status_code == 200
+    assert "more than 5 connections" in secure.said()
 
 
 def _speaks(service: Service, folder: Path, version: ssl.TLSVersion) -> bool:

@@ -6,12 +6,13 @@ problem, and its neighbours are none the worse for it.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from oncegate.canonical import decode, encode, written
 from oncegate.carriers import batches, eventbridge, functions, queues, streams, topics, web
 from oncegate.carriers.pieces import Piece, merged
+from oncegate.errors import TooManyEvents
 from oncegate.events import NO_EVIDENCE, Delivery, Evidence
 
 DEEPEST = 8
@@ -21,13 +22,39 @@ _FAMILIES = (queues.pieces, topics.pieces, streams.pieces, functions.pieces, web
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
 
-def deliveries(payload: Any, headers: Mapping[str, Any] | None = None) -> list[Delivery]:
-    """Unwrap bytes, text or parsed JSON, that came with these HTTP headers if there were any."""
+T = TypeVar("T")
+
+
+class _Found(list[Delivery]):
+    """What was found, and how many more pieces may be looked into."""
+
+    left: float = float("inf")
+
+    def expect(self, count: int) -> None:
+        """The first piece stands for its carrier; the others are more than there was. What holds nothing counts too,
+        as it takes its time all the same."""
+        if count - 1 > self.left:
+            raise TooManyEvents
+
+    def each(self, pieces: Iterable[T]) -> Iterator[T]:
+        """The pieces as they are looked into: those beyond what may be are not even made."""
+        for place, piece in enumerate(pieces):
+            if place:
+                self.expect(2)
+                self.left -= 1
+            yield piece
+
+
+def deliveries(payload: Any, headers: Mapping[str, Any] | None = None, most: int | None = None) -> list[Delivery]:
+    """Unwrap bytes, text or parsed JSON, that came with these HTTP headers if there were any. TooManyEvents as soon as
+    it shows that there are more than `most`."""
     try:
         raw = _bytes(payload)
     except ValueError as error:
         return [Delivery(None, repr(payload).encode("utf-8", "backslashreplace"), str(error))]
-    found: list[Delivery] = []
+    found = _Found()
+    if most is not None:
+        found.left = most - 1
     if headers:
         _unwrap_piece(web.request(raw, headers, NO_EVIDENCE), NO_EVIDENCE, 0, found)
     else:
@@ -51,7 +78,7 @@ def _bytes(payload: Any) -> bytes:
     return payload.encode("utf-8", "surrogatepass") if isinstance(payload, str) else written(payload)
 
 
-def _unwrap_text(raw: bytes, evidence: Evidence, depth: int, found: list[Delivery]) -> None:
+def _unwrap_text(raw: bytes, evidence: Evidence, depth: int, found: _Found) -> None:
     try:
         value = decode(raw)
     except ValueError as error:
@@ -61,7 +88,7 @@ def _unwrap_text(raw: bytes, evidence: Evidence, depth: int, found: list[Deliver
 
 
 def _unwrap(
-    value: Any, raw: bytes | None, evidence: Evidence, depth: int, found: list[Delivery], *, polled: bool = False
+    value: Any, raw: bytes | None, evidence: Evidence, depth: int, found: _Found, *, polled: bool = False
 ) -> None:
     """Add the deliveries within a value. `raw` are the bytes it came as, if it came as such."""
     if type(value) is dict:
@@ -72,7 +99,8 @@ def _unwrap(
             found.append(inner or Delivery(value, raw, None, evidence, polled=polled))
             return
     elif type(value) is list:
-        pieces = [Piece(item) if type(item) is not list else _nested(item) for item in value]
+        found.expect(len(value))
+        pieces = (Piece(item) if type(item) is not list else _nested(item) for item in value)
     elif type(value) is str and value[:1] in ("{", "[", '"'):
         pieces = [Piece(value)]
     else:
@@ -82,18 +110,18 @@ def _unwrap(
         raw = encode(value) if raw is None else raw
         found.append(Delivery(None, raw, f"it is wrapped more than {DEEPEST} times", evidence))
         return
-    for piece in pieces:
+    for piece in found.each(pieces):
         _unwrap_piece(piece, evidence, depth + 1, found)
 
 
-def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: list[Delivery]) -> None:
+def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: _Found) -> None:
     evidence = merged(outer, piece.evidence)
     content = piece.content
     if piece.problem is not None or piece.frame is not None:
         raw = content if type(content) is bytes else encode(content)
         found.append(Delivery(None, raw, piece.problem, evidence, None, piece.frame))
     elif type(content) is bytes and piece.several:
-        for raw in _split(content):
+        for raw in found.each(_split(content)):
             _unwrap_text(raw, evidence, depth, found)
     elif type(content) is bytes or type(content) is str:
         _unwrap_text(_bytes(content), evidence, depth, found)
@@ -101,7 +129,7 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: list[Deliver
         _unwrap(content, None, evidence, depth, found, polled=piece.polled)
 
 
-def _pieces(body: dict[str, Any]) -> list[Piece] | None:
+def _pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
     for pieces in _FAMILIES:
         found = pieces(body)
         if found is not None:
@@ -114,16 +142,17 @@ def _nested(items: list[Any]) -> Piece:
     return Piece([items], problem="an event is a JSON object, not an array")
 
 
-def _split(raw: bytes) -> list[bytes]:
-    """The JSON texts in these bytes: cut after every bracket that closes an outermost one, or none."""
-    parts, depth, start = [], 0, 0
+def _split(raw: bytes) -> Iterator[bytes]:
+    """The JSON texts in these bytes, which are cut after every bracket that closes an outermost one; or they as one."""
+    depth = start = 0
     for token in _TOKENS.finditer(raw):
         if token[0] in (b"{", b"["):
             depth += 1
         elif token[0] in (b"}", b"]"):
             depth = max(depth - 1, 0)
             if depth == 0:
-                parts.append(raw[start : token.end()])
+                yield raw[start : token.end()].strip()
                 start = token.end()
-    parts.append(raw[start:])
-    return [part.strip() for part in parts if part.strip()] or [raw]
+    rest = raw[start:].strip()
+    if rest or not start:
+        yield rest or raw

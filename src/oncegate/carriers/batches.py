@@ -1,5 +1,6 @@
 """Lists of records: Lambda's `Records`, boto3's `Messages`, the `events` of a NICE CXone poll."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from oncegate.carriers import queues, streams, topics
@@ -10,23 +11,37 @@ _AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "Child
 _AROUND_EVENTS = {"sessionId", "resultSet"}
 # All that follows looks for one of these; what has none is told apart sooner.
 _TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
+# The same of a record: one of these is what its family looks for.
+_TELLING_RECORDS = {
+    "receiptHandle",
+    "ReceiptHandle",
+    "body",
+    "Body",
+    "Message",
+    "Sns",
+    "TopicArn",
+    "kinesis",
+    "eventSource",
+    "Data",
+    "records",
+}
 
 
-def pieces(body: dict[str, Any]) -> list[Piece] | None:
+def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
     if _TELLING.isdisjoint(body):
         return None
     for name in ("Records", "Messages"):
         records = body.get(name)
         if isinstance(records, list) and any(map(_is_record, records)):
-            return [Piece(record) for record in records]
+            return map(Piece, records)
     events = body.get("events")
     if isinstance(events, list) and any(map(_is_polled, events)) and "id" not in body:
-        return [Piece(event, polled=True) for event in events]
+        return (Piece(event, polled=True) for event in events)
     return [] if _is_empty(body) else None
 
 
 def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or _TELLING_RECORDS.isdisjoint(record):
         return False
     return any(family.pieces(record) is not None for family in (queues, topics, streams))
 

@@ -1,5 +1,6 @@
 """Kinesis and Firehose: base64 records, each of which may hold several objects."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from oncegate.carriers.pieces import Piece, from_base64, text, within
@@ -11,14 +12,14 @@ _FIREHOSE = ("deliveryStreamArn", "invocationId", "requestId")
 _RECORD = {"recordId", "data", "approximateArrivalTimestamp", "kinesisRecordMetadata"}
 
 
-def pieces(body: dict[str, Any]) -> list[Piece] | None:
+def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
     if isinstance(body.get("kinesis"), dict):
         return [_record(body["kinesis"])]
     if body.get("eventSource") == "aws:kinesis" or ("Data" in body and "SequenceNumber" in body):
         return [_record(body)]
     records = body.get("records")
     if isinstance(records, list) and (any(name in body for name in _FIREHOSE) or _is_bare(body, records)):
-        return [_record(record) for record in records]
+        return map(_record, records)
     return None
 
 

@@ -113,8 +113,8 @@ def _mapped(record: Any, read: Read) -> Record:
     if pieces := queues.pieces(record):
         evidence = pieces[0].evidence
         return Record(read(record), evidence.message_id, evidence.group if _is_fifo(record) else None)
-    pieces = streams.pieces(record) or []
-    return Record(read(record), pieces[0].evidence.message_id if pieces else None, _STREAM)
+    piece = next(iter(streams.pieces(record) or ()), None)
+    return Record(read(record), None if piece is None else piece.evidence.message_id, _STREAM)
 
 
 def _piped(record: Any, read: Read) -> Record:

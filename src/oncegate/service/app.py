@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from oncegate.gate.answers import Answer, problem
 from oncegate.service.addresses import Proxies
 from oncegate.service.door import Door
 from oncegate.service.metrics import CONTENT_TYPE, Metrics
 from oncegate.service.openapi import DOCUMENT
+from oncegate.service.room import NoRoom, Room
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -28,33 +28,6 @@ _CLOSE = [(b"connection", b"close")]
 
 class Gone(Exception):
     """The sender left before its body was complete: there is nothing to take and nobody to answer."""
-
-
-class NoRoom(Exception):
-    """There is more in hand than may be."""
-
-
-class Room(Struct):
-    """What is in hand: requests, and the bytes of their bodies."""
-
-    most: int = 1_000
-    most_bytes: int = 64 * 1024 * 1024
-    requests: int = 0
-    bytes: int = 0
-
-    def enter(self) -> None:
-        if self.requests >= self.most:
-            raise NoRoom
-        self.requests += 1
-
-    def hold(self, size: int) -> None:
-        if self.bytes + size > self.most_bytes:
-            raise NoRoom
-        self.bytes += size
-
-    def leave(self, size: int) -> None:
-        self.requests -= 1
-        self.bytes -= size
 
 
 class App:
@@ -101,7 +74,7 @@ class App:
         answer = self._refused(scope)
         if answer is None:
             try:
-                answer = await self._within_room(door, scope, receive)
+                answer = await self._heard(door, scope, receive)
             except NoRoom:
                 self._metrics.shed()
                 answer = problem(503, "too many events are in hand; send it again", headers=_CLOSE)
@@ -121,9 +94,8 @@ class App:
             return problem(503, "the service is about to stop; send it again", headers=_CLOSE)
         return None
 
-    async def _within_room(self, door: Door, scope: Scope, receive: Receive) -> Answer:
+    async def _heard(self, door: Door, scope: Scope, receive: Receive) -> Answer:
         room = self._room
-        room.enter()
         held = 0
         parts: list[bytes] = []
         more = True
@@ -138,9 +110,9 @@ class App:
                 parts.append(part)
                 more = message.get("more_body", False)
             body = parts[0] if len(parts) == 1 else b"".join(parts)
-            return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope))
+            return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope), room)
         finally:
-            room.leave(held)
+            room.let_go(held)
 
     # ── all else ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from oncegate.clocks import Clock, wall
+from oncegate.errors import TooManyEvents
 from oncegate.events import Event
 from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.metrics import Metrics
+from oncegate.service.room import Room
 from oncegate.service.taking import Taking
 from oncegate.signatures import Refused, Verifier
 from oncegate.sources import NO_HINTS, Hints, read
@@ -74,6 +76,7 @@ class Door:
         verifier: Verifier | None = None,
         hints: Hints = NO_HINTS,
         limits: Limits = NO_LIMITS,
+        most: int | None = None,
         wall: Clock = wall,
     ) -> None:
         self.name = name
@@ -81,6 +84,7 @@ class Door:
         self.limits = limits
         self._verifier = verifier
         self._hints = hints
+        self._most = most
         self._copies = _Copies()
         self._wall = wall
         self.latency = metrics.latency(name)
@@ -88,19 +92,24 @@ class Door:
         self._limited = metrics.limited(name)
         self._count_kinds = metrics.kinds(name)
 
-    async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str]) -> Answer:
-        """Whatever goes wrong here is no acknowledgement."""
+    async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], room: Room) -> Answer:
+        """Whatever goes wrong here is no acknowledgement. Only what may come in takes a place in the room."""
         if self._verifier is not None:
             verdict = self._verifier.check(headers, body, self._wall())
             if isinstance(verdict, Refused):
                 return self._refuse(verdict, sender())
         if self.limits is not NO_LIMITS and (wait := self.limits.wait()):
             return self._limit(wait, sender())
+        room.enter()
         try:
             outcomes = await self._taken(body, headers)
+        except TooManyEvents:
+            return self._refuse_many(sender())
         except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
             _log.error("a request failed with %s\n%s", type(error).__name__, trace(error))
             return problem(503, "the event could not be taken; send it again")
+        finally:
+            room.leave()
         if self.limits is not NO_LIMITS:
             self.limits.spend(outcomes)
         self._count_kinds(outcomes)
@@ -109,8 +118,8 @@ class Door:
     async def _taken(self, body: bytes, headers: Sequence[Header]) -> list[Outcome]:
         """Headers are no part of what is signed, so they say something of an event only where nothing is signed."""
         if self._verifier is None and b"ce-specversion" in dict(headers):
-            return await self.taking.take(read(body, _texts(headers), self._hints))
-        events = self._copies.lend(body) or read(body, hints=self._hints)
+            return await self.taking.take(read(body, _texts(headers), self._hints, most=self._most))
+        events = self._copies.lend(body) or read(body, hints=self._hints, most=self._most)
         outcomes = await self.taking.take(events)
         self._copies.take_back(body, events, outcomes)
         return outcomes
@@ -119,6 +128,11 @@ class Door:
         self._refused()
         _log.warning("route %s: a request from %s was refused: %s", self.name, sender, refused.reason)
         return problem(refused.code, refused.reason)
+
+    def _refuse_many(self, sender: str) -> Answer:
+        """As a body that is too large: nothing is written for it, and nothing of it was done."""
+        _log.warning("route %s: a request from %s held more than %s events", self.name, sender, self._most)
+        return problem(413, f"the request holds more than {self._most} events (serve.max_events); send it in parts")
 
     def _limit(self, wait: int, sender: str) -> Answer:
         self._limited()

@@ -2,6 +2,7 @@
 
 import asyncio
 import http
+import logging
 from asyncio.events import TimerHandle
 from typing import ClassVar, Final
 
@@ -11,17 +12,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from oncegate.gate.answers import problem
 
+_log = logging.getLogger("oncegate.service")
+
 _MOST_HEADERS: Final = 100
 _LARGEST_HEAD: Final = 32 * 1024
 _MOST_PIPELINED: Final = 16
 _LINGER: Final = 1.0
+_TELL_EVERY: Final = 60.0
 
 
 class Bounds(Struct, frozen=True):
-    """How many bytes a body may have, and how many seconds a whole request may take to arrive."""
+    """How many bytes a body may have, how many seconds a whole request may take to arrive, and how many connections
+    may be open at a time."""
 
     body: int
     within: float
+    connections: int = 4_000
 
     @property
     def bytes(self) -> int:
@@ -29,9 +35,31 @@ class Bounds(Struct, frozen=True):
         return 2 * self.body + 2 * _LARGEST_HEAD
 
 
-def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
+def bounded(bounds: Bounds) -> type["BoundedProtocol"]:
     """The protocol as a class, since that is what uvicorn takes."""
-    return type("Bounded", (BoundedProtocol,), {"bounds": bounds})
+    return type("Bounded", (BoundedProtocol,), {"bounds": bounds, "line": Line()})
+
+
+class Line(dict["BoundedProtocol", None]):
+    """The connections that wait for their sender, with nothing of theirs in hand; who has waited longest is first."""
+
+    _told = -_TELL_EVERY
+
+    def let_one_go(self) -> None:
+        """At once, and it counts no more: a polite end would take as long as the other side likes."""
+        first = next(iter(self))
+        del self[first]
+        first.connections.discard(first)
+        first.transport.abort()
+
+    def tell(self, most: int, now: float) -> None:
+        """In the log, but not of each: whoever opens thousands of connections shall not fill it."""
+        if now - self._told >= _TELL_EVERY:
+            self._told = now
+            _log.warning(
+                "there are more than %d connections (serve.max_connections): those that have waited longest are closed",
+                most,
+            )
 
 
 class _Refused(Exception):
@@ -42,6 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Refuses what is too large, too slow or of two minds about its length, before the application sees it."""
 
     bounds: ClassVar[Bounds]
+    line: ClassVar[Line]
     _deadline: TimerHandle | None = None
     _refusal: tuple[int, str] | None = None
     _farewell = b""
@@ -57,10 +86,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_request()
+        if len(self.connections) > self.bounds.connections:
+            self._make_room()
+        self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_is_here()
         super().connection_lost(exc)
+        self.line.pop(self, None)
+
+    def _make_room(self) -> None:
+        """Whoever was refused for want of room stands in the line too, but leaves no place behind."""
+        most = self.bounds.connections
+        self.line.tell(most, self.loop.time())
+        while len(self.connections) > most and self.line:
+            self.line.let_one_go()
+        if len(self.connections) > most:
+            self._answer(503, "too many connections are in use; send it again")
+
+    def _wait(self) -> None:
+        """A request may be answered when its connection is gone, which must not stand in the line for ever then."""
+        if self in self.connections:
+            self.line[self] = None
+
+    def pause_writing(self) -> None:
+        """Who does not read what it is told is waited for, too, whatever else it has sent."""
+        super().pause_writing()
+        self._wait()
 
     def data_received(self, data: bytes) -> None:
         if self._over:
@@ -151,6 +203,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._request_is_here()
         self._has_head = False
+        if not (self.cycle.response_complete or self.flow.write_paused):
+            self.line.pop(self, None)
         super().on_message_complete()
 
     def _check_head(self) -> None:
@@ -209,9 +263,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def on_response_complete(self) -> None:
-        is_last = not self.pipeline
+        following: RequestResponseCycle | None = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
-        if is_last and self._farewell and not self.transport.is_closing():
+        if following is None or following.more_body:
+            self._wait()
+        if following is None and self._farewell and not self.transport.is_closing():
             self._leave(self._farewell)
 
     def _leave(self, farewell: bytes) -> None:

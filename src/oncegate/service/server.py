@@ -1,5 +1,6 @@
 """The server: uvicorn with httptools and uvloop around the application."""
 
+import asyncio
 import gc
 import logging
 import signal
@@ -10,8 +11,9 @@ from types import FrameType
 import uvicorn
 
 from oncegate.durations import microseconds
+from oncegate.service.files import most_connections, raised
 from oncegate.service.log import handler_for
-from oncegate.service.protocol import Bounds, bounded
+from oncegate.service.protocol import BoundedProtocol, Bounds, bounded
 from oncegate.service.service import Service
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
@@ -27,9 +29,12 @@ def run(service: Service, settings: Settings, listener: socket.socket) -> None:
     # uvicorn raises a signal anew when it has stopped: SIGTERM must not end the process before the gate is closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     context = tls_of(settings)
+    within = microseconds(settings["serve.request_within"]) / 1e6
+    connections = most_connections(settings["serve.max_connections"], raised())
+    protocol = bounded(Bounds(settings["serve.max_body"], within, connections))
     config = uvicorn.Config(
         service.app,
-        http=bounded(Bounds(settings["serve.max_body"], microseconds(settings["serve.request_within"]) / 1e6)),
+        http=protocol,
         ws="none",
         loop="auto",
         lifespan="on",
@@ -44,7 +49,7 @@ def run(service: Service, settings: Settings, listener: socket.socket) -> None:
     )
     _spare_the_collector()
     try:
-        Server(config, service).run(sockets=[listener])
+        Server(config, service, protocol).run(sockets=[listener])
     finally:
         service.close()
 
@@ -58,11 +63,31 @@ def _spare_the_collector() -> None:
 
 
 class Server(uvicorn.Server):
-    """Tells the application that it is to stop at once, and not only when uvicorn comes to look."""
+    """Tells the application that it is to stop at once, and not only when uvicorn comes to look; and bounds the time of
+    a TLS handshake, for which uvicorn has no setting."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, protocol: type[BoundedProtocol]) -> None:
         super().__init__(config)
         self._app = service.app
+        self._protocol = protocol
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """All that uvicorn does but for listening, which it would do with asyncio's minute for a handshake."""
+        await super().startup(sockets=[])
+        loop = asyncio.get_running_loop()
+        tls = self.config.ssl
+        for listener in sockets or []:
+            server = await loop.create_server(
+                self._connection,
+                sock=listener,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else self._protocol.bounds.within,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
+
+    def _connection(self) -> asyncio.Protocol:
+        return self._protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._app.drain()

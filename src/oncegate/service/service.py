@@ -14,11 +14,12 @@ from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.service.addresses import Proxies, networks
-from oncegate.service.app import App, Room
+from oncegate.service.app import App
 from oncegate.service.door import NO_LIMITS, Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.looks import Look, probe
 from oncegate.service.metrics import Metrics
+from oncegate.service.room import Room
 from oncegate.service.routes import name_of, routes_of, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
@@ -62,7 +63,15 @@ class Service:
         route, gate, name = self._routes[path], self._gates[path], name_of(path)
         self._metrics.watch(name, partial(getattr, gate, "counts"))
         taking = self._taking(gate, handler)
-        return Door(name, taking, self._metrics, verifier=verifier, hints=route.hints(), limits=_limits(route))
+        return Door(
+            name,
+            taking,
+            self._metrics,
+            verifier=verifier,
+            hints=route.hints(),
+            limits=_limits(route),
+            most=route["serve.max_events"],
+        )
 
     def _taking(self, gate: Gate, handler: AsyncHandler | Handler) -> Taking:
         if self._settings["serve.mode"] == "inline":

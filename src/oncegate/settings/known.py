@@ -212,12 +212,20 @@ SERVE: Final = (
         "How many events each route may have remembered at a time; more is 429.",
     ),
     _of_table("serve", "max_body", "count", 1024 * 1024, "The largest body, in bytes."),
+    _of_table("serve", "max_events", "count", 1_000, "How many events one request may hold; more is 413."),
     _of_table(
         "serve",
         "max_bytes_in_hand",
         "count",
         64 * 1024 * 1024,
         "How many bytes of bodies may be in hand at a time; more is 503.",
+    ),
+    _of_table(
+        "serve",
+        "max_connections",
+        "count",
+        4_000,
+        "How many connections may be open; for one more, that which has waited longest is closed.",
     ),
     _of_table(
         "serve", "request_within", "duration", "10s", "A request that has not arrived in full after this is closed."
@@ -303,7 +311,7 @@ WORK: Final = (
 # What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
 WAYS: Final = ("handler", "forward", "publish")
-OF_ROUTE: Final = (*OF_SIGNATURE, *WAYS, "max_rate", "max_live_keys")
+OF_ROUTE: Final = (*OF_SIGNATURE, *WAYS, "max_events", "max_rate", "max_live_keys")
 
 # What payloads do not say themselves. Of several paths, with blanks between them, the first that leads there counts.
 READ: Final = tuple(

@@ -29,10 +29,13 @@ class Hints(Struct, frozen=True):
 NO_HINTS = Hints()
 
 
-def read(payload: Any, headers: Mapping[str, Any] | None = None, hints: Hints = NO_HINTS) -> list[Event]:
+def read(
+    payload: Any, headers: Mapping[str, Any] | None = None, hints: Hints = NO_HINTS, *, most: int | None = None
+) -> list[Event]:
     """The events in a payload given as bytes, text or parsed JSON, with the HTTP headers it came with if it did.
 
-    Never raises: what cannot be read is an event whose `problem` says why and whose `raw` keeps the bytes.
+    Never raises: what cannot be read is an event whose `problem` says why and whose `raw` keeps the bytes. If `most` is
+    given, what holds more events than that is TooManyEvents, and none of them is read.
     """
     if type(payload) is bytes and not headers:
         try:
@@ -41,7 +44,7 @@ def read(payload: Any, headers: Mapping[str, Any] | None = None, hints: Hints = 
             event = None
         if event is not None:
             return [event]
-    return [understood(delivery, hints) for delivery in deliveries(payload, headers)]
+    return [understood(delivery, hints) for delivery in deliveries(payload, headers, most)]
 
 
 def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
