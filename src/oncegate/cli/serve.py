@@ -19,12 +19,12 @@ from oncegate.events import Event
 from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
+from oncegate.masking import masked
 from oncegate.service.log import pretty_line
 from oncegate.service.routes import is_open, routes_of
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES
-from oncegate.settings.masking import masked
 from oncegate.settings.routes import UNSIGNED
 
 

@@ -17,9 +17,9 @@ from oncegate.gate import Gate, JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.gate.working import Worker
+from oncegate.masking import masked
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES, WAYS
-from oncegate.settings.masking import masked
 
 
 @click.command()
@@ -41,7 +41,7 @@ def work(place: str, settings: Settings) -> None:
     gate = settings.gate(observers=_observers(settings, shown))
     with closing(gate):
         worker = worker_of(gate, place, handler, settings)
-        click.echo(_WELCOME.format(version=__version__, place=clean(place), store=_store(settings)), err=True)
+        click.echo(_WELCOME.format(version=__version__, place=clean(masked(place)), store=_store(settings)), err=True)
         try:
             _run(worker, shown)
         except QueueError as error:

@@ -7,9 +7,9 @@ from typing import Any, Final
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 from oncegate.gate.terms import agree
+from oncegate.masking import masked, quoted
 from oncegate.settings.functions import names_function
 from oncegate.settings.known import Kind, Setting
-from oncegate.settings.masking import masked
 from oncegate.settings.strategies import parsed
 from oncegate.stores import scheme_of
 from oncegate.wording import not_a_choice
@@ -54,8 +54,15 @@ def shown(setting: Setting, value: Any) -> Any:
     return list(value) if setting.kind == "names" else value
 
 
-def _masked(setting: Setting, value: Any) -> Any:
-    return masked(value, wholly="https" in setting.choices) if isinstance(value, str) else value
+def _masked(setting: Setting, value: str) -> str:
+    return masked(value, wholly="https" in setting.choices)
+
+
+def _said(value: Any) -> str:
+    """What is wrongly written for a URL, in an error."""
+    if isinstance(value, str):
+        return quoted(value)
+    return repr(value) if isinstance(value, int | float) else type(value).__name__
 
 
 def as_text(value: Any) -> str:
@@ -113,8 +120,7 @@ def _names(setting: Setting, value: Any) -> Any:
 
 def _url(setting: Setting, value: Any) -> Any:
     if not isinstance(value, str) or not _URL.fullmatch(value):
-        said = _masked(setting, value)
-        raise SettingError(f"{setting.path}={said!r} is not a URL; write one such as {setting.default}")
+        raise SettingError(f"{setting.path}={_said(value)} is not a URL; write one such as {setting.default}")
     scheme_of(value)
     return value
 
@@ -122,9 +128,8 @@ def _url(setting: Setting, value: Any) -> Any:
 def _place(setting: Setting, value: Any) -> Any:
     """What else is wrong with it, whoever uses it says."""
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
-        said = _masked(setting, value)
         schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
-        raise SettingError(f"{setting.path}={said!r} must be a URL that starts with {schemes}")
+        raise SettingError(f"{setting.path}={_said(value)} must be a URL that starts with {schemes}")
     return value
 
 

@@ -33,10 +33,10 @@ from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
 from oncegate.stores.judged import InboxStore, in_turn, shown
 from oncegate.stores.sqlite.file import explained, opened
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
+from oncegate.stores.sqlite.settings import checked_level
 
 _SWEEP: Final = 256
 _LOOKED_AT: Final = 500
-_SYNCHRONOUS: Final = {"full": "FULL", "normal": "NORMAL"}
 _MOST_HELD: Final = 20_000
 _START: Final[Where] = ("", b"")
 _TABLES: Final = frozenset({"claims", "documents", "clock"})
@@ -54,10 +54,8 @@ class SqliteStore(InboxStore):
         busy_timeout: int = 5_000_000,
         clock: Clock | None = None,
     ) -> None:
-        if synchronous not in _SYNCHRONOUS:
-            raise SettingError(f"synchronous={synchronous!r} is not a choice; it is full or normal")
         self._path = path
-        self._synchronous = _SYNCHRONOUS[synchronous]
+        self._synchronous = checked_level(synchronous)
         self._busy_timeout = busy_timeout
         self._clock = store_clock(clock)
         self._swept = {"claims": _START, "documents": _START}
