@@ -14,6 +14,7 @@ from oncegate.cli.handlers import load_handler
 from oncegate.cli.options import (
     address_of,
     confirm,
+    counted,
     existing_store,
     looking,
     lookup,
@@ -33,6 +34,7 @@ from oncegate.stores.base import Entry, Store
 from oncegate.work.containing import contained, interrupts_told_apart
 
 _PAGE = 100
+_MOST = 1_000_000
 _PAUSE = "1ms"
 _NAMED = 3
 
@@ -44,7 +46,7 @@ def dlq() -> None:
 
 @dlq.command(name="list")
 @looking
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=counted(most=_MOST), default=100, show_default=True, help="How many at most.")
 @output_option
 def list_(settings: Settings, limit: int, output: str) -> None:
     """List dead letters, the payloads left out."""

@@ -7,7 +7,7 @@ import click
 
 from oncegate.cli import exits
 from oncegate.cli.files import opened
-from oncegate.cli.options import output_option
+from oncegate.cli.options import counted, output_option
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.durations import times
 from oncegate.simulate.truth import Truth, load
@@ -23,9 +23,7 @@ from oncegate.simulate.verifying import Finding, Judgement, effects, judge
     required=True,
     help="What took effect: JSON lines with a key or an event_id, or the log of oncegate serve; - for stdin.",
 )
-@click.option(
-    "--limit", type=click.IntRange(0), default=20, show_default=True, help="How much of what is wrong to list."
-)
+@click.option("--limit", type=counted(0), default=20, show_default=True, help="How much of what is wrong to list.")
 @output_option
 def verify(truth: str, done: str, limit: int, output: str) -> int:
     """Compare what took effect with what the simulator knows to be true.

@@ -20,6 +20,7 @@ _TRUTHS: Final = {"true": True, "false": False}
 _NUMBER: Final = re.compile(r"-?\d{1,18}", re.ASCII)
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.ASCII | re.DOTALL)
 _MOST_PORTS: Final = 65_535
+_MANY: Final = 10**12
 
 
 def from_text(setting: Setting, text: str) -> Any:
@@ -87,6 +88,8 @@ def _as_gates_do(setting: Setting, value: Any) -> Any:
 
 
 def _count(setting: Setting, value: Any) -> Any:
+    if isinstance(value, int) and value > _MANY:
+        raise SettingError(f"{setting.path}={value!r} is more than can be meant; write at most {_MANY}")
     if setting.of_gate:
         return _as_gates_do(setting, value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -56,7 +56,7 @@ def read_url(url: str) -> Settings:
         parameters = conninfo_to_dict(theirs)
     except psycopg.Error as error:
         raise SettingError(f"the store URL is not one that Postgres understands: {_unsaid(str(error))}") from None
-    if not _PORTS.fullmatch(parameters.get("port", "")):
+    if not _PORTS.fullmatch(str(parameters.get("port", ""))):
         raise SettingError(f"the store URL has a port that is no number; {_WRITTEN}")
     return Settings(
         {**_DEFAULTS, **parameters, "client_encoding": "utf8"},
