@@ -93,6 +93,15 @@ class TestDeadLetters:
         assert len(out.splitlines()) == 4
         assert "more than these 2" in out
 
+    @pytest.mark.parametrize(
+        ("limit", "said"), [(2, "There are more than these 2; ask for them with --limit.\n"), (5, "")]
+    )
+    def test_limit_as_json(self, oncegate: Run, gate: Gate, limit: int, said: str) -> None:
+        """As JSON, too, a list that is cut says so, where no program reads it."""
+        gate.run_batch([{"id": number} for number in range(5)], fail)
+        _, out, err = oncegate("dlq", "list", "--limit", str(limit), "--output", "json")
+        assert (len(json.loads(out)), err) == (limit, said)
+
     def test_show(self, oncegate: Run, gate: Gate) -> None:
         """A dead letter is shown with its payload as it was delivered."""
         outcome = gate.run(b'{"id": "evt-1", "n": 1.0}', fail)

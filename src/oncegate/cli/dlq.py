@@ -22,7 +22,7 @@ from oncegate.cli.options import (
     output_option,
     the_one,
 )
-from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_table
+from oncegate.cli.output import moment, say, say_aside, say_error, show_facts, show_json, show_table
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import microseconds, times
 from oncegate.gate.handlers import Handler
@@ -52,8 +52,11 @@ def list_(settings: Settings, limit: int, output: str) -> None:
     """List dead letters, the payloads left out."""
     with closing(existing_store(settings)) as opened:
         entries = opened.dead_letters(namespace_of(settings), limit=limit + 1)
+    more = f"There are more than these {limit}; ask for them with --limit." if len(entries) > limit else None
     if output == "json":
         show_json([fields(entry) for entry in entries[:limit]])
+        if more:
+            say_aside(more)
         return
     if not entries:
         say("There are no dead letters.")
@@ -61,8 +64,8 @@ def list_(settings: Settings, limit: int, output: str) -> None:
     rows = [_row(entry) for entry in entries[:limit]]
     headers = ("key", "namespace", "event id", "type", "attempts", "first seen", "error")
     show_table(headers, rows, essential=("key", "event id", "error"))
-    if len(entries) > limit:
-        say(f"There are more than these {limit}; ask for them with --limit.")
+    if more:
+        say(more)
 
 
 def _row(entry: Entry) -> tuple[Any, ...]:

@@ -5,15 +5,15 @@ from importlib import import_module
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError
 from oncegate.masking import quoted
-from oncegate.stores.base import Store
+from oncegate.stores.base import Inbox, Store
 
-# scheme → module, what opens the store there and what reads its URL; loaded when asked for, so that nobody pays for
-# another's store.
-_SQLITE = ("oncegate.stores.sqlite", "open_sqlite", "read_url")
-_POSTGRES = ("oncegate.stores.postgres", "open_postgres", "read_url")
-_REDIS = ("oncegate.stores.redis", "open_redis", "settings_of")
+# scheme → module, and there what opens the store, what reads its URL, and its class; loaded when asked for, so that
+# nobody pays for another's store.
+_SQLITE = ("oncegate.stores.sqlite", "open_sqlite", "read_url", "SqliteStore")
+_POSTGRES = ("oncegate.stores.postgres", "open_postgres", "read_url", "PostgresStore")
+_REDIS = ("oncegate.stores.redis", "open_redis", "settings_of", "RedisStore")
 _STORES = {
-    "memory": ("oncegate.stores.memory", "open_memory", "check_memory"),
+    "memory": ("oncegate.stores.memory", "open_memory", "check_memory", "MemoryStore"),
     "sqlite": _SQLITE,
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
@@ -21,7 +21,7 @@ _STORES = {
     "rediss": _REDIS,
     "redis+cluster": _REDIS,
     "rediss+cluster": _REDIS,
-    "dynamodb": ("oncegate.stores.dynamodb", "open_dynamodb", "read_url"),
+    "dynamodb": ("oncegate.stores.dynamodb", "open_dynamodb", "read_url", "DynamoStore"),
 }
 
 
@@ -32,15 +32,21 @@ def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> 
     `create=False` refuses a place where there is none yet, for people who look at one and may have mistyped.
     `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.
     """
-    module, opener, _ = _STORES[scheme_of(url)]
+    module, opener, _, _ = _STORES[scheme_of(url)]
     store: Store = getattr(import_module(module), opener)(url, create=create, clock=clock)
     return store
 
 
 def check_url(url: str) -> None:
     """Refuse what `open_store` would refuse for the URL alone; nothing is opened."""
-    module, _, reader = _STORES[scheme_of(url)]
+    module, _, reader, _ = _STORES[scheme_of(url)]
     getattr(import_module(module), reader)(url)
+
+
+def keeps_events(url: str) -> bool:
+    """Whether the store at a URL keeps events until they are run."""
+    module, _, _, kind = _STORES[scheme_of(url)]
+    return issubclass(getattr(import_module(module), kind), Inbox)
 
 
 def scheme_of(url: str) -> str:
