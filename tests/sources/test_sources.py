@@ -69,7 +69,10 @@ def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        ({"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}, "WebSocket Heartbeat"),
+        (
+            {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}},
+            "itself (channel.metadata)",
+        ),
         ({"topicName": "v2.system.socket_closing", "eventBody": {}}, "v2.system.socket_closing"),
         ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "to be confirmed"),
         ({"Type": "UnsubscribeConfirmation", "TopicArn": "arn:x", "Message": "bye"}, "end of an SNS subscription"),

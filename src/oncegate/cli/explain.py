@@ -39,7 +39,7 @@ def explain(wanted: str | None, file: str | None, scan: int, settings: Settings,
 
     Exit codes: 0 it is known, 4 it is not, 2 the command cannot be meant, 3 the store cannot be used.
     """
-    if (wanted is None) is (file is None):
+    if (wanted is None) is (file is None) or wanted == "":
         raise click.UsageError("name one ID (a key, an event id, a conversation), or a --file of events")
     with closing(existing_store(settings)) as store:
         explainer = Explainer(store, settings)

@@ -37,6 +37,7 @@ def work(place: str, settings: Settings) -> None:
     SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
     """
     handler = handler_of(settings)
+    refuse_empty_inbox(place, settings)
     shown = LiveFigures() if _is_watched(settings) else None
     gate = settings.gate(observers=_observers(settings, shown))
     with closing(gate):
@@ -61,6 +62,15 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
     if handler is None:
         raise SettingError("name what is called with each event: --handler module:function, --forward or --publish URL")
     return handler
+
+
+def refuse_empty_inbox(place: str, settings: Settings) -> None:
+    """What is kept in memory waits in the process that accepted it, and nobody else can run it."""
+    if place == "inbox" and settings["store"] == "memory://":
+        where = settings.where("store")
+        raise SettingError(
+            f"{where}: nothing can ever wait in memory:// of this process; name the store of the service"
+        )
 
 
 def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:

@@ -57,6 +57,7 @@ _NO_SENDER = _Sender()
 # EventBridge names the topic after its own version and id, and so nearly always at the same place.
 _USUALLY = slice(73, 77)
 _EARLY = 256
+_LONGEST_NAME = 100
 _BARE = ("sessionId", "participantId", "communicationId")
 _COMMUNICATIONS = ("calls", "messages", "chats", "emails", "callbacks", "videos", "screenshares", "cobrowsesessions")
 
@@ -176,8 +177,7 @@ def _snapshot_state(topic_name: str | None, body: dict[str, Any]) -> str | None:
 
 
 def _frame(kind: str | None, body: dict[str, Any], raw: bytes, evidence: Evidence) -> Event:
-    said = text(body.get("message")) or kind or ""
-    frame = f"a message of the notification channel itself ({said[:100]})"
+    frame = f"a message of the notification channel itself ({(kind or '')[:_LONGEST_NAME]})"
     return Event(source="genesys", type=kind, body=body, raw=raw, evidence=evidence, frame=frame)
 
 
