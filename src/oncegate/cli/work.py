@@ -18,6 +18,7 @@ from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.gate.working import Worker
 from oncegate.masking import masked
+from oncegate.service.log import handler_for
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES, WAYS
 
@@ -111,4 +112,4 @@ def _run(worker: Worker, shown: LiveFigures | None) -> None:
 
 
 def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, handlers=[handler_for(sys.stderr)])
