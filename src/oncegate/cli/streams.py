@@ -57,11 +57,17 @@ def printing(run: Callable[[], int]) -> int:
     try:
         code = run()
         sys.stdout.flush()
-    except (Unwritten, BrokenPipeError) as error:
-        if isinstance(error, Unwritten) and code == exits.OK:  # a reader that has gone has seen enough, as head does
+    except BrokenPipeError:  # whoever reads has seen enough, as head does
+        _drop_the_rest()
+    except Unwritten as error:
+        if code == exits.OK:
             sys.stderr.write(f"Error: cannot write to stdout: {error.strerror}\n")
-        # What is left is dropped, or Python would try it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_the_rest()
         code = exits.FAILED
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
+
+
+def _drop_the_rest() -> None:
+    """Or Python would try to write it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
