@@ -14,9 +14,9 @@ import oncegate
 from oncegate import Event, Gate
 from oncegate.errors import SettingError
 from oncegate.gate.terms import COUNTS, DEFAULTS, DURATIONS, Wishes
+from oncegate.masking import masked
 from oncegate.settings import Settings, examine, load
 from oncegate.settings.known import SETTINGS, TABLES
-from oncegate.settings.masking import masked
 from oncegate.settings.strategies import parsed
 
 
@@ -137,7 +137,7 @@ class TestMistakes:
             ("unguarded_types = [1]", "unguarded_types=[1] must be a list of names"),
             ('namespace = "a\\u001bb"', "namespace='a\\x1bb' must be printable text"),
             ("store = 5", "store=5 is not a URL; write one such as sqlite:///oncegate.db"),
-            ('store = "u:hunter2@host"', "store='u:***@host' is not a URL"),
+            ('store = "u:hunter2@host"', "store='***@host' is not a URL"),
             ("key = 5", "key=5 must be text, such as auto"),
             ('[serve]\nhost = ""', "serve.host='' must be text"),
             ("[serve]\nport = 70000", "serve.port=70000 must be a whole number from 0 to 65535"),

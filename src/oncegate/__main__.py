@@ -1,20 +1,31 @@
 """The `oncegate` command."""
 
 import sys
-from io import TextIOWrapper
 
-from oncegate.errors import MissingExtra
+from oncegate.cli import exits
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a character gets its escape
-            stream.reconfigure(errors="backslashreplace")
+    """What is slow to import is imported in here, so that Ctrl-C at any time is no more than an exit code."""
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        code = exits.INTERRUPTED
+    sys.exit(code)
+
+
+def _run() -> int | str:
+    from oncegate.cli.streams import printing, ready
+
+    if (problem := ready()) is not None:
+        return problem
     try:
         from oncegate.cli.main import run  # the command line is an extra
     except ImportError as error:
-        sys.exit(f"oncegate: {MissingExtra(f'The command line (no {error.name} here)', 'cli')}")
-    sys.exit(run())
+        from oncegate.errors import MissingExtra
+
+        return f"oncegate: {MissingExtra(f'The command line (no {error.name} here)', 'cli')}"
+    return printing(run)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,15 @@ class TestDeadLetters:
         assert len(out.splitlines()) == 4
         assert "more than these 2" in out
 
+    @pytest.mark.parametrize(
+        ("limit", "said"), [(2, "There are more than these 2; ask for them with --limit.\n"), (5, "")]
+    )
+    def test_limit_as_json(self, oncegate: Run, gate: Gate, limit: int, said: str) -> None:
+        """As JSON, too, a list that is cut says so, where no program reads it."""
+        gate.run_batch([{"id": number} for number in range(5)], fail)
+        _, out, err = oncegate("dlq", "list", "--limit", str(limit), "--output", "json")
+        assert (len(json.loads(out)), err) == (limit, said)
+
     def test_show(self, oncegate: Run, gate: Gate) -> None:
         """A dead letter is shown with its payload as it was delivered."""
         outcome = gate.run(b'{"id": "evt-1", "n": 1.0}', fail)
@@ -188,6 +197,29 @@ class TestErrors:
             (("serve", "--handler", "json:__name__"), exits.USAGE, "cannot be called"),
             (("dlq", "redrive", "--all", "--handler", "asyncio:sleep"), exits.USAGE, "sleep is async"),
             (("serve", "--retention", "9" * 350 + "d"), exits.USAGE, "is not a duration"),
+            (("serve", "--host", "nosuch.invalid", "--signature", "none"), exits.FAILED, "choose another with --host"),
+            (("serve", "--host", "192.0.2.1", "--signature", "none"), exits.FAILED, "choose another with --host"),
+            (("serve", "--host", "a..b", "--signature", "none"), exits.FAILED, "choose another with --host"),
+            (("explain", ""), exits.USAGE, "name one ID (a key, an event id, a conversation)"),
+            (
+                ("work", "inbox", "--handler", "json:dumps", "--store", "memory://"),
+                exits.USAGE,
+                "--store: nothing can ever wait in memory:// of this process",
+            ),
+            (("serve", "--threads", "9" * 18), exits.USAGE, "write at most 1000000000000"),
+            (("serve", "--threads", "9" * 40), exits.USAGE, "must be a whole number"),
+            (("serve", "--store", "sqlite:///a%00b.db"), exits.USAGE, "no file can have a NUL (%00) in its name"),
+            (("dlq", "list", "--limit", "9" * 23), exits.USAGE, "is not in the range 1<=x<=1000000"),
+            (("explain", "x", "--scan", "9" * 20), exits.USAGE, "is not in the range 1<=x<=1000000000"),
+            (("read", "x", "--limit", "9" * 20), exits.USAGE, "is not in the range 1<=x<=1000000000"),
+            (("verify", "--limit", "9" * 20), exits.USAGE, "is not in the range 0<=x<=1000000000"),
+            (("simulate", "--events", "9" * 20), exits.USAGE, "is not in the range 1<=x<=1000000000"),
+            (("simulate", "--seed", "9" * 20), exits.USAGE, "is not in the range 0<=x<="),
+            (("simulate", "--rate", "nan"), exits.USAGE, "nan is not in the range 0.001<=x<=1000000"),
+            (("simulate", "--rate", "inf"), exits.USAGE, "inf is not in the range"),
+            (("simulate", "--rate", "1e-300"), exits.USAGE, "is not in the range"),
+            (("simulate", "--reemit", "nan"), exits.USAGE, "nan is not in the range 0<=x<=1"),
+            (("simulate", "--invalid", "-inf"), exits.USAGE, "is not in the range 0<=x<=1"),
         ],
     )
     def test_one_sentence_and_a_code(self, oncegate: Run, arguments: tuple[str, ...], code: int, said: str) -> None:

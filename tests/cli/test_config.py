@@ -141,6 +141,36 @@ class TestCheck:
             "serve.tls_cert: TLS need",
         ]
 
+    @pytest.mark.parametrize(
+        ("toml", "said"),
+        [
+            ('[serve]\nproxies = ["foo"]', "oncegate.toml, serve.proxies: 'foo' does not appear to be"),
+            ('store = "sqlite:///x?bogus=1"', "oncegate.toml, store: the SQLite store has no option 'bogus'"),
+            ('store = "sqlite:///a%00b.db"', "oncegate.toml, store: no file can have a NUL"),
+            ('store = "dynamodb://k:s3cret@Table"', "oncegate.toml, store: 'dynamodb://***@Table' names no table"),
+            ('store = "redis://h?x=1"', "oncegate.toml, store: the Redis store has no option 'x'"),
+            ('store = "memory://x"', "oncegate.toml, store: the memory store takes no address or options"),
+            ('[read]\nid = "a..b"', "oncegate.toml, read.id: id='a..b' is no path"),
+            ('store = "redis://h"\n[serve]\nmode = "inbox"', "inbox() needs a store that keeps events"),
+            (
+                'mode = "mark_first"\n[serve]\nport = 1',
+                "mode='mark_first' would mark them before; or choose serve.mode",
+            ),
+        ],
+    )
+    def test_what_serve_would_refuse(self, oncegate: Run, tmp_path: Path, toml: str, said: str) -> None:
+        """Whatever `serve` refuses to start with is found, and said in the same words."""
+        (tmp_path / "oncegate.toml").write_text(toml)
+        code, _, checked = oncegate("config", "check")
+        assert (code, said in checked, checked.count("Error: ")) == (exits.USAGE, True, 1), checked
+        if 'redis://h"' not in toml:  # serve would ask that server first
+            assert oncegate("serve")[2] == checked
+
+    def test_a_store_that_keeps_nothing(self, oncegate: Run, tmp_path: Path) -> None:
+        """Where no service is described, its store need not keep events."""
+        (tmp_path / "oncegate.toml").write_text('store = "redis://h"\n[work]\nhandler = "json:dumps"\n')
+        assert oncegate("config", "check")[0] == exits.OK
+
     def test_a_broken_file(self, tmp_path: Path) -> None:
         """As a program of its own, too, a broken file is one sentence with line and column."""
         (tmp_path / "oncegate.toml").write_text('lease = "1s"\nretention = 7d\n')

@@ -167,6 +167,8 @@ class TestVerify:
         assert [row.split()[:2] for row in rows[:3]] == [["lost", "e-1"], ["lost", "e-2"], ["lost", "e-3"]]
         assert (len(rows), rows[3].split()[0]) == (4, "doubled")
         assert more == "These are 4 of 5; see more of them with --limit."
+        _, out, err = oncegate("verify", "--truth", truth, "--effects", "done", "--limit", "4", "--output", "json")
+        assert (len(json.loads(out)["wrong"]), err) == (4, f"{more}\n")
 
     def test_echoes(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
         """If echoes alone are doubled, the key that takes them for one is named."""

@@ -143,6 +143,9 @@ class TestDifferences:
             ({"a": None}, {}, ("a",)),
             ({"a": [1, 2]}, {"a": [1, 3]}, ("a",)),
             ({str(n): n for n in range(9)}, {}, ("0", "1", "2", "3", "4")),
+            ("a", "b", ()),
+            ({"": 1}, {"": 2}, ('""',)),
+            ({"a": {"x" * 999: 1}}, {"a": {}}, ("a." + "x" * 98 + "…",)),
         ],
     )
     def test_paths(self, one: Any, other: Any, paths: tuple[str, ...]) -> None:
@@ -156,7 +159,7 @@ def test_frames_are_skipped(gate: Gate) -> None:
     heartbeat = {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}
     outcome = gate.run(heartbeat, succeed)
     assert (outcome.status, outcome.acked) == ("skipped", True)
-    assert "a message of the notification channel itself (WebSocket Heartbeat)" in outcome.reason
+    assert "a message of the notification channel itself (channel.metadata)" in outcome.reason
     assert gate.store.browse() == []
 
 

@@ -53,6 +53,19 @@ def test_what_a_line_says() -> None:
     }
 
 
+def test_long_names() -> None:
+    """An event that calls itself or its entity by a text of any length makes no longer line than another."""
+    (line,) = logged([{"id": 1, "type": "t" * 100_000, "conversationId": "e" * 100_000}])
+    assert (line["type"], line["entity"]) == ("t" * 256 + "…", "e" * 256 + "…")
+
+
+@pytest.mark.parametrize("payload", [b'{"card":4111111111111111e999}', b'{"id":4111111111111111.5}'])
+def test_what_is_refused(payload: bytes) -> None:
+    """The reason for which a payload is refused does not repeat what is wrong in it."""
+    (line,) = logged([payload])
+    assert (line["status"], "4111" in json.dumps(line)) == ("invalid", False)
+
+
 @pytest.mark.parametrize("max_attempts", [1, 2])
 def test_discreet(max_attempts: int) -> None:
     """Neither the payload nor what an exception said of it is logged, when it fails and ever after."""

@@ -69,7 +69,10 @@ def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        ({"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}, "WebSocket Heartbeat"),
+        (
+            {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}},
+            "itself (channel.metadata)",
+        ),
         ({"topicName": "v2.system.socket_closing", "eventBody": {}}, "v2.system.socket_closing"),
         ({"topicName": "v2.system.token_revoked", "eventBody": None}, "v2.system.token_revoked"),
         ({"topicName": "channel.metadata"}, "channel.metadata"),

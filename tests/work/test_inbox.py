@@ -573,7 +573,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     """`oncegate work inbox` runs what was accepted, tells of it line by line, and ends when it is told to."""
     with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db")) as gate:
         gate.admit([call(number, f"call-{number}") for number in range(5)])
-    (tmp_path / "app.py").write_text("def on_event(event):\n    assert event.id != 'evt-3'\n")
+    (tmp_path / "app.py").write_text("def on_event(event):\n    assert event.id != 'evt-3', event.body\n")
     command = [sys.executable, "-m", "oncegate", "work", "inbox", "--handler", "app:on_event"]
     worker = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -585,7 +585,11 @@ def test_from_the_command_line(tmp_path: Path) -> None:
         worker.kill()
     assert sorted(each["status"] for each in told) == ["failed"] + ["processed"] * 4
     assert worker.returncode == 0, said
-    assert "takes events from inbox" in said
+    welcome, failure = said.splitlines()
+    assert "takes events from inbox" in welcome
+    assert list(msgspec.json.decode(failure)) == ["time", "level", "logger", "message"]
+    assert "the handler failed at event 'evt-3' with AssertionError" in failure
+    assert "call-3" not in failure
 
 
 WORKER = dedent("""

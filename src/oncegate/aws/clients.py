@@ -8,6 +8,7 @@ from botocore.config import Config
 from botocore.exceptions import NoRegionError
 from botocore.loaders import Loader
 
+from oncegate.aws.endpoints import checked_endpoint
 from oncegate.errors import SettingError
 
 
@@ -17,6 +18,7 @@ def client(
     """A client for a service, at AWS's own address or another; SettingError if region or endpoint cannot be meant.
 
     It asks once, unless told otherwise: whoever asks decides what is asked again, and when."""
+    checked_endpoint(endpoint)
     retries = {"mode": "standard", "total_max_attempts": attempts}
     config = Config(retries=retries, tcp_keepalive=True, user_agent_extra="oncegate", **options)
     try:

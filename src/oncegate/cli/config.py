@@ -11,8 +11,8 @@ from oncegate.cli.options import examined, output_option, refuse, with_settings
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.cli.serve import handler_of, refuse_open_doors
 from oncegate.durations import times
-from oncegate.errors import SettingError
-from oncegate.service.routes import verifier_for
+from oncegate.errors import MissingExtra, SettingError
+from oncegate.service.routes import check_mode, proxies_of, verifier_for
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import FORWARD, OF_SIGNATURE, READ, WAYS
@@ -31,6 +31,9 @@ _USES_OF_ALL: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     partial(chosen_handler, table="work"): [*(f"work.{way}" for way in WAYS), *_FORWARD],
     refuse_open_doors: ["serve.host", "serve.signature"],
     tls_of: ["serve.tls_cert", "serve.tls_key"],
+    proxies_of: ["serve.proxies"],
+    Settings.check_store: ["store"],
+    check_mode: ["store", "mode", "serve.mode"],
 }
 
 
@@ -43,7 +46,7 @@ def config() -> None:
 def check() -> None:
     """Say what is wrong with the settings, all at once.
 
-    Functions that are named in them are imported to see that they are there. No store is opened.
+    Functions that are named in them are imported to see that they are there. No store is opened, but its URL is read.
     """
     settings, problems = examined({})
     refuse(list(dict.fromkeys([*problems, *_unusable(settings)])))
@@ -68,7 +71,7 @@ def _unusable(settings: Settings) -> list[str]:
 def _problem(use: Callable[[], Any]) -> str | None:
     try:
         use()
-    except SettingError as error:
+    except (SettingError, MissingExtra) as error:
         return str(error)
     return None
 

@@ -14,6 +14,7 @@ from oncegate.cli.handlers import load_handler
 from oncegate.cli.options import (
     address_of,
     confirm,
+    counted,
     existing_store,
     looking,
     lookup,
@@ -21,16 +22,19 @@ from oncegate.cli.options import (
     output_option,
     the_one,
 )
-from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_table
+from oncegate.cli.output import moment, say, say_aside, say_error, show_facts, show_json, show_table
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import microseconds, times
 from oncegate.gate.handlers import Handler
+from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import DEFAULTS, Wishes
 from oncegate.settings import Settings
 from oncegate.sources import understood
 from oncegate.stores.base import Entry, Store
+from oncegate.work.containing import contained, interrupts_told_apart
 
 _PAGE = 100
+_MOST = 1_000_000
 _PAUSE = "1ms"
 _NAMED = 3
 
@@ -42,14 +46,17 @@ def dlq() -> None:
 
 @dlq.command(name="list")
 @looking
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=counted(most=_MOST), default=100, show_default=True, help="How many at most.")
 @output_option
 def list_(settings: Settings, limit: int, output: str) -> None:
     """List dead letters, the payloads left out."""
     with closing(existing_store(settings)) as opened:
         entries = opened.dead_letters(namespace_of(settings), limit=limit + 1)
+    more = f"There are more than these {limit}; ask for them with --limit." if len(entries) > limit else None
     if output == "json":
         show_json([fields(entry) for entry in entries[:limit]])
+        if more:
+            say_aside(more)
         return
     if not entries:
         say("There are no dead letters.")
@@ -57,8 +64,8 @@ def list_(settings: Settings, limit: int, output: str) -> None:
     rows = [_row(entry) for entry in entries[:limit]]
     headers = ("key", "namespace", "event id", "type", "attempts", "first seen", "error")
     show_table(headers, rows, essential=("key", "event id", "error"))
-    if len(entries) > limit:
-        say(f"There are more than these {limit}; ask for them with --limit.")
+    if more:
+        say(more)
 
 
 def _row(entry: Entry) -> tuple[Any, ...]:
@@ -90,7 +97,8 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
     """Send dead letters back to work, with all their attempts.
 
     A running `oncegate serve` on the same store takes them up within a second. With --handler they run here, at most
-    max_attempts times, together with whatever else waits in their namespaces.
+    max_attempts times and without a pause, together with whatever else waits in their namespaces; with --all, also in
+    those of the settings.
     """
     call = None if handler is None else load_handler(handler, "--handler")
     with closing(existing_store(settings)) as opened:
@@ -99,8 +107,10 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
         redriven = sum(opened.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
         say(f"{redriven} redriven.")
         _warn_of_unreadable(dead, settings)
-        names = {entry.namespace for entry in entries}
-        undone = 0 if call is None else sum(_run(settings, opened, name, call) for name in names)
+        undone = 0
+        if call is not None:
+            names = {entry.namespace for entry in entries} | (_namespaces(settings) if all_ else set())
+            undone = _run_all(settings, opened, sorted(names), call)
     _all_done(len(dead), redriven, "redriven")
     if undone:
         say_error(f"{times(undone, 'event')} could not be processed")
@@ -120,18 +130,33 @@ def _warn_of_unreadable(entries: Sequence[Entry], settings: Settings) -> None:
         say("Have the sender send it anew, or say in the settings how it is read; then drop these with `dlq drop`.")
 
 
-def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> int:
-    """Run what waits until each is processed or a dead letter again; how many are the latter.
+def _namespaces(settings: Settings) -> set[str]:
+    """Those that the command looks in, as far as the settings name them: what was redriven before may wait there."""
+    chosen = namespace_of(settings)
+    return {chosen} if chosen else {each["namespace"] for each in (settings, *settings.routes.values())}
+
+
+def _run_all(settings: Settings, store: Store, namespaces: Sequence[str], handler: Handler) -> int:
+    """Run what waits in these; how many are not processed then."""
+    last: dict[tuple[str, str], Outcome] = {}
+    with interrupts_told_apart():
+        for namespace in namespaces:
+            for outcome in _run(settings, store, namespace, contained(handler)):
+                say(f"{outcome.key}  {outcome.reason}")
+                last[namespace, str(outcome.key)] = outcome
+    say(f"{len(last)} run.")
+    return sum(outcome.status != "processed" for outcome in last.values())
+
+
+def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> Iterator[Outcome]:
+    """Run what waits until each is processed or a dead letter again.
 
     Nobody else counts the attempts here, so if the settings do not either, the default does."""
     attempts = settings["max_attempts"] or DEFAULTS["max_attempts"]
-    gate, buried = settings.gate(store, observers=(), **_here(namespace, attempts)), 0
+    gate = settings.gate(store, observers=(), **_here(namespace, attempts))
     while outcomes := gate.run_waiting(handler):
-        for outcome in outcomes:
-            say(f"{outcome.key}  {outcome.reason}")
-        buried += sum(outcome.status == "buried" for outcome in outcomes)
+        yield from outcomes
         time.sleep(microseconds(_PAUSE, "pause") / 1e6)
-    return buried
 
 
 def _here(namespace: str, attempts: int | None) -> Wishes:

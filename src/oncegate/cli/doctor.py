@@ -19,9 +19,9 @@ from oncegate.doctor.stores import seen
 from oncegate.durations import times
 from oncegate.errors import MissingExtra
 from oncegate.gate.terms import DEFAULTS, agree
+from oncegate.masking import masked
 from oncegate.settings import Settings
 from oncegate.settings.known import SETTINGS, STORE
-from oncegate.settings.masking import masked
 
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _CODES: Final = {"error": exits.ERRORS_FOUND, "warning": exits.WARNINGS_FOUND}

@@ -12,7 +12,7 @@ from oncegate.cli import exits
 from oncegate.cli.explaining import Explained, Explainer
 from oncegate.cli.finding import Search, search
 from oncegate.cli.found import Found, events_of, refuse_unreadable
-from oncegate.cli.options import LOOKED_IN, existing_store, namespace_of, output_option, with_settings
+from oncegate.cli.options import LOOKED_IN, counted, existing_store, namespace_of, output_option, with_settings
 from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_json_stream, show_table, state_name
 from oncegate.cli.records import fields, payload_text
 from oncegate.durations import spoken, times
@@ -27,9 +27,7 @@ _SHOWN = 100
 @click.command()
 @click.argument("wanted", metavar="[ID]", required=False)
 @click.option("--file", metavar="FILE", help="Explain each event of a file; - is what comes on stdin.")
-@click.option(
-    "--scan", type=click.IntRange(1), default=_MOST, show_default=True, help="How many records to look through."
-)
+@click.option("--scan", type=counted(), default=_MOST, show_default=True, help="How many records to look through.")
 @with_settings(STORE, LOOKED_IN, KEY, *READ)
 @output_option
 def explain(wanted: str | None, file: str | None, scan: int, settings: Settings, output: str) -> None:
@@ -41,7 +39,7 @@ def explain(wanted: str | None, file: str | None, scan: int, settings: Settings,
 
     Exit codes: 0 it is known, 4 it is not, 2 the command cannot be meant, 3 the store cannot be used.
     """
-    if (wanted is None) is (file is None):
+    if (wanted is None) is (file is None) or wanted == "":
         raise click.UsageError("name one ID (a key, an event id, a conversation), or a --file of events")
     with closing(existing_store(settings)) as store:
         explainer = Explainer(store, settings)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
+from math import isnan
 from typing import Any, TypeVar
 
 import click
@@ -28,6 +29,8 @@ _METAVARS = {
     "function": "MODULE:FUNCTION",
     "strategy": "STRATEGY",
 }
+
+_MANY = 1_000_000_000
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -77,6 +80,21 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
 
 
 looking = with_settings(STORE, LOOKED_IN)
+
+
+def counted(least: int = 1, most: int = _MANY) -> click.IntRange:
+    """A whole number of things, as many as somebody can mean."""
+    return click.IntRange(least, most)
+
+
+class Measured(click.FloatRange):
+    """A number within bounds; what is no number (nan) is within none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if isnan(found):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return found
 
 
 def output_option(command: _Command) -> _Command:

@@ -46,6 +46,11 @@ def say(text: str) -> None:
     print(clean(text))
 
 
+def say_aside(text: str) -> None:
+    """To people, while what is printed goes to a program."""
+    print(clean(text), file=sys.stderr)
+
+
 def say_error(text: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text.assemble(("Error: ", "bold red"), clean(text)))
 

@@ -11,7 +11,7 @@ from oncegate.cli import exits
 from oncegate.cli.advice import advice, listed
 from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
 from oncegate.cli.found import Found, events_of, refuse_unreadable
-from oncegate.cli.options import output_option, with_settings
+from oncegate.cli.options import counted, output_option, with_settings
 from oncegate.cli.output import moment, say, show_json_stream, show_table
 from oncegate.durations import times
 from oncegate.errors import SettingError
@@ -29,9 +29,7 @@ _MOST_GROUPS = 10
 @click.option(
     "--key", "written", metavar="STRATEGY", multiple=True, help="A strategy to compare, too; may be repeated."
 )
-@click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="How many events to list as text."
-)
+@click.option("--limit", type=counted(), default=100, show_default=True, help="How many events to list as text.")
 @with_settings()
 @output_option
 def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings: Settings, output: str) -> None:

@@ -1,5 +1,6 @@
 """`oncegate serve`: receive events over HTTP and take each through the gate."""
 
+import errno
 import ipaddress
 import os
 import socket
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from oncegate import __version__
+from oncegate.cli import exits
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
@@ -19,12 +21,12 @@ from oncegate.events import Event
 from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
+from oncegate.masking import masked
 from oncegate.service.log import pretty_line
 from oncegate.service.routes import is_open, routes_of
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES
-from oncegate.settings.masking import masked
 from oncegate.settings.routes import UNSIGNED
 
 
@@ -130,9 +132,18 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        say_error(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}; choose another with --port")
-        raise click.exceptions.Exit(1) from error
+    except (OSError, UnicodeError) as error:
+        why = "no such name or address" if _is_of_host(error) else os.strerror(getattr(error, "errno", None) or 0)
+        mend = "--host" if _is_of_host(error) else "--port"
+        say_error(f"cannot listen on {host} port {port}: {why}; choose another with {mend}")
+        raise click.exceptions.Exit(exits.FAILED) from error
+
+
+def _is_of_host(error: OSError | UnicodeError) -> bool:
+    """Whether it is the host, not the port, that cannot be listened on."""
+    if isinstance(error, UnicodeError):
+        return True
+    return error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0  # below 0 are those of looking up names
 
 
 def _in_url(host: str) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncegate.cli import exits
-from oncegate.cli.options import output_option
+from oncegate.cli.options import Measured, counted, output_option
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
@@ -26,6 +26,9 @@ from oncegate.simulate.truth import TruthFile
 
 _KINDS: Final = get_args(Kind)
 _SEEDS: Final = 10**9
+_MOST_SEED: Final = 2**63 - 1
+_SLOWEST: Final = 0.001
+_FASTEST: Final = 1_000_000
 _DEFAULTS: Final = Wishes()
 _REASONS: Final = 5
 
@@ -43,7 +46,7 @@ def _copies(written: str) -> tuple[int, int]:
 
 def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Command]:
     return click.option(
-        f"--{name}", type=click.FloatRange(0, 1), metavar="SHARE", default=default, show_default=True, help=help_
+        f"--{name}", type=Measured(0, 1), metavar="SHARE", default=default, show_default=True, help=help_
     )
 
 
@@ -55,10 +58,8 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     required=True,
     help="Where to: http://…/events, sqs://QUEUE or eventbridge://BUS (?region=&endpoint=), file://PATH, or -.",
 )
-@click.option("--events", type=click.IntRange(1), default=1_000, show_default=True, help="How many happen.")
-@click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), default=100.0, show_default=True, help="Events a second."
-)
+@click.option("--events", type=counted(), default=1_000, show_default=True, help="How many happen.")
+@click.option("--rate", type=Measured(_SLOWEST, _FASTEST), default=100.0, show_default=True, help="Events a second.")
 @click.option(
     "--copies", type=_copies, metavar="N|A..B", default="1..3", show_default=True, help="Deliveries of one envelope."
 )
@@ -74,7 +75,7 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
 @click.option(
     "--delay", metavar="DURATION", help="Up to how late a delivery is; so they are out of order.  [default: none]"
 )
-@click.option("--seed", type=click.IntRange(0), help="Makes the same traffic again.  [default: another each time]")
+@click.option("--seed", type=counted(0, _MOST_SEED), help="Makes the same traffic again.  [default: another each time]")
 @click.option("--truth", metavar="FILE", help="Write what is true to this file, for oncegate verify.")
 @click.option("--parallel", type=click.IntRange(1, 256), default=1, show_default=True, help="Requests at a time.")
 @click.option("--patience", metavar="DURATION", default="60s", show_default=True, help="How long to try to send one.")

@@ -7,8 +7,8 @@ import click
 
 from oncegate.cli import exits
 from oncegate.cli.files import opened
-from oncegate.cli.options import output_option
-from oncegate.cli.output import say, show_json, show_table
+from oncegate.cli.options import counted, output_option
+from oncegate.cli.output import say, say_aside, show_json, show_table
 from oncegate.durations import times
 from oncegate.simulate.truth import Truth, load
 from oncegate.simulate.verifying import Finding, Judgement, effects, judge
@@ -23,9 +23,7 @@ from oncegate.simulate.verifying import Finding, Judgement, effects, judge
     required=True,
     help="What took effect: JSON lines with a key or an event_id, or the log of oncegate serve; - for stdin.",
 )
-@click.option(
-    "--limit", type=click.IntRange(0), default=20, show_default=True, help="How much of what is wrong to list."
-)
+@click.option("--limit", type=counted(0), default=20, show_default=True, help="How much of what is wrong to list.")
 @output_option
 def verify(truth: str, done: str, limit: int, output: str) -> int:
     """Compare what took effect with what the simulator knows to be true.
@@ -38,6 +36,8 @@ def verify(truth: str, done: str, limit: int, output: str) -> int:
         judgement = judge(known, effects(lines, done))
     if output == "json":
         show_json(_fields(judgement, limit))
+        if len(judgement.findings) > limit:
+            say_aside(_cut(judgement, limit))
     else:
         _show(known, judgement, limit)
     return exits.OK if judgement.once else exits.NOT_ONCE
@@ -51,12 +51,16 @@ def _show(truth: Truth, judgement: Judgement, limit: int) -> None:
         headers = ("wrong", "event", "type", "entity", "effects", "deliveries")
         show_table(headers, [_row(finding) for finding in shown], essential=headers)
     if len(judgement.findings) > limit:
-        say(f"These are {limit} of {len(judgement.findings)}; see more of them with --limit.")
+        say(_cut(judgement, limit))
     if any(finding.by_echo for finding in judgement.findings):
         window = truth.plan.wishes.window // 1_000
         print()
         say("Some are doubled by an echo alone: the same change of state under other ids and with other content.")
         say(f'A key of first(state_change("{window}ms"), auto) takes both for one.')
+
+
+def _cut(judgement: Judgement, limit: int) -> str:
+    return f"These are {limit} of {len(judgement.findings)}; see more of them with --limit."
 
 
 def _verdict(judgement: Judgement) -> str:

@@ -17,9 +17,10 @@ from oncegate.gate import Gate, JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.gate.working import Worker
+from oncegate.masking import masked
+from oncegate.service.log import handler_for
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES, WAYS
-from oncegate.settings.masking import masked
 
 
 @click.command()
@@ -37,11 +38,12 @@ def work(place: str, settings: Settings) -> None:
     SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
     """
     handler = handler_of(settings)
+    refuse_empty_inbox(place, settings)
     shown = LiveFigures() if _is_watched(settings) else None
     gate = settings.gate(observers=_observers(settings, shown))
     with closing(gate):
         worker = worker_of(gate, place, handler, settings)
-        click.echo(_WELCOME.format(version=__version__, place=clean(place), store=_store(settings)), err=True)
+        click.echo(_WELCOME.format(version=__version__, place=clean(masked(place)), store=_store(settings)), err=True)
         try:
             _run(worker, shown)
         except QueueError as error:
@@ -61,6 +63,15 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
     if handler is None:
         raise SettingError("name what is called with each event: --handler module:function, --forward or --publish URL")
     return handler
+
+
+def refuse_empty_inbox(place: str, settings: Settings) -> None:
+    """What is kept in memory waits in the process that accepted it, and nobody else can run it."""
+    if place == "inbox" and settings["store"] == "memory://":
+        where = settings.where("store")
+        raise SettingError(
+            f"{where}: nothing can ever wait in memory:// of this process; name the store of the service"
+        )
 
 
 def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
@@ -101,4 +112,4 @@ def _run(worker: Worker, shown: LiveFigures | None) -> None:
 
 
 def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, handlers=[handler_for(sys.stderr)])

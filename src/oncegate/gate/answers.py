@@ -54,7 +54,7 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     """One answer for a request: of several events the one that fared worst decides the code. A discreet one does not
     repeat what exceptions said, and says nothing at all of failures."""
     if not outcomes:
-        return problem(400, "the body is an empty array: it holds no event")
+        return problem(400, "the body holds no event: it is an array or a batch with nothing in it")
     code = max(_CODES[outcome.status] for outcome in outcomes)
     said = [_fields(outcome, discreet=discreet) for outcome in outcomes]
     body = said[0] if len(said) == 1 else {"outcomes": said}

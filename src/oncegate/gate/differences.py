@@ -5,11 +5,18 @@ from itertools import islice
 from typing import Any, Final
 
 _MOST: Final = 5
+_LONGEST: Final = 100
 
 
 def differences(one: Any, other: Any) -> tuple[str, ...]:
-    """The first few paths at which these bodies differ, such as `data.status`; lists differ as a whole."""
-    return tuple(islice(_paths(one, other, ""), _MOST))
+    """The first few paths at which these bodies differ, such as `data.status`; lists differ as a whole. There is none
+    to what is no object."""
+    return tuple(_short(path) for path in islice(_paths(one, other, ""), _MOST) if path)
+
+
+def _short(path: str) -> str:
+    """Whoever sends it may call a member anything, and it stands in logs."""
+    return path if len(path) <= _LONGEST else f"{path[:_LONGEST]}…"
 
 
 def _paths(one: Any, other: Any, at: str) -> Iterator[str]:
@@ -18,7 +25,8 @@ def _paths(one: Any, other: Any, at: str) -> Iterator[str]:
             yield at
         return
     for name in sorted(one.keys() | other.keys()):
-        path = f"{at}.{name}" if at else name
+        name_ = name or '""'
+        path = f"{at}.{name_}" if at else name_
         if name in one and name in other:
             yield from _paths(one[name], other[name], path)
         else:

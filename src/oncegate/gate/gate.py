@@ -19,7 +19,7 @@ from oncegate.gate.identifying import Identifier
 from oncegate.gate.jobs import Bare, Job, Refused
 from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.terms import Wishes, agree
+from oncegate.gate.terms import Wishes, agree, check_keeping
 from oncegate.gate.working import Lent, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
@@ -302,10 +302,7 @@ class Gate:
         return isinstance(self.store, Inbox)
 
     def _check_inbox(self, what: str) -> None:
-        if not self._keeps:
-            raise SettingError(f"{what} needs a store that keeps events: sqlite:///oncegate.db or postgresql://…")
-        if self._terms.marks_first:
-            raise SettingError(f"{what} keeps events until they are run; mode='mark_first' would mark them before")
+        check_keeping(what, keeps=self._keeps, marks_first=self._terms.marks_first)
 
     def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:
         """Run events that the store holds with their payload, such as redriven dead letters.

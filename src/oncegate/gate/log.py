@@ -2,12 +2,14 @@
 
 import sys
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from msgspec import json
 
 from oncegate.gate.observing import Notice
 from oncegate.gate.outcome import Outcome
+
+_LONGEST_NAME: Final = 256
 
 
 class JsonLog:
@@ -55,6 +57,11 @@ def spelt(at: int) -> str:
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def short(name: str | None) -> str | None:
+    """A name of what its sender may have called anything, cut after the length that an id may have."""
+    return name if name is None or len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+
+
 def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:
     """What a line says of an outcome; nothing in it is of the payload but what names the event."""
     event = outcome.event
@@ -64,9 +71,9 @@ def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:
         "event_id": event.id,
         "key": None if outcome.key is None else str(outcome.key),
         "namespace": namespace,
-        "source": event.source,
-        "type": event.type,
-        "entity": event.entity,
+        "source": short(event.source),
+        "type": short(event.type),
+        "entity": short(event.entity),
         "attempt": event.attempt or None,
         "reason": outcome.discreet,
     }

@@ -211,3 +211,11 @@ def _named(namespace: str) -> str:
     if not isinstance(namespace, str) or not namespace.isprintable() or not 0 < len(namespace) <= _LONGEST_NAMESPACE:
         raise SettingError(f"namespace={namespace!r} must be printable text of 1 to {_LONGEST_NAMESPACE} characters")
     return namespace
+
+
+def check_keeping(what: str, *, keeps: bool, marks_first: bool) -> None:
+    """Refuse what has a store keep events, where it cannot or they would not wait."""
+    if not keeps:
+        raise SettingError(f"{what} needs a store that keeps events: sqlite:///oncegate.db or postgresql://…")
+    if marks_first:
+        raise SettingError(f"{what} keeps events until they are run; mode='mark_first' would mark them before")

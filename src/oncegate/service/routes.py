@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 
 from oncegate.errors import SettingError
+from oncegate.gate.terms import check_keeping
+from oncegate.service.addresses import Proxies, networks
 from oncegate.settings import Settings
+from oncegate.settings.known import TABLES
 from oncegate.settings.routes import UNSIGNED
 from oncegate.settings.secrets import secrets_of
 from oncegate.signatures import Verifier, verifier_of
+from oncegate.stores import keeps_events
 
 DEFAULT = "default"
 
@@ -46,6 +50,29 @@ def verifier_for(route: Settings) -> Verifier | None:
         return verifier_of(signature, secrets, _options(route))
     except SettingError as error:
         raise SettingError(f"{route.where('serve.signature')}: {error}") from None
+
+
+def proxies_of(settings: Settings) -> Proxies:
+    """Those whose word is taken for who has sent something."""
+    return Proxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
+
+
+def check_mode(settings: Settings) -> None:
+    """Refuse a service whose store could not keep what it accepts, without opening it. Where nothing is said of a
+    service there may be none."""
+    chosen = [setting.path for setting in TABLES["serve"] if settings.chosen(setting.path) is not None]
+    if settings["serve.mode"] == "inline" or not (chosen or settings.routes):
+        return
+    keeps = keeps_events(settings["store"])
+    for route in routes_of(settings).values():
+        try:
+            check_keeping("inbox()", keeps=keeps, marks_first=route["mode"] == "mark_first")
+        except SettingError as error:
+            raise unkept(settings, error) from error
+
+
+def unkept(settings: Settings, error: SettingError) -> SettingError:
+    return SettingError(f"{settings.where('serve.mode')}=inbox: {error}; or choose serve.mode=inline")
 
 
 def _options(route: Settings) -> Mapping[str, str]:

@@ -13,14 +13,13 @@ from oncegate.errors import SettingError
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
-from oncegate.service.addresses import Proxies, networks
 from oncegate.service.app import App
 from oncegate.service.door import NO_LIMITS, Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.looks import Look, probe
 from oncegate.service.metrics import Metrics
 from oncegate.service.room import Room
-from oncegate.service.routes import name_of, routes_of, verifier_for
+from oncegate.service.routes import name_of, proxies_of, routes_of, unkept, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
 from oncegate.signatures import Verifier
@@ -41,7 +40,7 @@ class Service:
         self.ended = True
         self._routes = routes_of(settings)
         verifiers = {path: verifier_for(route) for path, route in self._routes.items()}
-        proxies = Proxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
+        proxies = proxies_of(settings)
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
         self._store = settings.open_store()
@@ -79,8 +78,7 @@ class Service:
         try:
             return Kept(gate, handler, self._threads, at_work=_AT_WORK, drain=self._settings["serve.drain_within"])
         except SettingError as error:
-            where = self._settings.where("serve.mode")
-            raise SettingError(f"{where}=inbox: {error}; or choose serve.mode=inline") from error
+            raise unkept(self._settings, error) from error
 
     def close(self) -> None:
         """Let go of the store when the last handler is recorded. What runs on when the time to drain is over cannot be

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final, Unpack, cast
 
@@ -16,7 +17,7 @@ from oncegate.settings.strategies import strategy_of
 from oncegate.settings.values import shown
 from oncegate.sources import Hints
 from oncegate.sources.plain import paths
-from oncegate.stores import open_store
+from oncegate.stores import check_url, open_store
 from oncegate.stores.base import Store
 
 DEFAULT: Final = "default"
@@ -79,13 +80,28 @@ class Settings(Struct, frozen=True):
         """What payloads do not say themselves."""
         given = {setting.name: self.values[setting.path] for setting in READ}
         topic = given.pop("topic")
-        return Hints(topic, paths(**{name: value for name, value in given.items() if value is not None}))
+        chosen = {name: value for name, value in given.items() if value is not None}
+        for name, value in chosen.items():
+            with self._placed(f"read.{name}"):
+                paths(**{name: value})
+        return Hints(topic, paths(**chosen))
 
     def open_store(self, *, create: bool = True) -> Store:
-        try:
+        with self._placed("store"):
             return open_store(self.values["store"], create=create)
+
+    def check_store(self) -> None:
+        """Refuse a URL that cannot be meant, as `open_store` would; nothing is opened."""
+        with self._placed("store"):
+            check_url(self.values["store"])
+
+    @contextmanager
+    def _placed(self, path: str) -> Iterator[None]:
+        """Say where the value comes from that is found to be wrong in here."""
+        try:
+            yield
         except SettingError as error:
-            raise SettingError(f"{self.where('store')}: {error}") from error
+            raise SettingError(f"{self.where(path)}: {error}") from error
 
     def gate(
         self, store: Store | None = None, *, observers: Sequence[Observer] | None = None, **wishes: Unpack[Wishes]

@@ -7,9 +7,9 @@ from typing import Any, Final
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 from oncegate.gate.terms import agree
+from oncegate.masking import masked, quoted
 from oncegate.settings.functions import names_function
 from oncegate.settings.known import Kind, Setting
-from oncegate.settings.masking import masked
 from oncegate.settings.strategies import parsed
 from oncegate.stores import scheme_of
 from oncegate.wording import not_a_choice
@@ -20,6 +20,7 @@ _TRUTHS: Final = {"true": True, "false": False}
 _NUMBER: Final = re.compile(r"-?\d{1,18}", re.ASCII)
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.ASCII | re.DOTALL)
 _MOST_PORTS: Final = 65_535
+_MANY: Final = 10**12
 
 
 def from_text(setting: Setting, text: str) -> Any:
@@ -54,8 +55,15 @@ def shown(setting: Setting, value: Any) -> Any:
     return list(value) if setting.kind == "names" else value
 
 
-def _masked(setting: Setting, value: Any) -> Any:
-    return masked(value, wholly="https" in setting.choices) if isinstance(value, str) else value
+def _masked(setting: Setting, value: str) -> str:
+    return masked(value, wholly="https" in setting.choices)
+
+
+def _said(value: Any) -> str:
+    """What is wrongly written for a URL, in an error."""
+    if isinstance(value, str):
+        return quoted(value)
+    return repr(value) if isinstance(value, int | float) else type(value).__name__
 
 
 def as_text(value: Any) -> str:
@@ -80,6 +88,8 @@ def _as_gates_do(setting: Setting, value: Any) -> Any:
 
 
 def _count(setting: Setting, value: Any) -> Any:
+    if isinstance(value, int) and value > _MANY:
+        raise SettingError(f"{setting.path}={value!r} is more than can be meant; write at most {_MANY}")
     if setting.of_gate:
         return _as_gates_do(setting, value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -113,8 +123,7 @@ def _names(setting: Setting, value: Any) -> Any:
 
 def _url(setting: Setting, value: Any) -> Any:
     if not isinstance(value, str) or not _URL.fullmatch(value):
-        said = _masked(setting, value)
-        raise SettingError(f"{setting.path}={said!r} is not a URL; write one such as {setting.default}")
+        raise SettingError(f"{setting.path}={_said(value)} is not a URL; write one such as {setting.default}")
     scheme_of(value)
     return value
 
@@ -122,9 +131,8 @@ def _url(setting: Setting, value: Any) -> Any:
 def _place(setting: Setting, value: Any) -> Any:
     """What else is wrong with it, whoever uses it says."""
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
-        said = _masked(setting, value)
         schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
-        raise SettingError(f"{setting.path}={said!r} must be a URL that starts with {schemes}")
+        raise SettingError(f"{setting.path}={_said(value)} must be a URL that starts with {schemes}")
     return value
 
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from oncegate.errors import MissingExtra, SettingError, TargetError
+from oncegate.masking import masked, quoted
 from oncegate.simulate.sending import Again, Answer, Refused, Taken, Target
 from oncegate.simulate.traffic import Delivery
 
@@ -25,14 +26,14 @@ def open_target(url: str, parallel: int = 1) -> Target:
     """The target that a URL names. It is asked for nothing yet but whether it is there."""
     scheme, colon, rest = url.partition("://")
     if not _can_be_meant(url):
-        raise SettingError(f"{url!r} is no URL; to send to, there are {_SCHEMES}")
+        raise SettingError(f"{quoted(url)} is no URL; to send to, there are {_SCHEMES}")
     if url == STDOUT or (scheme == "file" and colon and rest):
         return File(STDOUT if url == STDOUT else rest)
     if scheme in ("http", "https") and urlsplit(url).hostname:
         return Http(url, parallel)
     if scheme in ("sqs", "eventbridge") and colon:
         return _of_aws(scheme, url, parallel)
-    raise SettingError(f"{url!r} is nowhere to send to; it is one of {_SCHEMES}")
+    raise SettingError(f"{quoted(url)} is nowhere to send to; it is one of {_SCHEMES}")
 
 
 def _can_be_meant(url: str) -> bool:
@@ -116,10 +117,11 @@ class Http:
     def _posted(self, raw: bytes) -> Answer:
         try:
             response = self._client.post(self._url, content=raw)
-        except self._httpx.HTTPError as error:
+        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             if not self._answered:
+                place = masked(self._url, wholly=True)
                 raise TargetError(
-                    f"{self._url} cannot be reached ({error}); is it running, and is that its address?"
+                    f"{place} cannot be reached ({error}); is it running, and is that its address?"
                 ) from error
             return Again(f"no answer ({type(error).__name__})")
         self._answered = True

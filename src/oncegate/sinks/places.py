@@ -9,13 +9,16 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from msgspec import Struct
 
+from oncegate.aws.endpoints import checked_endpoint
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
+from oncegate.masking import quoted
 
 FIFO: Final = ".fifo"
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 _BUS: Final = re.compile(r"[A-Za-z0-9_./-]{1,256}")
 _ACCOUNT: Final = re.compile(r"[0-9]{12}")
+_EXAMPLES: Final = "events are published to sqs://QUEUE?region=eu-central-1 or eventbridge://BUS?region=eu-central-1"
 _COMMON: Final = ("region", "endpoint", "timeout")
 
 
@@ -40,21 +43,21 @@ class Place(Struct, frozen=True, kw_only=True):
 def read_place(url: str) -> Place:
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise SettingError(f"{url!r} is not a URL: {error}") from error
+    except ValueError:
+        raise SettingError(f"{quoted(url)} is not a URL; {_EXAMPLES}") from None
     if parts.scheme == "sqs":
         return _queue(parts, url)
     if parts.scheme == "eventbridge":
         return _bus(parts, url)
-    raise SettingError(
-        "events are published to sqs://QUEUE?region=eu-central-1 or eventbridge://BUS?region=eu-central-1"
-    )
+    raise SettingError(_EXAMPLES)
 
 
 def _queue(parts: SplitResult, url: str) -> Place:
     options = _options(parts, "account")
     if not _QUEUE.fullmatch(parts.netloc) or parts.path.strip("/"):
-        raise SettingError(f"{url!r} names no queue; write sqs://QUEUE?region=eu-central-1, with {FIFO} if it is one")
+        raise SettingError(
+            f"{quoted(url)} names no queue; write sqs://QUEUE?region=eu-central-1, with {FIFO} if it is one"
+        )
     account = options.get("account")
     if account is not None and not _ACCOUNT.fullmatch(account):
         raise SettingError(f"account={account!r} is no account of AWS; it has 12 digits")
@@ -65,7 +68,7 @@ def _bus(parts: SplitResult, url: str) -> Place:
     options = _options(parts, "source")
     name = f"{parts.netloc}{parts.path}".rstrip("/")
     if not _BUS.fullmatch(name):
-        raise SettingError(f"{url!r} names no bus; write eventbridge://default?region=eu-central-1")
+        raise SettingError(f"{quoted(url)} names no bus; write eventbridge://default?region=eu-central-1")
     source = options.get("source", "oncegate")
     if source.startswith("aws.") or not 0 < len(source) <= 256:
         raise SettingError(f"source={source!r} must be text of 1 to 256 characters, and aws. is Amazon's own")
@@ -81,8 +84,6 @@ def _options(parts: SplitResult, own: str) -> dict[str, str]:
 
 
 def _shared(options: dict[str, str]) -> dict[str, object]:
-    endpoint = options.get("endpoint")
-    if endpoint is not None and not re.match(r"https?://[^/]", endpoint):
-        raise SettingError(f"endpoint={endpoint!r} is no address; write it like endpoint=http://127.0.0.1:4566")
+    endpoint = checked_endpoint(options.get("endpoint"))
     timeout = microseconds(options.get("timeout", "10s"), "timeout") / 1e6
     return {"region": options.get("region"), "endpoint": endpoint, "timeout": timeout}

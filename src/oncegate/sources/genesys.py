@@ -60,6 +60,7 @@ _USUALLY = slice(73, 77)
 _EARLY = 256
 # How topics of Genesys start. Others are taken for one only in a frame, which has no id.
 _TOPICS = ("v2.", "channel.metadata")
+_LONGEST_NAME = 100
 _BARE = ("sessionId", "participantId", "communicationId")
 # What a document of somebody else's names itself by, and no body of a conversation has.
 _NOT_BARE = ("id", "eventId", "eventType")
@@ -210,6 +211,5 @@ def _snapshot_state(topic_name: str | None, kind: str | None, body: dict[str, An
 
 
 def _frame(kind: str | None, body: dict[str, Any], raw: bytes, evidence: Evidence) -> Event:
-    said = text(body.get("message")) or kind or ""
-    frame = f"a message of the notification channel itself ({said[:100]})"
+    frame = f"a message of the notification channel itself ({(kind or '')[:_LONGEST_NAME]})"
     return Event(source="genesys", type=kind, body=body, raw=raw, evidence=evidence, frame=frame)

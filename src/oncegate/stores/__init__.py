@@ -4,19 +4,24 @@ from importlib import import_module
 
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError
-from oncegate.stores.base import Store
+from oncegate.masking import quoted
+from oncegate.stores.base import Inbox, Store
 
-# scheme → module and function that opens it; loaded when asked for, so that nobody pays for another's store.
-_OPENERS = {
-    "memory": ("oncegate.stores.memory", "open_memory"),
-    "sqlite": ("oncegate.stores.sqlite", "open_sqlite"),
-    "postgresql": ("oncegate.stores.postgres", "open_postgres"),
-    "postgres": ("oncegate.stores.postgres", "open_postgres"),
-    "redis": ("oncegate.stores.redis", "open_redis"),
-    "rediss": ("oncegate.stores.redis", "open_redis"),
-    "redis+cluster": ("oncegate.stores.redis", "open_redis"),
-    "rediss+cluster": ("oncegate.stores.redis", "open_redis"),
-    "dynamodb": ("oncegate.stores.dynamodb", "open_dynamodb"),
+# scheme → module, and there what opens the store, what reads its URL, and its class; loaded when asked for, so that
+# nobody pays for another's store.
+_SQLITE = ("oncegate.stores.sqlite", "open_sqlite", "read_url", "SqliteStore")
+_POSTGRES = ("oncegate.stores.postgres", "open_postgres", "read_url", "PostgresStore")
+_REDIS = ("oncegate.stores.redis", "open_redis", "settings_of", "RedisStore")
+_STORES = {
+    "memory": ("oncegate.stores.memory", "open_memory", "check_memory", "MemoryStore"),
+    "sqlite": _SQLITE,
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
+    "dynamodb": ("oncegate.stores.dynamodb", "open_dynamodb", "read_url", "DynamoStore"),
 }
 
 
@@ -27,17 +32,30 @@ def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> 
     `create=False` refuses a place where there is none yet, for people who look at one and may have mistyped.
     `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.
     """
-    module, opener = _OPENERS[scheme_of(url)]
+    module, opener, _, _ = _STORES[scheme_of(url)]
     store: Store = getattr(import_module(module), opener)(url, create=create, clock=clock)
     return store
+
+
+def check_url(url: str) -> None:
+    """Refuse what `open_store` would refuse for the URL alone; nothing is opened."""
+    module, _, reader, _ = _STORES[scheme_of(url)]
+    getattr(import_module(module), reader)(url)
+
+
+def keeps_events(url: str) -> bool:
+    """Whether the store at a URL keeps events until they are run."""
+    module, _, _, kind = _STORES[scheme_of(url)]
+    return issubclass(getattr(import_module(module), kind), Inbox)
 
 
 def scheme_of(url: str) -> str:
     """The scheme of a URL, if it is one that a store speaks."""
     if not isinstance(url, str):
-        raise SettingError(f"a store is named by a URL such as sqlite:///oncegate.db, not by {url!r}")
-    scheme, _, _ = url.partition("://")
-    if scheme not in _OPENERS:
-        known = " or ".join(f"{name}://" for name in _OPENERS)
-        raise SettingError(f"no store speaks {scheme!r}; a store URL starts with {known}")
+        raise SettingError(f"a store is named by a URL such as sqlite:///oncegate.db, not by {type(url).__name__}")
+    scheme, separator, _ = url.partition("://")
+    if scheme not in _STORES or not separator:
+        known = " or ".join(f"{name}://" for name in _STORES)
+        said = repr(scheme) if separator else quoted(url)
+        raise SettingError(f"no store speaks {said}; a store URL starts with {known}")
     return scheme

@@ -200,9 +200,13 @@ class MemoryStore(InboxStore):
 def open_memory(url: str, *, create: bool, clock: Clock | None) -> MemoryStore:
     if not create:
         raise SettingError("memory:// lives within one process; name the store of another with its own URL")
-    if url != "memory://":
-        raise SettingError(f"the memory store takes no address or options: write memory://, not {url!r}")
+    check_memory(url)
     return MemoryStore(clock=clock)
+
+
+def check_memory(url: str) -> None:
+    if url != "memory://":
+        raise SettingError("the memory store takes no address or options: write memory://")
 
 
 def _thaw(stored: Record | bytes | None) -> Record | None:

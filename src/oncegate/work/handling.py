@@ -1,5 +1,6 @@
 """Handling: a handler that says in the log where it failed, and whose sys.exit fails its event and nothing else."""
 
+import asyncio
 import logging
 import traceback
 from typing import Any, Final
@@ -8,6 +9,7 @@ from oncegate.errors import Bury, RetryLater
 from oncegate.events import Event
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, told
+from oncegate.work.containing import failure_of, is_interrupt
 
 _log: Final = logging.getLogger("oncegate.work")
 
@@ -18,13 +20,17 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
     if is_async(handler):
 
         async def awaited(event: Event) -> Any:
+            task = asyncio.current_task()
             try:
                 return await handler(event)
             except Exception as error:
                 _tell(event, error)
                 raise
-            except SystemExit as error:
-                raise _told_exit(event, error) from error
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) or is_interrupt(error) or _is_thrown_away(error, task):
+                    raise
+                _tell(event, error)
+                raise failure_of(error) from error
 
         return awaited
 
@@ -34,16 +40,23 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
         except Exception as error:
             _tell(event, error)
             raise
-        except SystemExit as error:
-            raise _told_exit(event, error) from error
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) or is_interrupt(error):
+                raise
+            _tell(event, error)
+            raise failure_of(error) from error
 
     return called
 
 
-def _told_exit(event: Event, error: SystemExit) -> RuntimeError:
-    """To call sys.exit is to fail: raised in an event loop as it is, it would end all that runs there."""
-    _tell(event, error)
-    return RuntimeError(f"the handler called sys.exit({error.code!r})")
+def _is_thrown_away(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether it tells the coroutine that nobody will go on with it: then something else than its task runs now."""
+    if not isinstance(error, GeneratorExit):
+        return False
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:  # no loop runs
+        return True
 
 
 def _tell(event: Event, error: BaseException) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from oncegate.doctor.facts import Store
 from oncegate.doctor.stores.seen import Seen
 from oncegate.errors import MissingExtra, StoreError
-from oncegate.stores import scheme_of
+from oncegate.stores import check_url, scheme_of
 
 # scheme → module with `look`; loaded when asked for, as the stores themselves are.
 _LOOKS: Final = {"sqlite": "sqlite", "dynamodb": "dynamodb", "postgres": "postgres", "postgresql": "postgres"}
@@ -17,6 +17,7 @@ def seen(url: str, shown: str) -> Seen:
     scheme = scheme_of(url)
     module = "redis" if "redis" in scheme else _LOOKS.get(scheme)
     if module is None:
+        check_url(url)
         return Seen(store=Store(url=shown, scheme=scheme))
     try:
         found: Seen = import_module(f"oncegate.doctor.stores.{module}").look(url, shown)

@@ -2,17 +2,17 @@
 
 import os
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 from oncegate.doctor.facts import Store
 from oncegate.doctor.stores.seen import Seen
 from oncegate.stores import open_store
+from oncegate.stores.sqlite.settings import read_url
 
 _MOUNTS: Final = "/proc/self/mounts"
 
 
 def look(url: str, shown: str) -> Seen:
-    path = unquote(urlsplit(url).path[1:])
+    path = read_url(url).path
     absent = not os.path.exists(path) and os.path.isdir(os.path.dirname(path) or ".")
     if not absent:
         open_store(url, create=False).close()

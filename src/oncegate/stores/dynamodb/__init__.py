@@ -12,7 +12,7 @@ from oncegate.stores.dynamodb.settings import read_url
 from oncegate.stores.dynamodb.store import DynamoStore
 from oncegate.stores.dynamodb.transactions import WriteRefused, Writes
 
-__all__ = ["DynamoStore", "WriteRefused", "Writes", "open_dynamodb"]
+__all__ = ["DynamoStore", "WriteRefused", "Writes", "open_dynamodb", "read_url"]
 
 
 def open_dynamodb(url: str, *, create: bool, clock: Clock | None) -> DynamoStore:

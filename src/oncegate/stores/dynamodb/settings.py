@@ -6,8 +6,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 
+from oncegate.aws.endpoints import checked_endpoint
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
+from oncegate.masking import quoted
 
 OPTIONS: Final = ("region", "endpoint", "skew", "timeout", "parallel")
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
@@ -41,11 +43,11 @@ class Settings(Struct, frozen=True):
 def read_url(url: str) -> Settings:
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise SettingError(f"{url!r} is not a URL: {error}") from error
+    except ValueError:
+        raise SettingError(f"{quoted(url)} is not a URL; write dynamodb://Table?region=eu-central-1") from None
     if not _TABLE.fullmatch(parts.netloc) or parts.path.strip("/") or parts.fragment:
         raise SettingError(
-            f"{url!r} names no table; write dynamodb://Table?region=eu-central-1"
+            f"{quoted(url)} names no table; write dynamodb://Table?region=eu-central-1"
             " (3 to 255 letters, digits, and _ . -; credentials are not written in it)"
         )
     options = dict(parse_qsl(parts.query))
@@ -54,17 +56,11 @@ def read_url(url: str) -> Settings:
     return Settings(
         parts.netloc,
         options.get("region"),
-        _endpoint(options.get("endpoint")),
+        checked_endpoint(options.get("endpoint"), "http://127.0.0.1:8000"),
         microseconds(options["skew"], "skew") if "skew" in options else None,
         microseconds(options.get("timeout", "5s"), "timeout") / 1e6,
         _parallel(options.get("parallel", "16")),
     )
-
-
-def _endpoint(written: str | None) -> str | None:
-    if written is not None and not re.match(r"https?://[^/]", written):
-        raise SettingError(f"endpoint={written!r} is no address; write it like endpoint=http://127.0.0.1:8000")
-    return written
 
 
 def _parallel(written: str) -> int:

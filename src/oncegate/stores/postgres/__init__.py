@@ -11,7 +11,7 @@ from oncegate.clocks import Clock
 from oncegate.stores.postgres.settings import read_url
 from oncegate.stores.postgres.store import PostgresStore
 
-__all__ = ["PostgresStore", "open_postgres"]
+__all__ = ["PostgresStore", "open_postgres", "read_url"]
 
 
 def open_postgres(url: str, *, create: bool, clock: Clock | None) -> PostgresStore:

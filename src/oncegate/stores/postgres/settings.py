@@ -17,6 +17,10 @@ _OURS: Final = "oncegate_"
 _KNOWN: Final = ("oncegate_schema", "oncegate_connections", "oncegate_timeout")
 _NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 _MOST_CONNECTIONS: Final = 1_000
+_PORTS: Final = re.compile(r"[0-9,]*", re.ASCII)
+_WRITTEN: Final = (
+    "write postgresql://host/database, and in a name or password %40 for @, %2F for /, %3A for :, %3F for ?"
+)
 # What libpq is told unless the URL says otherwise. A connection that was cut without a word is found out in time.
 _DEFAULTS: Final = {
     "connect_timeout": 5,
@@ -46,10 +50,14 @@ def read_url(url: str) -> Settings:
     unknown = [name for name in ours if name not in _KNOWN]
     if unknown:
         raise SettingError(f"the Postgres store has no option {unknown[0]!r}; it has {', '.join(_KNOWN)}")
+    if "@" in theirs.partition("?")[0].partition("://")[2].partition("/")[2]:
+        raise SettingError(f"the store URL has an @ behind its host; {_WRITTEN}")
     try:
         parameters = conninfo_to_dict(theirs)
     except psycopg.Error as error:
         raise SettingError(f"the store URL is not one that Postgres understands: {_unsaid(str(error))}") from None
+    if not _PORTS.fullmatch(str(parameters.get("port", ""))):
+        raise SettingError(f"the store URL has a port that is no number; {_WRITTEN}")
     return Settings(
         {**_DEFAULTS, **parameters, "client_encoding": "utf8"},
         _schema(ours.get("oncegate_schema", SCHEMA)),
@@ -68,8 +76,9 @@ def _parted(url: str) -> tuple[dict[str, str], str]:
 
 
 def _unsaid(said: str) -> str:
-    """An error of libpq without the URL that it quotes: there may be a password in it."""
-    return re.sub(r'"postgres(?:ql)?://.*', "(the URL)", said, flags=re.DOTALL).strip()
+    """An error of libpq without what it quotes of the URL, which may be of a password; but for a parameter's name."""
+    named = re.match(r'invalid URI query parameter: "[a-z_]+"', said)
+    return named[0] if named else said.partition('"')[0].rstrip(" :\n")
 
 
 def _schema(name: str) -> str:

@@ -12,7 +12,7 @@ from oncegate.clocks import Clock
 from oncegate.stores.redis.settings import settings_of
 from oncegate.stores.redis.store import RedisStore
 
-__all__ = ["RedisStore", "open_redis"]
+__all__ = ["RedisStore", "open_redis", "settings_of"]
 
 
 def open_redis(url: str, *, create: bool, clock: Clock | None) -> RedisStore:

@@ -20,6 +20,9 @@ _CLUSTERED: Final = ("buckets",)
 _ENCRYPTED: Final = ("ca_file", "cert_file", "key_file")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _MOST_BUCKETS: Final = 1024
+_WRITTEN: Final = (
+    "write redis://host:6379/0, and in a name or password %40 for @, %2F for /, %3A for :, %23 for #, %3F for ?"
+)
 
 
 class Settings(Struct, frozen=True):
@@ -52,8 +55,10 @@ def settings_of(url: str) -> Settings:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise SettingError(f"the Redis URL cannot be read: {error}; write redis://host:6379/0") from error
+    except ValueError:  # what it says may be of the password
+        raise SettingError(f"the Redis URL cannot be read; {_WRITTEN}") from None
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        raise SettingError(f"the Redis URL has an @ behind its host; {_WRITTEN}")
     tls, cluster = _SCHEMES[parts.scheme]
     if not parts.hostname or parts.fragment:
         raise SettingError(f"the Redis URL names no server; write {parts.scheme}://host:6379")

@@ -35,11 +35,11 @@ from oncegate.stores.judged import InboxStore, shown
 from oncegate.stores.lines import behind, in_turn, seen_behind
 from oncegate.stores.sqlite.file import explained, is_of_the_disk, opened, wait_for
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
+from oncegate.stores.sqlite.settings import checked_level
 from oncegate.stores.sqlite.turns import SLICE, Occupied, Soon, Turn, Turns
 from oncegate.stores.sqlite.waiting import waiting
 
 _SWEEP: Final = 256
-_SYNCHRONOUS: Final = {"full": "FULL", "normal": "NORMAL"}
 _MOST_HELD: Final = 20_000
 _START: Final[Where] = ("", b"")
 _TABLES: Final = frozenset({"claims", "documents", "clock"})
@@ -57,10 +57,8 @@ class SqliteStore(InboxStore):
         busy_timeout: int = 5_000_000,
         clock: Clock | None = None,
     ) -> None:
-        if synchronous not in _SYNCHRONOUS:
-            raise SettingError(f"synchronous={synchronous!r} is not a choice; it is full or normal")
         self._path = path
-        self._synchronous = _SYNCHRONOUS[synchronous]
+        self._synchronous = checked_level(synchronous)
         self._busy_timeout = busy_timeout
         self._clock = store_clock(clock)
         self._swept = {"claims": _START, "documents": _START}

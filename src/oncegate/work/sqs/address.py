@@ -6,7 +6,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 
+from oncegate.aws.endpoints import checked_endpoint
 from oncegate.errors import SettingError
+from oncegate.masking import quoted
 
 OPTIONS: Final = ("region", "endpoint")
 _SCHEME: Final = "sqs://"
@@ -40,12 +42,12 @@ def read_address(written: str) -> Address:
     options = dict(parse_qsl(query))
     if unknown := sorted(options.keys() - set(OPTIONS)):
         raise SettingError(f"the address of a queue has no option {unknown[0]!r}; it has {' and '.join(OPTIONS)}")
-    region, endpoint = options.get("region"), _endpoint(options.get("endpoint"))
+    region, endpoint = options.get("region"), checked_endpoint(options.get("endpoint"))
     if _URL.fullmatch(bare):
         return _by_url(bare, region, endpoint)
     if not written.startswith(_SCHEME) or not _NAME.fullmatch(bare):
         raise SettingError(
-            f"{written!r} names no queue; write sqs://NAME?region=eu-central-1, or the URL that AWS shows for it"
+            f"{quoted(written)} names no queue; write sqs://NAME?region=eu-central-1, or the URL that AWS shows for it"
         )
     return Address(bare, None, region, endpoint)
 
@@ -55,14 +57,8 @@ def _by_url(url: str, region: str | None, endpoint: str | None) -> Address:
     parts = urlsplit(url)
     name = parts.path.rpartition("/")[2]
     if not _NAME.fullmatch(name):
-        raise SettingError(f"{url!r} does not end with the name of a queue; copy the URL that AWS shows for it")
+        raise SettingError(f"{quoted(url)} does not end with the name of a queue; copy the URL that AWS shows for it")
     aws = _AWS.fullmatch(parts.netloc)
     if aws is not None:
         return Address(name, url, region or aws[1], endpoint)
     return Address(name, url, region, endpoint or f"{parts.scheme}://{parts.netloc}")
-
-
-def _endpoint(written: str | None) -> str | None:
-    if written is not None and not re.match(r"https?://[^/]", written):
-        raise SettingError(f"endpoint={written!r} is no address; write it like endpoint=http://127.0.0.1:4566")
-    return written

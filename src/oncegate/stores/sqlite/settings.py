@@ -1,0 +1,47 @@
+"""What a URL of the SQLite store says."""
+
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct
+
+from oncegate.durations import microseconds
+from oncegate.errors import SettingError
+from oncegate.masking import quoted
+
+LEVELS: Final = ("full", "normal")
+_WRITTEN: Final = "write sqlite:///relative.db or sqlite:////absolute/path.db (three or four slashes)"
+
+
+class Settings(Struct, frozen=True):
+    """`busy_timeout` is in microseconds."""
+
+    path: str
+    synchronous: str
+    busy_timeout: int
+
+
+def read_url(url: str) -> Settings:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise SettingError(f"{quoted(url)} is not a URL; {_WRITTEN}") from None
+    path = unquote(parts.path[1:])
+    if parts.netloc or parts.fragment or not path:
+        raise SettingError(f"{quoted(url)} names no file; {_WRITTEN}")
+    if path == ":memory:":
+        raise SettingError("sqlite:///:memory: is not shared between connections; use memory:// instead")
+    if "\0" in path:
+        raise SettingError("no file can have a NUL (%00) in its name; name another for the store")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    synchronous = options.pop("synchronous", "full").lower()
+    busy_timeout = microseconds(options.pop("busy_timeout", "5s"), "busy_timeout")
+    if options:
+        raise SettingError(f"the SQLite store has no option {next(iter(options))!r}; it has synchronous, busy_timeout")
+    return Settings(path, checked_level(synchronous), busy_timeout)
+
+
+def checked_level(synchronous: str) -> str:
+    if synchronous not in LEVELS:
+        raise SettingError(f"synchronous={synchronous!r} is not a choice; it is {' or '.join(LEVELS)}")
+    return synchronous

@@ -1,0 +1,76 @@
+"""Redriving with a handler: what runs, how often, and what is said of it."""
+
+from pathlib import Path
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.cli import exits
+from tests.cli.conftest import Run
+
+HANDLERS = """
+import signal, sys
+
+def exits(event):
+    sys.exit(3)
+
+def interrupts(event):
+    raise KeyboardInterrupt
+
+def closes(event):
+    raise GeneratorExit
+
+def is_interrupted(event):
+    signal.raise_signal(signal.SIGINT)
+
+def works(event):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def handlers(tmp_path: Path, gate: Gate) -> None:
+    (tmp_path / "ends.py").write_text(HANDLERS)
+    gate.run_batch([{"id": 1}, {"id": 2}], fail)
+
+
+def fail(event: Event) -> None:
+    raise ValueError(event.id)
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        ("exits", "the handler called sys.exit(3)"),
+        ("interrupts", "the handler raised KeyboardInterrupt"),
+        ("closes", "the handler raised GeneratorExit"),
+    ],
+)
+def test_a_handler_that_ends_the_process(oncegate: Run, gate: Gate, handler: str, said: str) -> None:
+    """It is a failed attempt like any other: all are tried to the last attempt, and are dead letters again."""
+    code, out, err = oncegate("dlq", "redrive", "--all", "--handler", f"ends:{handler}")
+    assert (code, err) == (exits.FAILED, "Error: 2 events could not be processed\n")
+    assert out.startswith("2 redriven.\n")
+    assert out.count(f"Failed at attempt 1: RuntimeError: {said}; it is kept, and tried again.") == 2
+    assert out.endswith("\n2 run.\n")
+    assert len(gate.store.dead_letters()) == 2
+
+
+@pytest.mark.parametrize("namespace", ["default", "crm"])
+def test_what_waits_already(oncegate: Run, gate: Gate, tmp_path: Path, namespace: str) -> None:
+    """What was redriven before runs also if nothing is redriven now: in every namespace that the settings name."""
+    (tmp_path / "oncegate.toml").write_text('[route.crm]\nnamespace = "crm"\nsignature = "unsigned"\n')
+    Gate(gate.store, namespace=namespace, max_attempts=1).run({"id": 3}, fail)
+    oncegate("dlq", "redrive", "--all")
+    code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")
+    assert code == exits.OK
+    assert out.startswith("0 redriven.\n")
+    assert out.endswith("\n3 run.\n")
+    assert oncegate("dlq", "redrive", "--all", "--handler", "ends:works")[1] == "0 redriven.\n0 run.\n"
+
+
+def test_a_person_who_interrupts(oncegate: Run, gate: Gate) -> None:
+    """Ctrl-C ends the command at once; what waits then is run by the next."""
+    assert oncegate("dlq", "redrive", "--all", "--handler", "ends:is_interrupted")[0] == exits.INTERRUPTED
+    code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")
+    assert (code, out.splitlines()[-1]) == (exits.OK, "2 run.")
