@@ -1,6 +1,7 @@
 """Guarded calls: a function takes effect once for each set of arguments."""
 
 import asyncio
+import math
 import subprocess
 import sys
 import threading
@@ -90,6 +91,21 @@ class Shop:
         return f"{self.name} delivered {item}"
 
 
+def enrol(cls: str, student: str) -> str:
+    return f"{student} in {cls}"
+
+
+class School:
+    @staticmethod
+    @Shop.gate.once(name="school.enrol")
+    def enrol(cls: str, student: str) -> str:  # noqa: PLW0211  # as people do write it
+        return f"{student} in {cls}"
+
+
+class Branch(Shop):
+    """Has the methods of another class."""
+
+
 class TestResults:
     def test_once_for_each_arguments(self, gate: Gate) -> None:
         """The same arguments, however they are passed, run once and give the same result; others run."""
@@ -116,6 +132,17 @@ class TestResults:
         assert [Shop.count(2), shop.count(2)] == [2, 2]
         assert [asyncio.run(shop.deliver("tea")) for _ in range(2)] == ["A delivered tea"] * 2
         assert calls == ["tea", "monday", 2, "tea"]
+
+    def test_inherited_methods(self) -> None:
+        """A method is one for the classes that inherit it, too."""
+        assert [Branch("C").sell("milk"), Shop("A").sell("milk")] == ["C sold milk"] * 2
+        assert [Branch.open("friday"), Shop.open("friday")] == ["Branch open on friday"] * 2
+
+    @pytest.mark.parametrize("function", [enrol, School.enrol])
+    def test_what_is_no_method(self, gate: Gate, function: Any) -> None:
+        """The first argument of a function that is no method counts, whatever it is named."""
+        once = function if function is School.enrol else gate.once(function)
+        assert [once("math", "ann"), once("art", "ann")] == ["ann in math", "ann in art"]
 
     def test_the_first_gets_its_own_object(self, gate: Gate) -> None:
         """What the function returns is returned as it is; a further call gets it as JSON keeps it."""
@@ -175,6 +202,28 @@ class TestKeys:
 
         with pytest.raises(SettingError, match="pay: the argument session is no JSON value"):
             pay(1, object())
+
+    @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+    def test_what_json_has_no_number_for(self, gate: Gate, number: float) -> None:
+        """JSON would have nothing in its place, as for None: it is refused, or left out if the key is of others."""
+
+        @gate.once(name="set")
+        def set_rate(rate: Any) -> str:
+            return "set"
+
+        assert set_rate([None]) == "set"
+        for rate in (number, [None, {"rate": number}]):
+            with pytest.raises(SettingError, match=r"set: the argument rate is no JSON value.*nan and infinity"):
+                set_rate(rate)
+        assert gate.once(name="pay", key=keys.fields("order_id"))(charge)(1, number) == {"charged": 1}
+
+    def test_what_is_nested_too_deep(self, gate: Gate) -> None:
+        """So is an argument that is nested deeper than any event may be."""
+        deep: Any = []
+        for _ in range(64):
+            deep = [deep]
+        with pytest.raises(SettingError, match=r"the argument order_id is no JSON value.*deeper than 64"):
+            gate.once(charge)(deep)
 
     def test_a_missing_part(self, gate: Gate) -> None:
         """A key that cannot be made is an error that names what is missing."""
@@ -285,6 +334,14 @@ class TestFailures:
         make(1)
         with pytest.raises(NoResult, match="no JSON value"):
             make(1)
+
+    @pytest.mark.parametrize("result", [math.nan, {"rate": [None, -math.inf]}])
+    def test_a_result_that_json_has_no_number_for(self, gate: Gate, result: Any) -> None:
+        """Nor does it pass off a number that JSON does not have as None."""
+        once = gate.once(name="rate")(lambda number: result)
+        assert once(1) is result
+        with pytest.raises(NoResult, match="nan and infinity are no JSON values"):
+            once(1)
 
     def test_a_store_that_does_not_answer(self, stumbling: Stumbling) -> None:
         """Without a claim the function does not run; without a confirmation the caller is told that it may have."""

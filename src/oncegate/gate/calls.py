@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncegate import keys
-from oncegate.canonical import decode, written
+from oncegate.canonical import decode, told_apart, written
 from oncegate.claims import RELEASED
 from oncegate.errors import (
     Buried,
@@ -138,8 +138,8 @@ class _Call:
         self._identify = identifier(self._key)
 
     def identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Identified:
-        raw = self._written(self._arguments(args, kwargs))
-        return self._identify(Event(source=SOURCE, type=self._name, body=decode(raw), raw=raw))
+        raw, body = self._written(self._arguments(args, kwargs))
+        return self._identify(Event(source=SOURCE, type=self._name, body=body, raw=raw))
 
     def _key(self, event: Event) -> Key:
         inner = self._inner(event)
@@ -149,23 +149,49 @@ class _Call:
         """All arguments by name, defaults included, but for the object of a method."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        first = next(iter(self._signature.parameters), None)
-        return {name: value for name, value in bound.arguments.items() if name != first or name not in ("self", "cls")}
+        arguments = dict(bound.arguments)
+        first = next(iter(arguments), None)
+        if first in ("self", "cls") and _is_method_of(arguments[first], self.function):
+            del arguments[first]
+        return arguments
 
-    def _written(self, arguments: dict[str, Any]) -> bytes:
-        """The arguments as JSON. With a key of the user's own, those that are no JSON (a session, a client) are left
-        out; without one, leaving something out could make two calls one."""
+    def _written(self, arguments: dict[str, Any]) -> tuple[bytes, Any]:
+        """The arguments as JSON, and as they are read from that. With a key of the user's own, those that are no JSON
+        (a session, a client) are left out; without one, leaving something out could make two calls one."""
         try:
-            return written(arguments)
+            return _json(arguments)
         except ValueError as error:
-            kept = {name: value for name, value in arguments.items() if _writable(value)}
+            kept = {name: value for name, value in arguments.items() if _is_json({name: value})}
             if self._all_arguments:
                 other = next(name for name in arguments if name not in kept)
                 raise SettingError(
-                    f"{self._name}: the argument {other} is no JSON value, so calls cannot be told apart by it;"
-                    " say what to tell them apart by, such as once(key=keys.fields('order_id'))"
+                    f"{self._name}: the argument {other} is no JSON value, so calls cannot be told apart by it"
+                    f" ({error}); say what to tell them apart by, such as once(key=keys.fields('order_id'))"
                 ) from error
-            return written(kept)
+            return _json(kept)
+
+
+def _is_method_of(first: Any, function: Callable[..., Any]) -> bool:
+    """Whether a function is from the body of a class that its first argument is an object of, or is itself. That an
+    argument is named `self` or `cls` does not say so."""
+    owner = getattr(function, "__qualname__", "").rpartition(".")[0]
+    kinds = (*type(first).__mro__, *(first.__mro__ if isclass(first) else ()))
+    return any(kind.__qualname__ == owner and kind.__module__ == function.__module__ for kind in kinds)
+
+
+def _json(value: Any) -> tuple[bytes, Any]:
+    raw = written(value)
+    if not told_apart(value, raw):
+        raise ValueError("nan and infinity are written as null")
+    return raw, decode(raw)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _json(value)
+    except ValueError:
+        return False
+    return True
 
 
 class _Run:
@@ -208,14 +234,6 @@ def _own_name(function: Callable[..., Any]) -> str:
         file = str(function.__code__.co_filename)
         module = file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
     return f"{module}.{name}"
-
-
-def _writable(value: Any) -> bool:
-    try:
-        written(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _deadline(wait: int) -> float:
