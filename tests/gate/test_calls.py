@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -405,6 +406,34 @@ class TestWaiting:
 
         asyncio.run(nested(1))
 
+    def test_to_the_end(self, gate: Gate) -> None:
+        """It looks a last time when `wait` is over, and not before."""
+        ends = threading.Event()
+
+        @gate.once(name="slow", wait="800ms")
+        def slow(number: int) -> str:
+            ends.wait(10)
+            return "done"
+
+        first = threading.Thread(target=slow, args=(1,))
+        first.start()
+        time.sleep(0.05)
+        threading.Timer(0.65, ends.set).start()  # the looks before the last are at 0, 10, 30, 70, 150, 310 and 560 ms
+        assert slow(1) == "done"
+        first.join()
+
+    @pytest.mark.parametrize("wait", [0, "0s", timedelta()])
+    def test_not_at_all(self, stumbling: Stumbling, wait: Any) -> None:
+        """Without `wait`, a call that comes while another is at it raises InFlight at its first look."""
+
+        @Gate(stumbling).once(name="nested", wait=wait)
+        def nested(number: int) -> None:
+            with pytest.raises(InFlight):
+                nested(number)
+
+        nested(1)
+        assert [verb for verb, _ in stumbling.calls] == ["claim", "claim", "settle"]
+
     def test_a_dead_one_is_taken_over(self, store: MemoryStore, clock: ManualClock) -> None:
         """When the lease of the one at work ends, the one that waits runs."""
         gate = Gate(store)
@@ -425,6 +454,8 @@ class TestWaiting:
         """A number without a unit is refused when the function is guarded, not when it is called."""
         with pytest.raises(SettingError, match="wait=10"):
             gate.once(wait=10)  # type: ignore[call-overload]
+        with pytest.raises(SettingError, match=r"wait=.*must be longer than nothing"):
+            gate.once(wait=timedelta(seconds=-1))
 
 
 def test_calls_are_counted(gate: Gate) -> None:

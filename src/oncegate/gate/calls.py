@@ -68,26 +68,26 @@ class Calls:
     def _plain(self, call: "_Call", wait: int) -> Callable[..., Any]:
         @wraps(call.function)
         def once(*args: Any, **kwargs: Any) -> Any:
-            run, deadline, pause = _Run(call.function, args, kwargs), _deadline(wait), _FIRST_PAUSE
+            run, patience = _Run(call.function, args, kwargs), _Patience(wait)
             while True:
                 (outcome,) = self._engine.through([call.identify(args, kwargs)], run)
-                if outcome.status != "in_flight" or time.monotonic() + pause > deadline:
+                pause = patience.pause() if outcome.status == "in_flight" else None
+                if pause is None:
                     return self._answer(outcome, run)
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
 
         return once
 
     def _awaited(self, call: "_Call", wait: int) -> Callable[..., Any]:
         @wraps(call.function)
         async def once(*args: Any, **kwargs: Any) -> Any:
-            run, deadline, pause = _Run(call.function, args, kwargs), _deadline(wait), _FIRST_PAUSE
+            run, patience = _Run(call.function, args, kwargs), _Patience(wait)
             while True:
                 outcome = await self._engine.athrough(call.identify(args, kwargs), run.awaited)
-                if outcome.status != "in_flight" or time.monotonic() + pause > deadline:
+                pause = patience.pause() if outcome.status == "in_flight" else None
+                if pause is None:
                     return self._answer(outcome, run)
                 await self._engine.concurrent.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
 
         return once
 
@@ -224,6 +224,22 @@ class _Run:
         return self.result
 
 
+class _Patience:
+    """The pauses of a call that waits for another: each longer than the one before, the last up to the end."""
+
+    def __init__(self, wait: int) -> None:
+        self._deadline = time.monotonic() + wait / 1e6
+        self._next = _FIRST_PAUSE
+
+    def pause(self) -> float | None:
+        """How long to wait until the next look; None if that was the last."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return None
+        pause, self._next = min(self._next, left), min(2 * self._next, _LONGEST_PAUSE)
+        return pause
+
+
 def _own_name(function: Callable[..., Any]) -> str:
     """Module and name, if they tell it from every other function. A script is known by its file's name, as it would
     be if it were imported."""
@@ -234,7 +250,3 @@ def _own_name(function: Callable[..., Any]) -> str:
         file = str(function.__code__.co_filename)
         module = file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
     return f"{module}.{name}"
-
-
-def _deadline(wait: int) -> float:
-    return time.monotonic() + wait / 1e6
