@@ -2,19 +2,15 @@
 
 import asyncio
 import math
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
-from textwrap import dedent
+from functools import partial
 from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, keys
+from oncegate import Event, Gate
 from oncegate.claims import Redrive
 from oncegate.errors import (
     Buried,
@@ -25,86 +21,16 @@ from oncegate.errors import (
     SettingError,
     StoreUnavailable,
     Unconfirmed,
-    Unreadable,
 )
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
-
-calls: list[Any] = []
+from tests.gate.functions import Branch, Charge, ChargeLater, School, Shop, calls, charge, charge_later, enrol, explode
 
 
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     calls.clear()
-
-
-def charge(order_id: int, amount: float = 1.0) -> dict[str, Any]:
-    calls.append((order_id, amount))
-    return {"charged": order_id}
-
-
-async def charge_later(order_id: int) -> dict[str, Any]:
-    calls.append(order_id)
-    await asyncio.sleep(0.01)
-    return {"charged": order_id}
-
-
-def explode(order_id: int) -> None:
-    calls.append(order_id)
-    raise ValueError(f"boom {order_id}")
-
-
-def generate(order_id: int) -> Iterator[int]:
-    yield order_id
-
-
-async def generate_later(order_id: int) -> Any:
-    yield order_id
-
-
-class Shop:
-    gate = Gate("memory://")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @gate.once(name="shop.sell")
-    def sell(self, item: str) -> str:
-        calls.append(item)
-        return f"{self.name} sold {item}"
-
-    @classmethod
-    @gate.once(name="shop.open")
-    def open(cls, day: str) -> str:
-        calls.append(day)
-        return f"{cls.__name__} open on {day}"
-
-    @staticmethod
-    @gate.once(name="shop.count")
-    def count(things: int) -> int:
-        calls.append(things)
-        return things
-
-    @gate.once(name="shop.deliver")
-    async def deliver(self, item: str) -> str:
-        calls.append(item)
-        return f"{self.name} delivered {item}"
-
-
-def enrol(cls: str, student: str) -> str:
-    return f"{student} in {cls}"
-
-
-class School:
-    @staticmethod
-    @Shop.gate.once(name="school.enrol")
-    def enrol(cls: str, student: str) -> str:  # noqa: PLW0211  # as people do write it
-        return f"{student} in {cls}"
-
-
-class Branch(Shop):
-    """Has the methods of another class."""
 
 
 class TestResults:
@@ -133,6 +59,29 @@ class TestResults:
         assert [Shop.count(2), shop.count(2)] == [2, 2]
         assert [asyncio.run(shop.deliver("tea")) for _ in range(2)] == ["A delivered tea"] * 2
         assert calls == ["tea", "monday", 2, "tea"]
+
+    def test_either_order(self) -> None:
+        """A static or class method may be guarded above its decorator too."""
+        assert [Shop.weigh(3), Shop("A").weigh(3)] == [3, 3]
+        assert [asyncio.run(shop.close("sunday")) for shop in (Shop, Shop("A"))] == ["Shop closed on sunday"] * 2
+        assert calls == [3, "sunday"]
+
+    @pytest.mark.parametrize("function", [partial(charge, 1), partial(Charge(), 1), partial(partial(charge), 1)])
+    def test_what_else_can_be_called(self, gate: Gate, function: Any) -> None:
+        """Partials and objects are guarded as functions are."""
+        once = gate.once(name="charge")(function)
+        assert [once(), once()] == [{"charged": 1}] * 2
+        assert len(calls) == 1
+
+    @pytest.mark.parametrize(
+        "function", [partial(charge_later, 1), ChargeLater(), partial(ChargeLater(), 1), staticmethod(charge_later)]
+    )
+    def test_async_behind_something(self, gate: Gate, function: Any) -> None:
+        """Also if they are async."""
+        once = gate.once(name="charge")(function)
+        arguments = () if isinstance(function, partial) else (1,)
+        assert [asyncio.run(once(*arguments)) for _ in range(2)] == [{"charged": 1}] * 2
+        assert calls == [1]
 
     def test_inherited_methods(self) -> None:
         """A method is one for the classes that inherit it, too."""
@@ -166,142 +115,6 @@ class TestResults:
         with pytest.raises(TypeError, match="missing a required argument: 'order_id'"):
             gate.once(charge)()  # type: ignore[call-arg]
         assert gate.store.browse() == []
-
-
-class TestKeys:
-    def test_a_strategy(self, gate: Gate) -> None:
-        """With a key of one's own, only what it names tells calls apart, and other content is a conflict."""
-        once = gate.once(name="pay", key=keys.fields("order_id"))(charge)
-        once(1, 5.0)
-        with pytest.raises(Conflict, match="but its content is another"):
-            once(1, 6.0)
-        assert calls == [(1, 5.0)]
-
-    def test_a_callable(self, gate: Gate) -> None:
-        """Any function of the event will do; its body is the arguments by name."""
-        once = gate.once(name="pay", key=lambda event: [event.body["order_id"] % 10])(charge)
-        once(1, 5.0)
-        with pytest.raises(Conflict):
-            once(11, 5.0)
-
-    def test_what_is_no_json_is_left_out(self, gate: Gate) -> None:
-        """A session or a client is no part of a key that does not name it."""
-
-        @gate.once(name="pay", key=keys.fields("order_id"))
-        def pay(session: object, order_id: int) -> int:
-            calls.append(order_id)
-            return order_id
-
-        assert [pay(object(), 1), pay(object(), 1)] == [1, 1]
-        assert calls == [1]
-
-    def test_but_not_without_a_key(self, gate: Gate) -> None:
-        """If all arguments count, one that cannot be compared is refused by name."""
-
-        @gate.once(name="pay")
-        def pay(order_id: int, session: object) -> None: ...
-
-        with pytest.raises(SettingError, match="pay: the argument session is no JSON value"):
-            pay(1, object())
-
-    @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-    def test_what_json_has_no_number_for(self, gate: Gate, number: float) -> None:
-        """JSON would have nothing in its place, as for None: it is refused, or left out if the key is of others."""
-
-        @gate.once(name="set")
-        def set_rate(rate: Any) -> str:
-            return "set"
-
-        assert set_rate([None]) == "set"
-        for rate in (number, [None, {"rate": number}]):
-            with pytest.raises(SettingError, match=r"set: the argument rate is no JSON value.*nan and infinity"):
-                set_rate(rate)
-        assert gate.once(name="pay", key=keys.fields("order_id"))(charge)(1, number) == {"charged": 1}
-
-    def test_what_is_nested_too_deep(self, gate: Gate) -> None:
-        """So is an argument that is nested deeper than any event may be."""
-        deep: Any = []
-        for _ in range(64):
-            deep = [deep]
-        with pytest.raises(SettingError, match=r"the argument order_id is no JSON value.*deeper than 64"):
-            gate.once(charge)(deep)
-
-    def test_a_missing_part(self, gate: Gate) -> None:
-        """A key that cannot be made is an error that names what is missing."""
-        with pytest.raises(Unreadable, match="the fields key needs other"):
-            gate.once(name="pay", key=keys.fields("other"))(charge)(1)
-
-
-class TestNames:
-    def test_functions_do_not_share_keys(self, gate: Gate) -> None:
-        """Two functions with equal arguments are two events."""
-        assert gate.once(charge)(1) == {"charged": 1}
-        with pytest.raises(ValueError, match="boom 1"):
-            gate.once(explode)(1)
-
-    def test_nor_with_events(self, gate: Gate) -> None:
-        """A call and an event with the same content are two things."""
-        gate.run({"order_id": 1, "amount": 1.0}, lambda event: "event")
-        assert gate.once(charge)(1) == {"charged": 1}
-
-    def test_a_name_stays(self, store: MemoryStore) -> None:
-        """Under a given name a function may be renamed and moved; without one, its own name counts."""
-
-        def renamed(order_id: int, amount: float = 1.0) -> None:
-            raise AssertionError
-
-        Gate(store).once(name="pay")(charge)(1)
-        assert Gate(store).once(name="pay")(renamed)(1) == {"charged": 1}
-
-    def test_two_functions_of_one_name(self, gate: Gate) -> None:
-        """One gate refuses two functions under one name; the same function twice is fine."""
-        gate.once(name="pay")(charge)
-        gate.once(name="pay")(charge)
-        with pytest.raises(SettingError, match="two functions are named 'pay'"):
-            gate.once(name="pay")(explode)
-
-    def test_functions_without_a_lasting_name(self, gate: Gate) -> None:
-        """A lambda or a local function must be given a name."""
-
-        def local(order_id: int) -> None: ...
-
-        for function in (local, lambda order_id: order_id):
-            with pytest.raises(SettingError, match="has no name that lasts"):
-                gate.once(function)
-
-    def test_a_script_is_known_by_its_file(self, tmp_path: Path) -> None:
-        """A function has the same name whether its file is run or imported."""
-        (tmp_path / "billing.py").write_text(
-            dedent("""
-            from oncegate import Gate
-            gate = Gate("sqlite:///a.db")
-            @gate.once
-            def charge(order): print("charged"); return order
-            charge(1); gate.close()
-            """)
-        )
-        for arguments in (["billing.py"], ["-c", "import billing"], ["billing.py"]):
-            done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            assert done.stdout == ("charged\n" if arguments == ["billing.py"] and not calls else "")
-            calls.append(1)
-
-    @pytest.mark.parametrize("function", [generate, generate_later])
-    def test_generators(self, gate: Gate, function: Any) -> None:
-        """A generator has done nothing when it returns, so it is refused."""
-        with pytest.raises(SettingError, match="is a generator"):
-            gate.once(function)
-
-    @pytest.mark.parametrize("thing", [Shop, 7])
-    def test_what_is_no_function(self, gate: Gate, thing: Any) -> None:
-        """A class or a number cannot be guarded."""
-        with pytest.raises(SettingError):
-            gate.once(thing)
-
-    def test_not_in_mark_first_mode(self) -> None:
-        """A mode that keeps no results has none to give."""
-        with pytest.raises(SettingError, match="keeps none"):
-            Gate("memory://", mode="mark_first").once(charge)
 
 
 class TestFailures:

@@ -7,7 +7,7 @@ name, and every further call with that key gets the first one's result.
 import time
 from collections.abc import Callable
 from functools import wraps
-from inspect import isclass, iscoroutinefunction, signature
+from inspect import Signature, isclass, iscoroutinefunction, signature
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from oncegate.errors import (
 )
 from oncegate.events import Event, Key
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import check_handler
+from oncegate.gate.handlers import check_handler, is_coroutine, plain
 from oncegate.gate.identifying import Identifier
 from oncegate.gate.jobs import Identified
 from oncegate.gate.observing import Observers
@@ -51,11 +51,14 @@ class Calls:
         self, function: Callable[..., Any], name: str | None, key: Callable[[Event], Any] | None, wait: int
     ) -> Callable[..., Any]:
         """The function, once for each key."""
+        if isinstance(function, staticmethod | classmethod):  # in whichever order the two are written
+            return type(function)(self.guard(function.__func__, name, key, wait))
         check_handler(function, may_await=True, given=None)
         if isclass(function):
             raise SettingError(f"{function.__name__} is a class; once() guards functions and methods")
         call = _Call(function, self._named(function, name), key, self._identifier)
-        return self._awaited(call, wait) if iscoroutinefunction(function) else self._plain(call, wait)
+        waits = is_coroutine(function) or iscoroutinefunction(function)
+        return self._awaited(call, wait) if waits else self._plain(call, wait)
 
     def _named(self, function: Callable[..., Any], name: str | None) -> str:
         """The name under which a function's calls are known. Two functions of one gate never share one."""
@@ -133,7 +136,7 @@ class _Call:
         self.function = function
         self._name = name
         self._all_arguments = key is None
-        self._signature = signature(function)
+        self._signature = _signature(function, name)
         self._inner = keys.strategy(key or keys.content)
         self._identify = identifier(self._key)
 
@@ -169,6 +172,13 @@ class _Call:
                     f" ({error}); say what to tell them apart by, such as once(key=keys.fields('order_id'))"
                 ) from error
             return _json(kept)
+
+
+def _signature(function: Callable[..., Any], name: str) -> Signature:
+    try:
+        return signature(function)
+    except ValueError as error:
+        raise SettingError(f"{name} does not tell what it takes; guard a function of your own that calls it") from error
 
 
 def _is_method_of(first: Any, function: Callable[..., Any]) -> bool:
@@ -208,7 +218,7 @@ class _Run:
     def __call__(self, _event: Event) -> Any:
         self.started = True
         try:
-            self.result = self._function(*self._args, **self._kwargs)
+            self.result = plain(self._function(*self._args, **self._kwargs))
         except BaseException as error:
             self.error = error
             raise
@@ -217,7 +227,7 @@ class _Run:
     async def awaited(self, _event: Event) -> Any:
         self.started = True
         try:
-            self.result = await self._function(*self._args, **self._kwargs)
+            self.result = plain(await self._function(*self._args, **self._kwargs))
         except Exception as error:
             self.error = error
             raise
@@ -243,8 +253,8 @@ class _Patience:
 def _own_name(function: Callable[..., Any]) -> str:
     """Module and name, if they tell it from every other function. A script is known by its file's name, as it would
     be if it were imported."""
-    name, module = function.__qualname__, function.__module__
-    if "<" in name:
+    name, module = getattr(function, "__qualname__", repr(function)), function.__module__
+    if "<" in name or not hasattr(function, "__qualname__"):
         raise SettingError(f"{name} has no name that lasts; give it one: once(name=…)")
     if module == "__main__":
         file = str(function.__code__.co_filename)
