@@ -3,9 +3,9 @@
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -89,6 +89,61 @@ class TestKeys:
             gate.once(name="pay", key=keys.fields("other"))(charge)(1)
 
 
+PROGRAM = """
+import sys
+from multiprocessing import get_context
+from oncegate import Gate
+from helpers import audited
+
+gate = Gate("sqlite:///a.db")
+
+@gate.once
+def charge(order):
+    print("charged", flush=True)
+    return order
+
+@gate.once
+@audited
+def refund(order):
+    print("refunded", flush=True)
+    return order
+
+def both(order):
+    return charge(order), refund(order)
+
+if "pool" not in sys.argv:
+    both(1)
+    gate.close()
+elif __name__ == "__main__":
+    with get_context("spawn").Pool(1) as pool:
+        pool.map(both, [1])
+"""
+HELPERS = """
+from functools import wraps
+
+def audited(function):
+    @wraps(function)
+    def wrapped(*args):
+        return function(*args)
+    return wrapped
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    (tmp_path / "shop").mkdir()
+    for name in ("billing.py", "other.py", "shop/billing.py"):
+        (tmp_path / name).write_text(PROGRAM)
+    (tmp_path / "helpers.py").write_text(HELPERS)
+    return tmp_path
+
+
+def _said(folder: Path, arguments: list[str]) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 class TestNames:
     def test_functions_do_not_share_keys(self, gate: Gate) -> None:
         """Two functions with equal arguments are two events."""
@@ -126,22 +181,32 @@ class TestNames:
             with pytest.raises(SettingError, match="has no name that lasts"):
                 gate.once(function)
 
-    def test_a_script_is_known_by_its_file(self, tmp_path: Path) -> None:
-        """A function has the same name whether its file is run or imported."""
-        (tmp_path / "billing.py").write_text(
-            dedent("""
-            from oncegate import Gate
-            gate = Gate("sqlite:///a.db")
-            @gate.once
-            def charge(order): print("charged"); return order
-            charge(1); gate.close()
-            """)
-        )
-        for arguments in (["billing.py"], ["-c", "import billing"], ["billing.py"]):
-            done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            assert done.stdout == ("charged\n" if arguments == ["billing.py"] and not calls else "")
-            calls.append(1)
+    @pytest.mark.parametrize(
+        "ways",
+        [
+            (
+                ["billing.py"],
+                ["-c", "import billing"],
+                ["-m", "billing"],
+                ["-m", "cProfile", "-o", "out", "billing.py"],
+            ),
+            (["-m", "shop.billing"], ["-c", "import shop.billing"]),
+        ],
+    )
+    def test_run_or_imported(self, programs: Path, ways: Sequence[list[str]]) -> None:
+        """A function has the same name whether its module is run or imported, whatever it is wrapped in."""
+        said = [_said(programs, way) for way in ways]
+        assert said == ["charged\nrefunded\n"] + [""] * (len(ways) - 1)
+
+    def test_in_other_processes(self, programs: Path) -> None:
+        """So it has in the processes of a pool, in which Python gives the program another name."""
+        assert _said(programs, ["billing.py"]) == "charged\nrefunded\n"
+        assert _said(programs, ["billing.py", "pool"]) == ""
+
+    def test_one_decorator_for_two(self, programs: Path) -> None:
+        """Functions of two programs that a decorator from a third module wraps are two."""
+        assert _said(programs, ["billing.py"]) == "charged\nrefunded\n"
+        assert _said(programs, ["other.py"]) == "charged\nrefunded\n"
 
     @pytest.mark.parametrize(
         "function",

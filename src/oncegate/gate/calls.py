@@ -4,10 +4,11 @@ A call is an event like any other: its body is the arguments by name, its key is
 name, and every further call with that key gets the first one's result.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
-from inspect import Signature, isclass, iscoroutinefunction, signature
+from inspect import Signature, isclass, iscoroutinefunction, signature, unwrap
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -34,6 +35,7 @@ from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 
 SOURCE: Final = "call"
+_RUN: Final = ("__main__", "__mp_main__")  # the program itself, and as multiprocessing names it in other processes
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.25
 
@@ -251,12 +253,21 @@ class _Patience:
 
 
 def _own_name(function: Callable[..., Any]) -> str:
-    """Module and name, if they tell it from every other function. A script is known by its file's name, as it would
-    be if it were imported."""
+    """Module and name, if they tell it from every other function."""
     name, module = getattr(function, "__qualname__", repr(function)), function.__module__
     if "<" in name or not hasattr(function, "__qualname__"):
         raise SettingError(f"{name} has no name that lasts; give it one: once(name=…)")
-    if module == "__main__":
-        file = str(function.__code__.co_filename)
-        module = file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
-    return f"{module}.{name}"
+    return f"{_imported_as(function) if module in _RUN else module}.{name}"
+
+
+def _imported_as(function: Callable[..., Any]) -> str:
+    """The name that the program which a function is of would have if it were imported: a script has its file's name.
+    The function's own code does not tell: it may be that of a wrapper, from elsewhere."""
+    module = function.__module__
+    names = getattr(unwrap(function), "__globals__", {})
+    if names.get("__name__") != module:
+        names = vars(sys.modules[module])
+    spec, file = names.get("__spec__"), names.get("__file__")
+    if spec is not None:  # python -m
+        return str(spec.name)
+    return module if file is None else file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
