@@ -138,6 +138,30 @@ class TestFailures:
         with pytest.raises(NoResult, match="waits to be run"):
             once(1)
 
+    def test_no_handler_is_given_a_call(self, store: MemoryStore) -> None:
+        """What a handler makes of a redriven call would pass for the function's result: it is buried again, unrun."""
+        gate = Gate(store, max_attempts=1)
+        once = gate.once(explode)
+        with pytest.raises(ValueError, match="boom 1"):
+            once(1)
+        (dead,) = store.dead_letters()
+        store.redrive([Redrive(dead.namespace, dead.key)])
+        (outcome,) = gate.run_waiting(calls.append)
+        assert outcome.status == "buried"
+        assert "it is a call of tests.gate.functions.explode, which only its callers can run" in outcome.reason
+        with pytest.raises(Buried):
+            once(1)
+        assert calls == [1]
+
+    def test_an_event_may_be_of_such_a_source(self, store: MemoryStore) -> None:
+        """An event whose source somebody has named like that of calls is run as any other."""
+        gate = Gate(store, max_attempts=1)
+        event = Event(source="call", id="7", type="call.ended", body={"id": "7"}, raw=b'{"id":"7"}')
+        outcome = gate.run(event, lambda event: explode(7))
+        assert outcome.key is not None
+        store.redrive([Redrive("default", outcome.key.digest)])
+        assert [outcome.status for outcome in gate.run_waiting(lambda event: None)] == ["processed"]
+
     def test_a_result_that_was_not_kept(self, gate: Gate) -> None:
         """A further call does not pass off nothing as the result."""
 

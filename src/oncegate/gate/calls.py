@@ -30,11 +30,10 @@ from oncegate.events import Event, Key
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import check_handler, is_coroutine, plain
 from oncegate.gate.identifying import Identifier
-from oncegate.gate.jobs import Identified
+from oncegate.gate.jobs import CALL, Identified
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 
-SOURCE: Final = "call"
 _RUN: Final = ("__main__", "__mp_main__")  # the program itself, and as multiprocessing names it in other processes
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.25
@@ -144,7 +143,7 @@ class _Call:
 
     def identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Identified:
         raw, body = self._written(self._arguments(args, kwargs))
-        return self._identify(Event(source=SOURCE, type=self._name, body=body, raw=raw))
+        return self._identify(Event(source=CALL, type=self._name, body=body, raw=raw))
 
     def _key(self, event: Event) -> Key:
         inner = self._inner(event)
