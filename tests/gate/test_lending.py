@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.stores.sqlite import SqliteStore
+from oncegate.stores.sqlite import SqliteStore, lending
 
 
 @pytest.fixture
@@ -206,3 +206,16 @@ class TestLending:
         assert store._connected().isolation_level is None
         statuses = [gate.run({"id": "b"}, lambda event: None).status for _ in range(2)]
         assert statuses == ["processed", "duplicate"]
+
+    def test_an_interrupt_while_it_is_taken_back(self, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If even taking the connection back is interrupted, the store does it before it uses it again."""
+
+        def interrupted(db: sqlite3.Connection) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(lending, "take_back", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Gate(store).transaction({"id": "a"}, write)
+        assert Gate(store).transaction({"id": "b"}, write).status == "processed"
+        assert effects(store) == ["b"]

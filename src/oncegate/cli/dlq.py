@@ -99,9 +99,8 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
         dead = [entry for entry in entries if entry.record.state == DEAD]
         redriven = sum(opened.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
         say(f"{redriven} redriven.")
-        calls = [entry for entry in dead if only_called(entry.record.about)]
-        _warn_of_calls(calls)
-        _warn_of_unreadable([entry for entry in dead if entry not in calls], settings)
+        _warn_of_calls([entry for entry in dead if only_called(entry.record.about)])
+        _warn_of_unreadable([entry for entry in dead if not only_called(entry.record.about)], settings)
         names = {entry.namespace for entry in entries}
         undone = 0 if call is None else sum(_run(settings, opened, name, call) for name in names)
     _all_done(len(dead), redriven, "redriven")
