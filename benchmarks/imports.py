@@ -1,4 +1,4 @@
-"""The import of what a user names of oncegate against the import of a well-known idempotency library, each in a fresh process."""
+"""What a user imports of oncegate against a well-known idempotency library, each in a fresh process."""
 
 import importlib.util
 import os

@@ -41,6 +41,16 @@ def test_out_of_range(written: Any) -> None:
         microseconds(written)
 
 
+@pytest.mark.parametrize("written", [0, "0s", timedelta(0)])
+def test_none_at_all(written: Any) -> None:
+    """Where it has a meaning, nothing can be said, also without a unit; less than that still cannot."""
+    assert microseconds(written, or_none=True) == 0
+    with pytest.raises(SettingError):
+        microseconds(timedelta(days=-1), or_none=True)
+    with pytest.raises(SettingError):
+        microseconds(5, or_none=True)
+
+
 @pytest.mark.parametrize(
     ("duration", "said"),
     [(-5, "0 ms"), (0, "0 ms"), (999_999, "999 ms"), (1_000_000, "1 s"), (119_000_000, "1 m"), (10**12, "11 d")],

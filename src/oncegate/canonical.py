@@ -93,6 +93,19 @@ def written(value: Any) -> bytes:
         raise ValueError(f"the value cannot be written as JSON: {error}") from error
 
 
+def told_apart(value: Any, raw: bytes) -> bool:
+    """Whether the JSON of a Python value says all of it: nan and the infinities are written as null, like None."""
+    return b"null" not in raw or _finite(msgspec.to_builtins(value, str_keys=True))
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or value - value == 0
+
+
 def normal(value: Any) -> Any:
     """A Python value as it would be read back; ValueError if it is no JSON value."""
     return decode(written(value))

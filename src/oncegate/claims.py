@@ -64,7 +64,7 @@ NOBODY: Final = b""
 
 
 class About(Struct, frozen=True, gc=False, array_like=True):
-    """What explains a record to a person; no rule looks at it."""
+    """What explains a record to a person; no rule here looks at it."""
 
     source: str
     type: str | None = None

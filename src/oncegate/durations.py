@@ -12,8 +12,11 @@ _WRITTEN = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(ms|s|m|h|d)", re.ASCII)
 _LONGEST = 36_500 * _UNITS["d"]
 
 
-def microseconds(value: Duration, setting: str = "duration") -> int:
-    """Read a duration; a bare number is refused, because its unit would be a guess."""
+def microseconds(value: Duration | int, setting: str = "duration", *, or_none: bool = False) -> int:
+    """Read a duration; a bare number is refused, because its unit would be a guess, but for 0 where none at all will
+    do."""
+    if or_none and value == 0:
+        return 0
     if isinstance(value, timedelta):
         found = value // timedelta(microseconds=1)
     else:
@@ -21,7 +24,7 @@ def microseconds(value: Duration, setting: str = "duration") -> int:
         if written is None:
             raise SettingError(f"{setting}={value!r} is not a duration; write it like 500ms, 30s, 5m, 24h or 7d")
         found = int(float(written[1]) * _UNITS[written[2]])
-    if not 0 < found <= _LONGEST:
+    if not (0 < found <= _LONGEST or (or_none and found == 0)):
         raise SettingError(f"{setting}={value!r} must be longer than nothing and shorter than 100 years")
     return found
 

@@ -35,7 +35,20 @@ _LONGEST_WAIT: Final = 7 * 86_400
 
 
 class OncegateError(Exception):
-    """The root: catch this to catch everything Oncegate raises on purpose."""
+    """The root: catch this to catch everything Oncegate raises on purpose.
+
+    Exceptions come out of other processes pickled, and Python would make them anew by calling their class with their
+    text, which is not what all of these are made of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[OncegateError], said: tuple[Any, ...], about: dict[str, Any]) -> OncegateError:
+    error = kind.__new__(kind)
+    super(OncegateError, error).__init__(*said)  # what is built in; the kind's own has done its work
+    error.__dict__.update(about)
+    return error
 
 
 class SettingError(OncegateError, ValueError):

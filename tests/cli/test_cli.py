@@ -135,6 +135,17 @@ class TestDeadLetters:
         assert "dlq drop" in advice
         assert str(outcome.key) not in out
 
+    def test_redrive_a_call(self, oncegate: Run, gate: Gate) -> None:
+        """Of the call of a guarded function it is said that no handler will be given it, and what to do instead."""
+        with pytest.raises(ValueError, match="no case"):
+            gate.once(name="pay")(fail)(Event(source="plain", id="1", body={}))
+        code, out, err = oncegate("dlq", "redrive", "--all")
+        assert (code, err) == (exits.OK, "")
+        first, told, advice = out.splitlines()
+        assert first == "1 redriven."
+        assert told.startswith("1 call will be buried again, whatever the handler: ")
+        assert "dlq drop" in advice
+
     def test_redrive_with_a_handler(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """With a handler the dead letters run at once, each with its outcome."""
         gate.run_batch([{"id": 1}, {"id": 2}], fail)

@@ -1,18 +1,16 @@
 """Guarded calls: a function takes effect once for each set of arguments."""
 
 import asyncio
-import subprocess
-import sys
+import math
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from textwrap import dedent
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, keys
+from oncegate import Event, Gate
 from oncegate.claims import Redrive
 from oncegate.errors import (
     Buried,
@@ -23,71 +21,16 @@ from oncegate.errors import (
     SettingError,
     StoreUnavailable,
     Unconfirmed,
-    Unreadable,
 )
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
-
-calls: list[Any] = []
+from tests.gate.functions import Branch, Charge, ChargeLater, School, Shop, calls, charge, charge_later, enrol, explode
 
 
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     calls.clear()
-
-
-def charge(order_id: int, amount: float = 1.0) -> dict[str, Any]:
-    calls.append((order_id, amount))
-    return {"charged": order_id}
-
-
-async def charge_later(order_id: int) -> dict[str, Any]:
-    calls.append(order_id)
-    await asyncio.sleep(0.01)
-    return {"charged": order_id}
-
-
-def explode(order_id: int) -> None:
-    calls.append(order_id)
-    raise ValueError(f"boom {order_id}")
-
-
-def generate(order_id: int) -> Iterator[int]:
-    yield order_id
-
-
-async def generate_later(order_id: int) -> Any:
-    yield order_id
-
-
-class Shop:
-    gate = Gate("memory://")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @gate.once(name="shop.sell")
-    def sell(self, item: str) -> str:
-        calls.append(item)
-        return f"{self.name} sold {item}"
-
-    @classmethod
-    @gate.once(name="shop.open")
-    def open(cls, day: str) -> str:
-        calls.append(day)
-        return f"{cls.__name__} open on {day}"
-
-    @staticmethod
-    @gate.once(name="shop.count")
-    def count(things: int) -> int:
-        calls.append(things)
-        return things
-
-    @gate.once(name="shop.deliver")
-    async def deliver(self, item: str) -> str:
-        calls.append(item)
-        return f"{self.name} delivered {item}"
 
 
 class TestResults:
@@ -117,6 +60,40 @@ class TestResults:
         assert [asyncio.run(shop.deliver("tea")) for _ in range(2)] == ["A delivered tea"] * 2
         assert calls == ["tea", "monday", 2, "tea"]
 
+    def test_either_order(self) -> None:
+        """A static or class method may be guarded above its decorator too."""
+        assert [Shop.weigh(3), Shop("A").weigh(3)] == [3, 3]
+        assert [asyncio.run(shop.close("sunday")) for shop in (Shop, Shop("A"))] == ["Shop closed on sunday"] * 2
+        assert calls == [3, "sunday"]
+
+    @pytest.mark.parametrize("function", [partial(charge, 1), partial(Charge(), 1), partial(partial(charge), 1)])
+    def test_what_else_can_be_called(self, gate: Gate, function: Any) -> None:
+        """Partials and objects are guarded as functions are."""
+        once = gate.once(name="charge")(function)
+        assert [once(), once()] == [{"charged": 1}] * 2
+        assert len(calls) == 1
+
+    @pytest.mark.parametrize(
+        "function", [partial(charge_later, 1), ChargeLater(), partial(ChargeLater(), 1), staticmethod(charge_later)]
+    )
+    def test_async_behind_something(self, gate: Gate, function: Any) -> None:
+        """Also if they are async."""
+        once = gate.once(name="charge")(function)
+        arguments = () if isinstance(function, partial) else (1,)
+        assert [asyncio.run(once(*arguments)) for _ in range(2)] == [{"charged": 1}] * 2
+        assert calls == [1]
+
+    def test_inherited_methods(self) -> None:
+        """A method is one for the classes that inherit it, too."""
+        assert [Branch("C").sell("milk"), Shop("A").sell("milk")] == ["C sold milk"] * 2
+        assert [Branch.open("friday"), Shop.open("friday")] == ["Branch open on friday"] * 2
+
+    @pytest.mark.parametrize("function", [enrol, School.enrol])
+    def test_what_is_no_method(self, gate: Gate, function: Any) -> None:
+        """The first argument of a function that is no method counts, whatever it is named."""
+        once = function if function is School.enrol else gate.once(function)
+        assert [once("math", "ann"), once("art", "ann")] == ["ann in math", "ann in art"]
+
     def test_the_first_gets_its_own_object(self, gate: Gate) -> None:
         """What the function returns is returned as it is; a further call gets it as JSON keeps it."""
 
@@ -140,120 +117,6 @@ class TestResults:
         assert gate.store.browse() == []
 
 
-class TestKeys:
-    def test_a_strategy(self, gate: Gate) -> None:
-        """With a key of one's own, only what it names tells calls apart, and other content is a conflict."""
-        once = gate.once(name="pay", key=keys.fields("order_id"))(charge)
-        once(1, 5.0)
-        with pytest.raises(Conflict, match="but its content is another"):
-            once(1, 6.0)
-        assert calls == [(1, 5.0)]
-
-    def test_a_callable(self, gate: Gate) -> None:
-        """Any function of the event will do; its body is the arguments by name."""
-        once = gate.once(name="pay", key=lambda event: [event.body["order_id"] % 10])(charge)
-        once(1, 5.0)
-        with pytest.raises(Conflict):
-            once(11, 5.0)
-
-    def test_what_is_no_json_is_left_out(self, gate: Gate) -> None:
-        """A session or a client is no part of a key that does not name it."""
-
-        @gate.once(name="pay", key=keys.fields("order_id"))
-        def pay(session: object, order_id: int) -> int:
-            calls.append(order_id)
-            return order_id
-
-        assert [pay(object(), 1), pay(object(), 1)] == [1, 1]
-        assert calls == [1]
-
-    def test_but_not_without_a_key(self, gate: Gate) -> None:
-        """If all arguments count, one that cannot be compared is refused by name."""
-
-        @gate.once(name="pay")
-        def pay(order_id: int, session: object) -> None: ...
-
-        with pytest.raises(SettingError, match="pay: the argument session is no JSON value"):
-            pay(1, object())
-
-    def test_a_missing_part(self, gate: Gate) -> None:
-        """A key that cannot be made is an error that names what is missing."""
-        with pytest.raises(Unreadable, match="the fields key needs other"):
-            gate.once(name="pay", key=keys.fields("other"))(charge)(1)
-
-
-class TestNames:
-    def test_functions_do_not_share_keys(self, gate: Gate) -> None:
-        """Two functions with equal arguments are two events."""
-        assert gate.once(charge)(1) == {"charged": 1}
-        with pytest.raises(ValueError, match="boom 1"):
-            gate.once(explode)(1)
-
-    def test_nor_with_events(self, gate: Gate) -> None:
-        """A call and an event with the same content are two things."""
-        gate.run({"order_id": 1, "amount": 1.0}, lambda event: "event")
-        assert gate.once(charge)(1) == {"charged": 1}
-
-    def test_a_name_stays(self, store: MemoryStore) -> None:
-        """Under a given name a function may be renamed and moved; without one, its own name counts."""
-
-        def renamed(order_id: int, amount: float = 1.0) -> None:
-            raise AssertionError
-
-        Gate(store).once(name="pay")(charge)(1)
-        assert Gate(store).once(name="pay")(renamed)(1) == {"charged": 1}
-
-    def test_two_functions_of_one_name(self, gate: Gate) -> None:
-        """One gate refuses two functions under one name; the same function twice is fine."""
-        gate.once(name="pay")(charge)
-        gate.once(name="pay")(charge)
-        with pytest.raises(SettingError, match="two functions are named 'pay'"):
-            gate.once(name="pay")(explode)
-
-    def test_functions_without_a_lasting_name(self, gate: Gate) -> None:
-        """A lambda or a local function must be given a name."""
-
-        def local(order_id: int) -> None: ...
-
-        for function in (local, lambda order_id: order_id):
-            with pytest.raises(SettingError, match="has no name that lasts"):
-                gate.once(function)
-
-    def test_a_script_is_known_by_its_file(self, tmp_path: Path) -> None:
-        """A function has the same name whether its file is run or imported."""
-        (tmp_path / "billing.py").write_text(
-            dedent("""
-            from oncegate import Gate
-            gate = Gate("sqlite:///a.db")
-            @gate.once
-            def charge(order): print("charged"); return order
-            charge(1); gate.close()
-            """)
-        )
-        for arguments in (["billing.py"], ["-c", "import billing"], ["billing.py"]):
-            done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            assert done.stdout == ("charged\n" if arguments == ["billing.py"] and not calls else "")
-            calls.append(1)
-
-    @pytest.mark.parametrize("function", [generate, generate_later])
-    def test_generators(self, gate: Gate, function: Any) -> None:
-        """A generator has done nothing when it returns, so it is refused."""
-        with pytest.raises(SettingError, match="is a generator"):
-            gate.once(function)
-
-    @pytest.mark.parametrize("thing", [Shop, 7])
-    def test_what_is_no_function(self, gate: Gate, thing: Any) -> None:
-        """A class or a number cannot be guarded."""
-        with pytest.raises(SettingError):
-            gate.once(thing)
-
-    def test_not_in_mark_first_mode(self) -> None:
-        """A mode that keeps no results has none to give."""
-        with pytest.raises(SettingError, match="keeps none"):
-            Gate("memory://", mode="mark_first").once(charge)
-
-
 class TestFailures:
     def test_its_own_exception(self, gate: Gate) -> None:
         """What the function raises is raised, and the next call tries again."""
@@ -275,6 +138,30 @@ class TestFailures:
         with pytest.raises(NoResult, match="waits to be run"):
             once(1)
 
+    def test_no_handler_is_given_a_call(self, store: MemoryStore) -> None:
+        """What a handler makes of a redriven call would pass for the function's result: it is buried again, unrun."""
+        gate = Gate(store, max_attempts=1)
+        once = gate.once(explode)
+        with pytest.raises(ValueError, match="boom 1"):
+            once(1)
+        (dead,) = store.dead_letters()
+        store.redrive([Redrive(dead.namespace, dead.key)])
+        (outcome,) = gate.run_waiting(calls.append)
+        assert outcome.status == "buried"
+        assert "it is a call of tests.gate.functions.explode, which only its callers can run" in outcome.reason
+        with pytest.raises(Buried):
+            once(1)
+        assert calls == [1]
+
+    def test_an_event_may_be_of_such_a_source(self, store: MemoryStore) -> None:
+        """An event whose source somebody has named like that of calls is run as any other."""
+        gate = Gate(store, max_attempts=1)
+        event = Event(source="call", id="7", type="call.ended", body={"id": "7"}, raw=b'{"id":"7"}')
+        outcome = gate.run(event, lambda event: explode(7))
+        assert outcome.key is not None
+        store.redrive([Redrive("default", outcome.key.digest)])
+        assert [outcome.status for outcome in gate.run_waiting(lambda event: None)] == ["processed"]
+
     def test_a_result_that_was_not_kept(self, gate: Gate) -> None:
         """A further call does not pass off nothing as the result."""
 
@@ -285,6 +172,14 @@ class TestFailures:
         make(1)
         with pytest.raises(NoResult, match="no JSON value"):
             make(1)
+
+    @pytest.mark.parametrize("result", [math.nan, {"rate": [None, -math.inf]}])
+    def test_a_result_that_json_has_no_number_for(self, gate: Gate, result: Any) -> None:
+        """Nor does it pass off a number that JSON does not have as None."""
+        once = gate.once(name="rate")(lambda number: result)
+        assert once(1) is result
+        with pytest.raises(NoResult, match="nan and infinity are no JSON values"):
+            once(1)
 
     def test_a_store_that_does_not_answer(self, stumbling: Stumbling) -> None:
         """Without a claim the function does not run; without a confirmation the caller is told that it may have."""
@@ -348,6 +243,34 @@ class TestWaiting:
 
         asyncio.run(nested(1))
 
+    def test_to_the_end(self, gate: Gate) -> None:
+        """It looks a last time when `wait` is over, and not before."""
+        ends = threading.Event()
+
+        @gate.once(name="slow", wait="800ms")
+        def slow(number: int) -> str:
+            ends.wait(10)
+            return "done"
+
+        first = threading.Thread(target=slow, args=(1,))
+        first.start()
+        time.sleep(0.05)
+        threading.Timer(0.65, ends.set).start()  # the looks before the last are at 0, 10, 30, 70, 150, 310 and 560 ms
+        assert slow(1) == "done"
+        first.join()
+
+    @pytest.mark.parametrize("wait", [0, "0s", timedelta()])
+    def test_not_at_all(self, stumbling: Stumbling, wait: Any) -> None:
+        """Without `wait`, a call that comes while another is at it raises InFlight at its first look."""
+
+        @Gate(stumbling).once(name="nested", wait=wait)
+        def nested(number: int) -> None:
+            with pytest.raises(InFlight):
+                nested(number)
+
+        nested(1)
+        assert [verb for verb, _ in stumbling.calls] == ["claim", "claim", "settle"]
+
     def test_a_dead_one_is_taken_over(self, store: MemoryStore, clock: ManualClock) -> None:
         """When the lease of the one at work ends, the one that waits runs."""
         gate = Gate(store)
@@ -368,6 +291,8 @@ class TestWaiting:
         """A number without a unit is refused when the function is guarded, not when it is called."""
         with pytest.raises(SettingError, match="wait=10"):
             gate.once(wait=10)  # type: ignore[call-overload]
+        with pytest.raises(SettingError, match=r"wait=.*must be longer than nothing"):
+            gate.once(wait=timedelta(seconds=-1))
 
 
 def test_calls_are_counted(gate: Gate) -> None:

@@ -1,7 +1,6 @@
 """The gate in lease mode: each event once, and an outcome for each delivery."""
 
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +280,10 @@ class TestHandlers:
     @pytest.mark.parametrize("hidden", [_async, _generator])
     def test_hidden_coroutines_and_generators(self, gate: Gate, hidden: Any) -> None:
         """A function that answers a coroutine or a generator has done nothing: that is a failure, not a success."""
-        outcome = gate.run({"id": 1}, partial(hidden))
+
+        def handler(event: Event) -> Any:
+            return hidden(event)
+
+        outcome = gate.run({"id": 1}, handler)
         assert outcome.status == "failed"
         assert "which nobody runs" in outcome.reason

@@ -1,5 +1,6 @@
 """What can be a handler, as far as that is known before its first event."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
@@ -33,6 +34,19 @@ def anything(*arguments: Any, **named: Any) -> None: ...
 
 @wraps(two)
 def wrapped(*arguments: Any) -> None: ...
+
+
+async def later(event: Event, colour: str = "blue") -> str:
+    return "later"
+
+
+def described(event: Event) -> Iterator[Event]:
+    yield event
+
+
+class Later:
+    async def __call__(self, event: Event) -> str:
+        return "later"
 
 
 class Mail:
@@ -105,6 +119,20 @@ def test_other_arguments(gate: Gate, said: str, handler: Callable[..., Any]) -> 
         with pytest.raises(SettingError, match=re.escape(said)):
             way()
     assert gate.run({"id": "a"}, plain).event.attempt == 1
+
+
+@pytest.mark.parametrize("handler", [partial(later, colour="red"), Later(), partial(Later())])
+def test_async_behind_something(gate: Gate, handler: Any) -> None:
+    """What is async is known for it behind a partial and as an object, too: `arun` awaits it, and `run` refuses it."""
+    with pytest.raises(SettingError, match="is async; the handler must be a plain function"):
+        gate.run({"id": "a"}, handler)
+    assert asyncio.run(gate.arun({"id": "a"}, handler)).result == "later"
+
+
+def test_a_generator_behind_something(gate: Gate) -> None:
+    """And a generator is refused."""
+    with pytest.raises(SettingError, match="described is a generator"):
+        gate.run({"id": "a"}, partial(described))
 
 
 def test_a_handler_of_a_transaction(gate: Gate) -> None:

@@ -68,21 +68,6 @@ class TestTransaction:
         assert outcome.error is not None
         assert outcome.error.startswith("IntegrityError: UNIQUE constraint failed")
 
-    @pytest.mark.parametrize(
-        "statement", ["COMMIT", "ROLLBACK", "DELETE FROM claims", "UPDATE clock SET high = 0", "END"]
-    )
-    def test_what_a_handler_may_not_do(self, store: SqliteStore, statement: str) -> None:
-        """A handler can neither end the transaction nor write the store's own tables."""
-
-        def handler(event: Event, connection: sqlite3.Connection) -> None:
-            write(event, connection)
-            connection.execute(statement)
-
-        outcome = Gate(store).transaction({"id": "a"}, handler)
-        assert (outcome.status, outcome.error) == ("failed", "DatabaseError: not authorized")
-        assert effects(store) == []
-        assert Gate(store).transaction({"id": "a"}, write).status == "processed"
-
     def test_a_rollback_that_was_overlooked(self, store: SqliteStore) -> None:
         """When SQLite rolls back by itself and the handler goes on, nothing is completed."""
 

@@ -117,12 +117,14 @@ def _transact(trap: Trap, transact: Callable[..., bool], held: Held, effect: Cal
 def watch_statements(trap: Trap) -> None:
     """Let every SQL statement of this process pass the point "statement", before it is run."""
 
-    class Traced(sqlite3.Connection):
-        def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **settings)
-            self.set_trace_callback(lambda _: trap("statement"))
+    connect = sqlite3.connect
 
-    sqlite3.connect = partial(sqlite3.connect, factory=Traced)  # type: ignore[assignment]  # it is called in one way
+    def traced(*arguments: Any, **settings: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **settings)
+        connection.set_trace_callback(lambda _: trap("statement"))
+        return connection
+
+    sqlite3.connect = traced  # type: ignore[assignment]  # it has a signature for each count of arguments
 
 
 def points_of(way: str, *, remote: bool = False) -> Sequence[str]:

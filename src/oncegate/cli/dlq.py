@@ -26,6 +26,7 @@ from oncegate.cli.output import moment, say, say_aside, say_error, show_facts, s
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import microseconds, times
 from oncegate.gate.handlers import Handler
+from oncegate.gate.jobs import only_called
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import DEFAULTS, Wishes
 from oncegate.settings import Settings
@@ -106,7 +107,8 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
         dead = [entry for entry in entries if entry.record.state == DEAD]
         redriven = sum(opened.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
         say(f"{redriven} redriven.")
-        _warn_of_unreadable(dead, settings)
+        _warn_of_calls([entry for entry in dead if only_called(entry.record.about)])
+        _warn_of_unreadable([entry for entry in dead if not only_called(entry.record.about)], settings)
         undone = 0
         if call is not None:
             names = {entry.namespace for entry in entries} | (_namespaces(settings) if all_ else set())
@@ -117,17 +119,30 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
         raise click.exceptions.Exit(exits.FAILED)
 
 
+def _warn_of_calls(entries: Sequence[Entry]) -> None:
+    """Say the same of the calls of functions that `once` guards, which no handler is given."""
+    if entries:
+        say(f"{times(len(entries), 'call')} will be buried again, whatever the handler: {_few([*map(_key, entries)])}.")
+        say("Only the callers of a function can run it: drop these with `dlq drop`, and the next call runs.")
+
+
 def _warn_of_unreadable(entries: Sequence[Entry], settings: Settings) -> None:
     """Say of what cannot be read, and so can never be run, that it will be a dead letter again."""
     hints = settings.hints()
-    found = {entry.key.hex(): understood(delivery(entry.record.payload), hints).problem for entry in entries}
+    found = {_key(entry): understood(delivery(entry.record.payload), hints).problem for entry in entries}
     unreadable = [f"{key} ({problem})" for key, problem in found.items() if problem is not None]
     if unreadable:
-        shown = ", ".join([*unreadable[:_NAMED], *(["…"] if len(unreadable) > _NAMED else [])])
-        say(
-            f"{times(len(unreadable), 'event')} cannot be read and will be buried again, whatever the handler: {shown}."
-        )
+        count = times(len(unreadable), "event")
+        say(f"{count} cannot be read and will be buried again, whatever the handler: {_few(unreadable)}.")
         say("Have the sender send it anew, or say in the settings how it is read; then drop these with `dlq drop`.")
+
+
+def _few(things: Sequence[str]) -> str:
+    return ", ".join([*things[:_NAMED], *(["…"] if len(things) > _NAMED else [])])
+
+
+def _key(entry: Entry) -> str:
+    return entry.key.hex()
 
 
 def _namespaces(settings: Settings) -> set[str]:

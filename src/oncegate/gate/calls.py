@@ -4,16 +4,17 @@ A call is an event like any other: its body is the arguments by name, its key is
 name, and every further call with that key gets the first one's result.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
-from inspect import isclass, iscoroutinefunction, signature
+from inspect import Signature, isclass, iscoroutinefunction, signature, unwrap
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from oncegate import keys
-from oncegate.canonical import decode, written
+from oncegate.canonical import decode, told_apart, written
 from oncegate.claims import RELEASED
 from oncegate.errors import (
     Buried,
@@ -27,13 +28,13 @@ from oncegate.errors import (
 )
 from oncegate.events import Event, Key
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import check_handler
+from oncegate.gate.handlers import check_handler, is_coroutine, plain
 from oncegate.gate.identifying import Identifier
-from oncegate.gate.jobs import Identified
+from oncegate.gate.jobs import CALL, Identified
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 
-SOURCE: Final = "call"
+_RUN: Final = ("__main__", "__mp_main__")  # the program itself, and as multiprocessing names it in other processes
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.25
 
@@ -51,11 +52,14 @@ class Calls:
         self, function: Callable[..., Any], name: str | None, key: Callable[[Event], Any] | None, wait: int
     ) -> Callable[..., Any]:
         """The function, once for each key."""
+        if isinstance(function, staticmethod | classmethod):  # in whichever order the two are written
+            return type(function)(self.guard(function.__func__, name, key, wait))
         check_handler(function, may_await=True, given=None)
         if isclass(function):
             raise SettingError(f"{function.__name__} is a class; once() guards functions and methods")
         call = _Call(function, self._named(function, name), key, self._identifier)
-        return self._awaited(call, wait) if iscoroutinefunction(function) else self._plain(call, wait)
+        waits = is_coroutine(function) or iscoroutinefunction(function)
+        return self._awaited(call, wait) if waits else self._plain(call, wait)
 
     def _named(self, function: Callable[..., Any], name: str | None) -> str:
         """The name under which a function's calls are known. Two functions of one gate never share one."""
@@ -68,26 +72,26 @@ class Calls:
     def _plain(self, call: "_Call", wait: int) -> Callable[..., Any]:
         @wraps(call.function)
         def once(*args: Any, **kwargs: Any) -> Any:
-            run, deadline, pause = _Run(call.function, args, kwargs), _deadline(wait), _FIRST_PAUSE
+            run, patience = _Run(call.function, args, kwargs), _Patience(wait)
             while True:
                 (outcome,) = self._engine.through([call.identify(args, kwargs)], run)
-                if outcome.status != "in_flight" or time.monotonic() + pause > deadline:
+                pause = patience.pause() if outcome.status == "in_flight" else None
+                if pause is None:
                     return self._answer(outcome, run)
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
 
         return once
 
     def _awaited(self, call: "_Call", wait: int) -> Callable[..., Any]:
         @wraps(call.function)
         async def once(*args: Any, **kwargs: Any) -> Any:
-            run, deadline, pause = _Run(call.function, args, kwargs), _deadline(wait), _FIRST_PAUSE
+            run, patience = _Run(call.function, args, kwargs), _Patience(wait)
             while True:
                 outcome = await self._engine.athrough(call.identify(args, kwargs), run.awaited)
-                if outcome.status != "in_flight" or time.monotonic() + pause > deadline:
+                pause = patience.pause() if outcome.status == "in_flight" else None
+                if pause is None:
                     return self._answer(outcome, run)
                 await self._engine.concurrent.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
 
         return once
 
@@ -133,13 +137,13 @@ class _Call:
         self.function = function
         self._name = name
         self._all_arguments = key is None
-        self._signature = signature(function)
+        self._signature = _signature(function, name)
         self._inner = keys.strategy(key or keys.content)
         self._identify = identifier(self._key)
 
     def identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Identified:
-        raw = self._written(self._arguments(args, kwargs))
-        return self._identify(Event(source=SOURCE, type=self._name, body=decode(raw), raw=raw))
+        raw, body = self._written(self._arguments(args, kwargs))
+        return self._identify(Event(source=CALL, type=self._name, body=body, raw=raw))
 
     def _key(self, event: Event) -> Key:
         inner = self._inner(event)
@@ -149,23 +153,56 @@ class _Call:
         """All arguments by name, defaults included, but for the object of a method."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        first = next(iter(self._signature.parameters), None)
-        return {name: value for name, value in bound.arguments.items() if name != first or name not in ("self", "cls")}
+        arguments = dict(bound.arguments)
+        first = next(iter(arguments), None)
+        if first in ("self", "cls") and _is_method_of(arguments[first], self.function):
+            del arguments[first]
+        return arguments
 
-    def _written(self, arguments: dict[str, Any]) -> bytes:
-        """The arguments as JSON. With a key of the user's own, those that are no JSON (a session, a client) are left
-        out; without one, leaving something out could make two calls one."""
+    def _written(self, arguments: dict[str, Any]) -> tuple[bytes, Any]:
+        """The arguments as JSON, and as they are read from that. With a key of the user's own, those that are no JSON
+        (a session, a client) are left out; without one, leaving something out could make two calls one."""
         try:
-            return written(arguments)
+            return _json(arguments)
         except ValueError as error:
-            kept = {name: value for name, value in arguments.items() if _writable(value)}
+            kept = {name: value for name, value in arguments.items() if _is_json({name: value})}
             if self._all_arguments:
                 other = next(name for name in arguments if name not in kept)
                 raise SettingError(
-                    f"{self._name}: the argument {other} is no JSON value, so calls cannot be told apart by it;"
-                    " say what to tell them apart by, such as once(key=keys.fields('order_id'))"
+                    f"{self._name}: the argument {other} is no JSON value, so calls cannot be told apart by it"
+                    f" ({error}); say what to tell them apart by, such as once(key=keys.fields('order_id'))"
                 ) from error
-            return written(kept)
+            return _json(kept)
+
+
+def _signature(function: Callable[..., Any], name: str) -> Signature:
+    try:
+        return signature(function)
+    except ValueError as error:
+        raise SettingError(f"{name} does not tell what it takes; guard a function of your own that calls it") from error
+
+
+def _is_method_of(first: Any, function: Callable[..., Any]) -> bool:
+    """Whether a function is from the body of a class that its first argument is an object of, or is itself. That an
+    argument is named `self` or `cls` does not say so."""
+    owner = getattr(function, "__qualname__", "").rpartition(".")[0]
+    kinds = (*type(first).__mro__, *(first.__mro__ if isclass(first) else ()))
+    return any(kind.__qualname__ == owner and kind.__module__ == function.__module__ for kind in kinds)
+
+
+def _json(value: Any) -> tuple[bytes, Any]:
+    raw = written(value)
+    if not told_apart(value, raw):
+        raise ValueError("nan and infinity are written as null")
+    return raw, decode(raw)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _json(value)
+    except ValueError:
+        return False
+    return True
 
 
 class _Run:
@@ -182,7 +219,7 @@ class _Run:
     def __call__(self, _event: Event) -> Any:
         self.started = True
         try:
-            self.result = self._function(*self._args, **self._kwargs)
+            self.result = plain(self._function(*self._args, **self._kwargs))
         except BaseException as error:
             self.error = error
             raise
@@ -191,32 +228,45 @@ class _Run:
     async def awaited(self, _event: Event) -> Any:
         self.started = True
         try:
-            self.result = await self._function(*self._args, **self._kwargs)
+            self.result = plain(await self._function(*self._args, **self._kwargs))
         except Exception as error:
             self.error = error
             raise
         return self.result
 
 
+class _Patience:
+    """The pauses of a call that waits for another: each longer than the one before, the last up to the end."""
+
+    def __init__(self, wait: int) -> None:
+        self._deadline = time.monotonic() + wait / 1e6
+        self._next = _FIRST_PAUSE
+
+    def pause(self) -> float | None:
+        """How long to wait until the next look; None if that was the last."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return None
+        pause, self._next = min(self._next, left), min(2 * self._next, _LONGEST_PAUSE)
+        return pause
+
+
 def _own_name(function: Callable[..., Any]) -> str:
-    """Module and name, if they tell it from every other function. A script is known by its file's name, as it would
-    be if it were imported."""
-    name, module = function.__qualname__, function.__module__
-    if "<" in name:
+    """Module and name, if they tell it from every other function."""
+    name, module = getattr(function, "__qualname__", repr(function)), function.__module__
+    if "<" in name or not hasattr(function, "__qualname__"):
         raise SettingError(f"{name} has no name that lasts; give it one: once(name=…)")
-    if module == "__main__":
-        file = str(function.__code__.co_filename)
-        module = file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
-    return f"{module}.{name}"
+    return f"{_imported_as(function) if module in _RUN else module}.{name}"
 
 
-def _writable(value: Any) -> bool:
-    try:
-        written(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _deadline(wait: int) -> float:
-    return time.monotonic() + wait / 1e6
+def _imported_as(function: Callable[..., Any]) -> str:
+    """The name that the program which a function is of would have if it were imported: a script has its file's name.
+    The function's own code does not tell: it may be that of a wrapper, from elsewhere."""
+    module = function.__module__
+    names = getattr(unwrap(function), "__globals__", {})
+    if names.get("__name__") != module:
+        names = vars(sys.modules[module])
+    spec, file = names.get("__spec__"), names.get("__file__")
+    if spec is not None:  # python -m
+        return str(spec.name)
+    return module if file is None else file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")

@@ -30,7 +30,7 @@ from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
 from oncegate.gate.endings import Failed
-from oncegate.gate.jobs import Job, about, kind_of
+from oncegate.gate.jobs import Job, about, kind_of, only_called
 from oncegate.gate.leases import Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -138,7 +138,8 @@ class Claimer:
 
     def _taken(self, entry: Entry, sent_at: int) -> Job:
         event = understood(delivery(entry.record.payload), self._hints)
-        job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash, event.problem)
+        hopeless = only_called(entry.record.about) or event.problem
+        job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash, hopeless)
         self.hold(job, entry.record, entry.record.lease_until - self._terms.lease, sent_at)
         return job
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from oncegate.canonical import told_apart
 from oncegate.claims import Bury, Complete, Release
 from oncegate.errors import Bury as Never
 from oncegate.gate.handlers import not_before, said, told
@@ -70,6 +71,8 @@ class Endings:
             stored = msgspec.json.encode(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return None, f"its result was not kept, because it is no JSON value ({error})"
+        if not told_apart(result, stored):
+            return None, "its result was not kept, because nan and infinity are no JSON values"
         if len(stored) > self._terms.max_result:
             return None, (
                 f"its result was not kept, because {len(stored)} bytes are more than"

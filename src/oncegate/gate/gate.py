@@ -6,7 +6,7 @@ read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settl
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from oncegate import keys
 from oncegate.clocks import Clock, since_boot, wall
@@ -117,7 +117,7 @@ class Gate:
 
     @overload
     def once(
-        self, *, name: str | None = None, key: Callable[[Event], Any] | None = None, wait: Duration = "10s"
+        self, *, name: str | None = None, key: Callable[[Event], Any] | None = None, wait: Duration | Literal[0] = "10s"
     ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 
     def once(
@@ -126,17 +126,18 @@ class Gate:
         *,
         name: str | None = None,
         key: Callable[[Event], Any] | None = None,
-        wait: Duration = "10s",
+        wait: Duration | Literal[0] = "10s",
     ) -> Callable[..., Any]:
         """Make a function, plain or async, or a method take effect once for each set of arguments.
 
         A further call returns the first one's result, as JSON gives it back. While another is at it, a call waits for
-        up to `wait` and then raises InFlight; it raises Conflict and Buried where an outcome would say so.
+        up to `wait`, with 0 not at all, and then raises InFlight; it raises Conflict and Buried where an outcome would
+        say so.
 
         `name` is what the calls are known by: by default the function's module and own name, so that renaming it makes
         all its calls new; a name that is given stays. `key` is a strategy, or any function of an Event whose body is
         the arguments by name: by default all arguments count, but for the object of a method."""
-        longest = microseconds(wait, "wait")
+        longest = microseconds(wait, "wait", or_none=True)
         if self._terms.marks_first:
             raise SettingError("once() gives back results, and mode='mark_first' keeps none")
 

@@ -1,6 +1,7 @@
 """Handlers: what may be one, what it may answer, and how its errors are told."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
@@ -26,9 +27,9 @@ def check_handler(handler: Callable[..., Any], *, may_await: bool = False, given
         raise SettingError(f"handler={handler!r} cannot be called")
     flags = _flags(handler)
     if flags & _GENERATOR:
-        raise SettingError(f"{handler.__name__} is a generator; the handler must be a function that does its work")
+        raise SettingError(f"{_named(handler)} is a generator; the handler must be a function that does its work")
     if flags & _COROUTINE and not may_await:
-        raise SettingError(f"{handler.__name__} is async; the handler must be a plain function, or use arun()")
+        raise SettingError(f"{_named(handler)} is async; the handler must be a plain function, or use arun()")
     if given is not None and type(handler) in _WRITTEN and not _takes(handler, given):
         raise SettingError(f"{_spelled(handler)} cannot be called with {_GIVEN[given - 1]}, as a handler is")
 
@@ -58,8 +59,20 @@ def _spelled(handler: Any) -> str:
     return f"{handler.__name__}({', '.join(code.co_varnames[own : code.co_argcount + code.co_kwonlyargcount])})"
 
 
-def _flags(handler: Callable[..., Any]) -> int:
-    return int(getattr(getattr(handler, "__code__", None), "co_flags", 0))
+def _flags(handler: Any) -> int:
+    code = getattr(handler, "__code__", None) or getattr(_behind(handler), "__code__", None)
+    return int(getattr(code, "co_flags", 0))
+
+
+def _behind(handler: Any) -> Any:
+    """The function that a partial, a static or class method or an object ends in when it is called."""
+    while isinstance(handler, partial | staticmethod | classmethod):
+        handler = handler.func if isinstance(handler, partial) else handler.__func__
+    return handler if hasattr(handler, "__code__") else type(handler).__call__
+
+
+def _named(handler: Any) -> str:
+    return str(getattr(handler, "__name__", None) or getattr(_behind(handler), "__qualname__", repr(handler)))
 
 
 def plain(result: Any) -> Any:
@@ -68,7 +81,7 @@ def plain(result: Any) -> Any:
     if kind not in _PLAIN and any(hasattr(kind, method) for method in ("__await__", "send", "asend")):
         if hasattr(result, "close"):
             result.close()
-        raise TypeError("the handler returned a coroutine or a generator, which nobody runs; give a plain function")
+        raise TypeError("the handler returned a coroutine or a generator, which nobody runs; write it as (async) def")
     return result
 
 

@@ -17,6 +17,7 @@ _RETRIED_FOR: Final = 5 * 86_400_000_000
 _NEVER: Final = 2**63
 _NOT_YET: Final[Any] = None
 
+CALL: Final = "call"  # the source of what is no event from outside but the call of a guarded function
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
 
@@ -150,6 +151,13 @@ class Batch:
 def about(event: Event) -> About:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
     return About(event.source, event.type, event.entity, occurred_at, event.id or event.evidence.message_id)
+
+
+def only_called(about: About) -> str | None:
+    """Why no handler may run what the store holds, if it is a call: it would pass for what the function does."""
+    if about.type is None or about != About(CALL, about.type):
+        return None
+    return f"it is a call of {about.type}, which only its callers can run; drop it, and the next call runs"
 
 
 def arrived_as(event: Event) -> str | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
+from oncegate.stores.sqlite.lending import OwnConnection
 from oncegate.stores.sqlite.rows import SQL
 
 APPLICATION_ID: Final = 0x4F4E4345  # "ONCE"
@@ -16,7 +17,7 @@ _OLDEST: Final = (3, 37, 0)  # STRICT tables
 _CHECKPOINT_PAGES: Final = 8_000
 
 
-def opened(path: str, synchronous: str, busy_timeout: int) -> sqlite3.Connection:
+def opened(path: str, synchronous: str, busy_timeout: int) -> OwnConnection:
     if sqlite3.sqlite_version_info < _OLDEST:
         raise StoreRefused(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or newer is needed")
     folder = os.path.dirname(path) or "."
@@ -25,7 +26,13 @@ def opened(path: str, synchronous: str, busy_timeout: int) -> sqlite3.Connection
     if os.path.isdir(path):
         raise StoreRefused(f"{path} is a folder; name a file for the store")
     try:
-        db = sqlite3.connect(path, timeout=busy_timeout / 1e6, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(
+            path,
+            timeout=busy_timeout / 1e6,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=OwnConnection,
+        )
         try:
             _prepare(db, path, synchronous, time.monotonic() + busy_timeout / 1e6)
         except BaseException:

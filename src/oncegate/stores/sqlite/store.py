@@ -30,10 +30,11 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
-from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
+from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.judged import InboxStore, shown
 from oncegate.stores.lines import behind, in_turn, seen_behind
 from oncegate.stores.sqlite.file import explained, is_of_the_disk, opened, wait_for
+from oncegate.stores.sqlite.lending import OwnConnection, is_closed, lend, take_back
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
 from oncegate.stores.sqlite.settings import checked_level
 from oncegate.stores.sqlite.turns import SLICE, Occupied, Soon, Turn, Turns
@@ -42,8 +43,6 @@ from oncegate.stores.sqlite.waiting import waiting
 _SWEEP: Final = 256
 _MOST_HELD: Final = 20_000
 _START: Final[Where] = ("", b"")
-_TABLES: Final = frozenset({"claims", "documents", "clock"})
-_WRITES: Final = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 
 
 class SqliteStore(InboxStore):
@@ -72,7 +71,7 @@ class SqliteStore(InboxStore):
         self._turns = Turns(busy_timeout)
         self._slice = min(SLICE, self._turns.timeout)
         self._transacting: int | None = None  # the thread whose handler has the connection
-        self._db: sqlite3.Connection | None = None
+        self._db: OwnConnection | None = None
         self._connected()
         forks.watch(self)
 
@@ -155,14 +154,14 @@ class SqliteStore(InboxStore):
             return False
         return True
 
-    def _effected(self, db: sqlite3.Connection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
+    def _effected(self, db: OwnConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
         self._transacting = threading.get_ident()
         wait_for(db, self._turns.timeout)  # the handler may have other files at this connection
         try:
-            return _guarded(db, effect)
+            return lend(db, effect)
         finally:
             self._transacting = None
-            if not _is_closed(db):
+            if not is_closed(db):
                 wait_for(db, self._slice)
 
     def _still(self, record: Record | None, operation: Renew | Complete, now: int) -> Record | None:
@@ -248,7 +247,7 @@ class SqliteStore(InboxStore):
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def _writing(self, soon: Soon | None = None) -> Iterator[tuple[sqlite3.Connection, int]]:
+    def _writing(self, soon: Soon | None = None) -> Iterator[tuple[OwnConnection, int]]:
         with self._begun("BEGIN IMMEDIATE", soon) as (db, _):
             try:
                 (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
@@ -268,7 +267,7 @@ class SqliteStore(InboxStore):
             yield db, self._clock(high)
 
     @contextmanager
-    def _begun(self, statement: str, soon: Soon | None = None) -> Iterator[tuple[sqlite3.Connection, sqlite3.Cursor]]:
+    def _begun(self, statement: str, soon: Soon | None = None) -> Iterator[tuple[OwnConnection, sqlite3.Cursor]]:
         """The connection, once this statement has been done with it."""
         if self._transacting == threading.get_ident():
             raise SettingError("a transaction's handler cannot ask the same store: it would wait for its own end")
@@ -279,6 +278,7 @@ class SqliteStore(InboxStore):
                 try:
                     # An interrupt can strike at any instruction, also between a transaction and its rollback.
                     if db.in_transaction:
+                        take_back(db)
                         self._roll_back(db)
                     if (begun := turn.begin(db, statement)) is not None:
                         yield db, begun
@@ -286,11 +286,11 @@ class SqliteStore(InboxStore):
                 except sqlite3.Error as error:
                     raise explained(error, self._path) from error
                 finally:
-                    if _is_closed(db):
+                    if is_closed(db):
                         self._db = None
             turn.pause()
 
-    def _usable(self) -> sqlite3.Connection:
+    def _usable(self) -> OwnConnection:
         if self._closed:
             raise StoreRefused(f"the store {self._path} was closed")
         db = self._connected()
@@ -298,7 +298,7 @@ class SqliteStore(InboxStore):
             raise StoreUnavailable(f"{self._path} was removed or replaced while it was in use; start again on it")
         return db
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self) -> OwnConnection:
         if self._db is None:
             self._held.clear()
             self._file = os.path.abspath(self._path)
@@ -348,33 +348,3 @@ def _entry(where: Where | None, taken: dict[Where, Record | None]) -> Entry | No
 
 class _Lost(Exception):
     """The claim is another's by now: whatever was written with it is rolled back."""
-
-
-def _guarded(db: sqlite3.Connection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
-    """Run the user's effect where it can end neither the transaction nor write the store's own tables."""
-    db.set_authorizer(_authorize)
-    try:
-        complete = effect(db)
-    except BaseException as error:
-        raise EffectFailed(error) from error
-    finally:
-        if not _is_closed(db):
-            db.set_authorizer(None)
-    if _is_closed(db):
-        raise EffectFailed(RuntimeError("the handler closed the connection"))
-    if not db.in_transaction:  # SQLite has rolled back by itself, and the handler has overlooked it
-        raise EffectFailed(RuntimeError("the transaction was rolled back while the handler ran"))
-    return complete
-
-
-def _is_closed(db: sqlite3.Connection) -> bool:
-    try:
-        db.total_changes  # noqa: B018  # asking is what tells
-    except sqlite3.ProgrammingError:
-        return True
-    return False
-
-
-def _authorize(action: int, name: str | None, _two: str | None, _three: str | None, _four: str | None) -> int:
-    ours = action in _WRITES and name in _TABLES
-    return sqlite3.SQLITE_DENY if ours or action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK

@@ -1,0 +1,64 @@
+"""Errors that leave the process or the thread in which they were raised."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, Outcome, errors, keys
+from oncegate.errors import OncegateError
+
+OUTCOME = Outcome("in_flight", Event(source="call", id="1", body={"id": "1"}, raw=b"{}"), error="another is at it")
+MADE: dict[type[OncegateError], Callable[[], OncegateError]] = {
+    errors.MissingExtra: lambda: errors.MissingExtra("oncegate serve", "serve"),
+    errors.SeveralEvents: lambda: errors.SeveralEvents(2),
+    errors.MissingKey: lambda: errors.MissingKey("fields", ("id", "detail.id")),
+    errors.RetryLater: lambda: errors.RetryLater("not now", 3.5, public=True),
+    errors.Bury: lambda: errors.Bury("never", public=True),
+    errors.NotTaken: lambda: errors.NotTaken([OUTCOME], "deliver it again"),
+}
+KINDS = [thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, OncegateError)]
+
+
+def made(kind: type[OncegateError]) -> OncegateError:
+    if issubclass(kind, errors.CallError):
+        return kind(OUTCOME)
+    return MADE.get(kind, lambda: kind("a sentence"))()
+
+
+def pickled(error: OncegateError) -> Any:
+    return pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+
+
+@pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", KINDS)
+def test_made_again(kind: type[OncegateError], again: Callable[[OncegateError], Any]) -> None:
+    """Every error says and knows the same when it was pickled or copied."""
+    error = made(kind)
+    error.add_note("seen on a Monday")
+    other = again(error)
+    assert (type(other), str(other), other.args, vars(other)) == (kind, str(error), error.args, vars(error))
+
+
+def test_what_is_built_in() -> None:
+    """So does the part of an error that is Python's own."""
+    assert pickled(errors.MissingExtra("oncegate serve", "serve")).msg.startswith("oncegate serve needs")
+
+
+def conflict() -> Any:
+    once = Gate("memory://").once(name="pay", key=keys.fields("order"))(lambda order, amount: amount)
+    once("a", 1)
+    return once("a", 2)
+
+
+def test_out_of_a_pool_of_processes() -> None:
+    """An error of a guarded call comes out of a pool as it was raised, and the pool lives on."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with pytest.raises(errors.Conflict) as raised:
+            pool.submit(conflict).result(60)
+        assert raised.value.outcome.status == "conflict"
+        assert pool.submit(len, "abc").result(60) == 3
