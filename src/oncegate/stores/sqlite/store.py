@@ -156,13 +156,10 @@ class SqliteStore(InboxStore):
 
     def _effected(self, db: OwnConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
         self._transacting = threading.get_ident()
-        wait_for(db, self._turns.timeout)  # the handler may have other files at this connection
         try:
             return lend(db, effect)
         finally:
             self._transacting = None
-            if not is_closed(db):
-                wait_for(db, self._slice)
 
     def _still(self, record: Record | None, operation: Renew | Complete, now: int) -> Record | None:
         """The record after an operation that only the holder of the claim may do."""
