@@ -73,12 +73,13 @@ class TestMarkFirst:
         letters = {entry.record.about.delivery_id: entry.record.error for entry in store.dead_letters()}
         assert letters == {"2": "KeyboardInterrupt", "3": "it was marked as done but never started"}
 
-    def test_no_effect_starts_after_the_lease(self, store: MemoryStore) -> None:
-        """An answer that came too late starts nothing; the event is kept."""
+    def test_no_effect_starts_after_it_was_forgotten(self, store: MemoryStore) -> None:
+        """Until its record expires an event may start, however long its batch takes; after that another worker could
+        have been granted it, and it is kept."""
         boot = ManualClock(0)
-        gate = Gate(store, mode="mark_first", boot=boot)
-        outcomes = gate.run_batch([{"id": 1}, {"id": 2}], lambda event: boot.advance("30s"))
-        assert [outcome.status for outcome in outcomes] == ["processed", "buried"]
+        gate = Gate(store, mode="mark_first", lease="1s", retention="90s", boot=boot)
+        outcomes = gate.run_batch([{"id": number} for number in range(4)], lambda event: boot.advance("30s"))
+        assert [outcome.status for outcome in outcomes] == ["processed"] * 3 + ["buried"]
 
     def test_a_copy_that_cannot_be_kept(self, stumbling: Stumbling) -> None:
         """When not even the dead letter can be kept, the outcome says so and is not acknowledged."""

@@ -181,7 +181,8 @@ class Claimer:
         job.event = replace(job.event, key=key, attempt=attempt, fence=record.fence)
         if attempt > 1 and terms.max_attempts is not None and attempt > terms.max_attempts:
             job.hopeless = f"its worker did not come back from {times(terms.max_attempts, 'attempt')}"
-        if record.completed_at is not None:
+        if record.completed_at is not None and record.expires_at is not None:
+            job.lease.valid_until = sent_at + record.expires_at - at  # what is marked is granted to nobody else before
             self._memory.found(job.lease)
 
     def mark(self, job: Job) -> bool:
