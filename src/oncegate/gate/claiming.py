@@ -30,7 +30,7 @@ from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
 from oncegate.gate.endings import Failed
-from oncegate.gate.jobs import Job, about, kind_of
+from oncegate.gate.jobs import NO_DOCUMENT, NOT_KEPT, Job, about, document, kind_of
 from oncegate.gate.leases import Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -144,7 +144,7 @@ class Claimer:
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
         """Make dead letters of refused events, each under a key made of its bytes; equal ones share theirs."""
-        copies = [Job(outcome.event, _kept_key(outcome.event), digest(outcome.event.raw)) for outcome in refused]
+        copies = [_kept_copy(outcome.event) for outcome in refused]
         problems = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused])
         kept = [_kept(*each) for each in zip(refused, copies, problems, strict=True)]
         for outcome in kept:
@@ -264,17 +264,16 @@ class Claimer:
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
         """Make dead letters of them; for each None, or why it could not be kept. Equal ones share theirs."""
-        if not copies:
-            return []
         same = [(copy.key.digest, copy.payload_hash) for copy in copies]
-        firsts: dict[tuple[bytes, bytes], tuple[Job, str]] = {}
+        firsts: dict[tuple[bytes, bytes], tuple[Job, bytes, str]] = {}
         for each, copy, error in zip(same, copies, errors, strict=True):
-            firsts.setdefault(each, (copy, error))
-        problems = self._bury_each(*zip(*firsts.values(), strict=True))
+            if (payload := document(copy.event)) is not None:
+                firsts.setdefault(each, (copy, payload, error))
+        problems = self._bury_each(*zip(*firsts.values(), strict=True)) if firsts else ()
         found = dict(zip(firsts, problems, strict=True))
-        return [found[each] for each in same]
+        return [found.get(each, NO_DOCUMENT) for each in same]
 
-    def _bury_each(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
+    def _bury_each(self, copies: Sequence[Job], payloads: Sequence[bytes], errors: Sequence[str]) -> list[str | None]:
         try:
             verdicts = self._store.claim(requests := self._requests(copies))
         except StoreError as error:
@@ -283,7 +282,7 @@ class Claimer:
         burials: dict[int, Bury] = {}
         for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
             if isinstance(verdict, Granted):
-                burials[index] = self._burial(request, verdict, copies[index].event, errors[index])
+                burials[index] = self._burial(request, verdict, payloads[index], errors[index])
             elif isinstance(verdict, InFlight):
                 problems[index] = _BEING_KEPT
         answers = settle(self._store, list(burials.values())) if burials else ()
@@ -292,14 +291,14 @@ class Claimer:
                 problems[index] = str(answer) if answer else _CLAIM_LOST
         return problems
 
-    def _burial(self, request: Claim, granted: Granted, event: Event, error: str) -> Bury:
+    def _burial(self, request: Claim, granted: Granted, payload: bytes, error: str) -> Bury:
         return Bury(
             request.namespace,
             request.key,
             request.owner,
             granted.record.fence,
             self._terms.dead_letter_retention,
-            event.raw,
+            payload,
             error,
         )
 
@@ -334,14 +333,15 @@ def _kept(refused: Outcome, copy: Job, problem: str | None) -> Outcome:
 def _unkept(event: Event, key: Key | None, error: str | None, problem: str) -> Outcome:
     """That another worker is or was at it is no failure of the store, nor, where none has run, of a handler."""
     elsewhere = problem in (_BEING_KEPT, _CLAIM_LOST) and not event.attempt
-    why = f"{error}, and no copy could be kept: {problem}"
+    why = f"{error}, {NOT_KEPT}: {problem}"
     if elsewhere:
         return Outcome("in_flight", event, key, "concurrent", error=why)
     return Outcome("failed", event, key, error=why)
 
 
-def _kept_key(event: Event) -> Key:
-    return keys.make("kept", event, [digest(event.raw).hex()], binds=False)
+def _kept_copy(event: Event) -> Job:
+    content = digest(document(event) or b"")
+    return Job(event, keys.make("kept", event, [content.hex()], binds=False), content)
 
 
 def _failed_key(job: Job) -> Key:

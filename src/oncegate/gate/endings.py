@@ -9,7 +9,7 @@ from msgspec import Struct
 from oncegate.claims import Bury, Complete, Release
 from oncegate.errors import Bury as Never
 from oncegate.gate.handlers import not_before, said, told
-from oncegate.gate.jobs import TOO_LATE, Bare, Job
+from oncegate.gate.jobs import NO_DOCUMENT, NOT_KEPT, TOO_LATE, Bare, Job, document
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
 from oncegate.gate.terms import Terms
@@ -44,7 +44,10 @@ class Endings:
         return Ending(job, Release(*self._proof(job), error, delay=max(self._delay(job), retry_after or 0)), outcome)
 
     def buried(self, job: Job, error: str, raised: str | None = None) -> Ending:
-        bury = Bury(*self._proof(job), self._terms.dead_letter_retention, job.event.raw, error)
+        payload = document(job.event)
+        if payload is None:
+            return self.released(job, f"{error}, {NOT_KEPT}: {NO_DOCUMENT}", raised)
+        bury = Bury(*self._proof(job), self._terms.dead_letter_retention, payload, error)
         return Ending(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
 
     def unstarted(self, job: Job, why: str = TOO_LATE) -> Ending:

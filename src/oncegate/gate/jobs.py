@@ -6,6 +6,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncegate.canonical import written
 from oncegate.claims import About, Record
 from oncegate.events import Event, Key
 from oncegate.gate.leases import Lease
@@ -19,6 +20,8 @@ _NOT_YET: Final[Any] = None
 
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
+NOT_KEPT: Final = "and no copy could be kept"
+NO_DOCUMENT: Final = "it was made by hand, and its body is no JSON value"
 
 
 class Job(Struct, eq=False, gc=False):
@@ -150,6 +153,17 @@ class Batch:
 def about(event: Event) -> About:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
     return About(event.source, event.type, event.entity, occurred_at, event.id or event.evidence.message_id)
+
+
+def document(event: Event) -> bytes | None:
+    """What to keep of an event: its document as it came; of one that was made by hand, what it says, as JSON. None if
+    that is no JSON value."""
+    if event.raw or event.problem is not None:
+        return event.raw
+    try:
+        return written(event.body)
+    except ValueError:
+        return None
 
 
 def arrived_as(event: Event) -> str | None:
