@@ -216,7 +216,7 @@ class Claimer:
         return [
             replace(outcome, error=error, kept=copy.key)
             if problem is None
-            else _unkept(outcome.event, outcome.key, error, problem)
+            else _unkept(outcome.event, outcome.key, error, problem, outcome.raised or f"see dead letter {outcome.key}")
             for copy, outcome, error, problem in zip(own, outcomes, errors, problems, strict=True)
         ]
 
@@ -229,7 +229,7 @@ class Claimer:
             if problem is None:
                 job.outcome = Outcome("buried", job.event, job.key, error=each.error, kept=copy.key, raised=each.raised)
             else:
-                job.outcome = _unkept(job.event, job.key, each.error, problem)
+                job.outcome = _unkept(job.event, job.key, each.error, problem, each.raised)
 
     def answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> list[Job]:
         """A conflict is judged again under the key H(key, content), by the policy: those that are to be asked for once
@@ -327,16 +327,17 @@ def _conflict(job: Job, verdict: Conflict, kept: Key, differs: tuple[str, ...]) 
 def _kept(refused: Outcome, copy: Job, problem: str | None) -> Outcome:
     if problem is None:
         return replace(refused, kept=copy.key)
-    return _unkept(refused.event, None, refused.error, problem)
+    return _unkept(refused.event, None, refused.error, problem, refused.raised)
 
 
-def _unkept(event: Event, key: Key | None, error: str | None, problem: str) -> Outcome:
+def _unkept(event: Event, key: Key | None, error: str | None, problem: str, raised: str | None = None) -> Outcome:
     """That another worker is or was at it is no failure of the store, nor, where none has run, of a handler."""
     elsewhere = problem in (_BEING_KEPT, _CLAIM_LOST) and not event.attempt
     why = f"{error}, {NOT_KEPT}: {problem}"
+    told = None if raised is None else f"{raised}, {NOT_KEPT}: {problem}"
     if elsewhere:
-        return Outcome("in_flight", event, key, "concurrent", error=why)
-    return Outcome("failed", event, key, error=why)
+        return Outcome("in_flight", event, key, "concurrent", error=why, raised=told)
+    return Outcome("failed", event, key, error=why, raised=told)
 
 
 def _kept_copy(event: Event) -> Job:

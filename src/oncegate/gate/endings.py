@@ -46,7 +46,8 @@ class Endings:
     def buried(self, job: Job, error: str, raised: str | None = None) -> Ending:
         payload = document(job.event)
         if payload is None:
-            return self.released(job, f"{error}, {NOT_KEPT}: {NO_DOCUMENT}", raised)
+            why = f"{NOT_KEPT}: {NO_DOCUMENT}"
+            return self.released(job, f"{error}, {why}", raised and f"{raised}, {why}")
         bury = Bury(*self._proof(job), self._terms.dead_letter_retention, payload, error)
         return Ending(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
 
@@ -111,4 +112,5 @@ def failed_unguarded(item: Job | Bare, error: BaseException) -> None:
 
 
 def ran_unguarded(item: Job | Bare, result: Any) -> None:
-    item.outcome = Outcome("unguarded", item.event, item.key, None, result, item.unguarded)
+    raised = item.refusal.raised if isinstance(item, Bare) else None
+    item.outcome = Outcome("unguarded", item.event, item.key, None, result, item.unguarded, raised=raised)
