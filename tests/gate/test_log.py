@@ -100,6 +100,17 @@ def test_discreet_of_what_could_not_be_kept(stumbling: Stumbling, said: str, set
     assert "Lovelace" not in "".join(outcome.discreet for outcome in outcomes)
 
 
+def test_discreet_of_what_joins_a_dead_letter(stumbling: Stumbling) -> None:
+    """Nor is it later, when only the record of the dead letter still says it."""
+    change = {"conversationId": "c-1", "type": "call", "state": "held", "name": "Ada Lovelace"}
+    gate = Gate(stumbling, key=keys.state_change(), max_attempts=1)
+    buried = gate.run({**change, "timestamp": 1_765_551_600_000}, fail)
+    stumbling.failures = {"settle": 99}
+    outcome = gate.run({**change, "timestamp": 1_765_551_600_100}, fail)
+    assert f"Failed: see dead letter {buried.key}, and no copy could be kept" in outcome.discreet
+    assert "Lovelace" not in outcome.discreet
+
+
 @pytest.mark.parametrize(
     "hostile", ["\x1b[2J", "\x7f", "\x85\x9b31m", "\u2028\u2029", "\u202e", "\r\n", "\U000e0041", "é😀"]
 )

@@ -7,6 +7,7 @@ import pytest
 from oncegate import Event, Gate, keys
 from oncegate.claims import COMPLETED, Redrive
 from oncegate.errors import OncegateError, SettingError, StoreUnavailable
+from oncegate.stores.base import Want
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from oncegate.testing.racing import race
@@ -60,6 +61,35 @@ class TestMarkFirst:
         assert [outcome.status for outcome in gate.run_waiting(succeed)] == ["processed"]
         assert {entry.record.state for entry in store.browse()} == {COMPLETED}
         assert gate.run_waiting(succeed) == []
+
+    def test_a_failure_of_what_was_redriven_and_forgotten(self, store: MemoryStore, clock: ManualClock) -> None:
+        """An event that comes once more after all that is kept as well, beside the dead letter that was run."""
+        gate = Gate(store, mode="mark_first", retention="10s", remember=None)
+        first = gate.run({"id": 1}, fail)
+        clock.advance("5s")
+        store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
+        gate.run_waiting(succeed)
+        clock.advance("5s")
+        second = gate.run({"id": 1}, fail)
+        assert (second.status, second.acked) == ("buried", True)
+        (letter,) = store.dead_letters()
+        assert (letter.key.hex(), letter.record.payload) == (str(second.kept), b'{"id":1}')
+        assert second.kept != first.kept
+
+    @pytest.mark.parametrize("redriven", ["not yet", "waits", "runs", "was left behind"])
+    def test_a_failure_of_another_content(self, store: MemoryStore, clock: ManualClock, redriven: str) -> None:
+        """Other content that fails under a key that was forgotten never takes the place of what failed before."""
+        gate = Gate(store, mode="mark_first", retention="10s", remember=None)
+        gate.run({"id": 1, "n": 1}, fail)
+        if redriven != "not yet":
+            store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
+        if redriven in ("runs", "was left behind"):
+            store.take([Want("default", b"another", 60_000_000 if redriven == "runs" else 1)])
+        clock.advance("10s")
+        outcome = gate.run({"id": 1, "n": 2}, fail)
+        assert (outcome.status, outcome.acked) == ("buried", True)
+        payloads = [entry.record.payload for entry in store.browse() if entry.record.payload is not None]
+        assert sorted(payloads) == [b'{"id":1,"n":1}', b'{"id":1,"n":2}']
 
     def test_what_never_started_is_kept(self, store: MemoryStore) -> None:
         """Ctrl-C in a batch: what was marked and never ran is kept, not lost."""

@@ -13,6 +13,7 @@ from oncegate import keys
 from oncegate.canonical import digest
 from oncegate.carriers import delivery
 from oncegate.claims import (
+    COMPLETED,
     Buried,
     Bury,
     Claim,
@@ -43,6 +44,7 @@ from oncegate.stores.base import Entry, Store, Want
 _OWNER: Final = Layout("16s")
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
+_TAKEN: Final = "something else has the key of the copy"
 
 
 def owners(count: int) -> list[bytes]:
@@ -220,16 +222,24 @@ class Claimer:
             for copy, outcome, error, problem in zip(own, outcomes, errors, problems, strict=True)
         ]
 
-    def bury_failed(self, failed: Sequence[Failed]) -> None:
-        """Keep what was marked as done and was not: as dead letters of their own, since done is never undone."""
-        jobs = [each.job for each in failed]
-        copies = [Job(job.event, _failed_key(job), job.payload_hash) for job in jobs]
+    def bury_failed(self, failed: Sequence[Failed], *apart: str) -> None:
+        """Keep what was marked as done and was not: as dead letters of their own, since done is never undone. Where the
+        key of one is that of an earlier failure, redriven or of other content, it is kept under one that nothing has:
+        it is not delivered again, or as a duplicate only."""
+        copies = [Job(each.job.event, _failed_key(each.job, *apart), each.job.payload_hash) for each in failed]
         problems = self._bury_copies(copies, [each.error for each in failed])
-        for each, job, copy, problem in zip(failed, jobs, copies, problems, strict=True):
+        taken = []
+        for each, copy, problem in zip(failed, copies, problems, strict=True):
+            job = each.job
             if problem is None:
                 job.outcome = Outcome("buried", job.event, job.key, error=each.error, kept=copy.key, raised=each.raised)
+            elif problem in (_BEING_KEPT, _TAKEN) and not apart:
+                taken.append(each)
             else:
                 job.outcome = _unkept(job.event, job.key, each.error, problem, each.raised)
+        if taken:
+            (random,) = owners(1)
+            self.bury_failed(taken, random.hex())
 
     def answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> list[Job]:
         """A conflict is judged again under the key H(key, content), by the policy: those that are to be asked for once
@@ -283,8 +293,8 @@ class Claimer:
         for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
             if isinstance(verdict, Granted):
                 burials[index] = self._burial(request, verdict, payloads[index], errors[index])
-            elif isinstance(verdict, InFlight):
-                problems[index] = _BEING_KEPT
+            else:
+                problems[index] = _not_there(copies[index], verdict)
         answers = settle(self._store, list(burials.values())) if burials else ()
         for index, answer in zip(burials, answers, strict=True):
             if answer is not True:
@@ -345,8 +355,22 @@ def _kept_copy(event: Event) -> Job:
     return Job(event, keys.make("kept", event, [content.hex()], binds=False), content)
 
 
-def _failed_key(job: Job) -> Key:
-    return keys.make("failed", job.event, [str(job.key)], binds=False)
+def _failed_key(job: Job, *apart: str) -> Key:
+    return keys.make("failed", job.event, [str(job.key), *apart])
+
+
+def _not_there(copy: Job, verdict: Duplicate | InFlight | Conflict | Buried) -> str | None:
+    """Why what the store knows under its key is no copy of it; None if it is, or was until it was redriven and run. To
+    have been run is not enough for what has failed since."""
+    match verdict:
+        case InFlight():
+            return _BEING_KEPT
+        case Conflict():
+            return _TAKEN
+        case Duplicate() if verdict.record.state == COMPLETED and copy.key.strategy == "failed":
+            return _TAKEN
+        case _:
+            return None
 
 
 def _copy_key(job: Job) -> Key:
