@@ -84,8 +84,6 @@ class Claimer:
             return False
         job.outcome = outcome
         self._observers.tell("memory.hit", job.event, job.key)
-        if outcome.original is not None:
-            self._tell_of_loosened(job, outcome.original)
         return True
 
     def _tell_of_loosened(self, job: Job, original: Record) -> None:
