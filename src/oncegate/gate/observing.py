@@ -35,6 +35,7 @@ from oncegate.errors import SettingError
 from oncegate.events import Event, Key
 from oncegate.gate.background import Background
 from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.terms import LISTS
 
 _MOST_WAITING: Final = 10_000
 _AT_A_TIME: Final = 100
@@ -61,8 +62,8 @@ class Observers:
     gate. Notices that pile up beyond a bound are dropped, and counted."""
 
     def __init__(self, observers: Sequence[Observer], namespace: str, wall: Clock) -> None:
-        if callable(observers) or not all(callable(observer) for observer in observers):
-            raise SettingError("observers=[…] must be a list of things that can be called with one notice")
+        if not isinstance(observers, LISTS) or not all(callable(observer) for observer in observers):
+            raise SettingError(f"observers={observers!r} must be a list of things that can be called with one notice")
         self._observers = tuple(observers)
         self._namespace = namespace
         self.wall = wall
