@@ -85,7 +85,8 @@ class TestFailingHandlers:
                 Gate(store, max_attempts=None).run({"id": 7}, die)
         outcome = gate.run({"id": 7}, succeed)
         assert (outcome.status, outcome.event.attempt) == ("buried", 3)
-        assert "did not come back" in outcome.reason
+        why = "its worker did not come back from attempt 2"
+        assert outcome.reason == f"Buried as dead letter {outcome.key} after 2 attempts: {why}."
         assert len(store.dead_letters()) == 1
 
     @pytest.mark.parametrize("error", [ValueError(), ValueError("\ud800\0"), ValueError("x" * 10_000)])

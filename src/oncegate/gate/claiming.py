@@ -25,7 +25,6 @@ from oncegate.claims import (
     Verdict,
 )
 from oncegate.clocks import Clock
-from oncegate.durations import times
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
@@ -180,7 +179,7 @@ class Claimer:
         job.held = True
         job.event = replace(job.event, key=key, attempt=attempt, fence=record.fence)
         if attempt > 1 and terms.max_attempts is not None and attempt > terms.max_attempts:
-            job.hopeless = f"its worker did not come back from {times(terms.max_attempts, 'attempt')}"
+            job.hopeless = f"its worker did not come back from attempt {attempt - 1}"
         if record.completed_at is not None and record.expires_at is not None:
             job.lease.valid_until = sent_at + record.expires_at - at  # what is marked is granted to nobody else before
             self._memory.found(job.lease)
