@@ -362,8 +362,8 @@ def _kept(admit: Admit, now: int) -> Record:
 
 
 def _marked(record: Record, claim: Claim, now: int) -> Record:
-    """A grant as it is; for a marking claim, completed at once. What is left of the lease is then the time in which
-    the effect may start, and a payload that is kept is not needed any more."""
+    """A grant as it is; for a marking claim, completed at once. The effect may then start until the record expires, and
+    a payload that is kept is not needed any more."""
     if not claim.marks:
         return record
     return replace(record, state=COMPLETED, completed_at=now, expires_at=now + claim.retention, payload=None)

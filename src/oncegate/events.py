@@ -76,7 +76,8 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     gives the `content_hash`.
     It is nothing to the garbage collector, as JSON cannot hold it; what puts an event into its own body is never freed.
     An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler. One with a
-    `frame` is no event: a heartbeat, a confirmation.
+    `frame` is no event: a heartbeat, a confirmation. One that was made by hand may have no raw bytes; its dead letter
+    then holds its body as JSON, and is read anew from that.
     """
 
     source: str

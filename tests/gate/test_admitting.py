@@ -113,6 +113,8 @@ def test_stores_and_modes_that_do_not_do(gate: Gate, store: MemoryStore) -> None
     class Plain:
         """A store without the verb."""
 
+        claim = MemoryStore.claim
+
     with pytest.raises(SettingError, match="needs a store that keeps events"):
         Gate(Plain()).admit([CALL])  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="would mark them before"):

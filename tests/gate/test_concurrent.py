@@ -142,6 +142,20 @@ class TestOutcomes:
         assert [outcome.status for outcome in outcomes] == ["buried", "buried", "duplicate", "processed"]
         assert len(store.dead_letters()) == 2
 
+    def test_marked_for_longer_than_a_lease(self, store: MemoryStore) -> None:
+        """What is marked and waits for a thread starts also when a lease would be over: nobody else can have it."""
+        boot = ManualClock(0)
+        gate = Gate(store, mode="mark_first", lease="1s", retention="90s", threads=1, boot=boot)
+
+        def slow(event: Event) -> None:
+            boot.advance("30s")
+
+        async def main() -> list[Any]:
+            return await asyncio.gather(*[gate.arun({"id": number}, slow) for number in range(4)])
+
+        statuses = [outcome.status for outcome in asyncio.run(main())]
+        assert sorted(statuses) == ["buried"] + ["processed"] * 3
+
     def test_unguarded(self, stumbling: Stumbling) -> None:
         """The policies hold here too."""
         gate = Gate(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, Outcome
+from oncegate import Event, Gate, Outcome, keys
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Redrive
 from oncegate.errors import Bury, RetryLater
 from oncegate.gate.answers import answer_of
@@ -87,7 +87,8 @@ class TestFailingHandlers:
                 Gate(store, max_attempts=None).run({"id": 7}, die)
         outcome = gate.run({"id": 7}, succeed)
         assert (outcome.status, outcome.event.attempt) == ("buried", 3)
-        assert "did not come back" in outcome.reason
+        why = "its worker did not come back from attempt 2"
+        assert outcome.reason == f"Buried as dead letter {outcome.key} after 2 attempts: {why}."
         assert len(store.dead_letters()) == 1
 
     @pytest.mark.parametrize("error", [ValueError(), ValueError("\ud800\0"), ValueError("x" * 10_000)])
@@ -114,6 +115,69 @@ class TestFailingHandlers:
             raise Mute
 
         assert gate.run({"id": 1}, handler).status == "failed"
+
+
+class TestMadeByHand:
+    """Events without the document that they came as."""
+
+    def test_buried(self, store: MemoryStore) -> None:
+        """A dead letter of one holds what it says, as JSON, and is run with that when it is redriven."""
+        gate = Gate(store, max_attempts=1)
+        outcome = gate.run(Event(source="crm", id="7", body={"id": 7, "amount": 5}), fail)
+        assert (outcome.status, outcome.acked) == ("buried", True)
+        (entry,) = store.dead_letters()
+        assert entry.record.payload == b'{"amount":5,"id":7}'
+        store.redrive([Redrive(entry.namespace, entry.key)])
+        (redriven,) = gate.run_waiting(succeed)
+        assert (redriven.result, redriven.event.body) == ("did 7", {"id": 7, "amount": 5})
+
+    def test_a_conflict(self, store: MemoryStore, gate: Gate) -> None:
+        """The copy that is kept of a conflict holds it too."""
+        outcomes = gate.run_batch([Event(source="crm", id="7", body={"amount": n}) for n in (5, 6)], succeed)
+        assert [outcome.status for outcome in outcomes] == ["processed", "conflict"]
+        assert [entry.record.payload for entry in store.dead_letters()] == [b'{"amount":6}']
+
+    def test_marked_first(self, store: MemoryStore) -> None:
+        """So does what is kept of a failure after it was marked as done."""
+        Gate(store, mode="mark_first").run(Event(source="crm", id="7", body={"amount": 5}), fail)
+        assert [entry.record.payload for entry in store.dead_letters()] == [b'{"amount":5}']
+
+    def test_refused(self, store: MemoryStore) -> None:
+        """Refused ones are kept apart, each by what it says."""
+        gate = Gate(store, key=keys.event_id)
+        refused = gate.run_batch([Event(source="crm", body={"amount": n}) for n in (5, 6)], fail)
+        assert [outcome.status for outcome in refused] == ["invalid", "invalid"]
+        assert len({str(outcome.kept) for outcome in gate.keep(refused)}) == 2
+        assert sorted(entry.record.payload or b"" for entry in store.dead_letters()) == [
+            b'{"amount":5}',
+            b'{"amount":6}',
+        ]
+
+    def test_an_empty_delivery(self, gate: Gate) -> None:
+        """What was delivered without a byte is kept as that."""
+        gate.keep([gate.run(b"", fail)])
+        assert [entry.record.payload for entry in gate.store.dead_letters()] == [b""]
+
+    def test_no_json(self, store: MemoryStore) -> None:
+        """A body that is no JSON value is refused before anything is claimed, and its neighbours run."""
+        events = [Event(source="crm", id="7", body={"handle": object()}), Event(source="crm", id="8", body={})]
+        outcomes = Gate(store).run_batch(events, succeed)
+        assert [outcome.status for outcome in outcomes] == ["invalid", "processed"]
+        assert outcomes[0].reason.startswith("Refused: its body is no JSON value (")
+        assert len(store.browse()) == 1
+
+    @pytest.mark.parametrize("mode", ["lease", "mark_first"])
+    def test_no_longer_json(self, store: MemoryStore, mode: Any) -> None:
+        """One that cannot be kept is not acknowledged, and its outcome says so."""
+
+        def spoils(event: Event) -> None:
+            event.body["handle"] = object()
+            fail(event)
+
+        outcome = Gate(store, mode=mode, max_attempts=1).run(Event(source="crm", id="7", body={}), spoils)
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert "and no copy could be kept: it was made by hand, and its body is no JSON value" in outcome.reason
+        assert store.dead_letters() == []
 
 
 class TestWhatHandlersAskFor:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, keys
 from oncegate.gate import JsonLog, Notice
 from oncegate.stores.memory import MemoryStore
+from tests.gate.conftest import Stumbling
 
 
 def fail(event: Event) -> None:
@@ -73,6 +74,54 @@ def test_discreet(max_attempts: int) -> None:
     lines = logged([payload, payload], fail, max_attempts=max_attempts)
     assert "ValueError" in lines[0]["reason"]
     assert "Lovelace" not in json.dumps(lines)
+
+
+def no_key(event: Event) -> Any:
+    raise KeyError(event.body["name"])
+
+
+def test_discreet_of_a_key() -> None:
+    """Nor is what a key function said, of an event that runs all the same."""
+    (line,) = logged([{"id": "evt-1", "name": "Ada Lovelace"}], key=no_key, on_missing_key="unguarded")
+    assert line["reason"] == "Run without protection from duplicates: its key function: KeyError."
+
+
+@pytest.mark.parametrize(
+    ("said", "settings"),
+    [
+        ("Failed at attempt 1: ValueError, and no copy", {"mode": "mark_first"}),
+        ("Failed: its key function: KeyError, and no copy", {"key": no_key}),
+        ("ValueError, and no copy", {"key": keys.state_change(), "max_attempts": 1}),
+    ],
+)
+def test_discreet_of_what_could_not_be_kept(stumbling: Stumbling, said: str, settings: dict[str, Any]) -> None:
+    """Nor is it when the store fails while a copy of what failed, was refused or joins a dead letter is kept."""
+
+    def fail_with_the_store(event: Event) -> None:
+        stumbling.failures = {"claim": 1}
+        fail(event)
+
+    change = {"conversationId": "c-1", "type": "call", "state": "held", "name": "Ada Lovelace"}
+    payloads = [{**change, "timestamp": 1_765_551_600_000 + later} for later in (0, 100)]
+    gate = Gate(stumbling, **settings)
+    outcomes = gate.run_batch(payloads, fail_with_the_store)
+    stumbling.failures.setdefault("claim", 1)
+    if outcomes[0].status == "invalid":
+        outcomes = gate.keep(outcomes)
+    assert said in outcomes[-1].discreet
+    assert "Lovelace" in outcomes[-1].reason
+    assert "Lovelace" not in "".join(outcome.discreet for outcome in outcomes)
+
+
+def test_discreet_of_what_joins_a_dead_letter(stumbling: Stumbling) -> None:
+    """Nor is it later, when only the record of the dead letter still says it."""
+    change = {"conversationId": "c-1", "type": "call", "state": "held", "name": "Ada Lovelace"}
+    gate = Gate(stumbling, key=keys.state_change(), max_attempts=1)
+    buried = gate.run({**change, "timestamp": 1_765_551_600_000}, fail)
+    stumbling.failures = {"settle": 99}
+    outcome = gate.run({**change, "timestamp": 1_765_551_600_100}, fail)
+    assert f"Failed: see dead letter {buried.key}, and no copy could be kept" in outcome.discreet
+    assert "Lovelace" not in outcome.discreet
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from oncegate import Event, Gate, keys
 from oncegate.claims import COMPLETED, Redrive
 from oncegate.errors import OncegateError, SettingError, StoreUnavailable
+from oncegate.stores.base import Want
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from oncegate.testing.racing import race
@@ -61,6 +62,35 @@ class TestMarkFirst:
         assert {entry.record.state for entry in store.browse()} == {COMPLETED}
         assert gate.run_waiting(succeed) == []
 
+    def test_a_failure_of_what_was_redriven_and_forgotten(self, store: MemoryStore, clock: ManualClock) -> None:
+        """An event that comes once more after all that is kept as well, beside the dead letter that was run."""
+        gate = Gate(store, mode="mark_first", retention="10s", remember=None)
+        first = gate.run({"id": 1}, fail)
+        clock.advance("5s")
+        store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
+        gate.run_waiting(succeed)
+        clock.advance("5s")
+        second = gate.run({"id": 1}, fail)
+        assert (second.status, second.acked) == ("buried", True)
+        (letter,) = store.dead_letters()
+        assert (letter.key.hex(), letter.record.payload) == (str(second.kept), b'{"id":1}')
+        assert second.kept != first.kept
+
+    @pytest.mark.parametrize("redriven", ["not yet", "waits", "runs", "was left behind"])
+    def test_a_failure_of_another_content(self, store: MemoryStore, clock: ManualClock, redriven: str) -> None:
+        """Other content that fails under a key that was forgotten never takes the place of what failed before."""
+        gate = Gate(store, mode="mark_first", retention="10s", remember=None)
+        gate.run({"id": 1, "n": 1}, fail)
+        if redriven != "not yet":
+            store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
+        if redriven in ("runs", "was left behind"):
+            store.take([Want("default", b"another", 60_000_000 if redriven == "runs" else 1)])
+        clock.advance("10s")
+        outcome = gate.run({"id": 1, "n": 2}, fail)
+        assert (outcome.status, outcome.acked) == ("buried", True)
+        payloads = [entry.record.payload for entry in store.browse() if entry.record.payload is not None]
+        assert sorted(payloads) == [b'{"id":1,"n":1}', b'{"id":1,"n":2}']
+
     def test_what_never_started_is_kept(self, store: MemoryStore) -> None:
         """Ctrl-C in a batch: what was marked and never ran is kept, not lost."""
 
@@ -73,12 +103,13 @@ class TestMarkFirst:
         letters = {entry.record.about.delivery_id: entry.record.error for entry in store.dead_letters()}
         assert letters == {"2": "KeyboardInterrupt", "3": "it was marked as done but never started"}
 
-    def test_no_effect_starts_after_the_lease(self, store: MemoryStore) -> None:
-        """An answer that came too late starts nothing; the event is kept."""
+    def test_no_effect_starts_after_it_was_forgotten(self, store: MemoryStore) -> None:
+        """Until its record expires an event may start, however long its batch takes; after that another worker could
+        have been granted it, and it is kept."""
         boot = ManualClock(0)
-        gate = Gate(store, mode="mark_first", boot=boot)
-        outcomes = gate.run_batch([{"id": 1}, {"id": 2}], lambda event: boot.advance("30s"))
-        assert [outcome.status for outcome in outcomes] == ["processed", "buried"]
+        gate = Gate(store, mode="mark_first", lease="1s", retention="90s", boot=boot)
+        outcomes = gate.run_batch([{"id": number} for number in range(4)], lambda event: boot.advance("30s"))
+        assert [outcome.status for outcome in outcomes] == ["processed"] * 3 + ["buried"]
 
     def test_a_copy_that_cannot_be_kept(self, stumbling: Stumbling) -> None:
         """When not even the dead letter can be kept, the outcome says so and is not acknowledged."""

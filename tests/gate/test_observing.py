@@ -1,7 +1,10 @@
 """Observers: told of everything, able to break or slow nothing."""
 
+import subprocess
+import sys
 import threading
 import time
+from textwrap import dedent
 
 import pytest
 
@@ -90,6 +93,46 @@ def test_a_slow_observer(store: MemoryStore) -> None:
     gate.close()
     assert time.monotonic() - start < 5
     hang.set()
+
+
+def ended(program: str) -> subprocess.CompletedProcess[str]:
+    """A process that has come to its end without closing its gates."""
+    return subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=30)
+
+
+def test_at_the_end_of_the_process() -> None:
+    """What observers were not told yet when a process ends they are told then, of every gate."""
+    done = ended(
+        """
+        import time
+        from oncegate import Gate
+
+        def observer(notice):
+            time.sleep(0.02)
+            if notice.name == "event.processed":
+                print(notice.event.id, flush=True)
+
+        for half in (0, 5):
+            gate = Gate("memory://", observers=[observer])
+            gate.run_batch([{"id": number} for number in range(half, half + 5)], lambda event: None)
+        """
+    )
+    assert (sorted(done.stdout.split()), done.stderr) == ([str(number) for number in range(10)], "")
+
+
+def test_an_observer_that_never_ends() -> None:
+    """A process is held up at its end for a short time at most, however many gates are watched."""
+    program = """
+        import time
+        from oncegate import Gate
+
+        for number in range(3):
+            gate = Gate("memory://", observers=[lambda notice: time.sleep(60)])
+            gate.run({"id": number}, lambda event: None)
+    """
+    began = time.monotonic()
+    assert ended(program).returncode == 0
+    assert time.monotonic() - began < 5.5
 
 
 def test_too_many_notices(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

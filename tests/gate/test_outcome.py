@@ -50,6 +50,21 @@ def test_reason_in_flight(gate: Gate, clock: ManualClock) -> None:
     assert reasons == ["Another worker is at it, for up to 20 s more; deliver it again after that."]
 
 
+@pytest.mark.parametrize("hostile", ["\x1b[2J", "\x7f", "\u202e"])
+def test_reasons_cannot_steer_a_terminal(gate: Gate, hostile: str) -> None:
+    """What an id or an error has of characters that nobody can see is spelt out, whatever prints the sentence."""
+
+    def fail(event: Event) -> None:
+        raise ValueError(f"no {hostile}é")
+
+    gate.run({"id": f"a{hostile}"}, lambda event: None)
+    copy, failed = gate.run({"id": f"a{hostile}"}, fail), gate.run({"id": "b"}, fail)
+    assert copy.reason.startswith("Duplicate of a\\")
+    assert failed.reason.startswith("Failed at attempt 1: ValueError: no \\")
+    assert "é" in failed.reason
+    assert (copy.reason + failed.reason).isprintable()
+
+
 def test_kind_of_a_copy_under_another_id(store: MemoryStore) -> None:
     """A copy with the original's id is a redelivery, one with another id was emitted anew."""
     gate = Gate(store, key=lambda event: event.body["call"])

@@ -297,7 +297,8 @@ class TestAge:
         wall.advance("3h")
         outcome = gate.run(self.event("late"), handler)
         assert (outcome.status, len(handler.runs)) == ("buried", 1)
-        assert "it happened 3 h ago, and max_age is 1 h" in outcome.reason
+        why = "it happened 3 h ago, and max_age is 1 h: it may have been processed before"
+        assert outcome.reason == f"Not run, and buried as dead letter {outcome.key}: {why}."
         assert gate.run(self.event("known"), handler).status == "duplicate"
 
     def test_buried_in_mark_first_mode(self, store: MemoryStore, wall: ManualClock, handler: Handler) -> None:
@@ -364,6 +365,32 @@ def test_a_misspelt_setting() -> None:
     """A setting that there is not is refused with the nearest that there is."""
     with pytest.raises(SettingError, match="there is no setting on_conflit; did you mean on_conflict"):
         Gate("memory://", on_conflit="run")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("sliding", "no", "sliding='no' must be True or False"),
+        ("sliding", None, "sliding=None must be True or False"),
+        ("unguarded_types", 5, "unguarded_types=5 must be a list of event types"),
+        ("unguarded_types", iter(["alarm"]), "must be a list of event types"),
+        ("observers", None, "observers=None must be a list of things that can be called"),
+        ("observers", iter([print]), "must be a list of things that can be called"),
+        ("hints", {}, "hints={} must be oncegate.sources.Hints"),
+        ("on_too_old", "bury", "on_too_old='bury' means nothing without max_age"),
+    ],
+)
+def test_a_value_of_another_type(name: str, value: Any, sentence: str) -> None:
+    """What is no value of a setting is refused with a sentence that says what would be one."""
+    with pytest.raises(SettingError, match=sentence):
+        Gate("memory://", **{name: value})
+
+
+@pytest.mark.parametrize("store", [None, b"redis://me:secret@localhost", MemoryStore, object()])
+def test_what_is_no_store(store: Any) -> None:
+    """A gate without a store is refused at once, not at its first event."""
+    with pytest.raises(SettingError, match=f"a store is a URL, .*, and no {type(store).__name__}$"):
+        Gate(store)
 
 
 @pytest.mark.parametrize("name", ["mode", "on_too_old", "on_missing_key", "on_store_error", "on_conflict", "on_replay"])

@@ -1,8 +1,10 @@
 """The memory of completions: storms are answered here, and never wrongly."""
 
+from typing import Any
+
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, keys
 from oncegate.claims import Redrive, Reset
 from oncegate.errors import SettingError
 from oncegate.stores.memory import MemoryStore
@@ -87,6 +89,18 @@ def test_other_content_goes_to_the_store(stumbling: Stumbling) -> None:
     gate = Gate(stumbling)
     gate.run({"id": "a"}, succeed)
     assert gate.run({"id": "a", "n": 2}, succeed).status == "conflict"
+
+
+@pytest.mark.parametrize("settings", [{"key": keys.once_per("case", "id")}, {"on_conflict": "duplicate"}])
+def test_other_content_of_one_event(stumbling: Stumbling, settings: dict[str, Any]) -> None:
+    """Other content goes to the store also where it counts as a copy; what has been confirmed is this content."""
+    gate = Gate(stumbling, **settings)
+    gate.run({"id": "a"}, succeed)
+    statuses = [gate.run({"id": "a", "n": n}, succeed).status for n in (2, 2)]
+    assert (statuses, gate.counts.get("memory.hit", 0)) == (["duplicate"] * 2, 0)
+    assert claims(stumbling) == 3
+    assert gate.run({"id": "a"}, succeed).status == "duplicate"
+    assert gate.counts["memory.hit"] == 1
 
 
 def test_failures_are_not_remembered(stumbling: Stumbling) -> None:

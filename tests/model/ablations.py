@@ -16,6 +16,7 @@ from tests.model.settings import (
     FORGETFUL,
     MARK,
     MARK_ADMIT,
+    MARK_EXPIRY,
     MIXED,
     OPERATOR,
     POISON,
@@ -365,7 +366,7 @@ _MARKING: Final = (
         "late start of a marked one",
         "what was marked is started without a look at the clock",
         12,
-        MARK,
+        MARK_EXPIRY,
         rules=Rules(checks_validity=False),
     ),
 )

@@ -34,7 +34,7 @@ class Ruling(NamedTuple):
     record: int
     answer: str  # the verdict's name in lower case, or yes, no, nothing
     attempts: int
-    left: int  # of the lease
+    left: int  # of the lease; of what is marked, until it expires
     changed: bool
     handed_over: bool  # the record has a new owner, or none
     refenced: bool
@@ -103,7 +103,7 @@ class Ledger:
             ident,
             _name(answer),
             after.attempts if granted else 0,
-            max(answer.lease_left, 0) if granted else 0,
+            max(_left(answer), 0) if granted else 0,
             ident != record,
             fresh,
             fresh and (after is None or before is None or after.fence != before.fence),
@@ -179,6 +179,12 @@ def _name(answer: Any) -> str:
 
 
 # ── the invariants that one judgement can break ───────────────────────────────────────────────────────────
+
+
+def _left(granted: Any) -> int:
+    record = granted.record
+    left: int = (record.expires_at if record.state == "C" else record.lease_until) - granted.at
+    return left
 
 
 def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer: Any) -> None:

@@ -8,7 +8,7 @@ a fault, since such a worker was stopped, or cut off, for that long. Then it goe
 from collections.abc import Iterable, Iterator
 
 from tests.model.ledger import ABSENT, Ledger
-from tests.model.parts import IDLE, Move, Setting, Shared, Violation, Worker, changed
+from tests.model.parts import IDLE, Job, Move, Setting, Shared, Violation, Worker, changed
 from tests.model.turn import ASKING, HOLDING, PROVING, Game, Turn, struck
 
 
@@ -51,11 +51,15 @@ def _failing(game: Game, shared: Shared, stopped: int) -> int:
 
 def worker_later(setting: Setting, worker: Worker) -> Worker:
     asking = any(job.stage in ASKING for job in worker.jobs)
-    jobs = tuple(
-        job._replace(valid=max(0, job.valid - 1), hold=max(0, job.hold - 1)) if job.stage in HOLDING else job
-        for job in worker.jobs
-    )
-    return Worker(jobs, min(worker.waited + 1, setting.lease) if asking else 0, worker.late)
+    jobs = tuple(_job_later(setting, job) if job.stage in HOLDING else job for job in worker.jobs)
+    longest = setting.retention if setting.expiry and "mark" in setting.ways else setting.lease
+    return Worker(jobs, min(worker.waited + 1, longest) if asking else 0, worker.late)
+
+
+def _job_later(setting: Setting, job: Job) -> Job:
+    """What is marked is its worker's for longer than a lease, until it expires: in some worlds, beyond their end."""
+    passes = setting.expiry or job.valid <= setting.lease
+    return job._replace(valid=max(0, job.valid - passes), hold=max(0, job.hold - 1))
 
 
 def lapsing(ledger: Ledger, shared: Shared) -> int:

@@ -41,7 +41,7 @@ def origin(entry: Entry, make: keys.Strategy, hints: Hints) -> Origin | None:
         known |= {
             "own": made,
             "conflict": keys.make("conflict", event, [str(made), content]),
-            "marked": keys.make("failed", event, [str(made)], binds=False),
+            "marked": keys.make("failed", event, [str(made)]),
         }
     return next((Origin(why, made or key, event) for why, key in known.items() if key.digest == entry.key), None)
 

@@ -13,6 +13,7 @@ from oncegate import keys
 from oncegate.canonical import digest
 from oncegate.carriers import delivery
 from oncegate.claims import (
+    COMPLETED,
     Buried,
     Bury,
     Claim,
@@ -24,13 +25,12 @@ from oncegate.claims import (
     Verdict,
 )
 from oncegate.clocks import Clock
-from oncegate.durations import times
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
 from oncegate.gate.endings import Failed
-from oncegate.gate.jobs import Job, about, kind_of, only_called
+from oncegate.gate.jobs import NO_DOCUMENT, NOT_KEPT, Job, about, document, kind_of, only_called
 from oncegate.gate.leases import Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -43,6 +43,7 @@ from oncegate.stores.base import Entry, Store, Want
 _OWNER: Final = Layout("16s")
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
+_TAKEN: Final = "something else has the key of the copy"
 
 
 def owners(count: int) -> list[bytes]:
@@ -82,8 +83,6 @@ class Claimer:
             return False
         job.outcome = outcome
         self._observers.tell("memory.hit", job.event, job.key)
-        if outcome.original is not None:
-            self._tell_of_loosened(job, outcome.original)
         return True
 
     def _tell_of_loosened(self, job: Job, original: Record) -> None:
@@ -145,7 +144,7 @@ class Claimer:
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
         """Make dead letters of refused events, each under a key made of its bytes; equal ones share theirs."""
-        copies = [Job(outcome.event, _kept_key(outcome.event), digest(outcome.event.raw)) for outcome in refused]
+        copies = [_kept_copy(outcome.event) for outcome in refused]
         problems = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused])
         kept = [_kept(*each) for each in zip(refused, copies, problems, strict=True)]
         for outcome in kept:
@@ -181,8 +180,9 @@ class Claimer:
         job.held = True
         job.event = replace(job.event, key=key, attempt=attempt, fence=record.fence)
         if attempt > 1 and terms.max_attempts is not None and attempt > terms.max_attempts:
-            job.hopeless = f"its worker did not come back from {times(terms.max_attempts, 'attempt')}"
-        if record.completed_at is not None:
+            job.hopeless = f"its worker did not come back from attempt {attempt - 1}"
+        if record.completed_at is not None and record.expires_at is not None:
+            job.lease.valid_until = sent_at + record.expires_at - at  # what is marked is granted to nobody else before
             self._memory.found(job.lease)
 
     def mark(self, job: Job) -> bool:
@@ -216,20 +216,28 @@ class Claimer:
         return [
             replace(outcome, error=error, kept=copy.key)
             if problem is None
-            else _unkept(outcome.event, outcome.key, error, problem)
+            else _unkept(outcome.event, outcome.key, error, problem, outcome.raised or f"see dead letter {outcome.key}")
             for copy, outcome, error, problem in zip(own, outcomes, errors, problems, strict=True)
         ]
 
-    def bury_failed(self, failed: Sequence[Failed]) -> None:
-        """Keep what was marked as done and was not: as dead letters of their own, since done is never undone."""
-        jobs = [each.job for each in failed]
-        copies = [Job(job.event, _failed_key(job), job.payload_hash) for job in jobs]
+    def bury_failed(self, failed: Sequence[Failed], *apart: str) -> None:
+        """Keep what was marked as done and was not: as dead letters of their own, since done is never undone. Where the
+        key of one is that of an earlier failure, redriven or of other content, it is kept under one that nothing has:
+        it is not delivered again, or as a duplicate only."""
+        copies = [Job(each.job.event, _failed_key(each.job, *apart), each.job.payload_hash) for each in failed]
         problems = self._bury_copies(copies, [each.error for each in failed])
-        for each, job, copy, problem in zip(failed, jobs, copies, problems, strict=True):
+        taken = []
+        for each, copy, problem in zip(failed, copies, problems, strict=True):
+            job = each.job
             if problem is None:
                 job.outcome = Outcome("buried", job.event, job.key, error=each.error, kept=copy.key, raised=each.raised)
+            elif problem in (_BEING_KEPT, _TAKEN) and not apart:
+                taken.append(each)
             else:
-                job.outcome = _unkept(job.event, job.key, each.error, problem)
+                job.outcome = _unkept(job.event, job.key, each.error, problem, each.raised)
+        if taken:
+            (random,) = owners(1)
+            self.bury_failed(taken, random.hex())
 
     def answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> list[Job]:
         """A conflict is judged again under the key H(key, content), by the policy: those that are to be asked for once
@@ -264,17 +272,16 @@ class Claimer:
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
         """Make dead letters of them; for each None, or why it could not be kept. Equal ones share theirs."""
-        if not copies:
-            return []
         same = [(copy.key.digest, copy.payload_hash) for copy in copies]
-        firsts: dict[tuple[bytes, bytes], tuple[Job, str]] = {}
+        firsts: dict[tuple[bytes, bytes], tuple[Job, bytes, str]] = {}
         for each, copy, error in zip(same, copies, errors, strict=True):
-            firsts.setdefault(each, (copy, error))
-        problems = self._bury_each(*zip(*firsts.values(), strict=True))
+            if (payload := document(copy.event)) is not None:
+                firsts.setdefault(each, (copy, payload, error))
+        problems = self._bury_each(*zip(*firsts.values(), strict=True)) if firsts else ()
         found = dict(zip(firsts, problems, strict=True))
-        return [found[each] for each in same]
+        return [found.get(each, NO_DOCUMENT) for each in same]
 
-    def _bury_each(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
+    def _bury_each(self, copies: Sequence[Job], payloads: Sequence[bytes], errors: Sequence[str]) -> list[str | None]:
         try:
             verdicts = self._store.claim(requests := self._requests(copies))
         except StoreError as error:
@@ -283,23 +290,23 @@ class Claimer:
         burials: dict[int, Bury] = {}
         for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
             if isinstance(verdict, Granted):
-                burials[index] = self._burial(request, verdict, copies[index].event, errors[index])
-            elif isinstance(verdict, InFlight):
-                problems[index] = _BEING_KEPT
+                burials[index] = self._burial(request, verdict, payloads[index], errors[index])
+            else:
+                problems[index] = _not_there(copies[index], verdict)
         answers = settle(self._store, list(burials.values())) if burials else ()
         for index, answer in zip(burials, answers, strict=True):
             if answer is not True:
                 problems[index] = str(answer) if answer else _CLAIM_LOST
         return problems
 
-    def _burial(self, request: Claim, granted: Granted, event: Event, error: str) -> Bury:
+    def _burial(self, request: Claim, granted: Granted, payload: bytes, error: str) -> Bury:
         return Bury(
             request.namespace,
             request.key,
             request.owner,
             granted.record.fence,
             self._terms.dead_letter_retention,
-            event.raw,
+            payload,
             error,
         )
 
@@ -328,24 +335,40 @@ def _conflict(job: Job, verdict: Conflict, kept: Key, differs: tuple[str, ...]) 
 def _kept(refused: Outcome, copy: Job, problem: str | None) -> Outcome:
     if problem is None:
         return replace(refused, kept=copy.key)
-    return _unkept(refused.event, None, refused.error, problem)
+    return _unkept(refused.event, None, refused.error, problem, refused.raised)
 
 
-def _unkept(event: Event, key: Key | None, error: str | None, problem: str) -> Outcome:
+def _unkept(event: Event, key: Key | None, error: str | None, problem: str, raised: str | None = None) -> Outcome:
     """That another worker is or was at it is no failure of the store, nor, where none has run, of a handler."""
     elsewhere = problem in (_BEING_KEPT, _CLAIM_LOST) and not event.attempt
-    why = f"{error}, and no copy could be kept: {problem}"
+    why = f"{error}, {NOT_KEPT}: {problem}"
+    told = None if raised is None else f"{raised}, {NOT_KEPT}: {problem}"
     if elsewhere:
-        return Outcome("in_flight", event, key, "concurrent", error=why)
-    return Outcome("failed", event, key, error=why)
+        return Outcome("in_flight", event, key, "concurrent", error=why, raised=told)
+    return Outcome("failed", event, key, error=why, raised=told)
 
 
-def _kept_key(event: Event) -> Key:
-    return keys.make("kept", event, [digest(event.raw).hex()], binds=False)
+def _kept_copy(event: Event) -> Job:
+    content = digest(document(event) or b"")
+    return Job(event, keys.make("kept", event, [content.hex()], binds=False), content)
 
 
-def _failed_key(job: Job) -> Key:
-    return keys.make("failed", job.event, [str(job.key)], binds=False)
+def _failed_key(job: Job, *apart: str) -> Key:
+    return keys.make("failed", job.event, [str(job.key), *apart])
+
+
+def _not_there(copy: Job, verdict: Duplicate | InFlight | Conflict | Buried) -> str | None:
+    """Why what the store knows under its key is no copy of it; None if it is, or was until it was redriven and run. To
+    have been run is not enough for what has failed since."""
+    match verdict:
+        case InFlight():
+            return _BEING_KEPT
+        case Conflict():
+            return _TAKEN
+        case Duplicate() if verdict.record.state == COMPLETED and copy.key.strategy == "failed":
+            return _TAKEN
+        case _:
+            return None
 
 
 def _copy_key(job: Job) -> Key:

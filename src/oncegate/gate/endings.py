@@ -10,7 +10,7 @@ from oncegate.canonical import told_apart
 from oncegate.claims import Bury, Complete, Release
 from oncegate.errors import Bury as Never
 from oncegate.gate.handlers import not_before, said, told
-from oncegate.gate.jobs import TOO_LATE, Bare, Job
+from oncegate.gate.jobs import NO_DOCUMENT, NOT_KEPT, TOO_LATE, Bare, Job, document
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
 from oncegate.gate.terms import Terms
@@ -45,7 +45,11 @@ class Endings:
         return Ending(job, Release(*self._proof(job), error, delay=max(self._delay(job), retry_after or 0)), outcome)
 
     def buried(self, job: Job, error: str, raised: str | None = None) -> Ending:
-        bury = Bury(*self._proof(job), self._terms.dead_letter_retention, job.event.raw, error)
+        payload = document(job.event)
+        if payload is None:
+            why = f"{NOT_KEPT}: {NO_DOCUMENT}"
+            return self.released(job, f"{error}, {why}", raised and f"{raised}, {why}")
+        bury = Bury(*self._proof(job), self._terms.dead_letter_retention, payload, error)
         return Ending(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
 
     def unstarted(self, job: Job, why: str = TOO_LATE) -> Ending:
@@ -111,4 +115,5 @@ def failed_unguarded(item: Job | Bare, error: BaseException) -> None:
 
 
 def ran_unguarded(item: Job | Bare, result: Any) -> None:
-    item.outcome = Outcome("unguarded", item.event, item.key, None, result, item.unguarded)
+    raised = item.refusal.raised if isinstance(item, Bare) else None
+    item.outcome = Outcome("unguarded", item.event, item.key, None, result, item.unguarded, raised=raised)

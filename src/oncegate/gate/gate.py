@@ -84,8 +84,8 @@ class Gate:
         self._observers = Observers(observers, terms.namespace, wall)
         self._wall = wall
         self._identify = Identifier(key, terms, wall, self._observers)
-        self.store = open_store(store) if isinstance(store, str) else store
-        self._hints = hints
+        self._hints = _checked(hints)
+        self.store = _opened(store)
         self._engine = Engine(self.store, terms, boot, self._observers, hints)
 
     def run(self, payload: Any, handler: Handler) -> Outcome:
@@ -365,3 +365,20 @@ class Gate:
     def _told(self, outcomes: list[Outcome]) -> list[Outcome]:
         self._observers.outcomes(outcomes)
         return outcomes
+
+
+def _opened(store: str | Store) -> Store:
+    if isinstance(store, str):
+        return open_store(store)
+    if isinstance(store, type) or not hasattr(store, "claim"):
+        kind = type(store).__name__  # what it says may be a password
+        raise SettingError(
+            f"a store is a URL, such as sqlite:///oncegate.db, or what open_store() gives, and no {kind}"
+        )
+    return store
+
+
+def _checked(hints: Hints) -> Hints:
+    if not isinstance(hints, Hints):
+        raise SettingError(f"hints={hints!r} must be oncegate.sources.Hints(…)")
+    return hints

@@ -39,8 +39,12 @@ class Identifier:
             return self._without_key(event, f"its key function raised {name}: {error}", f"its key function: {name}")
         if event.evidence.replay is not None:
             key = self._replayed(event, key, event.evidence.replay)
+        try:
+            payload_hash = keys.content_hash(event)
+        except (TypeError, ValueError, RecursionError) as error:  # of what was made by hand
+            return Refused(Outcome("invalid", event, key, error=f"its body is no JSON value ({error})"))
         too_old = None if self._terms.max_age is None else self._too_old(event)
-        job = Job(event, key, keys.content_hash(event), too_old)
+        job = Job(event, key, payload_hash, too_old)
         if self._terms.on_conflict == "duplicate" and job.key.binds:
             job.key, job.loosened = replace(job.key, binds=False), True
         return job

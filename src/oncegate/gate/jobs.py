@@ -6,6 +6,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncegate.canonical import written
 from oncegate.claims import About, Record
 from oncegate.events import Event, Key
 from oncegate.gate.leases import Lease
@@ -20,6 +21,8 @@ _NOT_YET: Final[Any] = None
 CALL: Final = "call"  # the source of what is no event from outside but the call of a guarded function
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
+NOT_KEPT: Final = "and no copy could be kept"
+NO_DOCUMENT: Final = "it was made by hand, and its body is no JSON value"
 
 
 class Job(Struct, eq=False, gc=False):
@@ -158,6 +161,17 @@ def only_called(about: About) -> str | None:
     if about.type is None or about != About(CALL, about.type):
         return None
     return f"it is a call of {about.type}, which only its callers can run; drop it, and the next call runs"
+
+
+def document(event: Event) -> bytes | None:
+    """What to keep of an event: its document as it came; of one that was made by hand, what it says, as JSON. None if
+    that is no JSON value."""
+    if event.raw or event.problem is not None:
+        return event.raw
+    try:
+        return written(event.body)
+    except ValueError:
+        return None
 
 
 def arrived_as(event: Event) -> str | None:

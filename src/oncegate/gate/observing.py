@@ -19,10 +19,13 @@ Every notice has a dotted name:
 All of them are counted, whether anybody watches or not.
 """
 
+import atexit
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, get_args
+from weakref import WeakSet
 
 from msgspec import Struct
 
@@ -32,9 +35,11 @@ from oncegate.errors import SettingError
 from oncegate.events import Event, Key
 from oncegate.gate.background import Background
 from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.terms import LISTS
 
 _MOST_WAITING: Final = 10_000
 _AT_A_TIME: Final = 100
+_FLUSH_AT_EXIT: Final = 2.0
 
 
 class Notice(Struct, frozen=True):
@@ -57,8 +62,8 @@ class Observers:
     gate. Notices that pile up beyond a bound are dropped, and counted."""
 
     def __init__(self, observers: Sequence[Observer], namespace: str, wall: Clock) -> None:
-        if callable(observers) or not all(callable(observer) for observer in observers):
-            raise SettingError("observers=[…] must be a list of things that can be called with one notice")
+        if not isinstance(observers, LISTS) or not all(callable(observer) for observer in observers):
+            raise SettingError(f"observers={observers!r} must be a list of things that can be called with one notice")
         self._observers = tuple(observers)
         self._namespace = namespace
         self.wall = wall
@@ -66,6 +71,8 @@ class Observers:
         self._watch = forks.holding(self._lock)
         self._counts: Counter[str] = Counter()
         self._background: Background[Notice] = Background("oncegate-observers", self._deliver, most=_AT_A_TIME)
+        if self._observers:
+            _watched.add(self)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -130,6 +137,17 @@ class Observers:
                     observer(notice)
                 except BaseException:  # noqa: BLE001  # whatever an observer does is its own affair
                     self._count("observer.failed")
+
+
+# Who ends a process without closing its gates is told the last of it all the same, unless that takes long.
+_watched: WeakSet[Observers] = WeakSet()
+
+
+@atexit.register
+def _flush_all() -> None:
+    until = time.monotonic() + _FLUSH_AT_EXIT
+    for each in list(_watched):
+        each.flush(max(0.0, until - time.monotonic()))
 
 
 _NAMES: Final = {status: f"event.{status}" for status in get_args(Status)}

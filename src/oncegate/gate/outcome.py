@@ -56,8 +56,9 @@ class Outcome(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """One sentence for a person, on one line."""
-        return " ".join(_SENTENCES[self.status](self).split())
+        """One sentence for a person, on one line; what could steer a terminal is spelt out."""
+        sentence = " ".join(_SENTENCES[self.status](self).split())
+        return sentence if sentence.isprintable() else _printable(sentence)
 
     @property
     def discreet(self) -> str:
@@ -113,9 +114,12 @@ def _buried(outcome: Outcome) -> str:
         return f"Not run, and buried as dead letter {outcome.kept}: {outcome.error}."
     if outcome.kept is not None:
         return f"Buried as dead letter {outcome.kept}, and marked as done: {outcome.error}."
-    if original is None or original.state != DEAD:
-        return f"Buried as dead letter {outcome.key} after {times(outcome.event.attempt, 'attempt')}: {outcome.error}."
-    return f"Not run: it is dead letter {outcome.key} since an earlier delivery ({outcome.error})."
+    if original is not None and original.state == DEAD:
+        return f"Not run: it is dead letter {outcome.key} since an earlier delivery ({outcome.error})."
+    ran = outcome.event.attempt - (outcome.raised is None)  # of the attempt that it was granted no handler knows then
+    if ran < 1:
+        return f"Not run, and buried as dead letter {outcome.key}: {outcome.error}."
+    return f"Buried as dead letter {outcome.key} after {times(ran, 'attempt')}: {outcome.error}."
 
 
 def _invalid(outcome: Outcome) -> str:
@@ -129,6 +133,10 @@ def _unguarded(outcome: Outcome) -> str:
 
 def _skipped(outcome: Outcome) -> str:
     return f"Skipped: {outcome.error}."
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _original(outcome: Outcome) -> str:

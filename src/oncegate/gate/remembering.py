@@ -61,7 +61,7 @@ class Memory:
         if known is None:
             return None
         record, complete, now = known.record, known.complete, self._boot()
-        if now >= known.until or (job.key.binds and record.payload_hash != job.payload_hash):
+        if now >= known.until or record.payload_hash != job.payload_hash:
             return None
         original = replace(
             record,

@@ -101,6 +101,7 @@ DURATIONS: Final = (
     "max_age",
 )
 COUNTS: Final = ("max_attempts", "max_result", "max_in_hand", "threads")
+LISTS: Final = (list, tuple, set, frozenset)
 OPTIONAL: Final = frozenset({"remember", "breaker", "max_age", "max_attempts"})
 
 
@@ -155,6 +156,8 @@ def agree(wishes: Mapping[str, Any]) -> Terms:
             raise SettingError(not_a_choice(name, asked[name], choices))
     for name in COUNTS:
         _check_count(name, asked[name])
+    if not isinstance(asked["sliding"], bool):
+        raise SettingError(f"sliding={asked['sliding']!r} must be True or False")
     read = {name: _duration(name, asked[name]) for name in DURATIONS}
     types = _types(asked["unguarded_types"])
     terms = Terms(**{**asked, **read, "namespace": _named(asked["namespace"]), "unguarded_types": types})
@@ -189,6 +192,8 @@ def _check_times(terms: Terms, asked: Mapping[str, Any]) -> None:
             f"sliding_limit={asked['sliding_limit']!r} is shorter than retention={asked['retention']!r}:"
             " there would be nothing to slide"
         )
+    if terms.on_too_old == "bury" and terms.max_age is None:
+        raise SettingError("on_too_old='bury' means nothing without max_age=…: how old is too old")
     if terms.remember is not None and terms.remember > _LONGEST_MEMORY:
         raise SettingError(f"remember={asked['remember']!r} is too long: what others did meanwhile counts after 60s")
 
@@ -202,7 +207,7 @@ def _check_types(terms: Terms) -> None:
 
 
 def _types(types: Sequence[str]) -> frozenset[str]:
-    if isinstance(types, str) or not all(isinstance(name, str) and name for name in types):
+    if not isinstance(types, LISTS) or not all(isinstance(name, str) and name for name in types):
         raise SettingError(f"unguarded_types={types!r} must be a list of event types")
     return frozenset(types)
 
