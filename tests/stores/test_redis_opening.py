@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate import open_store
+from oncegate import Gate, open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change
 from oncegate.stores.redis.checks import _check_version
@@ -145,6 +145,18 @@ class TestReplicas:
             with pytest.raises(StoreUnavailable, match=r"1 of 2 replicas .* have confirmed"):
                 complete(store, record)
             assert [entry.record.state for entry in store.browse()] == ["C"]
+
+    def test_a_claim_that_is_not_confirmed_counts_as_no_attempt(
+        self, redis_server: RedisServer, replica: RedisServer
+    ) -> None:
+        """What is granted and not confirmed in time is given back: however often that happens, nothing has run."""
+        redis_server.client.flushall()
+        with closing(open_store(f"{redis_server.url}?wait_replicas=2&wait_timeout=50ms")) as store:
+            gate = Gate(store, max_attempts=2, breaker=None)
+            outcomes = [gate.run({"id": "a"}, pytest.fail) for _ in range(4)]
+            assert {outcome.status for outcome in outcomes} == {"failed"}
+            assert "1 of 2 replicas" in (outcomes[-1].error or "")
+            assert [(entry.record.state, entry.record.attempts) for entry in store.browse()] == [("R", 0)]
 
 
 class TestRights:

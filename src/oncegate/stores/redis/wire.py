@@ -37,10 +37,13 @@ _NOT_NOW: Final = (
 
 
 class Failed(Struct, frozen=True):
-    """What came back instead of a reply. `unsure`: the server may have done what it was asked all the same."""
+    """What came back from a server instead of a reply. `unsure`: it may have done what it was asked all the same.
+    `said`: it did and told so, but that is not known to be safe."""
 
     error: Exception
+    place: str
     unsure: bool = False
+    said: Any = None
 
     @property
     def passing(self) -> bool:
@@ -48,6 +51,11 @@ class Failed(Struct, frozen=True):
         if isinstance(self.error, errors.AuthenticationError | errors.AuthorizationError):
             return False
         return isinstance(self.error, (*_NOT_NOW, errors.ConnectionError))
+
+    @property
+    def hung(self) -> bool:
+        """Whether it did not answer in time: another may have taken over from it."""
+        return isinstance(self.error, errors.TimeoutError)
 
 
 Reply = Any
@@ -163,7 +171,7 @@ class Server:
                 link.close()
             else:
                 self._idle.append(link)
-        return _failed(reply) if isinstance(reply, Exception) else reply
+        return _failed(reply, self) if isinstance(reply, Exception) else reply
 
     def release(self, link: Link) -> None:
         self._idle.append(link)
@@ -206,9 +214,9 @@ def ask(server: Server, commands: Sequence[Command]) -> list[Reply]:
         line.close()
 
 
-def _failed(error: Exception) -> Failed:
+def _failed(error: Exception, server: Server) -> Failed:
     """A server that is asked and answers with an error has done nothing."""
-    return Failed(error, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError))
+    return Failed(error, server.name, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError))
 
 
 class _Line:
@@ -223,7 +231,7 @@ class _Line:
             self._link = server.connect()
             self._link.send(b"".join(map(_packed, commands)))
         except FAILURES as error:
-            self._failed = Failed(error, unsure=self._link is not None)
+            self._failed = Failed(error, server.name, unsure=self._link is not None)
 
     def read(self) -> list[Reply]:
         replies: list[Reply] = []
@@ -233,9 +241,9 @@ class _Line:
             except FAILURES as error:
                 reply = error
             if isinstance(reply, errors.ResponseError):
-                reply = _failed(reply)
+                reply = _failed(reply, self.server)
             elif isinstance(reply, Exception):
-                self._failed = _failed(reply)
+                self._failed = _failed(reply, self.server)
                 break
             replies.append(reply)
             self._owed -= 1
@@ -251,6 +259,8 @@ class _Line:
 
 def explained(error: Exception, place: str) -> StoreError:
     """What an error of the client or the server means for the one who asked."""
+    if isinstance(error, StoreError):
+        return error
     if isinstance(error.__context__, ssl.SSLError):  # redis-py has wrapped it
         error = error.__context__
     for kind, meant, sentence in _MEANINGS:
