@@ -1,5 +1,6 @@
 """The DynamoDB store when networks, limits and rights are not as it wants them."""
 
+import base64
 import itertools
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from oncegate import open_store
+from oncegate import Event, Gate, open_store
 from oncegate.claims import COMPLETED, RELEASED, Address, Claim, Complete, Duplicate, Granted
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Store
@@ -152,6 +153,22 @@ class TestRefusals:
         with pytest.raises(StoreRefused, match="larger than the 400 kB that DynamoDB keeps; return a smaller result"):
             complete(store, record, os.urandom(500_000))
         assert stored(store) == record
+
+    def test_too_large_among_others(self, store: DynamoStore) -> None:
+        """An event that cannot be kept is one that failed: its neighbours are settled, and the breaker stays closed."""
+        gate = Gate(store, max_attempts=1, breaker="10s")
+        huge = base64.b64encode(os.urandom(450_000)).decode()
+
+        def handler(event: Event) -> None:
+            if "huge" in event.body:
+                raise ValueError("boom")
+
+        for turn in range(3):
+            batch = [{"id": f"{turn}-a"}, {"id": f"{turn}-b", "huge": huge}, {"id": f"{turn}-c", "type": huge}]
+            first, second, third = gate.run_batch(batch, handler)
+            assert (first.status, third.status) == ("processed", "processed")
+            assert "larger than the 400 kB" in (second.error or "")
+        assert gate.counts.get("breaker.opened", 0) == 0
 
     def test_too_long_a_namespace(self, store: DynamoStore) -> None:
         """A dead letter whose namespace the index cannot hold is refused as such."""

@@ -1,5 +1,6 @@
 """The Postgres store against the contract, and places that will not do for one."""
 
+import os
 import re
 import socket
 import subprocess
@@ -13,10 +14,12 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from oncegate import Gate, open_store
-from oncegate.clocks import Clock
-from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
+from oncegate import Event, Gate, open_store
+from oncegate.claims import Admitted, Redrive
+from oncegate.clocks import Clock, since_boot
+from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable, Unkeepable
 from oncegate.stores.base import Store
+from oncegate.stores.breaker import IN_A_ROW, Breaker, Guarded
 from oncegate.stores.postgres import PostgresStore, schema
 from oncegate.stores.postgres.connections import Connections
 from oncegate.stores.postgres.settings import read_url
@@ -361,6 +364,40 @@ def test_characters_that_postgres_cannot_keep(postgres: PostgresServer) -> None:
         assert complete(store, record, error="a\0b\ud800\N{SNOWMAN}")
         (entry,) = store.browse()
         assert entry.record.error == "a\N{SYMBOL FOR NULL}b\\ud800\N{SNOWMAN}"
+
+
+def test_an_entity_that_no_index_can_hold(postgres: PostgresServer) -> None:
+    """However long the texts of an event are, it is kept, buried and redriven like any other, in a line of its own."""
+    begins = os.urandom(3_000).hex()
+    with closing(open_store(f"{postgres.url()}?oncegate_schema=long")) as store:
+        gate = Gate(store, max_attempts=1)
+        long = [{"id": f"long-{name}", "type": begins, "conversationId": begins + name} for name in "ab"]
+        outcomes = gate.admit([*long, {"id": "short", "conversationId": "c-1"}])
+        assert [outcome.status for outcome in outcomes] == ["accepted"] * 3
+        assert len(gate.run_waiting(lambda event: None)) == 3
+        entities = {entry.record.about.entity for entry in store.browse()}
+        assert len(entities) == 3
+        assert max(len(entity or "") for entity in entities) == 256
+        buried = gate.run({"id": "poison", "conversationId": begins}, boom)
+        assert buried.status == "buried"
+        assert buried.key is not None
+        assert gate.run({"id": "poison", "conversationId": begins}, boom).kind == "redelivery"
+        assert store.redrive([Redrive("default", buried.key.digest)]) == [True]
+
+
+def boom(event: Event) -> None:
+    raise ValueError("boom")
+
+
+def test_what_cannot_be_kept_is_no_outage(postgres: PostgresServer) -> None:
+    """A record that Postgres refuses for what is in it is told of as such, and the breaker stays closed."""
+    with closing(open_store(f"{postgres.url()}?oncegate_schema=long")) as store:
+        guarded = Guarded(store, Breaker(10**9, since_boot))
+        about = replace(ABOUT, entity=os.urandom(3_000).hex())
+        for _ in range(IN_A_ROW + 1):
+            with pytest.raises(Unkeepable, match=r"cannot keep what it was given \(index row size"):
+                admit(guarded, about=about)
+        assert isinstance(admit(guarded), Admitted)
 
 
 def test_what_a_person_reads(postgres: PostgresServer) -> None:

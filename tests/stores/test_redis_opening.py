@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate import Gate, open_store
+from oncegate import Event, Gate, open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change
 from oncegate.stores.redis.checks import _check_version
@@ -130,6 +130,10 @@ def replica(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory)
     replica.stop()
 
 
+def never(event: Event) -> None:
+    pytest.fail(f"{event.id} was run")
+
+
 class TestReplicas:
     def test_a_replica(self, redis_server: RedisServer, replica: RedisServer) -> None:
         """A replica cannot be written; the error names its primary."""
@@ -153,7 +157,7 @@ class TestReplicas:
         redis_server.client.flushall()
         with closing(open_store(f"{redis_server.url}?wait_replicas=2&wait_timeout=50ms")) as store:
             gate = Gate(store, max_attempts=2, breaker=None)
-            outcomes = [gate.run({"id": "a"}, pytest.fail) for _ in range(4)]
+            outcomes = [gate.run({"id": "a"}, never) for _ in range(4)]
             assert {outcome.status for outcome in outcomes} == {"failed"}
             assert "1 of 2 replicas" in (outcomes[-1].error or "")
             assert [(entry.record.state, entry.record.attempts) for entry in store.browse()] == [("R", 0)]
