@@ -46,6 +46,7 @@ URL_ERRORS = [
     ("redis://host?ca_file=x", "has no option 'ca_file' here"),
     ("redis://host?prefix=", "cannot begin a key"),
     ("redis://host?prefix={x}", "cannot begin a key"),
+    ("redis://host?prefix=a:retail", "cannot begin a key"),
     ("redis://host?timeout=5", "timeout='5' is not a duration"),
     ("redis://host?wait_replicas=many", "is not a number from 0 to 100"),
     ("redis+cluster://host/1", "a cluster has no database '1'"),
@@ -90,14 +91,14 @@ class TestEviction:
 
     @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl", "volatile-lfu"])
     def test_may_evict(self, redis_server: RedisServer, policy: str) -> None:
-        """With a limit, every policy but noeviction can evict, also those for keys that expire."""
-        with configured(redis_server, maxmemory="1gb", maxmemory_policy=policy):
-            refused(redis_server.url, f"may evict records to make room (maxmemory-policy {policy})")
+        """Every policy but noeviction can evict, also those for keys that expire, and before there is a limit."""
+        for limit in ("1gb", "0"):
+            with configured(redis_server, maxmemory=limit, maxmemory_policy=policy):
+                refused(redis_server.url, f"may evict records to make room (maxmemory-policy {policy})")
 
-    @pytest.mark.parametrize(("limit", "policy"), [("0", "allkeys-lru"), ("1gb", "noeviction")])
-    def test_may_not(self, redis_server: RedisServer, limit: str, policy: str) -> None:
-        """Without a limit nothing is evicted, nor with the policy that evicts nothing."""
-        with configured(redis_server, maxmemory=limit, maxmemory_policy=policy):
+    def test_may_not(self, redis_server: RedisServer) -> None:
+        """Whatever the limit, nothing is evicted with the policy that evicts nothing."""
+        with configured(redis_server, maxmemory="1gb", maxmemory_policy="noeviction"):
             open_store(redis_server.url).close()
 
     def test_full(self, redis_server: RedisServer) -> None:
@@ -111,6 +112,17 @@ class TestEviction:
             with full, told:
                 store.claim([claim_of(key=number.to_bytes(16)) for number in range(100)])
             assert store.browse() == []
+
+    def test_full_for_a_while(self, redis_server: RedisServer) -> None:
+        """After a new event was refused for want of room, duplicates are still told apart, and dead letters dropped."""
+        redis_server.client.flushall()
+        with closing(open_store(redis_server.url)) as store, closing(Gate(store, remember=None)) as gate:
+            assert gate.run({"id": "done"}, lambda event: None).status == "processed"
+            assert bury(store, granted(store))
+            with configured(redis_server, maxmemory="1mb"):
+                assert gate.run({"id": "new"}, never).status == "failed"
+                assert gate.run({"id": "done"}, never).status == "duplicate"
+                assert reset(store, only_dead=True)
 
 
 def test_without_an_append_only_file(redis_server: RedisServer) -> None:
@@ -310,6 +322,18 @@ class TestLayout:
         """A store that a later version has made is not written by an earlier one."""
         redis_server.client.set("oncegate{layout}", "2 1")
         refused(redis_server.url, "was written by a newer Oncegate (layout 2")
+
+    def test_not_ours(self, redis_server: RedisServer) -> None:
+        """A key of another program's where the version is looked for is told of as that."""
+        redis_server.client.set("oncegate{layout}", "landscape")
+        refused(redis_server.url, "the key oncegate{layout} at")
+
+    def test_keys_of_another_program(self, redis_server: RedisServer) -> None:
+        """Keys that begin like ours and are no records are passed by."""
+        redis_server.client.set("oncegate:requests", "12")
+        with closing(open_store(redis_server.url)) as store:
+            granted(store)
+            assert len(store.browse()) == 1
 
     def test_other_buckets(self, redis_server: RedisServer) -> None:
         """A store made for a cluster is not used as one of a single server."""

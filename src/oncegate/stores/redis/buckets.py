@@ -121,7 +121,8 @@ class Buckets:
             self._look_past(self._hung)
         replies = self._ask_first(calls)
         if Failed in map(type, replies):
-            self._told = self._nothing_told()  # whoever has taken over may not have heard it
+            if any(isinstance(reply, Failed) and reply.may_be_another for reply in replies):
+                self._told = self._nothing_told()  # who has taken over may not have heard it
             self._ask_again(calls, replies)
         if self._hung:
             self._hung -= {

@@ -18,7 +18,7 @@ _SCHEMES: Final = {
 _COMMON: Final = ("prefix", "connect_timeout", "timeout", "wait_replicas", "wait_timeout")
 _CLUSTERED: Final = ("buckets",)
 _ENCRYPTED: Final = ("ca_file", "cert_file", "key_file")
-_PREFIX: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_PREFIX: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # no colon, or the keys of one could be another's too
 _MOST_BUCKETS: Final = 1024
 
 
@@ -90,7 +90,7 @@ def _database(path: str, cluster: bool) -> int:
 
 def _prefix(text: str) -> str:
     if not _PREFIX.fullmatch(text):
-        raise SettingError(f"prefix={text!r} cannot begin a key; use up to 64 letters, digits, and . _ : -")
+        raise SettingError(f"prefix={text!r} cannot begin a key; use up to 64 letters, digits, and . _ -")
     return text
 
 

@@ -53,6 +53,11 @@ class Failed(Struct, frozen=True):
         return isinstance(self.error, (*_NOT_NOW, errors.ConnectionError))
 
     @property
+    def may_be_another(self) -> bool:
+        """Whether what answers from now on may be another server, or the same without its data."""
+        return self.unsure or self.passing
+
+    @property
     def hung(self) -> bool:
         """Whether it did not answer in time: another may have taken over from it."""
         return isinstance(self.error, errors.TimeoutError)
