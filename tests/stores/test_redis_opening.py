@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -334,6 +334,22 @@ class TestLayout:
         with closing(open_store(redis_server.url)) as store:
             granted(store)
             assert len(store.browse()) == 1
+
+    @pytest.mark.filterwarnings("ignore:Redis at .* keeps no append-only file:RuntimeWarning")
+    def test_a_server_that_has_lost_its_data(self, tmp_path: Path) -> None:
+        """When a server comes back with nothing, people find the store that goes on in it."""
+        server = RedisServer(tmp_path, "--appendonly", "no")
+        with ExitStack() as until, closing(open_store(server.url)) as store:
+            until.callback(server.stop)
+            granted(store)
+            server.kill()
+            with pytest.raises(StoreUnavailable):
+                granted(store, "bob")
+            server.start()
+            server.wait()
+            granted(store, "bob")
+            with closing(open_store(server.url, create=False)) as looking:
+                assert len(looking.browse()) == 1
 
     def test_other_buckets(self, redis_server: RedisServer) -> None:
         """A store made for a cluster is not used as one of a single server."""

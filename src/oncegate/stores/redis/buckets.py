@@ -48,6 +48,8 @@ class Buckets:
         self._clocks = [base + b"t" for base in self.servers.bases]
         self._records = [base + b"r" for base in self.servers.bases]
         self._told = self._nothing_told()
+        self._create = create
+        self._doubtful = False  # whether what there is has its note on the layout still
         self._hung: Set[str] = frozenset()
         self._wait = ("WAIT", str(settings.wait_replicas), str(int(settings.wait_timeout * 1_000)))
         try:
@@ -123,7 +125,10 @@ class Buckets:
         if Failed in map(type, replies):
             if any(isinstance(reply, Failed) and reply.may_be_another for reply in replies):
                 self._told = self._nothing_told()  # who has taken over may not have heard it
+                self._doubtful = self._create
             self._ask_again(calls, replies)
+        if self._doubtful and Failed not in map(type, replies):
+            self._note_layout()
         if self._hung:
             self._hung -= {
                 self.servers.having(call.bucket).name
@@ -134,6 +139,14 @@ class Buckets:
             if call.names and not isinstance(reply, Failed):
                 told[call.bucket] |= call.names
         return replies
+
+    def _note_layout(self) -> None:
+        """A server that is back may have lost all it had, and people are to find the store that goes on in it."""
+        home = self.servers.home()
+        if home.name not in self._hung:
+            self._doubtful = False
+            with suppress(StoreError):
+                check_layout(home, self._settings, create=True)
 
     def _ask_first(self, calls: Sequence[Call]) -> list[Reply]:
         """One call alone is asked the shortest way, if it may be asked again when that fails."""
