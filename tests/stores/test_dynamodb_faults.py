@@ -4,6 +4,7 @@ import base64
 import itertools
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -181,6 +182,15 @@ class TestRefusals:
         url = f"dynamodb://Table?region={REGION}&timeout=500ms&endpoint=http://127.0.0.1:{free_port()}"
         with pytest.raises(StoreUnavailable, match=r"cannot be reached .*; check region, endpoint and network"):
             open_store(url)
+
+    def test_silence(self) -> None:
+        """What takes the connection and says nothing is asked again, and not waited for longer than the timeout."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            place = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            start = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+                open_store(f"dynamodb://Table?region={REGION}&timeout=2s&endpoint={place}")
+            assert 1.5 < time.monotonic() - start < 2.8
 
     @pytest.mark.parametrize("status", [200, 404])
     def test_not_dynamodb(self, dynamo_server: DynamoServer, status: int) -> None:

@@ -69,10 +69,11 @@ Reply = Any
 class Link:
     """A connection, made by redis-py and used without its layers, which took as long as the exchange itself."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, timeout: float) -> None:
         connection.connect()
         self._connection = connection
         self._socket = connection._get_socket()
+        self._socket.settimeout(timeout)
         _leave_timeouts_to_the_system(self._socket)
         self._reader = Reader(protocolError=errors.InvalidResponse, replyError=connection._get_parser().parse_error)
         self._buffer = bytearray(_READ_SIZE)
@@ -133,6 +134,7 @@ class Server:
     def __init__(self, settings: Settings, host: str, port: int) -> None:
         self.name = f"{host}:{port}"
         self._idle: deque[Link] = deque()
+        self._timeout = settings.timeout
         self._kind = SSLConnection if settings.tls else Connection
         self._options: dict[str, Any] = {
             "host": host,
@@ -141,7 +143,7 @@ class Server:
             "username": settings.username,
             "password": settings.password,
             "socket_connect_timeout": settings.connect_timeout,
-            "socket_timeout": settings.timeout,
+            "socket_timeout": min(settings.connect_timeout, settings.timeout),  # for TLS and the greeting
             "socket_keepalive": True,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
@@ -153,7 +155,7 @@ class Server:
             try:
                 link = self._idle.pop()
             except IndexError:
-                return Link(self._kind(**self._options))
+                return Link(self._kind(**self._options), self._timeout)
             if not link.is_stale():
                 return link
             link.close()
