@@ -183,7 +183,7 @@ class TestRefusals:
         with pytest.raises(StoreUnavailable, match=r"cannot be reached .*; check region, endpoint and network"):
             open_store(url)
 
-    def test_silence(self) -> None:
+    def test_silence(self, dynamo_server: DynamoServer) -> None:
         """What takes the connection and says nothing is asked again, and not waited for longer than the timeout."""
         with socket.create_server(("127.0.0.1", 0)) as silent:
             place = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -175,6 +175,18 @@ class TestRefusals:
     def test_values_that_cannot_be_meant(self) -> None:
         """What libpq finds out only when it connects is refused all the same."""
         self.refused("postgresql://127.0.0.1/db?sslmode=perhaps", 'invalid sslmode value: "perhaps"')
+        self.refused("postgresql://127.0.0.1/db?connect_timeout=soon", "'soon'); correct its options")
+
+    def test_options_that_the_server_does_not_know(self, postgres: PostgresServer) -> None:
+        """What the server is told in the URL and does not understand is refused as that."""
+        self.refused(f"{postgres.url()}?options=-cbogus%3D1", 'parameter "bogus"); correct its options')
+
+    def test_no_connection_left(self, postgres: PostgresServer, role: str) -> None:
+        """A server or role that has all the connections it may have is told from one that is not there."""
+        with postgres.connect() as db:
+            db.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
+        with pytest.raises(StoreUnavailable, match=r"has no connection left .*; raise its max_connections"):
+            open_store(postgres.url(user=role))
 
     def test_no_such_database_or_role(self, postgres: PostgresServer) -> None:
         """A database or a role that is not there is named."""

@@ -40,6 +40,8 @@ URL_ERRORS = [
     ("redis://", "names no server; write redis://host:6379"),
     ("redis:///0", "names no server"),
     ("redis://host:port", "cannot be read"),
+    ("redis://host:0", "nothing listens at port 0"),
+    ("rediss://host?ca_file=/no/such.pem", "ca_file='/no/such.pem' is no file"),
     ("redis://host/zero", "no number of a Redis database"),
     ("redis://host?colour=red", "has no option 'colour' here; it has prefix, connect_timeout, timeout, wait_replicas"),
     ("redis://host?buckets=4", "has no option 'buckets' here"),
@@ -267,6 +269,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_no_such_database(redis_server: RedisServer) -> None:
+    """A database that the server does not have is told of as that."""
+    refused(f"{redis_server.url}/99", "has no database of this number")
+
+
 class TestEncryption:
     @pytest.fixture
     def port(self, certificate: Path, redis_server: RedisServer) -> Iterator[int]:
@@ -281,6 +288,10 @@ class TestEncryption:
         """With rediss:// and a certificate that is trusted, all is said in TLS."""
         with closing(open_store(f"rediss://localhost:{port}?ca_file={certificate}/cert.pem")) as store:
             assert complete(store, granted(store))
+
+    def test_not_in_tls(self, port: int) -> None:
+        """Who speaks without TLS to a server that wants it is told how to."""
+        refused(f"redis://localhost:{port}", "if it speaks TLS, write rediss://", StoreUnavailable)
 
     def test_not_trusted(self, port: int) -> None:
         """A certificate that nobody vouches for is refused."""

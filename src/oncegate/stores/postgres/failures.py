@@ -27,6 +27,10 @@ _REFUSED: Final = re.compile(
 )
 
 
+_MISTAKEN: Final = re.compile(r"unrecognized configuration parameter|requires a value|bad value for")
+_FULL: Final = re.compile(r"too many clients|too many connections|remaining connection slots")
+
+
 def explained(error: psycopg.Error, place: str) -> StoreError:
     """An error while a connection was used."""
     code = error.sqlstate
@@ -51,6 +55,12 @@ def unconnected(error: psycopg.Error, place: str) -> StoreError:
     if _REFUSED.search(said):
         return StoreRefused(
             f"{place} refused the connection ({said}); check user, password, database and TLS in the URL"
+        )
+    if _MISTAKEN.search(said):
+        return StoreRefused(f"{place} cannot be asked as the URL says ({said}); correct its options")
+    if _FULL.search(said):
+        return StoreUnavailable(
+            f"{place} has no connection left ({said}); raise its max_connections, or lower oncegate_connections"
         )
     return StoreUnavailable(f"{place} cannot be reached ({said}); check host and port, and that the server is up")
 

@@ -270,11 +270,11 @@ def explained(error: Exception, place: str) -> StoreError:
         return error
     if isinstance(error.__context__, ssl.SSLError):  # redis-py has wrapped it
         error = error.__context__
-    for kind, meant, sentence in _MEANINGS:
-        if isinstance(error, kind):
-            return meant(sentence.format(place=place, error=error))
     for words, meant, sentence in _SAID:
         if words in str(error):
+            return meant(sentence.format(place=place, error=error))
+    for kind, meant, sentence in _MEANINGS:
+        if isinstance(error, kind):
             return meant(sentence.format(place=place, error=error))
     return StoreError(f"Redis at {place} could not do what it was asked: {error}")
 
@@ -324,7 +324,17 @@ _MEANINGS: Final[list[_Meaning]] = [
     ),
     (OSError, StoreUnavailable, "Redis at {place} cannot be reached ({error}); check that it runs, and host and port"),
 ]
+_CLOSED: Final = (
+    "Redis at {place} has closed the connection ({error}); check that it runs; if it speaks TLS, write rediss://"
+)
 _SAID: Final[list[tuple[str, type[StoreError], str]]] = [
+    ("Connection closed by server", StoreUnavailable, _CLOSED),
+    ("Connection reset by peer", StoreUnavailable, _CLOSED),
+    (
+        "DB index is out of range",
+        StoreRefused,
+        "Redis at {place} has no database of this number ({error}); name a lower one, or raise its setting databases",
+    ),
     ("MISCONF", StoreUnavailable, "Redis at {place} cannot save its data, so it takes none ({error})"),
     (
         "NOREPLICAS",
