@@ -122,6 +122,8 @@ class Buckets:
         if self._hung:
             self._look_past(self._hung)
         replies = self._ask_first(calls)
+        if self._hung:
+            self._hung -= self._heard_of(calls, replies)
         if Failed in map(type, replies):
             if any(isinstance(reply, Failed) and reply.may_be_another for reply in replies):
                 self._told = self._nothing_told()  # who has taken over may not have heard it
@@ -129,12 +131,6 @@ class Buckets:
             self._ask_again(calls, replies)
         if self._doubtful and Failed not in map(type, replies):
             self._note_layout()
-        if self._hung:
-            self._hung -= {
-                self.servers.having(call.bucket).name
-                for call, reply in zip(calls, replies, strict=True)
-                if not isinstance(reply, Failed)
-            }
         for call, reply in zip(calls, replies, strict=True):
             if call.names and not isinstance(reply, Failed):
                 told[call.bucket] |= call.names
@@ -186,6 +182,14 @@ class Buckets:
         with suppress(StoreError):
             self.servers.look_again(hung)
         self._hung = hung & {server.name for server in self.servers.all()}
+
+    def _heard_of(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
+        """The servers that have said something, if only that they cannot."""
+        return {
+            reply.place if isinstance(reply, Failed) else self.servers.having(call.bucket).name
+            for call, reply in zip(calls, replies, strict=True)
+            if not (isinstance(reply, Failed) and reply.hung)
+        }
 
     def _repeat(self, calls: Sequence[Call], replies: list[Reply], again: Sequence[int]) -> None:
         for index, reply in zip(again, self._ask_once([calls[index] for index in again]), strict=True):
