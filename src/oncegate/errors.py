@@ -23,6 +23,7 @@
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
+            └── Unkeepable    one record is more than the store can keep; all others are none the worse
 
 What an event can come to (a duplicate, a failure of the handler, a conflict) is an `Outcome`, not an error; only
 `once` and a Lambda function, which have no other way to answer, raise.
@@ -173,3 +174,8 @@ class StoreUnavailable(StoreError):
 
 class StoreRefused(StoreError):
     """The store cannot be used as it is; a person has to look."""
+
+
+class Unkeepable(StoreRefused):
+    """A record that this store cannot keep, whenever it is asked: nothing is wrong with the store, and no other record
+    is the worse for it."""

@@ -76,6 +76,7 @@ def test_one_sentence_each(answer: AWSResponse, kind: type[AwsError], said: str)
 def test_a_region_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot be a region is refused, and none at all is asked for."""
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/none")
     with pytest.raises(ValueError, match="AWS in eu central cannot be asked"):
         Cloud("eu central").identity()

@@ -239,6 +239,7 @@ class TestPlaces:
     def test_no_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A region that nobody names is asked for at the start."""
         monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+        monkeypatch.delenv("AWS_REGION", raising=False)
         monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
         with pytest.raises(SettingError, match=r"needs a region; write \?region=eu-central-1"):
             publish("sqs://q")

@@ -1,8 +1,10 @@
 """The DynamoDB store when networks, limits and rights are not as it wants them."""
 
+import base64
 import itertools
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from oncegate import open_store
+from oncegate import Event, Gate, open_store
 from oncegate.claims import COMPLETED, RELEASED, Address, Claim, Complete, Duplicate, Granted
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Store
@@ -153,6 +155,22 @@ class TestRefusals:
             complete(store, record, os.urandom(500_000))
         assert stored(store) == record
 
+    def test_too_large_among_others(self, store: DynamoStore) -> None:
+        """An event that cannot be kept is one that failed: its neighbours are settled, and the breaker stays closed."""
+        gate = Gate(store, max_attempts=1, breaker="10s")
+        huge = base64.b64encode(os.urandom(450_000)).decode()
+
+        def handler(event: Event) -> None:
+            if "huge" in event.body:
+                raise ValueError("boom")
+
+        for turn in range(3):
+            batch = [{"id": f"{turn}-a"}, {"id": f"{turn}-b", "huge": huge}, {"id": f"{turn}-c", "type": huge}]
+            first, second, third = gate.run_batch(batch, handler)
+            assert (first.status, third.status) == ("processed", "processed")
+            assert "larger than the 400 kB" in (second.error or "")
+        assert gate.counts.get("breaker.opened", 0) == 0
+
     def test_too_long_a_namespace(self, store: DynamoStore) -> None:
         """A dead letter whose namespace the index cannot hold is refused as such."""
         name = "n" * 1_020
@@ -164,6 +182,15 @@ class TestRefusals:
         url = f"dynamodb://Table?region={REGION}&timeout=500ms&endpoint=http://127.0.0.1:{free_port()}"
         with pytest.raises(StoreUnavailable, match=r"cannot be reached .*; check region, endpoint and network"):
             open_store(url)
+
+    def test_silence(self, dynamo_server: DynamoServer) -> None:
+        """What takes the connection and says nothing is asked again, and not waited for longer than the timeout."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            place = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            start = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+                open_store(f"dynamodb://Table?region={REGION}&timeout=2s&endpoint={place}")
+            assert 1.5 < time.monotonic() - start < 2.8
 
     @pytest.mark.parametrize("status", [200, 404])
     def test_not_dynamodb(self, dynamo_server: DynamoServer, status: int) -> None:

@@ -1,5 +1,6 @@
 """The Postgres store against the contract, and places that will not do for one."""
 
+import os
 import re
 import socket
 import subprocess
@@ -13,10 +14,12 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from oncegate import Gate, open_store
-from oncegate.clocks import Clock
-from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
+from oncegate import Event, Gate, open_store
+from oncegate.claims import Admitted, Redrive
+from oncegate.clocks import Clock, since_boot
+from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable, Unkeepable
 from oncegate.stores.base import Store
+from oncegate.stores.breaker import IN_A_ROW, Breaker, Guarded
 from oncegate.stores.postgres import PostgresStore, schema
 from oncegate.stores.postgres.connections import Connections
 from oncegate.stores.postgres.settings import read_url
@@ -172,6 +175,18 @@ class TestRefusals:
     def test_values_that_cannot_be_meant(self) -> None:
         """What libpq finds out only when it connects is refused all the same."""
         self.refused("postgresql://127.0.0.1/db?sslmode=perhaps", 'invalid sslmode value: "perhaps"')
+        self.refused("postgresql://127.0.0.1/db?connect_timeout=soon", "'soon'); correct its options")
+
+    def test_options_that_the_server_does_not_know(self, postgres: PostgresServer) -> None:
+        """What the server is told in the URL and does not understand is refused as that."""
+        self.refused(f"{postgres.url()}?options=-cbogus%3D1", 'parameter "bogus"); correct its options')
+
+    def test_no_connection_left(self, postgres: PostgresServer, role: str) -> None:
+        """A server or role that has all the connections it may have is told from one that is not there."""
+        with postgres.connect() as db:
+            db.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
+        with pytest.raises(StoreUnavailable, match=r"has no connection left .*; raise its max_connections"):
+            open_store(postgres.url(user=role))
 
     def test_no_such_database_or_role(self, postgres: PostgresServer) -> None:
         """A database or a role that is not there is named."""
@@ -361,6 +376,40 @@ def test_characters_that_postgres_cannot_keep(postgres: PostgresServer) -> None:
         assert complete(store, record, error="a\0b\ud800\N{SNOWMAN}")
         (entry,) = store.browse()
         assert entry.record.error == "a\N{SYMBOL FOR NULL}b\\ud800\N{SNOWMAN}"
+
+
+def test_an_entity_that_no_index_can_hold(postgres: PostgresServer) -> None:
+    """However long the texts of an event are, it is kept, buried and redriven like any other, in a line of its own."""
+    begins = os.urandom(3_000).hex()
+    with closing(open_store(f"{postgres.url()}?oncegate_schema=long")) as store:
+        gate = Gate(store, max_attempts=1)
+        long = [{"id": f"long-{name}", "type": begins, "conversationId": begins + name} for name in "ab"]
+        outcomes = gate.admit([*long, {"id": "short", "conversationId": "c-1"}])
+        assert [outcome.status for outcome in outcomes] == ["accepted"] * 3
+        assert len(gate.run_waiting(lambda event: None)) == 3
+        entities = {entry.record.about.entity for entry in store.browse()}
+        assert len(entities) == 3
+        assert max(len(entity or "") for entity in entities) == 256
+        buried = gate.run({"id": "poison", "conversationId": begins}, boom)
+        assert buried.status == "buried"
+        assert buried.key is not None
+        assert gate.run({"id": "poison", "conversationId": begins}, boom).kind == "redelivery"
+        assert store.redrive([Redrive("default", buried.key.digest)]) == [True]
+
+
+def boom(event: Event) -> None:
+    raise ValueError("boom")
+
+
+def test_what_cannot_be_kept_is_no_outage(postgres: PostgresServer) -> None:
+    """A record that Postgres refuses for what is in it is told of as such, and the breaker stays closed."""
+    with closing(open_store(f"{postgres.url()}?oncegate_schema=long")) as store:
+        guarded = Guarded(store, Breaker(10**9, since_boot))
+        about = replace(ABOUT, entity=os.urandom(3_000).hex())
+        for _ in range(IN_A_ROW + 1):
+            with pytest.raises(Unkeepable, match=r"cannot keep what it was given \(index row size"):
+                admit(guarded, about=about)
+        assert isinstance(admit(guarded), Admitted)
 
 
 def test_what_a_person_reads(postgres: PostgresServer) -> None:

@@ -283,16 +283,24 @@ def test_killed_workers(url: str, postgres: PostgresServer, tmp_path: Any) -> No
     assert len(log.read_text().split()) > 40
 
 
+def cut(server: PostgresServer) -> None:
+    """End the sessions of the user's own, as a restart or a firewall does."""
+    with server.connect() as db:
+        db.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'own'")
+
+
 class TestOwnConnection:
     @pytest.fixture(params=["psycopg", "psycopg autocommit", "session", "connection"])
     def own(self, postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Any]:
         """A connection of the user's own, of every sort there is."""
         url = postgres.url()
         if request.param.startswith("psycopg"):
-            with psycopg.connect(url, autocommit="auto" in request.param) as db:
+            with psycopg.connect(url, autocommit="auto" in request.param, application_name="own") as db:
                 yield db
             return
-        engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
+        engine = sqlalchemy.create_engine(
+            url.replace("postgresql://", "postgresql+psycopg://", 1), connect_args={"application_name": "own"}
+        )
         with Session(engine) if request.param == "session" else engine.connect() as db:
             yield db
         engine.dispose()
@@ -359,6 +367,63 @@ class TestOwnConnection:
             own.execute(sqlalchemy.text("SELECT 1"))
         with pytest.raises(SettingError, match="in a transaction already"):
             Gate(store).transaction({"id": "a"}, self.write, connection=own)
+        assert store.browse() == []
+
+    def test_closed(self, store: PostgresStore, own: Any) -> None:
+        """A closed connection is told of as such, before anything is claimed. A session opens itself again."""
+        own.close()
+        if isinstance(own, Session):
+            assert Gate(store).transaction({"id": "a"}, self.write, connection=own).status == "processed"
+            return
+        with pytest.raises(SettingError, match="the connection is closed"):
+            Gate(store).transaction({"id": "a"}, self.write, connection=own)
+        assert store.browse() == []
+
+    @pytest.mark.session
+    def test_lost(self, store: PostgresStore, postgres: PostgresServer, own: Any) -> None:
+        """One that was lost fails the event: it costs no attempt before the handler has started, and one after that."""
+        gate = Gate(store, max_attempts=5)
+        if not isinstance(own, psycopg.Connection):
+            assert (
+                gate.transaction({"id": "warm"}, self.write, connection=own).status == "processed"
+            )  # it has connected
+        cut(postgres)
+        outcome = gate.transaction({"id": "a"}, self.write, connection=own)
+        assert (outcome.status, (outcome.error or "")[:31]) == ("failed", "its transaction could not begin")
+        if isinstance(own, psycopg.Connection):
+            return
+        assert gate.transaction({"id": "a"}, lambda *_: cut(postgres), connection=own).status == "failed"
+        outcome = gate.transaction({"id": "a"}, self.write, connection=own)
+        assert (outcome.status, outcome.event.attempt) == ("processed", 2)
+
+    @pytest.mark.session
+    def test_another_database(self, store: PostgresStore, postgres: PostgresServer) -> None:
+        """A connection to a database that does not have the store is told of as that, and costs no attempt."""
+        with postgres.connect() as db:
+            db.execute("DROP DATABASE IF EXISTS elsewhere")
+            db.execute("CREATE DATABASE elsewhere")
+        gate = Gate(store, max_attempts=1)
+        refused = pytest.raises(SettingError, match="a database without the schema transactions")
+        with psycopg.connect(postgres.url(), dbname="elsewhere") as db, refused:
+            gate.transaction({"id": "a"}, self.write, connection=db)
+        assert gate.transaction({"id": "a"}, write).status == "processed"
+
+    @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+    def test_another_encoding(self, store: PostgresStore, postgres: PostgresServer, encoding: str) -> None:
+        """A connection on which names and results would be written in other letters is refused."""
+        refused = pytest.raises(SettingError, match="set its client_encoding to UTF8")
+        with psycopg.connect(postgres.url(), client_encoding=encoding) as db, refused:
+            Gate(store, namespace="é").transaction({"id": "a"}, self.write, connection=db)
+        assert store.browse() == []
+
+    def test_one_that_commits_by_itself(self, store: PostgresStore, postgres: PostgresServer) -> None:
+        """SQLAlchemy's AUTOCOMMIT, which knows no transaction, is told of by its name."""
+        url = postgres.url().replace("postgresql://", "postgresql+psycopg://", 1)
+        engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as db, pytest.raises(SettingError, match="commits by itself"):
+            Gate(store).transaction({"id": "a"}, self.write, connection=db)
+        engine.dispose()
+        assert store.browse() == []
 
     def test_what_is_no_connection(self, store: PostgresStore, postgres: PostgresServer) -> None:
         """Anything else, and SQLAlchemy on another driver or database, is refused clearly."""

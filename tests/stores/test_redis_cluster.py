@@ -1,6 +1,8 @@
 """The Redis store on a cluster of six nodes, and what only a cluster can do to it."""
 
+import os
 import re
+import signal
 import threading
 import time
 from collections import Counter, deque
@@ -9,16 +11,18 @@ from contextlib import closing
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 from redis.crc import key_slot
 
 from oncegate import Event, Gate, open_store
-from oncegate.claims import InFlight
+from oncegate.claims import Bury, InFlight, Redrive
 from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.stores.base import Store
+from oncegate.stores.base import Store, Want
 from oncegate.stores.redis import RedisStore
+from oncegate.stores.redis.buckets import Buckets
 from oncegate.testing import SharedStoreContract
-from oncegate.testing.asking import claim, claim_of, complete, granted
+from oncegate.testing.asking import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted
 from tests.stores.redis_server import RedisCluster, RedisServer
 from tests.stores.servers import until
 
@@ -140,9 +144,52 @@ class TestMovingSlots:
         move.finish()
         assert isinstance(claim(store, "bob", key=self.key), InFlight)
 
+    def test_a_part_that_fails_costs_the_others_no_attempt(self, cluster: RedisCluster, store: RedisStore) -> None:
+        """Whatever was granted beside a bucket that cannot answer is given back, as if it had not been asked for."""
+        batch = [claim_of(key=key) for key in (self.key, *(b"other-%d" % number for number in range(20)))]
+        move = Move(cluster, self.slot, self.source, self.target)
+        move.carry(b"}r")
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="is moving the slot"):
+                store.claim([replace(each, owner=os.urandom(16)) for each in batch])
+        move.finish()
+        records = [entry.record for entry in store.browse() if entry.key != self.key]
+        assert {(record.state, record.attempts) for record in records} == {("R", 0)}
+
+    def test_what_was_taken_beside_a_failure_is_given_back(self, cluster: RedisCluster, store: RedisStore) -> None:
+        """The same for what waits with its payload: it waits on, and its attempt does not count."""
+        others = [b"waits-%d" % number for number in range(20)]
+        keys = [key for key in others if store._open().of(key) != 0]
+        for key in [self.key, *keys]:
+            record = self.record if key == self.key else granted(store, key=key)
+            assert store.settle([Bury(NAMESPACE, key, record.owner, record.fence, RETENTION, b"{}", "broken")]) == [
+                True
+            ]
+        assert all(store.redrive([Redrive(NAMESPACE, key) for key in [self.key, *keys]]))
+        move = Move(cluster, self.slot, self.source, self.target)
+        move.carry(b"}r")
+        with pytest.raises(StoreUnavailable, match="is moving the slot"):
+            store.take([Want(NAMESPACE, os.urandom(16), LEASE) for _ in range(30)])
+        move.finish()
+        records = [entry.record for entry in store.browse()]
+        assert {(record.state, record.attempts) for record in records} == {("R", 0)}
+
+
+def name_of(buckets: Buckets, key: bytes) -> str:
+    """The server that a key is looked for at."""
+    return buckets.servers.having(buckets.of(key)).name
+
+
+def refused(store: RedisStore, key: bytes) -> bool:
+    try:
+        claim(store, key=key)
+    except StoreUnavailable:
+        return True
+    return False
+
 
 class TestFailover:
-    """A primary is killed while workers take events through a gate."""
+    """A primary hangs, or is killed while workers take events through a gate."""
 
     EVENTS = 600
     WORKERS = 4
@@ -150,12 +197,41 @@ class TestFailover:
 
     @pytest.fixture(autouse=True)
     def _whole_again(self, cluster: RedisCluster) -> Iterator[None]:
+        self.hung: list[RedisServer] = []
         yield
+        for node in self.hung:
+            os.kill(node.pid, signal.SIGCONT)
         for node in cluster.nodes:
             if not node.running:
                 node.start()
                 node.wait()
         until(cluster.whole, "the cluster to be whole again")
+
+    def test_a_primary_that_hangs(self, cluster: RedisCluster) -> None:
+        """Once another has taken over from a primary that does not answer, a store that knew it finds its successor,
+        and from then on does not wait for the one that hangs."""
+        with closing(open_store(f"{cluster.url}?timeout=300ms&connect_timeout=300ms")) as store:
+            assert isinstance(store, RedisStore)
+            buckets = store._open()
+            hung = cluster.primaries()[0]
+            keys = (key for key in map(b"%016d".__mod__, count()) if hung.url.endswith(name_of(buckets, key)))
+            granted(store, key=next(keys))
+            self.hang(hung)
+            with pytest.raises(StoreUnavailable, match="did not answer in time"):
+                granted(store, key=next(keys))
+            later = next(keys)
+            until(lambda: not refused(store, later), "a successor to be found")
+            asked_at = time.monotonic()
+            granted(
+                store,
+                key=next(key for key in map(b"%016d".__mod__, count(500)) if buckets.of(key) == buckets.of(later)),
+            )
+            assert time.monotonic() - asked_at < 0.3
+            assert not hung.url.endswith(name_of(buckets, later))
+
+    def hang(self, node: RedisServer) -> None:
+        os.kill(node.pid, signal.SIGSTOP)
+        self.hung.append(node)
 
     def test_work_goes_on_by_itself(self, cluster: RedisCluster) -> None:
         """Every event is acknowledged in the end; a sink that is idempotent on the key has each once; few effects are

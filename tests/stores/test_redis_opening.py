@@ -10,12 +10,12 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from oncegate import open_store
+from oncegate import Event, Gate, open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change
 from oncegate.stores.redis.checks import _check_version
@@ -40,6 +40,8 @@ URL_ERRORS = [
     ("redis://", "names no server; write redis://host:6379"),
     ("redis:///0", "names no server"),
     ("redis://host:port", "cannot be read"),
+    ("redis://host:0", "nothing listens at port 0"),
+    ("rediss://host?ca_file=/no/such.pem", "ca_file='/no/such.pem' is no file"),
     ("redis://host/zero", "no number of a Redis database"),
     ("redis://host?colour=red", "has no option 'colour' here; it has prefix, connect_timeout, timeout, wait_replicas"),
     ("redis://host?buckets=4", "has no option 'buckets' here"),
@@ -90,14 +92,14 @@ class TestEviction:
 
     @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl", "volatile-lfu"])
     def test_may_evict(self, redis_server: RedisServer, policy: str) -> None:
-        """With a limit, every policy but noeviction can evict, also those for keys that expire."""
-        with configured(redis_server, maxmemory="1gb", maxmemory_policy=policy):
-            refused(redis_server.url, f"may evict records to make room (maxmemory-policy {policy})")
+        """Every policy but noeviction can evict, also those for keys that expire, and before there is a limit."""
+        for limit in ("1gb", "0"):
+            with configured(redis_server, maxmemory=limit, maxmemory_policy=policy):
+                refused(redis_server.url, f"may evict records to make room (maxmemory-policy {policy})")
 
-    @pytest.mark.parametrize(("limit", "policy"), [("0", "allkeys-lru"), ("1gb", "noeviction")])
-    def test_may_not(self, redis_server: RedisServer, limit: str, policy: str) -> None:
-        """Without a limit nothing is evicted, nor with the policy that evicts nothing."""
-        with configured(redis_server, maxmemory=limit, maxmemory_policy=policy):
+    def test_may_not(self, redis_server: RedisServer) -> None:
+        """Whatever the limit, nothing is evicted with the policy that evicts nothing."""
+        with configured(redis_server, maxmemory="1gb", maxmemory_policy="noeviction"):
             open_store(redis_server.url).close()
 
     def test_full(self, redis_server: RedisServer) -> None:
@@ -111,6 +113,17 @@ class TestEviction:
             with full, told:
                 store.claim([claim_of(key=number.to_bytes(16)) for number in range(100)])
             assert store.browse() == []
+
+    def test_full_for_a_while(self, redis_server: RedisServer) -> None:
+        """After a new event was refused for want of room, duplicates are still told apart, and dead letters dropped."""
+        redis_server.client.flushall()
+        with closing(open_store(redis_server.url)) as store, closing(Gate(store, remember=None)) as gate:
+            assert gate.run({"id": "done"}, lambda event: None).status == "processed"
+            assert bury(store, granted(store))
+            with configured(redis_server, maxmemory="1mb"):
+                assert gate.run({"id": "new"}, never).status == "failed"
+                assert gate.run({"id": "done"}, never).status == "duplicate"
+                assert reset(store, only_dead=True)
 
 
 def test_without_an_append_only_file(redis_server: RedisServer) -> None:
@@ -130,6 +143,10 @@ def replica(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory)
     replica.stop()
 
 
+def never(event: Event) -> None:
+    pytest.fail(f"{event.id} was run")
+
+
 class TestReplicas:
     def test_a_replica(self, redis_server: RedisServer, replica: RedisServer) -> None:
         """A replica cannot be written; the error names its primary."""
@@ -145,6 +162,18 @@ class TestReplicas:
             with pytest.raises(StoreUnavailable, match=r"1 of 2 replicas .* have confirmed"):
                 complete(store, record)
             assert [entry.record.state for entry in store.browse()] == ["C"]
+
+    def test_a_claim_that_is_not_confirmed_counts_as_no_attempt(
+        self, redis_server: RedisServer, replica: RedisServer
+    ) -> None:
+        """What is granted and not confirmed in time is given back: however often that happens, nothing has run."""
+        redis_server.client.flushall()
+        with closing(open_store(f"{redis_server.url}?wait_replicas=2&wait_timeout=50ms")) as store:
+            gate = Gate(store, max_attempts=2, breaker=None)
+            outcomes = [gate.run({"id": "a"}, never) for _ in range(4)]
+            assert {outcome.status for outcome in outcomes} == {"failed"}
+            assert "1 of 2 replicas" in (outcomes[-1].error or "")
+            assert [(entry.record.state, entry.record.attempts) for entry in store.browse()] == [("R", 0)]
 
 
 class TestRights:
@@ -239,6 +268,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_no_such_database(redis_server: RedisServer) -> None:
+    """A database that the server does not have is told of as that."""
+    refused(f"{redis_server.url}/99", "has no database of this number")
+
+
 class TestEncryption:
     @pytest.fixture
     def port(self, certificate: Path, redis_server: RedisServer) -> Iterator[int]:
@@ -254,6 +288,10 @@ class TestEncryption:
         with closing(open_store(f"rediss://localhost:{port}?ca_file={certificate}/cert.pem")) as store:
             assert complete(store, granted(store))
 
+    def test_not_in_tls(self, port: int) -> None:
+        """Who speaks without TLS to a server that wants it is told how to."""
+        refused(f"redis://localhost:{port}", "if it speaks TLS, write rediss://", StoreUnavailable)
+
     def test_not_trusted(self, port: int) -> None:
         """A certificate that nobody vouches for is refused."""
         refused(f"rediss://localhost:{port}", "its certificate is not trusted")
@@ -264,8 +302,11 @@ class TestEncryption:
 
     def test_no_tls(self, redis_server: RedisServer) -> None:
         """A server that speaks no TLS waits for more; that is given up in time, and the cause is named."""
-        url = redis_server.url.replace("redis://", "rediss://") + "?timeout=200ms"
-        refused(url, "for rediss:// that it speaks TLS", StoreUnavailable)
+        for option in ("timeout", "connect_timeout"):
+            start = time.monotonic()
+            url = redis_server.url.replace("redis://", "rediss://") + f"?{option}=200ms"
+            refused(url, "for rediss:// that it speaks TLS", StoreUnavailable)
+            assert time.monotonic() - start < 1.0
 
 
 @pytest.mark.parametrize("version", ["6.0.16", "5.0.7", "6.1.240"])
@@ -294,6 +335,34 @@ class TestLayout:
         """A store that a later version has made is not written by an earlier one."""
         redis_server.client.set("oncegate{layout}", "2 1")
         refused(redis_server.url, "was written by a newer Oncegate (layout 2")
+
+    def test_not_ours(self, redis_server: RedisServer) -> None:
+        """A key of another program's where the version is looked for is told of as that."""
+        redis_server.client.set("oncegate{layout}", "landscape")
+        refused(redis_server.url, "the key oncegate{layout} at")
+
+    def test_keys_of_another_program(self, redis_server: RedisServer) -> None:
+        """Keys that begin like ours and are no records are passed by."""
+        redis_server.client.set("oncegate:requests", "12")
+        with closing(open_store(redis_server.url)) as store:
+            granted(store)
+            assert len(store.browse()) == 1
+
+    @pytest.mark.filterwarnings("ignore:Redis at .* keeps no append-only file:RuntimeWarning")
+    def test_a_server_that_has_lost_its_data(self, tmp_path: Path) -> None:
+        """When a server comes back with nothing, people find the store that goes on in it."""
+        server = RedisServer(tmp_path, "--appendonly", "no")
+        with ExitStack() as until, closing(open_store(server.url)) as store:
+            until.callback(server.stop)
+            granted(store)
+            server.kill()
+            with pytest.raises(StoreUnavailable):
+                granted(store, "bob")
+            server.start()
+            server.wait()
+            granted(store, "bob")
+            with closing(open_store(server.url, create=False)) as looking:
+                assert len(looking.browse()) == 1
 
     def test_other_buckets(self, redis_server: RedisServer) -> None:
         """A store made for a cluster is not used as one of a single server."""

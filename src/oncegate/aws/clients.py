@@ -1,7 +1,7 @@
 """Clients of AWS's services. Credentials come from where AWS's own tools look."""
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import botocore.session
 from botocore.config import Config
@@ -10,6 +10,9 @@ from botocore.loaders import Loader
 
 from oncegate.aws.endpoints import checked_endpoint
 from oncegate.errors import SettingError
+
+# botocore's own knows only the second name, where AWS's other tools and Lambda have the first too.
+_REGION: Final = ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)
 
 
 def client(
@@ -22,7 +25,7 @@ def client(
     retries = {"mode": "standard", "total_max_attempts": attempts}
     config = Config(retries=retries, tcp_keepalive=True, user_agent_extra="oncegate", **options)
     try:
-        session = botocore.session.Session()
+        session = botocore.session.Session({"region": _REGION})
         session.register_component("data_loader", _descriptions())
         region = region or session.get_config_variable("region")
         if not region:  # an empty one would be part of an address

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from oncegate.canonical import HASH_SIZE
 from oncegate.cli.output import Progress
+from oncegate.gate.jobs import known_by
 from oncegate.stores.base import Entry, Store
 from oncegate.stores.walking import walk
 
@@ -23,7 +24,7 @@ class Search(Struct, frozen=True):
 def search(store: Store, namespace: str | None, wanted: str, most: int) -> Search:
     """The records whose key, event id or entity this is. No store has an index by ids, which would cost every claim a
     write for a question that is asked seldom."""
-    key = _key(wanted)
+    key, name = _key(wanted), known_by(wanted)
     if key is not None and (entries := store.browse(namespace, key=key)):
         return Search(entries)
     found: dict[tuple[str, bytes], Entry] = {}
@@ -33,7 +34,7 @@ def search(store: Store, namespace: str | None, wanted: str, most: int) -> Searc
         for entry in islice(walked, most):
             count += 1
             progress.at(count)
-            if wanted in (entry.record.about.delivery_id, entry.record.about.entity) and len(found) < _MOST_FOUND:
+            if name in (entry.record.about.delivery_id, entry.record.about.entity) and len(found) < _MOST_FOUND:
                 found[entry.namespace, entry.key] = entry
         cut = next(walked, None) is not None
     return Search(sorted(found.values(), key=_when), count, cut)

@@ -57,6 +57,11 @@ class Endings:
         outcome = Outcome("in_flight", job.event, job.key, error=why)
         return Ending(job, Release(*self._proof(job), unstarted=True), outcome)
 
+    def untried(self, job: Job, error: str) -> Ending:
+        """It failed before its handler could start, so the attempt does not count either."""
+        outcome = Outcome("failed", job.event, job.key, error=error)
+        return Ending(job, Release(*self._proof(job), error, unstarted=True), outcome)
+
     def _delay(self, job: Job) -> int:
         """How long an event that the store holds is left alone: twice as long after each attempt. By chance up to half
         of that is left out, so that what failed together does not come back together."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from oncegate.clocks import Clock
-from oncegate.errors import StoreUnavailable
+from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.gate.admitting import Admitter
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.echoes import Echoes
@@ -22,7 +22,7 @@ from oncegate.gate.remembering import Memory
 from oncegate.gate.running import Means, Runner
 from oncegate.gate.terms import Terms
 from oncegate.sources import NO_HINTS, Hints
-from oncegate.stores.base import Store
+from oncegate.stores.base import Joining, Store
 from oncegate.stores.breaker import Breaker, Guarded
 
 if TYPE_CHECKING:
@@ -74,6 +74,12 @@ class Engine:
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any) -> None:
         """Claim one and run it in a transaction; it has its outcome afterwards. Nothing runs unguarded here."""
+        if connection is not None:
+            try:
+                cast(Joining, self._store).check_connection(connection)  # the gate has asked whether it can
+            except StoreError as error:
+                job.outcome = Outcome("failed", job.event, job.key, error=str(error))
+                return
         self.echoes.resolve([job])
         if not job.answered:
             self.claimer.claim([job])

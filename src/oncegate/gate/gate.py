@@ -23,7 +23,7 @@ from oncegate.gate.terms import Wishes, agree, check_keeping
 from oncegate.gate.working import Lent, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
-from oncegate.stores.base import Inbox, Store, Transactional
+from oncegate.stores.base import Inbox, Joining, Store, Transactional
 
 if TYPE_CHECKING:
     from oncegate.gate.calls import Calls
@@ -169,6 +169,8 @@ class Gate:
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
         if self._terms.marks_first:
             raise SettingError("transaction() completes with the effect; mode='mark_first' would complete before it")
+        if connection is not None and not isinstance(self.store, Joining):
+            raise SettingError("connection= is for Postgres; on this store the handler is given what it writes with")
         item = self._identify(self._only_event(payload))
         if isinstance(item, Bare):
             item.outcome = item.refusal

@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncegate.canonical import written
+from oncegate.canonical import digest, written
 from oncegate.claims import About, Record
 from oncegate.events import Event, Key
 from oncegate.gate.leases import Lease
@@ -16,6 +16,7 @@ from oncegate.times import microseconds_of
 # Genesys hands an event over for up to 4 days, and EventBridge then tries its targets for one more.
 _RETRIED_FOR: Final = 5 * 86_400_000_000
 _NEVER: Final = 2**63
+_LONGEST: Final = 256  # characters
 _NOT_YET: Final[Any] = None
 
 CALL: Final = "call"  # the source of what is no event from outside but the call of a guarded function
@@ -153,7 +154,10 @@ class Batch:
 
 def about(event: Event) -> About:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
-    return About(event.source, event.type, event.entity, occurred_at, event.id or event.evidence.message_id)
+    kind, entity, delivery = event.type, event.entity, event.id or event.evidence.message_id
+    if len(kind or "") + len(entity or "") + len(delivery or "") > _LONGEST:  # as hardly ever
+        kind, entity, delivery = known_by(kind), known_by(entity), known_by(delivery)
+    return About(event.source, kind, entity, occurred_at, delivery)
 
 
 def only_called(about: About) -> str | None:
@@ -176,7 +180,16 @@ def document(event: Event) -> bytes | None:
 
 def arrived_as(event: Event) -> str | None:
     """What a second arrival of the same thing has again: the event's id, else that of the message it came in."""
-    return event.id or event.evidence.message_id
+    return known_by(event.id or event.evidence.message_id)
+
+
+def known_by(text: str | None) -> str | None:
+    """A text of an event as records have it. Stores can neither sort nor keep one of any length: what no id or name is
+    as long as is cut, and told from others that begin alike by its hash."""
+    if text is None or len(text) <= _LONGEST:
+        return text
+    hashed = digest(text.encode(errors="surrogatepass")).hex()
+    return f"{text[: _LONGEST - len(hashed) - 1]}…{hashed}"
 
 
 def kind_of(job: Job, original: Record, at: int) -> Kind:

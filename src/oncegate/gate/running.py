@@ -9,7 +9,7 @@ from msgspec import Struct
 from oncegate import forks
 from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
-from oncegate.errors import StoreError
+from oncegate.errors import SettingError, StoreError
 from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import (
@@ -125,8 +125,11 @@ class Runner:
     def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
         store = cast(Transactional, self._means.store)  # the gate has asked
         endings: list[Ending] = []
+        began = False
 
         def effect(connection: Any) -> Complete:
+            nonlocal began
+            began = True
             endings.append(self._means.endings.processed(job, plain(handler(job.event, connection))))
             complete = endings[0].settlement
             assert isinstance(complete, Complete)  # noqa: S101  # processed() completes
@@ -140,7 +143,12 @@ class Runner:
             if not isinstance(failure.cause, Exception):
                 raise failure.cause from None
             return self._means.endings.failed(job, failure.cause)
+        except SettingError:  # the connection will not do
+            job.started = began
+            raise
         except StoreError as error:
+            if not began:
+                return self._means.endings.untried(job, f"its transaction could not begin ({error})")
             return self._means.endings.released(job, f"its transaction was rolled back ({error})")
         self._settled(endings or [self._means.endings.processed(job, None)], [accepted], sent_at)
         return None
@@ -204,7 +212,8 @@ class Runner:
                     if (ending := handle(job)) is not None:
                         settlements.add(ending)
         except BaseException as error:  # an interrupt fails the attempt like any error, and then goes on upwards
-            settlements.add(self._means.endings.failed(job, error))
+            if job.started:
+                settlements.add(self._means.endings.failed(job, error))
             raise
         finally:
             self._flusher.end(settlements)

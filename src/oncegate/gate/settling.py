@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from oncegate import forks
 from oncegate.claims import Settlement
-from oncegate.errors import StoreError
+from oncegate.errors import StoreError, Unkeepable
 from oncegate.gate.jobs import Job
 from oncegate.gate.outcome import Outcome
 from oncegate.stores.base import Store
@@ -49,10 +49,14 @@ class Settlements:
 
 
 def settle(store: Store, settlements: Sequence[Settlement]) -> Sequence[Answer]:
-    """Settle in one write. The effects are done, so a store that stumbles is asked again before giving up."""
+    """Settle in one write. The effects are done, so a store that stumbles is asked again before giving up; and if one
+    cannot be kept, the others are settled one by one."""
     for pause in (*_RETRY_AFTER, None):
         try:
             return store.settle(settlements)
+        except Unkeepable as error:
+            alone = len(settlements) == 1
+            return [error] if alone else [answer for each in settlements for answer in settle(store, [each])]
         except StoreError as error:
             if pause is None:
                 return [error] * len(settlements)

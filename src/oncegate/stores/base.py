@@ -84,6 +84,14 @@ class Transactional(Protocol):
 
 
 @runtime_checkable
+class Joining(Protocol):
+    """A transactional store that can do so on a connection of the user's own."""
+
+    def check_connection(self, connection: Any) -> None:
+        """SettingError if it will not do, StoreError if it is lost: as far as that shows before anything is asked."""
+
+
+@runtime_checkable
 class Inbox(Protocol):
     """A store that keeps events until they are run, and gives them out in order."""
 

@@ -18,7 +18,7 @@ from oncegate import forks
 from oncegate.claims import Address, Admission, Admit, Claim, Renew, Settlement, Verdict
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
-from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.errors import StoreError, StoreUnavailable, Unkeepable
 from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
 
 IN_A_ROW: Final = 5
@@ -58,6 +58,9 @@ class Breaker:
         sent_at = self._boot()
         try:
             answer = ask(batch)
+        except Unkeepable:  # which is an answer, and as good as any
+            self._count(generation, None)
+            raise
         except StoreError as error:
             self._count(generation, str(error))
             raise

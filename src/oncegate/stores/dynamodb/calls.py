@@ -18,6 +18,7 @@ from oncegate.stores.dynamodb.settings import Settings
 
 _FIRST_PAUSE: Final = 0.025
 _LONGEST_PAUSE: Final = 1.0
+_A_TRY: Final = 0.45  # of the time there is, so that there is some to ask again
 _CALLERS: Final = 16  # threads of the caller's own that ask beside those of batches; more of them reconnect
 _CONDITION: Final = "ConditionalCheckFailedException"
 _CANCELLED: Final = "TransactionCanceledException"
@@ -69,14 +70,19 @@ class Calls:
                 return answer
 
     def pauses(self) -> Iterator[float]:
-        """How long to wait before each further try, at random so that many do not come back at once; none after
-        the time there is for all of them."""
-        deadline = time.monotonic() + self._settings.timeout
+        """How long to wait before each further try, at random so that many do not come back at once; none for one that
+        would end, if it took as long as the one before, after the time there is for all of them."""
+        return self._pauses(time.monotonic())
+
+    def _pauses(self, asked_at: float) -> Iterator[float]:
+        deadline = asked_at + self._settings.timeout
         longest = _FIRST_PAUSE
         while True:
+            now = time.monotonic()
             pause = random.uniform(longest / 2, longest)  # noqa: S311  # no secret
-            if time.monotonic() + pause > deadline:
+            if now + pause + (now - asked_at) > deadline:
                 return
+            asked_at = now + pause
             yield pause
             longest = min(2 * longest, _LONGEST_PAUSE)
 
@@ -98,8 +104,8 @@ class Calls:
                 settings.region,
                 settings.endpoint,
                 self.place,
-                connect_timeout=min(2.0, settings.timeout),
-                read_timeout=settings.timeout / 2,  # so that there is time to ask again
+                connect_timeout=min(2.0, settings.timeout * _A_TRY),
+                read_timeout=settings.timeout * _A_TRY,
                 max_pool_connections=settings.parallel + _CALLERS,
             )
         except BotoCoreError as error:

@@ -5,7 +5,7 @@ from typing import Final
 from botocore.exceptions import ClientError
 
 from oncegate.aws.failures import Kind, Words, code_of, failure, said_by
-from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
+from oncegate.errors import StoreError, StoreRefused, StoreUnavailable, Unkeepable
 
 _WORDS: Final = Words(
     "DynamoDB", "write dynamodb://Table?region=eu-central-1", "docs/stores/dynamodb.md lists what is needed"
@@ -35,7 +35,7 @@ def explained(error: Exception, place: str, action: str) -> StoreError:
     if isinstance(error, ClientError) and code_of(error) == "ResourceInUseException":
         return InUse(f"{place} is being created or changed ({said_by(error)}); try again later")
     if isinstance(error, ClientError) and "Item size" in said_by(error):
-        return StoreRefused(
+        return Unkeepable(
             f"a record for {place} is larger than the 400 kB that DynamoDB keeps; return a smaller result (max_result)"
             " or keep large payloads elsewhere"
         )

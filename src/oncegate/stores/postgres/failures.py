@@ -5,7 +5,7 @@ from typing import Final
 
 import psycopg
 
-from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
+from oncegate.errors import StoreError, StoreRefused, StoreUnavailable, Unkeepable
 
 
 class Late(psycopg.OperationalError):
@@ -16,6 +16,7 @@ class Late(psycopg.OperationalError):
 _PASSING: Final = ("08", "40", "53", "55", "57", "58", "25006")
 _UNKNOWN: Final = "what was asked may have been done or not; asking again does no harm"
 _RIGHTS: Final = "42501"
+_UNKEPT: Final = ("22", "54")
 _GONE: Final = ("42P01", "42883", "3F000", "42703")
 
 # A connection that is refused comes without a code; only the words tell why.
@@ -24,6 +25,10 @@ _REFUSED: Final = re.compile(
     r"|role .* does not exist|database .* does not exist|permission denied for database|invalid .* value"
     r"|unsupported startup parameter"
 )
+
+
+_MISTAKEN: Final = re.compile(r"unrecognized configuration parameter|requires a value|bad value for")
+_FULL: Final = re.compile(r"too many clients|too many connections|remaining connection slots")
 
 
 def explained(error: psycopg.Error, place: str) -> StoreError:
@@ -39,6 +44,8 @@ def explained(error: psycopg.Error, place: str) -> StoreError:
         return StoreRefused(f"{place} does not let this role do that ({line_of(error)}); grant it the right")
     if code in _GONE:
         return StoreRefused(f"{place} has lost tables or functions of Oncegate ({line_of(error)}); restore its schema")
+    if code.startswith(_UNKEPT):
+        return Unkeepable(f"{place} cannot keep what it was given ({line_of(error)})")
     return StoreError(f"{place} failed: {line_of(error)}")
 
 
@@ -48,6 +55,12 @@ def unconnected(error: psycopg.Error, place: str) -> StoreError:
     if _REFUSED.search(said):
         return StoreRefused(
             f"{place} refused the connection ({said}); check user, password, database and TLS in the URL"
+        )
+    if _MISTAKEN.search(said):
+        return StoreRefused(f"{place} cannot be asked as the URL says ({said}); correct its options")
+    if _FULL.search(said):
+        return StoreUnavailable(
+            f"{place} has no connection left ({said}); raise its max_connections, or lower oncegate_connections"
         )
     return StoreUnavailable(f"{place} cannot be reached ({said}); check host and port, and that the server is up")
 

@@ -33,11 +33,11 @@ from oncegate.claims import (
     step,
 )
 from oncegate.clocks import Clock
-from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
 from oncegate.stores.lines import behind
 from oncegate.stores.postgres.connections import Connection, Connections
-from oncegate.stores.postgres.failures import explained
+from oncegate.stores.postgres.failures import explained, line_of
 from oncegate.stores.postgres.own import Own, begun
 from oncegate.stores.postgres.rows import (
     addresses,
@@ -238,17 +238,32 @@ class PostgresStore:
                 _roll_back(db)
         return done
 
+    def check_connection(self, connection: Any) -> None:
+        """See `oncegate.stores.base.Joining`."""
+        with self._own(connection):
+            pass
+
+    @contextmanager
+    def _own(self, connection: Any) -> Iterator[Own]:
+        try:
+            with begun(connection) as own:
+                yield own
+        except psycopg.errors.UndefinedTable as error:
+            raise SettingError(
+                f"the connection is to a database without the schema {self._settings.schema} of the store"
+                f" ({line_of(error)}); connect it to {self._settings.place}"
+            ) from error
+        except psycopg.Error as error:
+            raise explained(error, self._settings.place) from error
+
     def _transact_on(self, connection: Any, held: Held, effect: Callable[[Any], Complete]) -> bool:
         """The same on a connection of the user's own, to the database that has the store."""
         with self._connections.borrowed() as db:
             ((now,),) = self._ask(db, "time", (self._now(),))
-        try:
-            with begun(connection) as own:
-                done = self._transact(own.driver, held, lambda _: effect(connection), now)
-                if done:
-                    _commit(own)
-        except psycopg.Error as error:
-            raise explained(error, self._settings.place) from error
+        with self._own(connection) as own:
+            done = self._transact(own.driver, held, lambda _: effect(connection), now)
+            if done:
+                _commit(own)
         return done
 
     def _transact(self, db: psycopg.Connection[Any], held: Held, effect: Callable[[Any], Complete], now: int) -> bool:
@@ -344,8 +359,9 @@ def _commit(transaction: Connection | Own) -> None:
         transaction.commit()
     except Exception as error:
         cause = getattr(error, "orig", error)  # SQLAlchemy wraps what the driver raised
-        if isinstance(cause, psycopg.IntegrityError | psycopg.errors.RaiseException):
-            raise EffectFailed(error) from error  # a constraint of the user's that is checked at the end
+        checked = isinstance(cause, psycopg.IntegrityError | psycopg.errors.RaiseException)
+        if checked or not isinstance(cause, psycopg.Error):
+            raise EffectFailed(error) from error  # a constraint of the user's that is checked at the end, or a flush
         raise cause from error if cause is not error else None
 
 

@@ -82,7 +82,7 @@ def _walk(buckets: Buckets, namespace: str | None) -> Iterator[list[Where]]:
 def _parted(key: bytes, bases: set[bytes]) -> bytes | None:
     """A key without the beginning that its bucket gives it; None if it is no record of ours."""
     length = key.find(b"}") + 2 if len(bases) > 1 else len(next(iter(bases)))
-    return key[length:] if key[:length] in bases else None
+    return key[length:] if key[:length] in bases and 0 in key[length:] else None
 
 
 def _scan(servers: list[Server], pattern: bytes) -> Iterator[list[bytes]]:

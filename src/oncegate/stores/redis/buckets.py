@@ -3,6 +3,7 @@ in the order in which they were asked for."""
 
 import time
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from typing import Final, TypeVar
 from zlib import crc32
 
@@ -11,7 +12,7 @@ from redis.exceptions import NoScriptError
 
 from oncegate.claims import Address
 from oncegate.clocks import Clock
-from oncegate.errors import StoreUnavailable
+from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.redis.checks import check_layout
 from oncegate.stores.redis.records import where_of
 from oncegate.stores.redis.scripts import Script
@@ -47,6 +48,9 @@ class Buckets:
         self._clocks = [base + b"t" for base in self.servers.bases]
         self._records = [base + b"r" for base in self.servers.bases]
         self._told = self._nothing_told()
+        self._create = create
+        self._doubtful = False  # whether what there is has its note on the layout still
+        self._hung: Set[str] = frozenset()
         self._wait = ("WAIT", str(settings.wait_replicas), str(int(settings.wait_timeout * 1_000)))
         try:
             self.servers.meet()
@@ -106,16 +110,39 @@ class Buckets:
         return [self.call(bucket, script, batch) for bucket in range(self.count)]
 
     def ask(self, calls: Sequence[Call]) -> list[Reply]:
-        """The replies to these calls, in order. What may pass in a moment is asked again, a few times at most."""
-        told = self._told
-        replies = self._ask_first(calls)
+        """The replies to these calls, in order; StoreError if one of them failed."""
+        replies = self.replies(calls)
         if Failed in map(type, replies):
-            self._told = self._nothing_told()  # whoever has taken over may not have heard it
+            check_replies(replies)
+        return replies
+
+    def replies(self, calls: Sequence[Call]) -> list[Reply]:
+        """A reply or a `Failed` for each call. What may pass in a moment is asked again, a few times at most."""
+        told = self._told
+        if self._hung:
+            self._look_past(self._hung)
+        replies = self._ask_first(calls)
+        if self._hung:
+            self._hung -= self._heard_of(calls, replies)
+        if Failed in map(type, replies):
+            if any(isinstance(reply, Failed) and reply.may_be_another for reply in replies):
+                self._told = self._nothing_told()  # who has taken over may not have heard it
+                self._doubtful = self._create
             self._ask_again(calls, replies)
-        for call in calls:
-            if call.names:
+        if self._doubtful and Failed not in map(type, replies):
+            self._note_layout()
+        for call, reply in zip(calls, replies, strict=True):
+            if call.names and not isinstance(reply, Failed):
                 told[call.bucket] |= call.names
         return replies
+
+    def _note_layout(self) -> None:
+        """A server that is back may have lost all it had, and people are to find the store that goes on in it."""
+        home = self.servers.home()
+        if home.name not in self._hung:
+            self._doubtful = False
+            with suppress(StoreError):
+                check_layout(home, self._settings, create=True)
 
     def _ask_first(self, calls: Sequence[Call]) -> list[Reply]:
         """One call alone is asked the shortest way, if it may be asked again when that fails."""
@@ -126,17 +153,47 @@ class Buckets:
         return self._ask_once(calls) if _unknown_script(reply) else [reply]
 
     def _ask_again(self, calls: Sequence[Call], replies: list[Reply]) -> None:
+        self._ask_successors(calls, replies)
         for pause in _PAUSES:
             again = [index for index, reply in enumerate(replies) if _may_pass(calls[index], reply)]
             if not again:
-                break
+                return
             time.sleep(pause)
-            self.servers.look_again()
-            for index, reply in zip(again, self._ask_once([calls[index] for index in again]), strict=True):
-                replies[index] = reply
-        for call, reply in zip(calls, replies, strict=True):
-            if isinstance(reply, Failed):
-                raise explained(reply.error, self.servers.having(call.bucket).name)
+            try:
+                self.servers.look_again(self._hung)
+            except StoreError as error:
+                for index in again:
+                    replies[index] = Failed(error, replies[index].place, unsure=True)
+                return
+            self._repeat(calls, replies, again)
+
+    def _ask_successors(self, calls: Sequence[Call], replies: list[Reply]) -> None:
+        """Those that hung are not asked again; but who has taken over from them by now is, once."""
+        hung = {index: reply.place for index, reply in enumerate(replies) if isinstance(reply, Failed) and reply.hung}
+        if not hung:
+            return
+        self._look_past(self._hung | set(hung.values()))
+        moved = [index for index, place in hung.items() if self.servers.having(calls[index].bucket).name != place]
+        self._repeat(calls, replies, [index for index in moved if _may_repeat(calls[index], replies[index])])
+
+    def _look_past(self, hung: Set[str]) -> None:
+        """Find out from the others who has the buckets of servers that hang. As long as nobody has them the next call
+        looks first, or each would have to wait for what hangs before it finds out."""
+        with suppress(StoreError):
+            self.servers.look_again(hung)
+        self._hung = hung & {server.name for server in self.servers.all()}
+
+    def _heard_of(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
+        """The servers that have said something, if only that they cannot."""
+        return {
+            reply.place if isinstance(reply, Failed) else self.servers.having(call.bucket).name
+            for call, reply in zip(calls, replies, strict=True)
+            if not (isinstance(reply, Failed) and reply.hung)
+        }
+
+    def _repeat(self, calls: Sequence[Call], replies: list[Reply], again: Sequence[int]) -> None:
+        for index, reply in zip(again, self._ask_once([calls[index] for index in again]), strict=True):
+            replies[index] = reply
 
     def _ask_once(self, calls: Sequence[Call]) -> list[Reply]:
         replies = self._send(calls, [("EVALSHA", call.script.digest, *call.words) for call in calls])
@@ -175,12 +232,27 @@ class Buckets:
         """Take the answer to the wait off the others; if there is none, what was written is not known to be safe."""
         reached = replies.pop()
         if isinstance(reached, Failed):
-            replies[:] = [each if isinstance(each, Failed) else Failed(reached.error, unsure=True) for each in replies]
-        elif reached < self._settings.wait_replicas and not all(isinstance(each, Failed) for each in replies):
-            raise StoreUnavailable(
+            replies[:] = _unsafe(replies, reached.error, server)
+        elif reached < self._settings.wait_replicas:
+            error = StoreUnavailable(
                 f"{reached} of {self._settings.wait_replicas} replicas of {server.name} have confirmed the write in "
                 "time; it is not safe yet: ask again, or lower wait_replicas"
             )
+            replies[:] = _unsafe(replies, error, server)
+
+
+def check_replies(replies: Sequence[Reply]) -> None:
+    """Raise the StoreError that the first failure means."""
+    for reply in replies:
+        if isinstance(reply, Failed):
+            raise explained(reply.error, reply.place)
+
+
+def _unsafe(replies: Sequence[Reply], error: Exception, server: Server) -> list[Reply]:
+    """What was done, but may be lost yet."""
+    return [
+        each if isinstance(each, Failed) else Failed(error, server.name, unsure=True, said=each) for each in replies
+    ]
 
 
 def _unknown_script(reply: Reply) -> bool:
@@ -188,4 +260,8 @@ def _unknown_script(reply: Reply) -> bool:
 
 
 def _may_pass(call: Call, reply: Reply) -> bool:
-    return isinstance(reply, Failed) and reply.passing and (call.script.repeatable or not reply.unsure)
+    return isinstance(reply, Failed) and reply.passing and _may_repeat(call, reply)
+
+
+def _may_repeat(call: Call, failed: Failed) -> bool:
+    return call.script.repeatable or not failed.unsure

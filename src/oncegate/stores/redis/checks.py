@@ -50,10 +50,10 @@ def _check_kind(info: dict[str, str], place: str, settings: Settings) -> None:
 
 
 def evicting(info: dict[str, str]) -> str | None:
-    """The policy by which records may be evicted. Without a limit nothing is, whatever the policy; with one, by all
-    policies but one: the volatile ones too, since records have an expiry."""
+    """The policy by which records may be evicted: all but one do so, the volatile ones too, since records have an
+    expiry. Without a limit nothing is evicted yet; but a limit is set while the server runs, when nobody looks."""
     policy = info.get("maxmemory_policy", "noeviction")
-    return policy if info.get("maxmemory", "0") != "0" and policy != "noeviction" else None
+    return policy if policy != "noeviction" else None
 
 
 def appends(info: dict[str, str]) -> bool:
@@ -81,7 +81,12 @@ def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
             raise explained(each.error, server.name)
     if reply is None:
         raise StoreRefused(f"there is no store {settings.prefix} at {settings.place}; name the right one (?prefix=)")
-    version, made_with = map(int, reply.split())
+    try:
+        version, made_with = map(int, reply.split())
+    except ValueError:
+        raise StoreRefused(
+            f"the key {key.decode()} at {settings.place} is not Oncegate's; choose another ?prefix="
+        ) from None
     if version > _VERSION:
         raise StoreRefused(
             f"the store {settings.prefix} at {settings.place} was written by a newer Oncegate (layout {version}, this "

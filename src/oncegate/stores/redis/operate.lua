@@ -3,10 +3,12 @@
 -- Each request is a verb and the length of where: V redrive, X reset, d reset if it is a dead letter. Answered is a
 -- digit for each.
 
-note()
+-- A replica refuses this, so that it tells nobody what is not there; a server that is full does not, and so has room made.
+call('DEL', base)
 
 -- The worker that buried it has no say any more, so nobody owns it.
 local function redrive(where, r)
+  note()
   r.state, r.owner, r.attempts, r.moment, r.expires = 'r', '', 0, 0, 0
   save(where, 'D', r)
 end

@@ -1,12 +1,12 @@
 """Which server has which bucket: one server for all, or the primaries of a cluster."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, Final, Protocol
 
 from redis.crc import key_slot
 
-from oncegate.errors import StoreUnavailable
+from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.redis.checks import LAYOUT_TAG, check
 from oncegate.stores.redis.settings import Settings
 from oncegate.stores.redis.wire import Failed, Server, ask, explained
@@ -31,8 +31,8 @@ class Servers(Protocol):
     def all(self) -> list[Server]:
         """Every server that has buckets."""
 
-    def look_again(self) -> None:
-        """Something has changed: find out who has what now."""
+    def look_again(self, hung: Set[str] = frozenset()) -> None:
+        """Something has changed: find out who has what now, but not from those that hang."""
 
     def close(self) -> None: ...
 
@@ -58,9 +58,10 @@ class Single:
     def all(self) -> list[Server]:
         return [self._server]
 
-    def look_again(self) -> None:
+    def look_again(self, hung: Set[str] = frozenset()) -> None:
         """Connections to what has become a replica may be kept by the network; the name may lead to its successor."""
-        self._server.close()
+        if not hung:
+            self._server.close()
 
     def close(self) -> None:
         self._server.close()
@@ -90,21 +91,23 @@ class Cluster:
     def all(self) -> list[Server]:
         return list(dict.fromkeys(self._by_bucket))
 
-    def look_again(self) -> None:
+    def look_again(self, hung: Set[str] = frozenset()) -> None:
         with self._lock:
-            *self._by_bucket, self._home = self._located(self._layout())
+            *self._by_bucket, self._home = self._located(self._layout(hung))
 
-    def _layout(self) -> list[Any]:
+    def _layout(self, hung: Set[str]) -> list[Any]:
         """The slot ranges as the first server tells that answers: the known ones, then the one that was named."""
-        failures = []
+        failures: list[StoreError] = []
         for address, server in [*self._known.items(), (None, self._seed)]:
+            if server.name in hung:
+                continue
             (reply,) = ask(server, [("CLUSTER", "SLOTS")])
             if not isinstance(reply, Failed):
                 return reply  # type: ignore[no-any-return]  # as Redis sends it
             failures.append(explained(reply.error, server.name))
             if address is not None:  # the next one to look asks it last
                 self._known[address] = self._known.pop(address)
-        raise failures[-1]
+        raise failures[-1] if failures else StoreUnavailable(f"no node of {self._settings.place} is left to ask")
 
     def _located(self, ranges: list[Any]) -> list[Server]:
         primaries = [(first, last, self._server(*node[:2])) for first, last, node, *_ in ranges]

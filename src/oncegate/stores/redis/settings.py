@@ -1,6 +1,7 @@
 """What a URL of the Redis store says."""
 
 import re
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -66,6 +67,8 @@ def settings_of(url: str) -> Settings:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(known)):
         raise SettingError(f"the Redis store has no option {unknown[0]!r} here; it has {', '.join(known)}")
+    if port == 0:
+        raise SettingError(f"nothing listens at port 0; write {parts.scheme}://host:6379")
     return Settings(
         parts.hostname,
         port or 6379,
@@ -80,7 +83,7 @@ def settings_of(url: str) -> Settings:
         _seconds(options, "timeout", "5s"),
         _number(options, "wait_replicas", 0, 0, 100),
         _seconds(options, "wait_timeout", "1s"),
-        *(options.get(name) or None for name in _ENCRYPTED),
+        *(_file(options, name) for name in _ENCRYPTED),
     )
 
 
@@ -104,6 +107,13 @@ def _number(options: dict[str, str], name: str, default: int, least: int, most: 
     if not text.isdecimal() or not least <= int(text) <= most:
         raise SettingError(f"{name}={text!r} is not a number from {least} to {most}")
     return int(text)
+
+
+def _file(options: dict[str, str], name: str) -> str | None:
+    path = options.get(name) or None
+    if path is not None and not Path(path).is_file():
+        raise SettingError(f"{name}={path!r} is no file; name one that is there")
+    return path
 
 
 def _seconds(options: dict[str, str], name: str, default: str) -> float:

@@ -5,11 +5,12 @@ the records are, and take the time from their server. `record.lua` draws the lay
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from oncegate import forks
 from oncegate.claims import (
+    IN_PROGRESS,
     Address,
     Buried,
     Claim,
@@ -18,6 +19,7 @@ from oncegate.claims import (
     Granted,
     InFlight,
     Redrive,
+    Release,
     Renew,
     Reset,
     Settlement,
@@ -29,7 +31,7 @@ from oncegate.errors import StoreRefused
 from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.redis import scripts
 from oncegate.stores.redis.browsing import browse_all, browse_key, dead_letters, walk_all
-from oncegate.stores.redis.buckets import Buckets, Call
+from oncegate.stores.redis.buckets import Buckets, Call, check_replies
 from oncegate.stores.redis.records import unpack, unpack_answer
 from oncegate.stores.redis.requests import (
     claiming,
@@ -43,8 +45,8 @@ from oncegate.stores.redis.requests import (
 )
 from oncegate.stores.redis.scripts import Script
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.taking import take
-from oncegate.stores.redis.wire import Reply
+from oncegate.stores.redis.taking import give_back, take
+from oncegate.stores.redis.wire import Failed, Reply
 
 _GRANTED_ANEW: Final = ord("N")
 _VERDICTS: Final[dict[int, type[Any]]] = {
@@ -71,15 +73,28 @@ class RedisStore:
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        verdicts: list[Any] = [None] * len(requests)
-        for call, reply in self._each(scripts.CLAIM, requests, claiming):
-            now, letters, records = unpack_answer(reply, len(call.positions))
-            for position, letter in zip(call.positions, letters, strict=True):
-                if letter == _GRANTED_ANEW:
-                    verdicts[position] = step(None, requests[position], now)[1]
-                else:
-                    verdicts[position] = _VERDICTS[letter](unpack(next(records)), now)
-        return verdicts
+        buckets = self._open()
+        calls = buckets.split(scripts.CLAIM, requests, claiming) if requests else []
+        replies = buckets.replies(calls)
+        if Failed in map(type, replies):
+            self._give_back(requests, calls, replies)
+            check_replies(replies)
+        return _verdicts(requests, zip(calls, replies, strict=True))
+
+    def _give_back(self, requests: Sequence[Claim], calls: Sequence[Call], replies: Sequence[Reply]) -> None:
+        """Release what was granted beside a part of the batch that failed, or was not confirmed by replicas: it would
+        use up the attempts of events that never ran."""
+        said = [reply.said if isinstance(reply, Failed) else reply for reply in replies]
+        answered = [(call, reply) for call, reply in zip(calls, said, strict=True) if reply is not None]
+        verdicts = _verdicts(requests, answered)
+        give_back(
+            self._open(),
+            [
+                Release(request.namespace, request.key, request.owner, verdict.record.fence, unstarted=True)
+                for request, verdict in zip(requests, verdicts, strict=True)
+                if isinstance(verdict, Granted) and verdict.record.state == IN_PROGRESS
+            ],
+        )
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         return self._told(scripts.SETTLE, settlements, settling)
@@ -177,3 +192,16 @@ class RedisStore:
             self._buckets.servers.close()
             self._buckets = None
         self._lock.release()
+
+
+def _verdicts(requests: Sequence[Claim], answered: Iterable[tuple[Call, Reply]]) -> list[Any]:
+    """The verdict for each request; None where there was no answer."""
+    verdicts: list[Any] = [None] * len(requests)
+    for call, reply in answered:
+        now, letters, records = unpack_answer(reply, len(call.positions))
+        for position, letter in zip(call.positions, letters, strict=True):
+            if letter == _GRANTED_ANEW:
+                verdicts[position] = step(None, requests[position], now)[1]
+            else:
+                verdicts[position] = _VERDICTS[letter](unpack(next(records)), now)
+    return verdicts

@@ -3,28 +3,44 @@
 import heapq
 from collections.abc import Iterator, Sequence
 
-from oncegate.claims import Take
+from oncegate.claims import Release, Take
+from oncegate.errors import StoreError
 from oncegate.stores.base import Entry, Want
 from oncegate.stores.redis import scripts
-from oncegate.stores.redis.buckets import Buckets
+from oncegate.stores.redis.buckets import Buckets, check_replies
 from oncegate.stores.redis.records import place_of, unpack
-from oncegate.stores.redis.requests import taking, texts
+from oncegate.stores.redis.requests import settling, taking, texts
+from oncegate.stores.redis.wire import Failed
 
 # When it was let go, and its key.
 Candidate = tuple[float, bytes]
 
 
 def take(buckets: Buckets, wants: Sequence[Want]) -> list[Entry | None]:
-    """Somebody else may take what was seen to wait: then look again, until nothing waits for whoever got nothing."""
     entries: list[Entry | None] = [None] * len(wants)
+    try:
+        _fill(entries, buckets, wants)
+    except StoreError:
+        taken = [entry for entry in entries if entry is not None]
+        give_back(buckets, [Release(e.namespace, e.key, e.record.owner, e.record.fence, unstarted=True) for e in taken])
+        raise
+    return entries
+
+
+def give_back(buckets: Buckets, releases: Sequence[Release]) -> None:
+    """Release what will not be run, as far as that can be done now; the rest comes free when its lease ends."""
+    if releases:
+        buckets.replies(buckets.split(scripts.GIVE_BACK, releases, settling))
+
+
+def _fill(entries: list[Entry | None], buckets: Buckets, wants: Sequence[Want]) -> None:
+    """Somebody else may take what was seen to wait: then look again, until nothing waits for whoever got nothing."""
     unmet = list(range(len(wants)))
     while unmet:
         waiting = {name: iter(found) for name, found in _look(buckets, [wants[index] for index in unmet]).items()}
         tries = [(index, candidate) for index in unmet if (candidate := next(waiting[wants[index].namespace], None))]
-        for (index, _), entry in zip(tries, _try(buckets, [_aimed(wants[i], c) for i, c in tries]), strict=True):
-            entries[index] = entry
+        _try(entries, buckets, [index for index, _ in tries], [_aimed(wants[i], c) for i, c in tries])
         unmet = [index for index, _ in tries if entries[index] is None]
-    return entries
 
 
 def _aimed(want: Want, candidate: Candidate) -> Take:
@@ -48,11 +64,13 @@ def _scored(listed: list[bytes]) -> Iterator[Candidate]:
         yield float(score), key
 
 
-def _try(buckets: Buckets, takes: Sequence[Take]) -> list[Entry | None]:
-    entries: list[Entry | None] = [None] * len(takes)
+def _try(entries: list[Entry | None], buckets: Buckets, places: Sequence[int], takes: Sequence[Take]) -> None:
+    """Put what is taken in its places; StoreError if a part of it failed, when all of it is in place."""
     calls = buckets.split(scripts.TAKE, takes, taking) if takes else []
-    for call, (_now, *values) in zip(calls, buckets.ask(calls), strict=True):
-        for position, value in zip(call.positions, values, strict=True):
+    replies = buckets.replies(calls)
+    for call, reply in zip(calls, replies, strict=True):
+        _now, *values = (reply.said if isinstance(reply, Failed) else reply) or (0,)
+        for position, value in zip(call.positions, values, strict=False):
             if value:
-                entries[position] = Entry(takes[position].namespace, takes[position].key, unpack(value))
-    return entries
+                entries[places[position]] = Entry(takes[position].namespace, takes[position].key, unpack(value))
+    check_replies(replies)

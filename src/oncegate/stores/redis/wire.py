@@ -37,10 +37,13 @@ _NOT_NOW: Final = (
 
 
 class Failed(Struct, frozen=True):
-    """What came back instead of a reply. `unsure`: the server may have done what it was asked all the same."""
+    """What came back from a server instead of a reply. `unsure`: it may have done what it was asked all the same.
+    `said`: it did and told so, but that is not known to be safe."""
 
     error: Exception
+    place: str
     unsure: bool = False
+    said: Any = None
 
     @property
     def passing(self) -> bool:
@@ -49,6 +52,16 @@ class Failed(Struct, frozen=True):
             return False
         return isinstance(self.error, (*_NOT_NOW, errors.ConnectionError))
 
+    @property
+    def may_be_another(self) -> bool:
+        """Whether what answers from now on may be another server, or the same without its data."""
+        return self.unsure or self.passing
+
+    @property
+    def hung(self) -> bool:
+        """Whether it did not answer in time: another may have taken over from it."""
+        return isinstance(self.error, errors.TimeoutError)
+
 
 Reply = Any
 
@@ -56,10 +69,11 @@ Reply = Any
 class Link:
     """A connection, made by redis-py and used without its layers, which took as long as the exchange itself."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, timeout: float) -> None:
         connection.connect()
         self._connection = connection
         self._socket = connection._get_socket()
+        self._socket.settimeout(timeout)
         _leave_timeouts_to_the_system(self._socket)
         self._reader = Reader(protocolError=errors.InvalidResponse, replyError=connection._get_parser().parse_error)
         self._buffer = bytearray(_READ_SIZE)
@@ -120,6 +134,7 @@ class Server:
     def __init__(self, settings: Settings, host: str, port: int) -> None:
         self.name = f"{host}:{port}"
         self._idle: deque[Link] = deque()
+        self._timeout = settings.timeout
         self._kind = SSLConnection if settings.tls else Connection
         self._options: dict[str, Any] = {
             "host": host,
@@ -128,7 +143,7 @@ class Server:
             "username": settings.username,
             "password": settings.password,
             "socket_connect_timeout": settings.connect_timeout,
-            "socket_timeout": settings.timeout,
+            "socket_timeout": min(settings.connect_timeout, settings.timeout),  # for TLS and the greeting
             "socket_keepalive": True,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
@@ -140,7 +155,7 @@ class Server:
             try:
                 link = self._idle.pop()
             except IndexError:
-                return Link(self._kind(**self._options))
+                return Link(self._kind(**self._options), self._timeout)
             if not link.is_stale():
                 return link
             link.close()
@@ -163,7 +178,7 @@ class Server:
                 link.close()
             else:
                 self._idle.append(link)
-        return _failed(reply) if isinstance(reply, Exception) else reply
+        return _failed(reply, self) if isinstance(reply, Exception) else reply
 
     def release(self, link: Link) -> None:
         self._idle.append(link)
@@ -206,9 +221,9 @@ def ask(server: Server, commands: Sequence[Command]) -> list[Reply]:
         line.close()
 
 
-def _failed(error: Exception) -> Failed:
+def _failed(error: Exception, server: Server) -> Failed:
     """A server that is asked and answers with an error has done nothing."""
-    return Failed(error, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError))
+    return Failed(error, server.name, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError))
 
 
 class _Line:
@@ -223,7 +238,7 @@ class _Line:
             self._link = server.connect()
             self._link.send(b"".join(map(_packed, commands)))
         except FAILURES as error:
-            self._failed = Failed(error, unsure=self._link is not None)
+            self._failed = Failed(error, server.name, unsure=self._link is not None)
 
     def read(self) -> list[Reply]:
         replies: list[Reply] = []
@@ -233,9 +248,9 @@ class _Line:
             except FAILURES as error:
                 reply = error
             if isinstance(reply, errors.ResponseError):
-                reply = _failed(reply)
+                reply = _failed(reply, self.server)
             elif isinstance(reply, Exception):
-                self._failed = _failed(reply)
+                self._failed = _failed(reply, self.server)
                 break
             replies.append(reply)
             self._owed -= 1
@@ -251,13 +266,15 @@ class _Line:
 
 def explained(error: Exception, place: str) -> StoreError:
     """What an error of the client or the server means for the one who asked."""
+    if isinstance(error, StoreError):
+        return error
     if isinstance(error.__context__, ssl.SSLError):  # redis-py has wrapped it
         error = error.__context__
-    for kind, meant, sentence in _MEANINGS:
-        if isinstance(error, kind):
-            return meant(sentence.format(place=place, error=error))
     for words, meant, sentence in _SAID:
         if words in str(error):
+            return meant(sentence.format(place=place, error=error))
+    for kind, meant, sentence in _MEANINGS:
+        if isinstance(error, kind):
             return meant(sentence.format(place=place, error=error))
     return StoreError(f"Redis at {place} could not do what it was asked: {error}")
 
@@ -307,7 +324,17 @@ _MEANINGS: Final[list[_Meaning]] = [
     ),
     (OSError, StoreUnavailable, "Redis at {place} cannot be reached ({error}); check that it runs, and host and port"),
 ]
+_CLOSED: Final = (
+    "Redis at {place} has closed the connection ({error}); check that it runs; if it speaks TLS, write rediss://"
+)
 _SAID: Final[list[tuple[str, type[StoreError], str]]] = [
+    ("Connection closed by server", StoreUnavailable, _CLOSED),
+    ("Connection reset by peer", StoreUnavailable, _CLOSED),
+    (
+        "DB index is out of range",
+        StoreRefused,
+        "Redis at {place} has no database of this number ({error}); name a lower one, or raise its setting databases",
+    ),
     ("MISCONF", StoreUnavailable, "Redis at {place} cannot save its data, so it takes none ({error})"),
     (
         "NOREPLICAS",
