@@ -1,5 +1,6 @@
 """The memory of completions: storms are answered here, and never wrongly."""
 
+import re
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_storm_does_not_reach_the_store(stumbling: Stumbling) -> None:
     outcomes = [gate.run({"id": "a"}, fail) for _ in range(50)]
     assert {outcome.status for outcome in outcomes} == {"duplicate"}
     assert (outcomes[0].kind, outcomes[0].result) == ("redelivery", {"n": 1})
-    assert outcomes[0].reason == "Duplicate of a, processed 0 ms ago; the handler was not run again."
+    assert re.fullmatch(r"Duplicate of a, processed \d+ ms ago; the handler was not run again\.", outcomes[0].reason)
     assert claims(stumbling) == 1
     assert gate.counts["memory.hit"] == 50
 

@@ -217,4 +217,4 @@ class TestForks(Forks):
             store.close()
             """
         )
-        assert (done.stdout.split(), done.stderr) == (["True"], ""), done
+        assert done.stdout.split() == ["True"], done

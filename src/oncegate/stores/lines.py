@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from math import inf
+from typing import Any
 
 from msgspec.structs import replace
 
-from oncegate.claims import Admit, Operation, Record
+from oncegate.claims import Admit, Admitted, Granted, Operation, Record, step
 
 # A namespace and an entity.
 Line = tuple[str, str | None]
@@ -45,10 +46,14 @@ def behind(operations: Sequence[Operation]) -> list[int]:
     return places
 
 
-def seen_behind(before: Record | None, after: Record | None, now: int, place: int) -> Record | None:
-    """A record as an admission at this time has left it; what was absent before is put in its place."""
+def step_behind(before: Record | None, operation: Operation, now: int, place: int) -> tuple[Record | None, Any]:
+    """What `step` answers to an admission that has so many before it: what was absent is seen so much later."""
+    after, answer = step(before, operation, now)
     absent = before is None or (before.expires_at is not None and before.expires_at <= now)
-    return replace(after, first_seen=now + place) if absent and after is not None else after
+    if not place or not absent or not isinstance(answer, Admitted | Granted):
+        return after, answer
+    after = replace(answer.record, first_seen=now + place)
+    return after, replace(answer, record=after)
 
 
 def _happened(request: Admit) -> float:

@@ -24,7 +24,7 @@ from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.judged import InboxStore, shown
-from oncegate.stores.lines import Line, behind, in_turn, seen_behind
+from oncegate.stores.lines import Line, behind, in_turn, step_behind
 
 _TICK = 1_000_000
 _NO_TICK = -1
@@ -64,10 +64,9 @@ class MemoryStore(InboxStore):
                     records = self._records.setdefault(namespace, {})
                 stored = records.get(operation.key)
                 before = _unpack(stored) if isinstance(stored, bytes) else stored
-                after, answer = step(before, operation, now)
+                judged = step_behind(before, operation, now, place) if place else step(before, operation, now)
+                after, answer = judged
                 answers.append(answer)
-                if place:
-                    after = seen_behind(before, after, now, place)
                 if after is not before:
                     self._put(operation, records, before, after)
         return answers

@@ -26,7 +26,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock
 from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
-from oncegate.stores.lines import behind, seen_behind
+from oncegate.stores.lines import behind, step_behind
 from oncegate.testing.clock import ManualClock
 
 HISTORIES = 200
@@ -102,9 +102,7 @@ class _Comparison(RuleBasedStateMachine):
     def judge(self, operation: Operation, place: int = 0) -> Any:
         where, now = (operation.namespace, operation.key), self.clock.now
         before = self.records.pop(where, None)
-        record, answer = step(before, operation, now)
-        if place:
-            record = seen_behind(before, record, now, place)
+        record, answer = step_behind(before, operation, now, place) if place else step(before, operation, now)
         if record is not None:
             self.records[where] = record
         return answer

@@ -30,12 +30,11 @@ from oncegate.claims import (
     Reset,
     Settlement,
     Verdict,
-    step,
 )
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
-from oncegate.stores.lines import behind
+from oncegate.stores.lines import behind, step_behind
 from oncegate.stores.postgres.connections import Connection, Connections
 from oncegate.stores.postgres.failures import explained, line_of
 from oncegate.stores.postgres.own import Own, begun
@@ -96,14 +95,22 @@ class PostgresStore:
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         """Nothing is granted: whether an entity has something kept would take a lock on it, as when it is taken."""
         asked = [replace(request, lease=0) for request in requests]
-        places = dict(zip(map(id, asked), behind(asked), strict=True))
-        return self._judged("admit", asked, lambda part: admissions_of(part, [places[id(each)] for each in part]))
+        places = behind(asked)
+        by_request = dict(zip(map(id, asked), places, strict=True))
+        arrays_of = lambda part: admissions_of(part, [by_request[id(each)] for each in part])  # noqa: E731
+        return self._judged("admit", asked, arrays_of, places)
 
-    def _judged(self, statement: str, requests: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[Any]:
+    def _judged(
+        self,
+        statement: str,
+        requests: Sequence[Any],
+        arrays_of: Callable[[Sequence[Any]], Any],
+        places: Sequence[int] | None = None,
+    ) -> list[Any]:
         answers: dict[int, Any] = {}
         with self._connections.borrowed() as db:
             for part in rounds(requests):
-                self._judge(db, statement, requests, arrays_of, part, answers)
+                self._judge(db, statement, requests, arrays_of, part, answers, places or [0] * len(requests))
         self._sweep("claims", sum(_is_new(answer) for answer in answers.values()))
         return [answers[place] for place in range(len(requests))]
 
@@ -115,6 +122,7 @@ class PostgresStore:
         arrays_of: Callable[[Sequence[Any]], Any],
         part: list[int],
         answers: dict[int, Any],
+        behind: Sequence[int],
     ) -> None:
         """Have a part of a batch judged. A record can be gone between two looks at it, and then it is asked again."""
         for _ in range(_ASKED_AGAIN):
@@ -122,7 +130,7 @@ class PostgresStore:
             rows = self._ask(db, statement, (self._now(), *arrays_of(batch)))
             if rows[0:1] and rows[0][0] is None:  # all were absent, so their records are known without reading them
                 at = rows[0][2]
-                answers.update((place, step(None, request, at)[1]) for place, request in zip(part, batch, strict=True))
+                answers.update((place, step_behind(None, requests[place], at, behind[place])[1]) for place in part)
                 return
             answers.update((part[row[0] - 1], _VERDICTS[row[1]](record_of(row[3:]), row[2])) for row in rows)
             part = [place for place in part if place not in answers]

@@ -32,7 +32,7 @@ from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.judged import InboxStore, shown
-from oncegate.stores.lines import behind, in_turn, seen_behind
+from oncegate.stores.lines import behind, in_turn, step_behind
 from oncegate.stores.sqlite.file import explained, is_of_the_disk, opened, wait_for
 from oncegate.stores.sqlite.lending import OwnConnection, is_closed, lend, take_back
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
@@ -88,8 +88,8 @@ class SqliteStore(InboxStore):
             for operation, place in zip(operations, places, strict=False):
                 address = (operation.namespace, operation.key)
                 before = current.get(address)
-                after, answer = step(before, operation, now)
-                current[address] = seen_behind(before, after, now, place) if place else after
+                judged = step_behind(before, operation, now, place) if place else step(before, operation, now)
+                current[address], answer = judged
                 answers.append(answer)
             self._sweep(db, "claims", save(db, found, current), now)
             self._remember(current)
