@@ -155,8 +155,12 @@ class Batch:
 def about(event: Event) -> About:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
     kind, entity, delivery = event.type, event.entity, event.id or event.evidence.message_id
-    if len(kind or "") + len(entity or "") + len(delivery or "") > _LONGEST:  # as hardly ever
-        kind, entity, delivery = known_by(kind), known_by(entity), known_by(delivery)
+    if kind and len(kind) > _LONGEST:
+        kind = known_by(kind)
+    if entity and len(entity) > _LONGEST:
+        entity = known_by(entity)
+    if delivery and len(delivery) > _LONGEST:
+        delivery = known_by(delivery)
     return About(event.source, kind, entity, occurred_at, delivery)
 
 

@@ -202,11 +202,12 @@ class Runner:
             self._flusher.begin(settlements)
         try:
             for job in jobs:
+                lease, now = job.lease, boot()
                 if job.hopeless is not None:
                     job.started = True
                     settlements.add(self._means.endings.buried(job, job.hopeless))
-                elif (late := job.too_late(boot())) is not None:
-                    job.outcome = Outcome("in_flight", job.event, job.key, error=late)
+                elif now >= lease.valid_until or now >= job.start_by or lease.lost:  # here, as a call would cost more
+                    job.outcome = Outcome("in_flight", job.event, job.key, error=job.too_late(now))
                 else:
                     job.started = True
                     if (ending := handle(job)) is not None:
