@@ -61,14 +61,12 @@ class Engine:
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
-        if echoing := [item for item in identified if type(item) is Job and item.key.change is not None]:
-            self.echoes.resolve(echoing)
-        batch = Batch(identified)
+        batch = Batch(identified, self.echoes.resolve)
         for together in [[job] for job in batch.jobs] if self.terms.one_by_one else [batch.jobs]:
             self.claimer.claim(together)
             self.runner.run(together, handler)
         self.runner.run_unguarded([*batch.jobs, *batch.bare], handler)
-        if echoing:
+        if batch.echoing:
             self.echoes.confirm(batch.items)
         return batch.outcomes
 

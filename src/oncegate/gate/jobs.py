@@ -1,6 +1,6 @@
 """Jobs: the events of one call on their way through the gate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -109,16 +109,29 @@ Item = Identified | Copy
 
 
 class Batch:
-    """The events of one call, in order. The first job of each key and content stands for its copies."""
+    """The events of one call, in order. The first job of each key and content stands for its copies.
 
-    def __init__(self, identified: Sequence[Identified]) -> None:
+    Those that tell of a state's change are `echoing`; `resolve` gives them the key under which it is known, if they
+    have not got it yet."""
+
+    def __init__(
+        self, identified: Sequence[Identified], resolve: Callable[[Sequence[Job]], None] | None = None
+    ) -> None:
         self.bare: list[Job | Bare] = []
-        firsts = {item.key.digest: item for item in identified if type(item) is Job and not item.answered}
+        self.echoing: list[Job] = []
+        firsts = {
+            item.key.digest: item
+            for item in identified
+            if type(item) is Job and not item.answered and item.key.change is None
+        }
         if len(firsts) == len(identified):  # as nearly always
             self.jobs = list(firsts.values())
             self.items: list[Item] = [*self.jobs]
-        else:
-            self._coalesce(identified)
+            return
+        self.echoing = [item for item in identified if type(item) is Job and item.key.change is not None]
+        if self.echoing and resolve is not None:
+            resolve(self.echoing)
+        self._coalesce(identified)
 
     def _coalesce(self, identified: Sequence[Identified]) -> None:
         self.items, self.jobs = [], []
