@@ -5,10 +5,8 @@ What can be had at once is had without a coroutine of its own: nearly always nob
 
 import asyncio
 from collections import deque
-from typing import Final
 
-# How long others wait for the sake of one: what kills its process does so soon, and what hangs must not stop the rest.
-PATIENCE: Final = 1.0
+from oncegate.gate.running import PATIENCE
 
 _Waiter = asyncio.Future[None]
 

@@ -30,8 +30,8 @@ from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, settle
 from oncegate.gate.terms import Terms
 from oncegate.stores.base import EffectFailed, Store, Transactional
 
-# How long one that was tried before waits for others of its kind: what hangs must not stop them.
-_PATIENCE: Final = 1.0
+# How long others wait for the sake of one: what kills its process does so soon, and what hangs must not stop the rest.
+PATIENCE: Final = 1.0
 _LOST: Final = "its claim was lost to another worker before it could be settled"
 
 # How one grant that may start is attempted; None if it has come to its outcome already.
@@ -89,7 +89,7 @@ class Runner:
                 self._run_again(job, handler)
 
     def _run_again(self, job: Job, handler: Handler) -> None:
-        alone = self._retries.acquire(timeout=_PATIENCE)
+        alone = self._retries.acquire(timeout=PATIENCE)
         try:
             self._claim_again(job)
             if job.held:

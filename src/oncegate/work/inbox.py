@@ -19,7 +19,7 @@ from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.jobs import Identified, Job
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome, Status
-from oncegate.gate.room import PATIENCE
+from oncegate.gate.running import PATIENCE
 from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
 from oncegate.work.handling import logged

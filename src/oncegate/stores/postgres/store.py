@@ -90,27 +90,24 @@ class PostgresStore:
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        return self._judged("claim", requests, claims_of)
+        return self._judged("claim", requests, lambda part, _behind: claims_of(part), [0] * len(requests))
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         """Nothing is granted: whether an entity has something kept would take a lock on it, as when it is taken."""
         asked = [replace(request, lease=0) for request in requests]
-        places = behind(asked)
-        by_request = dict(zip(map(id, asked), places, strict=True))
-        arrays_of = lambda part: admissions_of(part, [by_request[id(each)] for each in part])  # noqa: E731
-        return self._judged("admit", asked, arrays_of, places)
+        return self._judged("admit", asked, admissions_of, behind(asked))
 
     def _judged(
         self,
         statement: str,
         requests: Sequence[Any],
-        arrays_of: Callable[[Sequence[Any]], Any],
-        places: Sequence[int] | None = None,
+        arrays_of: Callable[[Sequence[Any], Sequence[int]], Any],
+        behind: Sequence[int],
     ) -> list[Any]:
         answers: dict[int, Any] = {}
         with self._connections.borrowed() as db:
             for part in rounds(requests):
-                self._judge(db, statement, requests, arrays_of, part, answers, places or [0] * len(requests))
+                self._judge(db, statement, requests, arrays_of, part, answers, behind)
         self._sweep("claims", sum(_is_new(answer) for answer in answers.values()))
         return [answers[place] for place in range(len(requests))]
 
@@ -119,7 +116,7 @@ class PostgresStore:
         db: Connection,
         statement: str,
         requests: Sequence[Any],
-        arrays_of: Callable[[Sequence[Any]], Any],
+        arrays_of: Callable[[Sequence[Any], Sequence[int]], Any],
         part: list[int],
         answers: dict[int, Any],
         behind: Sequence[int],
@@ -127,7 +124,7 @@ class PostgresStore:
         """Have a part of a batch judged. A record can be gone between two looks at it, and then it is asked again."""
         for _ in range(_ASKED_AGAIN):
             batch = [requests[place] for place in part]
-            rows = self._ask(db, statement, (self._now(), *arrays_of(batch)))
+            rows = self._ask(db, statement, (self._now(), *arrays_of(batch, [behind[place] for place in part])))
             if rows[0:1] and rows[0][0] is None:  # all were absent, so their records are known without reading them
                 at = rows[0][2]
                 answers.update((place, step_behind(None, requests[place], at, behind[place])[1]) for place in part)
