@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from oncegate.canonical import decode
-from oncegate.carriers.pieces import merged, within
+from oncegate.carriers.pieces import merged, parsed, within
 from oncegate.events import Delivery, Evidence
 
 
@@ -11,7 +10,7 @@ def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delive
     """The detail of an envelope; None if the document is none, for all that it has a detail."""
     detail = document["detail"]
     if type(detail) is str:
-        detail = _parsed(detail)
+        detail = parsed(detail)  # as PutEvents wants it
     if type(detail) is not dict or not ("detail-type" in document or _is_tutorial(document, detail)):
         return None
     replay = document.get("replay-name")
@@ -23,14 +22,6 @@ def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delive
 def names_genesys(document: dict[str, Any]) -> bool:
     source = document.get("source")
     return isinstance(source, str) and source.casefold().startswith(("genesys", "com.genesys", "aws.partner/genesys"))
-
-
-def _parsed(text: str) -> Any:
-    """A detail that was put as JSON text, as PutEvents wants it."""
-    try:
-        return decode(text.encode("utf-8", "surrogatepass"))
-    except ValueError:
-        return text
 
 
 def _is_tutorial(document: dict[str, Any], detail: dict[str, Any]) -> bool:

@@ -45,15 +45,17 @@ def within(value: Any, *names: str) -> Any:
     return value
 
 
+def parsed(text: str) -> Any:
+    """What a JSON text says; the text itself if it is none."""
+    try:
+        return decode(text.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return text
+
+
 def is_json(content: Any) -> bool:
     """Whether this is the JSON text of an object or an array: what a carrier holds, and hardly a member of an event."""
-    if not isinstance(content, str) or content.lstrip()[:1] not in ("{", "["):
-        return False
-    try:
-        decode(content.encode("utf-8", "surrogatepass"))
-    except ValueError:
-        return False
-    return True
+    return isinstance(content, str) and content.lstrip()[:1] in ("{", "[") and parsed(content) is not content
 
 
 def merged(outer: Evidence, inner: Evidence) -> Evidence:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from oncegate.canonical import decode
+from oncegate.carriers import pieces
 from oncegate.events import Delivery
 from oncegate.times import moment
 
@@ -58,12 +58,7 @@ def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
 
 def parsed(value: Any) -> Any:
     """The value; where it is the JSON text of an object, that object."""
-    if type(value) is not str or value.lstrip()[:1] != "{":
-        return value
-    try:
-        return decode(value.encode("utf-8", "surrogatepass"))
-    except ValueError:
-        return value
+    return pieces.parsed(value) if type(value) is str and value.lstrip()[:1] == "{" else value
 
 
 def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
