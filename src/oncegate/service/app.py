@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -60,21 +60,29 @@ class App:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            door = self._doors.get(scope["path"])
             try:
-                answer = await (self._elsewhere(scope) if door is None else self._at(door, scope, receive))
-                await _send(send, answer)
+                await _send(send, await self._answered(scope, receive))
             except (Gone, asyncio.CancelledError):
                 """A second Ctrl-C cancels what is being answered; its handler still ends in its own thread."""
 
+    async def whole(self, scope: Scope, body: bytes) -> Answer:
+        """The answer to a request that is there as a whole, for a server that need not hand it over in messages."""
+        return await self._answered(scope, body)
+
+    def _answered(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, Answer]:
+        door = self._doors.get(scope["path"])
+        return self._elsewhere(scope) if door is None else self._at(door, scope, body)
+
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _at(self, door: Door, scope: Scope, receive: Receive) -> Answer:
+    async def _at(self, door: Door, scope: Scope, body: bytes | Receive) -> Answer:
         start = time.perf_counter()
         answer = self._refused(scope)
         if answer is None:
             try:
-                answer = await self._heard(door, scope, receive)
+                answer = await (
+                    self._taken(door, scope, body) if isinstance(body, bytes) else self._heard(door, scope, body)
+                )
             except NoRoom:
                 self._metrics.shed()
                 answer = problem(503, "too many events are in hand; send it again", headers=_CLOSE)
@@ -113,6 +121,14 @@ class App:
             return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope), room)
         finally:
             room.let_go(held)
+
+    async def _taken(self, door: Door, scope: Scope, body: bytes) -> Answer:
+        room = self._room
+        room.hold(len(body))
+        try:
+            return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope), room)
+        finally:
+            room.let_go(len(body))
 
     # ── all else ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,16 +1,16 @@
 """The protocol: uvicorn's own around httptools, with the bounds on a request that it does not have."""
 
 import asyncio
-import http
 import logging
 from asyncio.events import TimerHandle
 from typing import ClassVar, Final
 
 import httptools
 from msgspec import Struct
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from oncegate.gate.answers import problem
+from oncegate.service.whole import CLOSE, Taker, WholeProtocol, response
 
 _log = logging.getLogger("oncegate.service")
 
@@ -35,9 +35,9 @@ class Bounds(Struct, frozen=True):
         return 2 * self.body + 2 * _LARGEST_HEAD
 
 
-def bounded(bounds: Bounds) -> type["BoundedProtocol"]:
+def bounded(bounds: Bounds, taker: Taker | None = None) -> type["BoundedProtocol"]:
     """The protocol as a class, since that is what uvicorn takes."""
-    return type("Bounded", (BoundedProtocol,), {"bounds": bounds, "line": Line()})
+    return type("Bounded", (BoundedProtocol,), {"bounds": bounds, "line": Line(), "taker": taker})
 
 
 class Line(dict["BoundedProtocol", None]):
@@ -66,7 +66,7 @@ class _Refused(Exception):
     """Stops the parser; what is to be said is kept in the protocol."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(WholeProtocol):
     """Refuses what is too large, too slow or of two minds about its length, before the application sees it."""
 
     bounds: ClassVar[Bounds]
@@ -125,6 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
+        self.start()
         if not self._over:
             self._look_at_what_is_unfinished()
 
@@ -251,11 +252,11 @@ class BoundedProtocol(HttpToolsProtocol):
         last = self.cycle if self._has_head else None
         if last is not None and self.pipeline and self.pipeline[0][0] is last:
             self.pipeline.popleft()
-            self._farewell = _response(code, detail)
+            self._farewell = _refusal(code, detail)
         elif last is None and self._is_answering():
-            self._farewell = _response(code, detail)
+            self._farewell = _refusal(code, detail)
         else:
-            self._leave(b"" if last is not None and last.response_started else _response(code, detail))
+            self._leave(b"" if last is not None and last.response_started else _refusal(code, detail))
 
     def _is_answering(self) -> bool:
         """Whether something that came in full is yet to be answered."""
@@ -292,8 +293,5 @@ class BoundedProtocol(HttpToolsProtocol):
 _TOO_MANY_HEADERS: Final = f"there are more than {_MOST_HEADERS} headers, or they are larger than {_LARGEST_HEAD} bytes"
 
 
-def _response(code: int, detail: str) -> bytes:
-    answer = problem(code, detail)
-    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode()), (b"connection", b"close")]
-    lines = b"".join(b"%s: %s\r\n" % header for header in headers)
-    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (code, http.HTTPStatus(code).phrase.encode(), lines, answer.body)
+def _refusal(code: int, detail: str) -> bytes:
+    return response(problem(code, detail, headers=[CLOSE]))

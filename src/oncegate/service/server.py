@@ -31,7 +31,7 @@ def run(service: Service, settings: Settings, listener: socket.socket) -> None:
     context = tls_of(settings)
     within = microseconds(settings["serve.request_within"]) / 1e6
     connections = most_connections(settings["serve.max_connections"], raised())
-    protocol = bounded(Bounds(settings["serve.max_body"], within, connections))
+    protocol = bounded(Bounds(settings["serve.max_body"], within, connections), service.app)
     config = uvicorn.Config(
         service.app,
         http=protocol,

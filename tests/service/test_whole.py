@@ -1,0 +1,205 @@
+"""Whole requests: what arrives in one piece is answered as what arrives in parts, and with one write."""
+
+import asyncio
+import functools
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from oncegate.gate.answers import Answer
+from oncegate.service.protocol import Bounds, bounded
+from tests.service.running import INLINE, Service, heard
+
+HEAD = b"POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"
+CLOSE = b"Connection: close\r\n"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("whole"), *INLINE) as service:
+        yield service
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    return HEAD % len(body) + b"".join(headers) + b"\r\n" + body
+
+
+def undated(answer: bytes) -> bytes:
+    """Without what depends on when it was answered."""
+    answer = re.sub(rb"\d+ m?s ago", b"just now", answer)
+    return re.sub(rb"(?<=content-length: )\d+|(?<=date: )[^\r]+", b"", answer)
+
+
+def in_parts(service: Service, sent: bytes, at: int) -> bytes:
+    """What is answered when there is a pause after so many bytes."""
+    with service.connect() as connection:
+        connection.sendall(sent[:at])
+        time.sleep(0.05)
+        connection.sendall(sent[at:])
+        return heard(connection)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"id": "known", "type": "a"}', b"not JSON", b"[]", b'{"id": "bad", "do": "fail"}'], ids=repr
+)
+def test_same_answer(service: Service, body: bytes) -> None:
+    """It makes no difference to the answer in how many pieces a request arrives, but for the order of its headers."""
+    sent = post(body, CLOSE)
+    service.raw(sent), service.raw(sent)  # from the second on it is known, or given up
+    whole, *parted = [service.raw(sent), in_parts(service, sent, len(sent) - 5), in_parts(service, sent, 30)]
+    told, _, said = undated(whole).partition(b"\r\n\r\n")
+    assert b"\r\ndate: \r\n" in told
+    for each in parted:
+        head, _, rest = undated(each).partition(b"\r\n\r\n")
+        assert (sorted(head.split(b"\r\n")), rest) == (sorted(told.split(b"\r\n")), said)
+
+
+def test_goes_on(service: Service) -> None:
+    """A connection goes on after an answer in one piece, unless the request, or its version of HTTP, wants its end."""
+    with service.connect() as connection:
+        for number in range(3):
+            connection.sendall(post(b'{"id": "on-%d"}' % number))
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(post(b'{"id": "last"}', CLOSE))
+        last = heard(connection)
+    assert last.startswith(b"HTTP/1.1 200")
+    assert last.count(b"connection: close") == 1
+    old = service.raw(post(b'{"id": "old"}').replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert b"connection: close" in old
+
+
+def test_one_after_the_other(service: Service) -> None:
+    """Requests that arrive together are answered in their order, whole ones and one whose end is late."""
+    first, second, third = (post(b'{"id": "in-order-%d"}' % number) for number in range(3))
+    last = post(b'{"id": "in-order-last"}', CLOSE)
+    answers = in_parts(service, first + second + third + last, len(first + second + third) + 120)
+    assert re.findall(rb'"event_id":"in-order-(\w+)"', answers) == [b"0", b"1", b"2", b"last"]
+
+
+def test_refused_in_the_middle(service: Service) -> None:
+    """A request that is refused while it is read does not take along the whole one before it."""
+    answers = service.raw(post(b'{"id": "before"}') + b"POST /events HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n")
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"400"]
+    assert b'"event_id":"before"' in answers
+
+
+class Both:
+    """An application that tells how it was asked."""
+
+    def __init__(self, gate: asyncio.Event | None = None) -> None:
+        self.asked: list[str] = []
+        self._gate = gate
+
+    async def whole(self, scope: Any, body: bytes) -> Answer:
+        self.asked.append(f"whole {scope['path']} {body.decode()}")
+        if self._gate is not None:
+            await self._gate.wait()
+        if body == b"break":
+            raise RuntimeError("broken")
+        return Answer(200, b"{}", [(b"content-type", b"application/json")])
+
+    async def __call__(
+        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        await receive()
+        self.asked.append(f"parts {scope['path']}")
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written, write by write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        """There is nothing to read from."""
+
+    def resume_reading(self) -> None:
+        """There is nothing to read from."""
+
+
+def connected(app: Both) -> tuple[Any, Transport]:
+    config = uvicorn.Config(app, http=bounded(Bounds(1024, 10.0), app), log_config=None)
+    config.load()
+    protocol = bounded(Bounds(1024, 10.0), app)(config=config, server_state=ServerState(), app_state={})
+    transport = Transport()
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
+def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*fixtures: Any, **named: Any) -> None:
+        asyncio.run(test(*fixtures, **named))  # type: ignore[arg-type]  # a coroutine
+
+    return run
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@in_a_loop
+async def test_who_is_asked() -> None:
+    """What is posted in one piece is for `whole`, and is answered with one write; all else is for ASGI."""
+    app = Both()
+    protocol, transport = connected(app)
+    protocol.data_received(post(b"one"))
+    await turns()
+    assert len(transport.written) == 1
+    protocol.data_received(post(b"two")[:-1])
+    protocol.data_received(b"o")
+    await turns()
+    protocol.data_received(b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n")
+    await turns()
+    assert app.asked == ["whole /events one", "parts /events", "parts /other"]
+    protocol.connection_lost(None)
+
+
+@in_a_loop
+async def test_what_breaks_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever goes wrong, the sender is told to send it again."""
+    protocol, transport = connected(Both())
+    protocol.data_received(post(b"break"))
+    await turns()
+    assert transport.written[0].startswith(b"HTTP/1.1 503")
+    assert "RuntimeError: broken" in caplog.text
+    protocol.connection_lost(None)
+
+
+@in_a_loop
+async def test_nobody_left() -> None:
+    """To a sender that has gone nothing is said; one that does not read is waited for."""
+    gate = asyncio.Event()
+    gone, silent = connected(Both(gate)), connected(Both(gate))
+    for protocol, _ in (gone, silent):
+        protocol.data_received(post(b"one"))
+    await turns()
+    gone[0].connection_lost(None)
+    silent[0].pause_writing()
+    gate.set()
+    await turns()
+    assert gone[1].written == silent[1].written == []
+    silent[0].resume_writing()
+    await turns()
+    assert len(silent[1].written) == 1
+    silent[0].connection_lost(None)
