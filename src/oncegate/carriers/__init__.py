@@ -1,12 +1,12 @@
 """Carriers: from what arrived to deliveries, one for each thing that it carries.
 
-Each family of carriers is a module with `pieces(body)`: what such a carrier holds, or None for what is none. What is
-inside is unwrapped in turn, so they may be nested in any order. What cannot be read is a delivery too, with its
-problem, and its neighbours are none the worse for it.
+Each family of carriers is a module with `pieces(body)`: what such a carrier holds, or None for what is none, as all is
+that has none of the members that are TELLING of it. What is inside is unwrapped in turn, so they may be nested in any
+order. What cannot be read is a delivery too, with its problem, and its neighbours are none the worse for it.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from oncegate.canonical import decode, encode, written
@@ -17,7 +17,10 @@ from oncegate.events import NO_EVIDENCE, Delivery, Evidence
 
 DEEPEST = 8
 
-_FAMILIES = (queues.pieces, topics.pieces, streams.pieces, functions.pieces, web.pieces, batches.pieces)
+_Family = tuple[set[str], Callable[[dict[str, Any]], Iterable[Piece] | None]]
+_FAMILIES: tuple[_Family, ...] = tuple(
+    (family.TELLING, family.pieces) for family in (queues, topics, streams, functions, web, batches)
+)
 # A string that does not end is one token too: looked at from each of its quotes anew, it would take quadratic time.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
@@ -130,9 +133,8 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: _Found) -> N
 
 
 def _pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
-    for pieces in _FAMILIES:
-        found = pieces(body)
-        if found is not None:
+    for telling, pieces in _FAMILIES:
+        if not telling.isdisjoint(body) and (found := pieces(body)) is not None:
             return found
     return None
 

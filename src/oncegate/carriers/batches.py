@@ -9,27 +9,11 @@ from oncegate.carriers.pieces import Piece
 # What an answer without records has besides its empty list.
 _AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "ChildShards"}
 _AROUND_EVENTS = {"sessionId", "resultSet"}
-# All that follows looks for one of these; what has none is told apart sooner.
-_TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
-# The same of a record: one of these is what its family looks for.
-_TELLING_RECORDS = {
-    "receiptHandle",
-    "ReceiptHandle",
-    "body",
-    "Body",
-    "Message",
-    "Sns",
-    "TopicArn",
-    "kinesis",
-    "eventSource",
-    "Data",
-    "records",
-}
+TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
+_TELLING_RECORDS = queues.TELLING | topics.TELLING | streams.TELLING
 
 
 def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
-    if _TELLING.isdisjoint(body):
-        return None
     for name in ("Records", "Messages"):
         records = body.get(name)
         if isinstance(records, list) and any(map(_is_record, records)):

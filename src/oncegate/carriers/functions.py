@@ -8,6 +8,7 @@ from oncegate.times import moment
 
 # All that a record has that does not say what request it was.
 _MEMBERS = {"version", "timestamp", "requestPayload", "responseContext", "responsePayload"}
+TELLING = {"requestPayload", "detail"}
 
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:

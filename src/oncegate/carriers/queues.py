@@ -10,6 +10,7 @@ from oncegate.times import moment
 _RECORD = {"messageId", "body", "attributes", "messageAttributes", "md5OfBody", "md5OfMessageAttributes"}
 _RECORD |= {"awsRegion", "eventSource", "eventSourceARN"}
 _MESSAGE = {"MessageId", "Body", "Attributes", "MessageAttributes", "MD5OfMessageAttributes"}
+TELLING = {"receiptHandle", "ReceiptHandle", "eventSource", "body", "Body"}
 _REASON_CODES = ("ERROR_CODE", "ErrorCode")
 _REASONS = ("ERROR_MESSAGE", "ErrorMessage")
 

@@ -10,6 +10,7 @@ from oncegate.times import moment
 _FIREHOSE = ("deliveryStreamArn", "invocationId", "requestId")
 # All that a record for Firehose has; one of which nothing around it says so has nothing else.
 _RECORD = {"recordId", "data", "approximateArrivalTimestamp", "kinesisRecordMetadata"}
+TELLING = {"kinesis", "eventSource", "Data", "records"}
 
 
 def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:

@@ -10,6 +10,7 @@ from oncegate.times import moment
 _BARE = {"Type", "MessageId", "Message"}
 _MEMBERS = {*_BARE, "Subject", "Timestamp", "MessageAttributes", "SignatureVersion", "Signature"}
 _MEMBERS |= {"SigningCertURL", "SigningCertUrl", "UnsubscribeURL", "UnsubscribeUrl"}
+TELLING = {"Sns", "Type"}
 _CONFIRMATIONS = {
     "SubscriptionConfirmation": "an SNS subscription waiting to be confirmed",
     "UnsubscribeConfirmation": "the end of an SNS subscription",

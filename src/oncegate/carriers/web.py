@@ -9,6 +9,7 @@ from oncegate.carriers.pieces import Piece, from_base64, is_base64, text, to_bas
 from oncegate.events import NO_EVIDENCE, Evidence
 
 _PROXIES = ("httpMethod", "routeKey", "rawPath", "isBase64Encoded")
+TELLING = {"requestContext"}
 _CE = "ce-"
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 

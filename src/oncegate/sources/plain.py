@@ -27,6 +27,9 @@ class Paths(Struct, frozen=True):
 
 
 PATHS = Paths()
+# The same, for what has nothing of it in a detail.
+_OUTSIDE = Paths(entity=tutorials.ENTITY, state=tutorials.STATE, time=tutorials.TIME)
+_INSIDE = {member for member, _ in (*tutorials.ENTITY, *tutorials.STATE, *tutorials.TIME)}
 
 
 def paths(
@@ -62,6 +65,8 @@ def has_id(delivery: Delivery, paths: Paths) -> bool:
 
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     body = delivery.body
+    if paths is PATHS and (type(detail := body.get("detail")) is not dict or _INSIDE.isdisjoint(detail)):
+        paths = _OUTSIDE
     found = identifier(first(body, paths.id))
     return Event(
         source=paths.source,

@@ -5,6 +5,7 @@ import select
 import socket
 import ssl
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from struct import pack
@@ -24,6 +25,9 @@ from oncegate.stores.redis.settings import Settings
 Command = tuple[str | bytes, ...]
 _packed: Callable[[Command], bytes] = pack_command  # type: ignore[assignment]  # its own types know commands of one word
 _READ_SIZE: Final = 65_536
+_MOMENT: Final = 0.0002
+_SLEEPS: Final = 100
+_now: Final = time.monotonic
 # redis-py's roots: some errors of its cluster side are no RedisError.
 FAILURES: Final = (errors.RedisError, errors.RedisClusterException, OSError)
 _INTERRUPTED: Final = errors.ConnectionError("interrupted before it was answered")
@@ -79,6 +83,7 @@ class Link:
         self._buffer = bytearray(_READ_SIZE)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        self._to_sleep = 0
 
     def is_stale(self) -> bool:
         """Whether the server has closed it: nothing is owed, so there is nothing else to read."""
@@ -96,6 +101,7 @@ class Link:
         """The next reply, or the error that the server answers with."""
         try:
             while (reply := self._reader.gets()) is False:  # no reply of this protocol is
+                self._look_out()
                 received = self._socket.recv_into(self._buffer)
                 if not received:
                     raise errors.ConnectionError("Connection closed by server.")
@@ -105,6 +111,18 @@ class Link:
         except OSError as error:
             raise errors.ConnectionError(f"Error while reading from socket: {error}") from error
         return reply
+
+    def _look_out(self) -> None:
+        """Look for an answer, for a moment: to fall asleep and be woken can take longer than a server nearby takes to
+        answer. When none comes in that time, the next ones are slept for."""
+        if self._to_sleep:
+            self._to_sleep -= 1
+            return
+        until = _now() + _MOMENT
+        while not self._poll.poll(0):
+            if _now() >= until:
+                self._to_sleep = _SLEEPS
+                return
 
     def close(self) -> None:
         self._connection.disconnect()

@@ -1,0 +1,102 @@
+"""The wire: how the answer of a server is waited for."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from oncegate.stores.redis import wire
+from oncegate.stores.redis.wire import Link
+
+OK = b"+OK\r\n"
+
+
+class Made:
+    """A connection as redis-py makes it, of which one end is the test's."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+
+    def connect(self) -> None:
+        """It is."""
+
+    def disconnect(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+    def _get_socket(self) -> socket.socket:
+        return self.ours
+
+    def _get_parser(self) -> Any:
+        return self
+
+    def parse_error(self, said: str) -> Exception:
+        return Exception(said)
+
+
+class Looks:
+    """Finds an answer at the look of this number, and counts the looks."""
+
+    def __init__(self, found_at: float) -> None:
+        self.found_at = found_at
+        self.count = 0
+
+    def poll(self, _timeout: int) -> list[Any]:
+        self.count += 1
+        return ["it"] if self.count >= self.found_at else []
+
+
+@contextmanager
+def linked(timeout: float = 5.0) -> Iterator[tuple[Link, socket.socket]]:
+    made = Made()
+    link = Link(made, timeout)
+    try:
+        yield link, made.theirs
+    finally:
+        link.close()
+
+
+def looked(link: Link, theirs: socket.socket, found_at: float) -> int:
+    """How often it looked before it read an answer."""
+    looks: Any = Looks(found_at)
+    link._poll = looks
+    theirs.sendall(OK)
+    assert link.read() == b"OK"
+    return int(looks.count)
+
+
+def test_an_answer_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer is looked for until it is here, at most for a moment; then the next ones are slept for, and after them
+    it is looked for anew."""
+    ticks = iter(range(1_000_000))
+    monkeypatch.setattr(wire, "_now", lambda: next(ticks) * wire._MOMENT / 10)
+    with linked() as (link, theirs):
+        assert [looked(link, theirs, found_at) for found_at in (1, 5, 5)] == [1, 5, 5]
+        assert looked(link, theirs, float("inf")) == 10
+        assert [looked(link, theirs, 5) for _ in range(wire._SLEEPS)] == [0] * wire._SLEEPS
+        assert looked(link, theirs, 5) == 5
+
+
+def test_long_waits_are_slept() -> None:
+    """To wait for a server that takes its time takes nearly no time of the processor."""
+    with linked() as (link, theirs):
+
+        def answer_late() -> None:
+            for _ in range(100):
+                theirs.recv(100)
+                time.sleep(0.002)
+                theirs.sendall(OK)
+
+        server = threading.Thread(target=answer_late)
+        server.start()
+        before = time.thread_time()
+        for _ in range(100):
+            link.send(b"PING\r\n")
+            link.read()
+        taken = time.thread_time() - before
+        server.join()
+    assert taken < 100 * wire._MOMENT / 2
