@@ -137,12 +137,19 @@ class Transport(asyncio.Transport):
 
 
 def connected(app: Both) -> tuple[Any, Transport]:
-    config = uvicorn.Config(app, http=bounded(Bounds(1024, 10.0), app), log_config=None)
+    (found,) = connections(app, 1)
+    return found
+
+
+def connections(app: Both, count: int) -> list[tuple[Any, Transport]]:
+    protocol = bounded(Bounds(1024, 10.0), app)
+    config = uvicorn.Config(app, http=protocol, log_config=None)
     config.load()
-    protocol = bounded(Bounds(1024, 10.0), app)(config=config, server_state=ServerState(), app_state={})
-    transport = Transport()
-    protocol.connection_made(transport)
-    return protocol, transport
+    state = ServerState()
+    found = [(protocol(config=config, server_state=state, app_state={}), Transport()) for _ in range(count)]
+    for each, transport in found:
+        each.connection_made(transport)
+    return found
 
 
 def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -173,6 +180,25 @@ async def test_who_is_asked() -> None:
     await turns()
     assert app.asked == ["whole /events one", "parts /events", "parts /other"]
     protocol.connection_lost(None)
+
+
+@in_a_loop
+async def test_written_together(caplog: pytest.LogCaptureFixture) -> None:
+    """Answers that are made in one turn of the loop are written when all of them are made; one that cannot be written
+    keeps no other from it."""
+    app = Both()
+    first, broken, last = connections(app, 3)
+    broken[1].write = None  # type: ignore[assignment,method-assign]
+    for protocol, _ in (first, broken, last):
+        protocol.data_received(post(b"one"))
+    await asyncio.sleep(0)
+    assert len(app.asked) == 3
+    assert first[1].written == last[1].written == []
+    await turns()
+    assert len(first[1].written) == len(last[1].written) == 1
+    assert "an answer could not be sent" in caplog.text
+    for protocol, _ in (first, broken, last):
+        protocol.connection_lost(None)
 
 
 @in_a_loop

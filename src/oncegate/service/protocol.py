@@ -10,7 +10,7 @@ from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from oncegate.gate.answers import problem
-from oncegate.service.whole import CLOSE, Taker, WholeProtocol, response
+from oncegate.service.whole import CLOSE, Answers, Taker, WholeProtocol, response
 
 _log = logging.getLogger("oncegate.service")
 
@@ -37,7 +37,8 @@ class Bounds(Struct, frozen=True):
 
 def bounded(bounds: Bounds, taker: Taker | None = None) -> type["BoundedProtocol"]:
     """The protocol as a class, since that is what uvicorn takes."""
-    return type("Bounded", (BoundedProtocol,), {"bounds": bounds, "line": Line(), "taker": taker})
+    shared = {"bounds": bounds, "line": Line(), "taker": taker, "answers": Answers()}
+    return type("Bounded", (BoundedProtocol,), shared)
 
 
 class Line(dict["BoundedProtocol", None]):

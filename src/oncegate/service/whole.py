@@ -4,7 +4,10 @@ ASGI hands a request over in messages and takes its answer in two, each of which
 that is known that takes longer than all else, and what is posted here nearly always arrives in one piece.
 """
 
+import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -14,6 +17,27 @@ from oncegate.gate.answers import Answer, problem
 _log = logging.getLogger("oncegate.service")
 
 CLOSE: Final = (b"connection", b"close")
+
+
+class Answers:
+    """Answers that are ready, to be written one after the other at the end of a turn of the loop. A receiver that is
+    woken by each one, while the next is still made, takes part of the time of each."""
+
+    def __init__(self) -> None:
+        self._ready: list[Callable[[], None]] = []
+
+    def add(self, write: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        if not self._ready:
+            loop.call_soon(self._write)
+        self._ready.append(write)
+
+    def _write(self) -> None:
+        ready, self._ready = self._ready, []
+        for write in ready:
+            try:
+                write()
+            except Exception:  # noqa: BLE001  # told in the log; others wait for theirs
+                _log.exception("an answer could not be sent")
 
 
 class Taker(Protocol):
@@ -27,6 +51,7 @@ class WholeProtocol(HttpToolsProtocol):
     """What is posted and arrives in one piece is for the taker, all else for the application."""
 
     taker: ClassVar[Taker | None] = None
+    answers: ClassVar[Answers]
     _unstarted: RequestResponseCycle | None = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -61,11 +86,12 @@ class WholeProtocol(HttpToolsProtocol):
             answer = problem(503, "it could not be answered; send it again")
         if self.flow.write_paused and not cycle.disconnected:
             await self.flow.drain()
-        if not cycle.disconnected:
-            self._send_whole(cycle, answer)
+        self.answers.add(partial(self._send_whole, cycle, answer), self.loop)
 
     def _send_whole(self, cycle: RequestResponseCycle, answer: Answer) -> None:
         """As uvicorn ends an answer, but with one write."""
+        if cycle.disconnected:
+            return
         cycle.keep_alive = cycle.keep_alive and CLOSE not in answer.headers
         cycle.response_started = cycle.response_complete = True
         closing = () if cycle.keep_alive or CLOSE in answer.headers else (CLOSE,)
