@@ -97,6 +97,11 @@ class TestEviction:
             with configured(redis_server, maxmemory=limit, maxmemory_policy=policy):
                 refused(redis_server.url, f"may evict records to make room (maxmemory-policy {policy})")
 
+    def test_allowed(self, redis_server: RedisServer) -> None:
+        """Whoever says that it may evict is warned, and served."""
+        with configured(redis_server, maxmemory_policy="volatile-lru"), pytest.warns(RuntimeWarning, match="may evict"):
+            open_store(f"{redis_server.url}?evicting=allowed").close()
+
     def test_may_not(self, redis_server: RedisServer) -> None:
         """Whatever the limit, nothing is evicted with the policy that evicts nothing."""
         with configured(redis_server, maxmemory="1gb", maxmemory_policy="noeviction"):

@@ -19,14 +19,16 @@ def check(server: Server, settings: Settings) -> None:
     info = parsed(reply)
     _check_version(info, server.name)
     _check_kind(info, server.name, settings)
-    _check_eviction(info, server.name)
+    _check_eviction(info, server.name, allowed=settings.evicting)
     if not appends(info):
-        warnings.warn(
+        _warn(
             f"Redis at {server.name} keeps no append-only file: what was claimed and completed since its last snapshot "
-            "is forgotten when it stops, and runs again if it is delivered again; set appendonly yes",
-            RuntimeWarning,
-            stacklevel=2,
+            "is forgotten when it stops, and runs again if it is delivered again; set appendonly yes"
         )
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
 
 def parsed(reply: bytes) -> dict[str, str]:
@@ -61,13 +63,14 @@ def appends(info: dict[str, str]) -> bool:
     return info.get("aof_enabled") == "1"
 
 
-def _check_eviction(info: dict[str, str], place: str) -> None:
+def _check_eviction(info: dict[str, str], place: str, *, allowed: bool = False) -> None:
     policy = evicting(info)
-    if policy is not None:
-        raise StoreRefused(
-            f"Redis at {place} may evict records to make room (maxmemory-policy {policy}), and an evicted event would "
-            "run again; set maxmemory-policy noeviction"
-        )
+    if policy is None:
+        return
+    may = f"Redis at {place} may evict records to make room (maxmemory-policy {policy}), and an evicted event would "
+    if not allowed:
+        raise StoreRefused(f"{may}run again; set maxmemory-policy noeviction")
+    _warn(f"{may}run again, an evicted dead letter be lost; it is allowed to here (evicting=allowed)")
 
 
 def check_layout(server: Server, settings: Settings, *, create: bool) -> None:

@@ -16,7 +16,7 @@ _SCHEMES: Final = {
     "redis+cluster": (False, True),
     "rediss+cluster": (True, True),
 }
-_COMMON: Final = ("prefix", "connect_timeout", "timeout", "wait_replicas", "wait_timeout")
+_COMMON: Final = ("prefix", "connect_timeout", "timeout", "wait_replicas", "wait_timeout", "evicting")
 _CLUSTERED: Final = ("buckets",)
 _ENCRYPTED: Final = ("ca_file", "cert_file", "key_file")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -42,6 +42,7 @@ class Settings(Struct, frozen=True):
     timeout: float = 5.0
     wait_replicas: int = 0
     wait_timeout: float = 1.0
+    evicting: bool = False
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
@@ -83,6 +84,7 @@ def settings_of(url: str) -> Settings:
         _seconds(options, "timeout", "5s"),
         _number(options, "wait_replicas", 0, 0, 100),
         _seconds(options, "wait_timeout", "1s"),
+        _evicting(options.get("evicting", "refused")),
         *(_file(options, name) for name in _ENCRYPTED),
     )
 
@@ -100,6 +102,12 @@ def _prefix(text: str) -> str:
     if not _PREFIX.fullmatch(text):
         raise SettingError(f"prefix={text!r} cannot begin a key; use up to 64 letters, digits, and . _ : -")
     return text
+
+
+def _evicting(text: str) -> bool:
+    if text not in ("refused", "allowed"):
+        raise SettingError(f"evicting={text!r} must be refused or allowed")
+    return text == "allowed"
 
 
 def _number(options: dict[str, str], name: str, default: int, least: int, most: int) -> int:
