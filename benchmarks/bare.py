@@ -1,5 +1,5 @@
-"""`python -m benchmarks.bare`: the same server as the service's, around an endpoint that only parses its JSON; with
-`--keeping`, around the service's own endpoint with nobody who runs what it keeps."""
+"""`python -m benchmarks.bare`: the same server as the service's, around an ASGI application that only parses its JSON;
+with `--keeping`, around the service's own endpoint with nobody who runs what it keeps."""
 
 import asyncio
 import socket
@@ -61,11 +61,12 @@ def _keeping() -> App:
 
 
 def main() -> None:
-    app = _keeping() if "--keeping" in sys.argv else parse
+    keeping = _keeping() if "--keeping" in sys.argv else None
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+    protocol = bounded(Bounds(1024 * 1024, 10.0), keeping)
     config = uvicorn.Config(
-        app, http=bounded(Bounds(1024 * 1024, 10.0)), ws="none", lifespan="off", log_config=None, access_log=False,
+        keeping or parse, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
         proxy_headers=False, server_header=False,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listener])
