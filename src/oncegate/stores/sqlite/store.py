@@ -33,6 +33,7 @@ from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.judged import InboxStore, shown
 from oncegate.stores.lines import behind, in_turn, step_behind
+from oncegate.stores.sqlite.checkpoints import Checkpoints
 from oncegate.stores.sqlite.file import explained, is_of_the_disk, opened, wait_for
 from oncegate.stores.sqlite.lending import OwnConnection, is_closed, lend, take_back
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
@@ -71,6 +72,7 @@ class SqliteStore(InboxStore):
         self._turns = Turns(busy_timeout)
         self._slice = min(SLICE, self._turns.timeout)
         self._transacting: int | None = None  # the thread whose handler has the connection
+        self._checkpoints = Checkpoints(path, self._synchronous)
         self._db: OwnConnection | None = None
         self._connected()
         forks.watch(self)
@@ -231,7 +233,9 @@ class SqliteStore(InboxStore):
     def before_fork(self) -> None:
         """A connection that two processes know of would lose what they write, so both start with one of their own.
         From within a transaction only the parent can go on."""
-        if self._transacting != threading.get_ident():
+        if self._transacting == threading.get_ident():
+            self._checkpoints.end()
+        else:
             self._lock.acquire()
             self._disconnect()
 
@@ -256,6 +260,7 @@ class SqliteStore(InboxStore):
                     self._turns.troubled()
                 raise
             self._turns.written()
+            self._checkpoints.written(db.total_changes)
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[sqlite3.Connection, int]]:
@@ -305,6 +310,7 @@ class SqliteStore(InboxStore):
         return self._db
 
     def _disconnect(self) -> None:
+        self._checkpoints.end()
         if self._db is not None:
             self._db.close()
             self._db = None
