@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from oncegate import open_store
 from oncegate.stores.base import Store
+from oncegate.stores.sqlite import checkpoints
 from oncegate.stores.sqlite.checkpoints import _ROWS, Checkpoints
 from oncegate.testing.asking import claim_of
+from tests.stores.servers import until
 from tests.stores.forking import run
 
 
@@ -31,22 +34,20 @@ def test_copied_beside_the_writer(tmp_path: Path) -> None:
     path = tmp_path / "once.db"
     with closing(open_store(f"sqlite:///{path}")) as store:
         fill(store, _ROWS // 2)
-        store._checkpoints.end()  # type: ignore[attr-defined]
+        time.sleep(0.1)
         assert in_file(path) == 0
         fill(store, _ROWS)
-        store._checkpoints.end()  # type: ignore[attr-defined]
-        assert in_file(path) == _ROWS
+        until(lambda: in_file(path) == _ROWS, "what was written is in the file")
 
 
 def test_a_new_connection_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that was made anew, and counts its rows from nothing, is heard as the one before it."""
     copies: list[int] = []
-    monkeypatch.setattr(Checkpoints, "_copy", lambda _self: copies.append(1))
+    monkeypatch.setattr(checkpoints, "start_new_thread", lambda _copy, _nothing: copies.append(1))
     kept = Checkpoints("once.db", "full")
     seen = []
     for rows in (_ROWS - 1, 10 * _ROWS, 1, _ROWS, _ROWS + 1):
         kept.written(rows)
-        kept.end()
         seen.append(len(copies))
     assert seen == [0, 1, 1, 1, 2]
 
@@ -54,9 +55,21 @@ def test_a_new_connection_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_gone_stays_so(tmp_path: Path) -> None:
     """A file that was removed does not come back, and nothing is raised."""
     gone = Checkpoints(str(tmp_path / "gone ?.db"), "full")
-    gone.written(_ROWS)
-    gone.end()
+    gone._copy()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins after the end copies nothing, until more is written."""
+    copies: list[int] = []
+    monkeypatch.setattr(Checkpoints, "_copy_all", lambda _self: copies.append(1))
+    kept = Checkpoints(str(tmp_path / "once.db"), "full")
+    kept.end()
+    kept._copy()
+    assert copies == []
+    kept.written(1)
+    kept._copy()
+    assert copies == [1]
 
 
 def test_no_connection_over_a_fork(tmp_path: Path) -> None:
@@ -67,14 +80,14 @@ def test_no_connection_over_a_fork(tmp_path: Path) -> None:
         from oncegate import open_store
         from oncegate.stores.sqlite import checkpoints
         store = open_store({f"sqlite:///{tmp_path}/once.db"!r})
-        begun, at_it, copy = threading.Event(), [], checkpoints.Checkpoints._copy
+        begun, at_it, copy = threading.Event(), [], checkpoints.Checkpoints._copy_all
         def slow(self):
             at_it.append(True)
             begun.set()
             threading.Event().wait(0.3)
             copy(self)
             at_it.clear()
-        checkpoints.Checkpoints._copy = slow
+        checkpoints.Checkpoints._copy_all = slow
         for transacting in (None, threading.get_ident()):
             store._transacting = None
             begun.clear()

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import threading
+from _thread import start_new_thread
 from contextlib import closing, suppress
 from typing import Final
 from urllib.parse import quote
@@ -15,33 +16,42 @@ class Checkpoints:
     wait for it. So it is copied sooner, by another connection, which keeps no writer waiting; what is left for the
     commit, after which the log begins anew, is little then.
 
-    It is told of every commit by whoever has the lock of the store's own connection."""
+    It is told of every commit by whoever has the lock of the store's own connection. An exception that a signal raises
+    can strike there at any instruction, and `threading.Thread` does not start its threads in one."""
 
     def __init__(self, file: str, synchronous: str) -> None:
         self._address = f"file:{quote(os.path.abspath(file))}?mode=rw"  # one that was removed must not come back
         self._synchronous = synchronous
         self._copied = 0
-        self._thread: threading.Thread | None = None
+        self._ended = False
+        self._at_it = threading.Lock()
 
     def written(self, rows: int) -> None:
         """So many rows have been written in all, with the connection as it is; a new one counts anew."""
+        self._ended = False
         self._copied = min(self._copied, rows)
-        if rows - self._copied >= _ROWS and not self._is_at_it():
+        if rows - self._copied >= _ROWS:
             self._copied = rows
-            self._thread = threading.Thread(target=self._copy, name="oncegate-checkpoint", daemon=True)
-            self._thread.start()
+            start_new_thread(self._copy, ())
 
     def end(self) -> None:
-        """Wait until nothing is copied any more: a connection must not be open when the process forks, and a file that
-        was closed can be removed."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _is_at_it(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        """Nothing is copied any more, until more is written: a connection must not be open when the process forks, and
+        a file that was closed can be removed."""
+        self._ended = True
+        with self._at_it:
+            """Whoever was at it has come to its end, and whoever comes now sees that it is over."""
 
     def _copy(self) -> None:
         """What cannot be copied now is copied with a later commit."""
+        if not self._at_it.acquire(blocking=False):
+            return
+        try:
+            if not self._ended:
+                self._copy_all()
+        finally:
+            self._at_it.release()
+
+    def _copy_all(self) -> None:
         with suppress(sqlite3.Error), closing(sqlite3.connect(self._address, uri=True, timeout=0)) as db:
             db.execute(f"PRAGMA synchronous = {self._synchronous}")
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")

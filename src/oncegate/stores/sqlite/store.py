@@ -240,6 +240,8 @@ class SqliteStore(InboxStore):
             self._disconnect()
 
     def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._checkpoints = Checkpoints(self._path, self._synchronous)
         if self._transacting != threading.get_ident():
             self._lock.release()
         elif in_child:
