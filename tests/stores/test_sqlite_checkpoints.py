@@ -13,8 +13,8 @@ from oncegate.stores.base import Store
 from oncegate.stores.sqlite import checkpoints
 from oncegate.stores.sqlite.checkpoints import _ROWS, Checkpoints
 from oncegate.testing.asking import claim_of
-from tests.stores.servers import until
 from tests.stores.forking import run
+from tests.stores.servers import until
 
 
 def fill(store: Store, rows: int) -> None:

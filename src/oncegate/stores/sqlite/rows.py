@@ -12,6 +12,10 @@ from oncegate.stores.lines import Line
 Where = tuple[str, bytes]
 _T = TypeVar("_T")
 
+# What is bound often is bound so: for bytes, and for None, Python first looks at length for somebody who has taught it
+# how to write them.
+_blob: Final = bytearray
+
 
 def _sections(text: str) -> dict[str, str]:
     """The named statements of a .sql file, without their comments."""
@@ -27,7 +31,7 @@ def find(db: sqlite3.Connection, wanted: Sequence[Where]) -> dict[Where, Record]
     """Read records, a chunk of keys with one statement."""
     found = {}
     for namespace, keys in _chunks(wanted):
-        for row in db.execute(_RECORDS[len(keys)], (namespace, *keys)):
+        for row in db.execute(_RECORDS[len(keys)], (namespace, *map(_blob, keys))):
             found[row[0], row[1]] = record_of(row[2:])
     return found
 
@@ -47,7 +51,7 @@ def save(db: sqlite3.Connection, found: dict[Where, Record], current: dict[Where
         before = found.get(where)
         if record is not before:
             statement, values = _change(before, record)
-            changes.setdefault(statement, []).append(values + where)
+            changes.setdefault(statement, []).append((*values, where[0], _blob(where[1])))
     for statement, rows in changes.items():
         db.executemany(SQL[statement], rows)
     return sum(len(rows) for statement, rows in changes.items() if statement.startswith("insert"))
@@ -59,17 +63,20 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
         return "delete", ()
     if before is None or before.about is not record.about or before.first_seen != record.first_seen:
         if record.state == IN_PROGRESS and record.payload is None:
-            return "insert claimed", _claimed(record)
+            return "insert claimed", (*_held(record), record.expires_at, *_explained(record))
+        if record.payload is not None and _unended(record):
+            first = (record.state, record.attempts, _blob(record.payload))
+            return "insert kept", (*first, *_held(record), *_explained(record))
         return "insert", _claim_of(record) + _explained(record) + _end_of(record)
-    if record.state == COMPLETED and before.state == IN_PROGRESS and before.fence == record.fence:
-        return "update completed", (record.expires_at, record.completed_at, record.result, record.error)
+    if record.state == COMPLETED and record.result is not None and record.error is None and _is_same(before, record):
+        return "update completed", (record.expires_at, record.completed_at, _blob(record.result))
     if record.state == IN_PROGRESS and _unmoved(before) == _unmoved(record):
         return "update held", (record.state, record.owner, record.fence, record.lease_until, record.attempts)
     return "update", _claim_of(record) + _end_of(record)
 
 
 # Few statements of fixed length, filled up with something that is asked for anyway, so that all stay prepared.
-_LENGTHS: Final = (1, 8, 32, 128)
+_LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _RECORDS: Final = {length: SQL["records"].replace("*", ", ".join("?" * length)) for length in _LENGTHS}
 _BUSY: Final = {length: SQL["busy lines"].replace("*", ", ".join(["(?)"] * length)) for length in _LENGTHS}
 
@@ -90,9 +97,17 @@ def record_of(row: tuple[Any, ...]) -> Record:
     return Record(*row[:7], About(*row[7:12]), *row[12:])  # type: ignore[call-arg]  # mypy cannot count a slice
 
 
-def _claimed(record: Record) -> tuple[Any, ...]:
-    claim = (record.owner, record.fence, record.lease_until, record.payload_hash, record.expires_at)
-    return claim + _explained(record)
+def _held(record: Record) -> tuple[Any, ...]:
+    return _blob(record.owner), record.fence, record.lease_until, _blob(record.payload_hash)
+
+
+def _is_same(before: Record, record: Record) -> bool:
+    """Whether it is one grant that was held and has come to its end."""
+    return before.state == IN_PROGRESS and before.fence == record.fence
+
+
+def _unended(record: Record) -> bool:
+    return (record.expires_at, *_end_of(record)[:3]) == (None,) * 4
 
 
 def _explained(record: Record) -> tuple[Any, ...]:

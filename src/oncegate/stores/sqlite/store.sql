@@ -100,10 +100,17 @@ INSERT OR REPLACE INTO claims (
     source, type, entity, occurred_at, delivery_id, first_seen, namespace, key
 ) VALUES ('P', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- A first admission, which is what all others are.
+-- name: insert kept
+INSERT OR REPLACE INTO claims (
+    state, attempts, payload, owner, fence, lease_until, payload_hash,
+    source, type, entity, occurred_at, delivery_id, first_seen, namespace, key
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
 -- A completion, which is what nearly every update is.
 -- name: update completed
 UPDATE claims SET
-    state = 'C', lease_until = 0, payload = NULL, expires_at = ?, completed_at = ?, result = ?, error = ?
+    state = 'C', lease_until = 0, payload = NULL, error = NULL, expires_at = ?, completed_at = ?, result = ?
 WHERE namespace = ? AND key = ?;
 
 -- A grant or a renewal: the payload that may be there is not written again.
