@@ -89,9 +89,9 @@ class States:
         """What an event of a type tells with the state that it says, if it says one.
 
         The last word of a type is a state if it is a known one, or the same as what is said; not every word is one, and
-        two updates of something are not one change. All that it ends so is of one family: `call.held` and `call.ended`.
-        What says another state than its type is in both: of `case.created` and `case.assigned`, both open, each is an
-        event.
+        two updates of something are not one change. Types that end so are of one family: `call.held` and `call.ended`.
+        Where type and member say two states, it takes both: of `case.created` and `case.transferred`, both open, each
+        is an event.
         """
         family, _, last = kind.rpartition(".")
         word, state = self._meant(last), None if said is None else self._meant(said)

@@ -94,6 +94,11 @@ def test_every_snapshot(name: str) -> None:
     assert (event.entity, event.state, str(event.occurred_at)) == (CALL, "ringing", "2026-02-03 04:05:07+00:00")
 
 
+def test_a_snapshot_without_participants() -> None:
+    """A conversation that is one call, and says its state itself, has that."""
+    assert only(topic(f"v2.conversations.calls.{CALL}", {"id": CALL, "state": "held"})).state == "held"
+
+
 def test_topics_in_another_case() -> None:
     """A topic has its rule however it is written."""
     joined = {"id": USER, "queueId": QUEUE, "joined": True, "modifiedDate": "2026-01-01T00:00:00Z"}
@@ -125,6 +130,9 @@ def test_an_envelope_around_no_object(detail: Any) -> None:
         del document["detail"]
     event = only(document)
     assert (event.source, event.id, event.type, event.identity) == ("eventbridge", "e-1", "Something", ("desk", "e-1"))
+    assert only({**document, "replay-name": "backfill"}).evidence.replay == "backfill"
+    flattened = only({**document, "detail": detail, "conversationId": "c"})
+    assert (flattened.source, flattened.entity) == ("plain", "c")
     nameless = [{**document, "id": None, "time": f"2026-04-30T00:00:0{n}Z"} for n in (1, 1, 2)]
     assert len({str(keys.auto(only(each))) for each in nameless}) == 2
 

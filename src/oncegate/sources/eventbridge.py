@@ -8,6 +8,8 @@ from oncegate.sources.fields import apart, identifier, named, stated, text, when
 from oncegate.sources.tutorials import ENTITY, STATE, TIME
 from oncegate.times import moment
 
+_MEMBERS = {"version", "id", "detail-type", "source", "account", "time", "region", "resources", "detail", "replay-name"}
+
 
 def read(delivery: Delivery) -> Event | None:
     envelope = delivery.envelope
@@ -37,9 +39,11 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def _read_bare(delivery: Delivery) -> Event | None:
-    """An envelope whose detail is no object, or is not there: it is known by source and id all the same."""
+    """An envelope whose detail is no object, or is not there: it is known by source and id all the same. With other
+    members it is what somebody has made of an envelope, and they are what it says."""
     document = delivery.body
-    if "detail-type" not in document or "source" not in document:
+    if not {"detail-type", "source"} <= document.keys() <= _MEMBERS:
         return None
-    detail = document.get("detail")
-    return read(replace(delivery, body={} if detail is None else detail, envelope=document))
+    detail, replay = document.get("detail"), text(document.get("replay-name"))
+    evidence = replace(delivery.evidence, replay=replay) if replay else delivery.evidence
+    return read(replace(delivery, body={} if detail is None else detail, envelope=document, evidence=evidence))

@@ -78,9 +78,9 @@ def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None
     """The first value that tells a time."""
     for member, rest in candidates:
         found = body.get(member)
-        if found is None:
+        if found is None or (rest and (found := at(found, rest)) is None):
             continue
-        if (told := moment(at(found, rest) if rest else found)) is not None:
+        if (told := moment(found)) is not None:
             return told
     return None
 

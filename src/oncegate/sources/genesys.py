@@ -161,7 +161,7 @@ def _read(
         type=kind,
         entity=named(body, topic.entity) or (id_in(topic_name, kind) if topic_name else None) or name(body.get("id")),
         part=named(body, topic.part),
-        state=(_snapshot_state(topic_name, kind, body) if topic.snapshot else None) or stated(body, topic.state),
+        state=_snapshot_state(topic_name, kind, body) if topic.snapshot else stated(body, topic.state),
         occurred_at=told or moment(sent) or moment(sender.time),
         own_id=own,
         identity=identity or ((topic_name,) if told is not None else _apart(topic_name, sent, sender)),
@@ -204,10 +204,11 @@ def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple
 
 
 def _snapshot_state(topic_name: str | None, kind: str | None, body: dict[str, Any]) -> str | None:
-    """The state of the last communication of the last participant; of the user's own, if the topic is a user's."""
+    """The state of the last communication of the last participant; of the user's own, if the topic is a user's; that
+    of the whole, if it has no participants."""
     participants = body.get("participants")
     if type(participants) is not list:
-        return None
+        return state(body.get("state"))
     user = id_in(topic_name, kind) if topic_name else None
     own = [each for each in participants if type(each) is dict and user is not None and each.get("userId") == user]
     for participant in reversed(own or participants):
