@@ -25,6 +25,7 @@ def test_text_of_a_key_is_stable() -> None:
     """Keys written by an earlier version must be found by a later one: these texts never change."""
     assert str(keys.event_id(event({"id": "evt-1"}))) == "1167701c9060313049c77c4c6d470800"
     assert str(keys.content(event({"a": 1, "b": [True, None]}))) == "0e167f8551e0daacb86cfb990a1b590c"
+    assert str(keys.auto(event({"type": "call.ended", "conversationId": "c"}))) == "4a6b7dbbb0ab5ce28c3d888dda06443e"
     assert str(keys.fields("a", "b.0")(event({"a": 1, "b": ["x"]}))) == "ab13b2bb92a0c7aa7e6006905a097fd9"
     assert str(keys.strategy(lambda found: found.body["a"])(event({"a": 1}))) == "f8a5ed3d31d37a7f2c63dfdff7af0776"
 

@@ -188,8 +188,10 @@ def content_hash(event: Event) -> bytes:
 
 
 def _around(event: Event) -> tuple[Any, ...]:
-    """What the body may not say and is no wrapping: two events of other types or entities may have the same body."""
-    return () if event.type is None and event.entity is None else (event.type, event.entity)
+    """What the body may not say and is no wrapping: two events of other types or entities may have the same body. Not
+    so where the source takes the content alone for the identity: there it says all."""
+    says_all = event.content_hash is not None and not event.identity
+    return () if says_all or (event.type is None and event.entity is None) else (event.type, event.entity)
 
 
 def _stated(said: Any) -> str | None:
