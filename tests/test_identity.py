@@ -79,6 +79,7 @@ def test_one_key_and_one_content_over_every_way(name: str) -> None:
     found = [only(copy) for copy in copies(SAMPLES[name])]
     assert {str(keys.auto(event)) for event in found} == {str(keys.auto(found[0]))}
     assert {keys.content_hash(event) for event in found} == {keys.content_hash(found[0])}
+    assert {str(keys.content(event)) for event in found} == {str(keys.content(found[0]))}
 
 
 @pytest.mark.parametrize("name", [name for name in TOPICS if name not in TIMELESS])

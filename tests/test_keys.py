@@ -1,5 +1,6 @@
 """Keys: what makes two deliveries one event, and what never does."""
 
+import json
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ def test_text_of_a_key_is_stable() -> None:
     """Keys written by an earlier version must be found by a later one: these texts never change."""
     assert str(keys.event_id(event({"id": "evt-1"}))) == "1167701c9060313049c77c4c6d470800"
     assert str(keys.content(event({"a": 1, "b": [True, None]}))) == "0e167f8551e0daacb86cfb990a1b590c"
+    assert str(keys.auto(event({"type": "call.ended", "conversationId": "c"}))) == "4a6b7dbbb0ab5ce28c3d888dda06443e"
     assert str(keys.fields("a", "b.0")(event({"a": 1, "b": ["x"]}))) == "ab13b2bb92a0c7aa7e6006905a097fd9"
     assert str(keys.strategy(lambda found: found.body["a"])(event({"a": 1}))) == "f8a5ed3d31d37a7f2c63dfdff7af0776"
 
@@ -60,6 +62,43 @@ def test_content() -> None:
     """All that is said decides, however it is spelt."""
     assert keys.content(event('{"a":1,"b":2}')) == keys.content(event({"b": 2.0, "a": 1}))
     assert keys.content(event({"a": 1})) != keys.content(event({"a": 2}))
+
+
+BUSY = {"presenceDefinition": {"systemPresence": "BUSY"}, "modifiedDate": "2026-02-03T04:05:06Z"}
+SOLD = {"id": "1", "source": "shop", "detail-type": "Sold", "detail": {"callId": "c"}}
+ENDED = {"specversion": "1.0", "id": "1", "source": "/a", "type": "call.ended", "subject": "c-1"}
+CLOSED = {"eventId": "1", "eventType": "CaseClosed", "eventObject": "Case", "data": {"case": {"id": "c"}}}
+
+
+def presence(user: str) -> dict[str, Any]:
+    return {"topicName": f"v2.users.{user}.presence", "eventBody": BUSY}
+
+
+@pytest.mark.parametrize(
+    ("document", "other", "again"),
+    [
+        (SOLD, {"detail-type": "Bought"}, {"id": "2", "time": "2026-02-03T04:05:06Z"}),
+        (ENDED, {"type": "call.started"}, {"id": "2", "time": "2026-02-03T04:05:06Z"}),
+        (ENDED, {"subject": "c-2"}, {"id": "2", "source": "/b"}),
+        (CLOSED, {"eventType": "CaseCreated"}, {"eventId": "2"}),
+        (presence("u-1"), presence("u-2"), {"metadata": {}}),
+        (presence("u-1"), {"topicName": "v2.users.u-1.activity"}, {"timestamp": "2026-02-03T04:05:06Z"}),
+    ],
+)
+def test_content_is_more_than_the_body(document: Any, other: Any, again: Any) -> None:
+    """Events with the same body and another type or entity are others, with or without some members; what was emitted
+    anew is not. What a key binds is the body alone."""
+    one, another, copy = event(document), event({**document, **other}), event({**document, **again})
+    for by in (keys.content, keys.content(exclude="nr"), keys.first(keys.fields("none"), keys.content)):
+        assert by(one) == by(copy)
+        assert by(one) != by(another)
+    assert keys.content_hash(one) == keys.content_hash(another)
+
+
+def test_content_of_what_was_made_by_hand() -> None:
+    """A type and an entity that no body has count too."""
+    one = Event(source="plain", type="ended", body={})
+    assert len({str(keys.auto(each)) for each in (one, Event(source="plain", entity="ended", body={}))}) == 2
 
 
 def test_auto_is_the_id_else_the_content() -> None:
@@ -107,6 +146,16 @@ def test_paths_into_the_document() -> None:
         keys.fields("occurred_at")(event(case))
 
 
+@pytest.mark.parametrize("path", ["detail.conversationId", "detail.data.nr", "detail.data.list.-1"])
+def test_paths_into_text(path: str) -> None:
+    """Where an object stands as JSON text, paths lead into it as into the object."""
+    detail = {"conversationId": "c", "data": {"nr": 1, "list": [1, 2]}}
+    whole = {"id": "1", "source": "shop", "detail-type": "x"}
+    texts = [detail, json.dumps(detail), json.dumps({**detail, "data": json.dumps(detail["data"])})]
+    assert len({str(keys.fields(path)(event({**whole, "detail": said}))) for said in texts}) == 1
+    assert keys.fields("data.nr")(event({"id": "1", "data": '{"nr": 1}'})).parts[1:] == (1,)
+
+
 def test_fields_rounded() -> None:
     """Times within one bucket count as one, whatever format they are in; ids made of digits are not rounded."""
     by = keys.fields("call", "at", round="1m")
@@ -119,6 +168,17 @@ def test_fields_rounded() -> None:
         event({"call": "1770091506123", "at": "2026-02-03T04:05:06Z"})
     )
     assert not first.binds
+
+
+@pytest.mark.parametrize(("one", "other"), [("1770091506.17", "1770091507.18"), ("20260203T0405", "20260203T0406")])
+def test_ids_that_look_like_times(one: str, other: str) -> None:
+    """Text is rounded if it is written as date and time, or if its name says that it is one."""
+    at = "2026-02-03T04:05:06Z"
+    by_call, by_time = keys.fields("call", "at", round="1h"), keys.fields("startTime", round="1h")
+    assert by_call(event({"call": one, "at": at})) != by_call(event({"call": other, "at": at}))
+    assert by_time(event({"startTime": one})) == by_time(event({"startTime": other}))
+    spoken = keys.fields("said", round="1h")
+    assert spoken(event({"said": at})) == spoken(event({"said": " 2026-02-03 04:05"}))
 
 
 def test_the_edge_of_a_bucket() -> None:
@@ -156,6 +216,32 @@ def test_content_without_some_members() -> None:
         keys.content(exclude=5)  # type: ignore[call-overload]
 
 
+TOLD = {"topicName": "v2.users.u-1.presence", "eventBody": {**BUSY, "sentAt": 1}}
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "other"),
+    [
+        (CLOSED, "data.case.url", {"data": {"case": {"id": "c", "url": "x"}}}),
+        (CLOSED, "case.url", {"data": '{"case": {"id": "c", "url": "x"}}'}),
+        (SOLD, "detail.sentAt", {"detail": {"callId": "c", "sentAt": 1}}),
+        ({**SOLD, "detail": TOLD}, "detail.eventBody.sentAt", {"detail": {**TOLD, "eventBody": {**BUSY, "sentAt": 2}}}),
+        ({"items": [{"at": 1, "x": 1}, 2]}, "items.0.at", {"items": [{"at": 2, "x": 1}, 2]}),
+        ({"items": [{"at": 1, "x": 1}, 2]}, "items.-1", {"items": [{"at": 1, "x": 1}, 3]}),
+        ({"type": "a", "n": 1}, "type", {"type": "b"}),
+        (SOLD, "detail-type", {"detail-type": "Bought"}),
+        (ENDED, "subject", {"subject": "c-2"}),
+    ],
+)
+def test_content_without_what_a_path_leads_to(document: Any, path: str, other: Any) -> None:
+    """Paths to what is left out lead into lists, and from the document into the body, as all paths do; what was read
+    from there is left out with it."""
+    one, another = event(document), event({**document, **other})
+    assert keys.content(exclude=path)(one) == keys.content(exclude=path)(another)
+    assert keys.content(one) != keys.content(another)
+    assert keys.content(exclude="none.at.all")(one) != keys.content(exclude="none.at.all")(another)
+
+
 def test_once_per() -> None:
     """One effect for each conversation, whatever else the events say; another effect is another key."""
     survey = keys.once_per("survey", "conversation")
@@ -186,6 +272,18 @@ def test_first() -> None:
         by(event({"a": 1}))
     with pytest.raises(SettingError):
         keys.first()
+
+
+def test_aliases_of_aliases() -> None:
+    """An alias is followed to its end, and a circle of them has none."""
+    by = keys.state_change(aliases={"Talking": "answered", "ANSWERED": "connected", "connected": "Connected"})
+    found = [
+        by(event({"conversationId": "c", "state": state, "timestamp": 1770091506}))
+        for state in ("talking", "Answered", "connected")
+    ]
+    assert len({str(key) for key in found}) == 1
+    with pytest.raises(SettingError, match="in a circle"):
+        keys.state_change(aliases={"a": "b", "b": "C", "c": "b"})
 
 
 def test_any_callable() -> None:

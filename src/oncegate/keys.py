@@ -6,7 +6,7 @@ whole document that it came in, else to what the source has read: `entity`, `par
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from msgspec.structs import replace
@@ -16,12 +16,13 @@ from oncegate.canonical import content_digest, decode, digest_of, normal
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event, Key, StateChange
-from oncegate.sources.fields import Path, at, folded, path
+from oncegate.sources.fields import Path, folded, index, into, name, parsed, path
 from oncegate.times import microseconds_of, moment
 
 Strategy = Callable[[Event], Key]
 
 _READ = ("entity", "part", "state", "type", "occurred_at")
+_WRITTEN_TIME = re.compile(r"\s*\d{4}-\d\d-\d\d[Tt ]\d\d:", re.ASCII)
 _NAMED_AS_TIME = re.compile(r"(?i:time|date|stamp|created|updated|modified|occurred|changed|^ts$|^at$|^when$)|At$|_at$")
 
 
@@ -55,18 +56,23 @@ def content(event: Event, /) -> Key: ...
 @overload
 def content(*, exclude: str | Sequence[str]) -> Strategy: ...
 def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ()) -> Key | Strategy:
-    """All that the event says: its canonical body. `content(exclude=["meta.sentAt"])` leaves members of it out."""
+    """All that the event says: its canonical body, its type and its entity, which may stand around the body.
+
+    `content(exclude=["meta.sentAt"])` leaves members of it out.
+    """
     if event is not None:
-        return make("content", event, [content_hash(event).hex()])
+        return make("content", event, [*_around(event), content_hash(event).hex()])
     if not isinstance(exclude, Sequence):
         raise SettingError(f'exclude={exclude!r} must be a path such as "meta.sentAt", or a list of them')
     left_out = _checked("content(exclude=…)", [exclude] if isinstance(exclude, str) else exclude)
 
     def by_the_rest(event: Event) -> Key:
+        said = {name(_found(event, each)) for each in left_out}
+        around = [None if part in said else part for part in _around(event)]
         rest = event.body
         for each in left_out:
-            rest = _without(rest, path(each))
-        return make("content", event, [list(left_out), content_digest(rest).hex()], binds=False)
+            rest = _without(rest, _within_body(event, path(each)))
+        return make("content", event, [list(left_out), *around, content_digest(rest).hex()], binds=False)
 
     return by_the_rest
 
@@ -132,31 +138,27 @@ def state_change(
 ) -> Strategy:
     """Emissions of one state change, whatever their ids and content: same entity and state, times within the window.
 
-    `entity` and `state` are paths; without them it is what the source has read. An event without a state may have a
-    type that ends with one, such as `call.ended`. `aliases={"answered": "connected"}` takes one state for another, and
-    `rank` orders states that have the same time. Which emissions are one event, the timeline of the entity decides.
+    `entity` and `state` are paths; without them it is what the source has read. A type may end with a state, such as
+    `call.ended`: it is then of one family with `call.held`, and that is its state if it has no other.
+    `aliases={"answered": "connected"}` takes one state for another, and `rank` orders states that have the same time.
+    Which emissions are one event, the timeline of the entity decides.
     """
     width = microseconds(window, "window")
     _checked("state_change(entity=…, state=…)", [each for each in (entity, state) if each is not None] or ["entity"])
-    same = {name.casefold(): meant.casefold() for name, meant in _aliases(aliases).items()}
-    order = lifecycles.ranks(rank)
-    known = order.keys() | same.keys()
+    states = lifecycles.States(rank, aliases)
 
     def by_change(event: Event) -> Key:
         who = event.entity if entity is None else _found(event, entity)
-        family, said = _stated(event, None if state is None else _found(event, state), known)
-        missing = [
-            name for name, part in (("entity", who), ("state", said), ("time", event.occurred_at)) if _absent(part)
-        ]
-        if missing or event.occurred_at is None:
-            named = {"entity": entity, "state": state}
-            raise MissingKey("state_change", tuple(named.get(name) or name for name in missing))
-        meant = same.get(said.casefold(), said.casefold())
+        said = _stated(event.state if state is None else _found(event, state))
+        # Where a path is to lead to the state, what the type ends with is no substitute for it.
+        told = None if said is None and state is not None else states.told(event.type or "", said)
+        if told is None or _absent(who) or event.occurred_at is None:
+            parts = ((entity or "entity", who), (state or "state", told), ("time", event.occurred_at))
+            raise MissingKey("state_change", tuple(needed for needed, part in parts if _absent(part)))
         at = microseconds_of(event.occurred_at)
-        place = [family, who, event.part]
-        timeline = digest_of(("timeline", event.source, *place))
-        change = StateChange(timeline, meant, at, order.get(meant, lifecycles.UNKNOWN), width)
-        return replace(make("state_change", event, [*place, meant, at], binds=False), change=change)
+        place = [told.family, who, event.part]
+        change = StateChange(digest_of(("timeline", event.source, *place)), told.state, at, told.rank, width)
+        return replace(make("state_change", event, [*place, told.state, at], binds=False), change=change)
 
     return by_change
 
@@ -185,22 +187,16 @@ def content_hash(event: Event) -> bytes:
     return content_digest(event.body) if event.content_hash is None else event.content_hash
 
 
-def _aliases(given: Mapping[str, str] | None) -> Mapping[str, str]:
-    aliases = {} if given is None else given
-    if not isinstance(aliases, Mapping) or not all(isinstance(part, str) for pair in aliases.items() for part in pair):
-        raise SettingError(f'aliases={given!r} must map states to states, such as {{"answered": "connected"}}')
-    return aliases
+def _around(event: Event) -> tuple[Any, ...]:
+    """What the body may not say and is no wrapping: two events of other types or entities may have the same body. Not
+    so where the source takes the content alone for the identity: there it says all."""
+    says_all = event.content_hash is not None and not event.identity
+    return () if says_all or (event.type is None and event.entity is None) else (event.type, event.entity)
 
 
-def _stated(event: Event, found: Any, known: Collection[str]) -> tuple[str, str]:
-    """The family of the event's type and its state: by itself, else by the last word of the type, if that is a state
-    that is known; not every word is one, and two updates of something are not one change."""
-    kind = event.type or ""
-    said = event.state if found is None else found
-    if isinstance(said, bool | int | str) and said != "":
-        return kind, str(said)
-    family, _, last = kind.rpartition(".")
-    return (family, last) if last.casefold() in known else (kind, "")
+def _stated(said: Any) -> str | None:
+    """What is there as the text of a state; None if it can be none."""
+    return str(said) if isinstance(said, bool | int | str) and said != "" else None
 
 
 def _checked(what: str, paths: Sequence[str]) -> tuple[str, ...]:
@@ -220,9 +216,9 @@ def _values(name: str, event: Event, paths: Sequence[str]) -> list[Any]:
 def _found(event: Event, dotted: str) -> Any:
     """In the body; else in the document, as a person sees it who looks at what arrived; else as the source read it."""
     steps = path(dotted)
-    found = at(event.body, steps)
+    found = into(event.body, steps)
     if found is None and event.source != "plain" and event.raw:
-        found = at(decode(event.raw), steps)
+        found = into(decode(event.raw), steps)
     if found is None and dotted in _READ:
         return _as_read(event, dotted)
     return found
@@ -235,21 +231,36 @@ def _as_read(event: Event, name: str) -> Any:
 
 
 def _rounded(dotted: str, value: Any, width: int) -> Any:
-    """The start of the bucket that a time falls into. Digits are a time only if their name says so, as ids are too."""
-    is_text = isinstance(value, str) and not value.isdecimal()
-    if not is_text and not isinstance(value, dict) and not _NAMED_AS_TIME.search(path(dotted)[-1]):
+    """The start of the bucket that a time falls into. What is not written as date and time is one only if its name
+    says so, as ids are made of digits too."""
+    is_written = isinstance(value, str) and _WRITTEN_TIME.match(value)
+    if not is_written and not isinstance(value, dict) and not _NAMED_AS_TIME.search(path(dotted)[-1]):
         return value
     when = moment(value)
     return value if when is None else {"bucket": microseconds_of(when) // width}
 
 
-def _without(body: Any, steps: Path) -> Any:
-    """A copy of the body without the member at a path."""
-    if not isinstance(body, dict) or steps[0] not in body:
-        return body
-    if len(steps) == 1:
-        return {name: value for name, value in body.items() if name != steps[0]}
-    return {**body, steps[0]: _without(body[steps[0]], steps[1:])}
+def _within_body(event: Event, steps: Path) -> Path:
+    """A path as it leads into the body: as it is, else without the steps that lead to the body in the document."""
+    if into(event.body, steps) is None and event.source != "plain" and event.raw:
+        document = decode(event.raw)
+        for count in range(1, len(steps)):
+            if parsed(into(document, steps[:count])) == event.body:
+                return steps[count:]
+    return steps
+
+
+def _without(value: Any, steps: Path) -> Any:
+    """A copy of the value without what is at a path."""
+    step, rest = steps[0], steps[1:]
+    if isinstance(value, dict) and step in value:
+        left = {name: each for name, each in value.items() if name != step}
+        return {**left, step: _without(value[step], rest)} if rest else left
+    place = index(value, step) if isinstance(value, list) else None
+    if place is None:
+        return value
+    changed = [_without(value[place], rest)] if rest else []
+    return [*value[:place], *changed, *value[place + 1 :]]
 
 
 def _absent(value: Any) -> bool:

@@ -1,7 +1,9 @@
-"""Lifecycles: the states that contact-centre events go through, and which comes first if two have the same time."""
+"""Lifecycles: the states that contact-centre events go through, which of them are one, and which comes first."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
+
+from msgspec import Struct
 
 from oncegate.errors import SettingError
 
@@ -63,6 +65,64 @@ RANKS: Final[Mapping[str, int]] = {
     "true": 20,
     "false": 40,
 }
+
+
+class Told(Struct, frozen=True):
+    """The state that an event tells of, and the family of its type: what has one timeline."""
+
+    family: str
+    state: str
+    rank: int
+
+
+class States:
+    """How states are told and compared: without case, and with what they mean by the aliases."""
+
+    def __init__(
+        self, rank: Mapping[str, int] | Sequence[str] | None = None, aliases: Mapping[str, str] | None = None
+    ) -> None:
+        self._ranks = ranks(rank)
+        self._same = meanings(aliases)
+        self._known = self._ranks.keys() | self._same.keys() | set(self._same.values())
+
+    def told(self, kind: str, said: str | None) -> Told | None:
+        """What an event of a type tells with the state that it says, if it says one.
+
+        The last word of a type is a state if it is a known one, or the same as what is said; not every word is one, and
+        two updates of something are not one change. Types that end so are of one family: `call.held` and `call.ended`.
+        Where type and member say two states, it takes both: of `case.created` and `case.transferred`, both open, each
+        is an event.
+        """
+        family, _, last = kind.rpartition(".")
+        word, state = self._meant(last), None if said is None else self._meant(said)
+        if word != state and last.casefold() not in self._known:
+            return None if state is None else Told(kind, state, self._rank(state))
+        if state is None or state == word:
+            return Told(family, word, self._rank(word))
+        return Told(family, f"{word}.{state}", self._rank(state, word))
+
+    def _meant(self, state: str) -> str:
+        return self._same.get(state.casefold(), state.casefold())
+
+    def _rank(self, *states: str) -> int:
+        return next((self._ranks[state] for state in states if state in self._ranks), UNKNOWN)
+
+
+def meanings(aliases: Mapping[str, str] | None) -> Mapping[str, str]:
+    """What states mean, each by the end of the chain that its alias begins."""
+    given = {} if aliases is None else aliases
+    if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
+        raise SettingError(f'aliases={aliases!r} must map states to states, such as {{"answered": "connected"}}')
+    same = {name.casefold(): meant.casefold() for name, meant in given.items() if name.casefold() != meant.casefold()}
+    return {name: _end(name, same) for name in same}
+
+
+def _end(name: str, same: Mapping[str, str]) -> str:
+    for _ in same:
+        name = same[name]
+        if name not in same:
+            return name
+    raise SettingError(f"aliases lead in a circle from {name!r} back to it; one of its states must mean itself")
 
 
 def ranks(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]:

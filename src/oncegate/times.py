@@ -9,7 +9,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST, _LATEST = 946_684_800_000_000, 7_258_118_400_000_000
 
 _from_timestamp = datetime.fromtimestamp
-_WITH_CLOCK = re.compile(r"\d{4}-?\d\d-?\d\d[T ]\d\d", re.ASCII | re.IGNORECASE)
+_WITH_CLOCK = re.compile(r"\s*\d{4}-?\d\d-?\d\d[T ]\d\d", re.ASCII | re.IGNORECASE)
 _DIGITS = re.compile(r"\d{1,20}(?:\.\d{1,9})?", re.ASCII)
 
 

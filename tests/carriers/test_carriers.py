@@ -222,10 +222,15 @@ def test_headers_in_any_case() -> None:
     assert (event.source, event.id, event.type, event.body) == ("cloudevents", "c", "t", {"a": 1})
 
 
+BODILESS = {"version": "2.0", "routeKey": "POST /x", "rawPath": "/x", "requestContext": {"requestId": "r"}}
+
+
 @pytest.mark.parametrize(
     ("payload", "said"),
     [
         (gateway(None), "the request has no body"),
+        (BODILESS, "the request has no body"),
+        ([{"messageId": "m", "receiptHandle": "r", "body": json.dumps(BODILESS)}], "the request has no body"),
         (gateway("*", isBase64Encoded=True), "not base64"),
         (gateway("hello"), "not JSON"),
         ({"Records": [{"Sns": {"Type": "Notification"}}]}, "has no message"),
@@ -276,6 +281,17 @@ def test_nothing_to_read(payload: Any) -> None:
         {"detail": {"a": 1}, "id": 1},
         {"headers": {}, "body": "letter"},
         {"data": "x", "records": [1]},
+        {"requestId": "r", "records": [], "id": 1},
+        {"requestId": "r", "records": [], "eventId": 1},
+        {"invocationId": "r", "records": [{"a": 1}]},
+        {"requestId": "r", "records": [{"data": encoded(TEXT)}, {"a": 1}], "id": 1},
+        {"kinesis": {"stream": "s"}, "id": 1},
+        {"Data": "hello", "SequenceNumber": 5, "id": 1},
+        {"Sns": {"topic": "x"}, "id": 1},
+        {"receiptHandle": "r", "id": 1},
+        {"ReceiptHandle": "r", "id": 1},
+        {"requestContext": {"requestId": "r"}, "httpMethod": "POST", "id": 1},
+        {"requestContext": {"requestId": "r"}, "isBase64Encoded": False},
     ],
 )
 def test_what_only_looks_like_a_carrier(body: dict[str, Any]) -> None:
@@ -350,7 +366,7 @@ def test_no_more_than_may_be(wrap: Callable[[list[str]], Any]) -> None:
     "body",
     [
         b"[" + b"1," * 400_000 + b"1]",
-        b'{"requestId": 1, "records": [' + b"1," * 400_000 + b"1]}",
+        b'{"requestId": 1, "records": [' + b'{"data":1},' * 250_000 + b'{"data":1}]}',
         b'{"Records": [' + b"{}," * 250_000 + b'{"receiptHandle": 1}]}',
         json.dumps(kinesis("{}" * 300_000)).encode(),
         json.dumps([json.dumps(["[]"] * 100)] * 900).encode(),

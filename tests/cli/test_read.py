@@ -330,6 +330,14 @@ class TestAdvice:
                 "auto takes 1 and 2 for one, which differ in content; content would keep 1 and 2 apart;"
                 ' state_change("500ms") would keep 1 and 2 apart.',
             ),
+            (
+                [ONE, ONE, OTHER],
+                "auto takes 1, 2 and 3 for one, which differ in content; content would keep 1 and 3 apart;",
+            ),
+            (
+                [{"id": 1}, {"n": 1, "id": 2}, {"n": 1, "id": 2}, {"n": 2, "id": 2}, {"id": 2}],
+                "auto takes 2, 3, 4 and 5 for one, which differ in content; content would keep 2, 4 and 5 apart.",
+            ),
         ],
     )
     def test_sentence(self, shown: Any, documents: list[Any], said: str) -> None:

@@ -198,6 +198,14 @@ class TestTheTable:
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_records_of_ones_own(gate: Gate, handler: Handler) -> None:
+    """An event with the id of a request and a list of records is no batch of Firehose's, not even of nothing."""
+    event = {"id": "e-1", "requestId": "r", "records": []}
+    assert gate.lambda_handler(handler)(event, Context())["statusCode"] == 200
+    assert missed(gate.lambda_handler(handler)({"Records": [message({**event, "id": "e-2"}, "m-1")]}, Context())) == []
+    assert gate.counts["event.processed"] == 2
+
+
 def test_several_records(gate: Gate, handler: Handler) -> None:
     """Each record that was not taken is named, those around it are not."""
     records = [message(envelope(n, fail=n in (2, 3)), f"m-{n}") for n in range(1, 6)]

@@ -55,6 +55,7 @@ def test_an_id_of_its_own_is_no_guess(document: dict[str, Any]) -> None:
         {"id": "5", "type": "Text", "channel": {"messageId": "m", "time": "2026-02-03T04:05:06Z", "to": {}}},
         *(CASE, CONTACT, THREAD, {"Type": "a", "sessionId": "s"}, {"eventType": "a", "data": {"contact": {"x": 1}}}),
         {"eventTime": 1770091506123, "sessionId": "s"},
+        {"topicName": "orders", "eventBody": {"nr": 5, "timestamp": 1770091506123}},
     ],
 )
 def test_an_envelope_is_no_guess(detail: dict[str, Any]) -> None:

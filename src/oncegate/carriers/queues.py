@@ -16,15 +16,24 @@ _REASONS = ("ERROR_MESSAGE", "ErrorMessage")
 
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
-    if "receiptHandle" in body or body.get("eventSource") == "aws:sqs" or _is_bare(body, "messageId", "body", _RECORD):
+    if (
+        _has(body, "receiptHandle", "body")
+        or body.get("eventSource") == "aws:sqs"
+        or _is_bare(body, "messageId", "body", _RECORD)
+    ):
         return [_message(body, "body", "messageId", "attributes", "messageAttributes")]
     if (
-        "ReceiptHandle" in body
+        _has(body, "ReceiptHandle", "Body")
         or ("Body" in body and "MD5OfBody" in body)
         or _is_bare(body, "MessageId", "Body", _MESSAGE)
     ):
         return [_message(body, "Body", "MessageId", "Attributes", "MessageAttributes")]
     return None
+
+
+def _has(body: dict[str, Any], handle: str, content: str) -> bool:
+    """A message has no `id`: what has one and nothing to carry is an event that happens to have a handle."""
+    return handle in body and (content in body or "id" not in body)
 
 
 def _is_bare(body: dict[str, Any], name: str, content: str, members: set[str]) -> bool:

@@ -14,14 +14,24 @@ TELLING = {"kinesis", "eventSource", "Data", "records"}
 
 
 def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
-    if isinstance(body.get("kinesis"), dict):
-        return [_record(body["kinesis"])]
-    if body.get("eventSource") == "aws:kinesis" or ("Data" in body and "SequenceNumber" in body):
+    kinesis = body.get("kinesis")
+    if isinstance(kinesis, dict) and ("data" in kinesis or "id" not in body):
+        return [_record(kinesis)]
+    if body.get("eventSource") == "aws:kinesis" or ("Data" in body and "SequenceNumber" in body and "id" not in body):
         return [_record(body)]
     records = body.get("records")
-    if isinstance(records, list) and (any(name in body for name in _FIREHOSE) or _is_bare(body, records)):
+    if isinstance(records, list) and (_is_transformed(body, records) or _is_bare(body, records)):
         return map(_record, records)
     return None
+
+
+def _is_transformed(body: dict[str, Any], records: list[Any]) -> bool:
+    """What Firehose invokes a function with, or posts. An event may have records and the id of a request as well."""
+    if not any(name in body for name in _FIREHOSE):
+        return False
+    if not records:
+        return "id" not in body and "eventId" not in body
+    return all(isinstance(record, dict) and "data" in record for record in records)
 
 
 def _is_bare(body: dict[str, Any], records: list[Any]) -> bool:

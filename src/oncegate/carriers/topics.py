@@ -18,8 +18,9 @@ _CONFIRMATIONS = {
 
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
-    if isinstance(body.get("Sns"), dict):
-        return [_notification(body["Sns"])]
+    sns = body.get("Sns")
+    if isinstance(sns, dict) and ("Message" in sns or "MessageId" in sns or "id" not in body):
+        return [_notification(sns)]
     if "TopicArn" in body and "Type" in body and ("Message" in body or "MessageId" in body):
         return [_notification(body)]
     if body.get("Type") == "Notification" and _BARE <= body.keys() <= _MEMBERS and is_json(body["Message"]):

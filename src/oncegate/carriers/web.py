@@ -8,24 +8,32 @@ from oncegate.canonical import decode
 from oncegate.carriers.pieces import Piece, from_base64, is_base64, text, to_base64, within
 from oncegate.events import NO_EVIDENCE, Evidence
 
-_PROXIES = ("httpMethod", "routeKey", "rawPath", "isBase64Encoded")
+_PROXIES = ("httpMethod", "routeKey", "rawPath")
 TELLING = {"requestContext"}
 _CE = "ce-"
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
-    if "requestContext" not in body or "body" not in body or not any(name in body for name in _PROXIES):
+    if "requestContext" not in body or not _is_request(body):
         return None
     request_id = text(within(body, "requestContext", "requestId"))
     evidence = Evidence(request_id=request_id) if request_id else NO_EVIDENCE
-    content = "" if body["body"] is None else body["body"]
+    content = "" if body.get("body") is None else body["body"]
     if is_base64(body):
         try:
             content = from_base64(content, "request's body")
         except ValueError as error:
             return [Piece(body, evidence, str(error))]
     return [request(content, _headers(body), evidence)]
+
+
+def _is_request(body: dict[str, Any]) -> bool:
+    """A request without a body may lack that member, but has no `id`, as an event that tells of one may have."""
+    named = any(name in body for name in _PROXIES)
+    if "body" in body:
+        return named or "isBase64Encoded" in body
+    return named and isinstance(body["requestContext"], dict) and "id" not in body
 
 
 def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Piece:

@@ -46,7 +46,7 @@ def _against(column: Column, auto: Column) -> str | None:
     splits = [group for group in auto.groups if _is_divided(group, column)]
     said = [_merging(merges)] if merges else []
     if splits:
-        said.append(f"would keep {listed(splits[0].events)} apart{_more(splits)}")
+        said.append(f"would keep {listed(_parted(splits[0], column))} apart{_more(splits)}")
     if column.own and column.missing:
         said.append(f"has no key for {listed(column.keyless)}")
     return f"{column.name} {', and '.join(said)}" if said else None
@@ -65,5 +65,13 @@ def _more(groups: list[Group]) -> str:
 
 def _is_divided(group: Group, column: Column) -> bool:
     """Whether a column keeps events of a group apart; those without a key there say nothing."""
-    firsts = {first for number in group.events if (first := column.firsts[number - 1]) is not None}
-    return len(firsts) > 1
+    return len(_parted(group, column)) > 1
+
+
+def _parted(group: Group, column: Column) -> list[int]:
+    """Of the events of a group, the first of each part that a column keeps apart."""
+    parts: dict[int, int] = {}
+    for number in group.events:
+        if (first := column.firsts[number - 1]) is not None:
+            parts.setdefault(first, number)
+    return list(parts.values())

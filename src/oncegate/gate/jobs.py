@@ -219,9 +219,10 @@ def kind_of(job: Job, original: Record, at: int) -> Kind:
 
 
 def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_content: bool) -> Kind:
-    """A replay, another emission of the same change, a copy under the original's id, or one that was emitted anew."""
+    """A replay, another emission of the same change, a copy under the original's id, or one that was emitted anew, as
+    all was that says something else."""
     if event.evidence.replay is not None:
         return "replay"
     if key.change is not None and not same_content:
         return "state-echo"
-    return "redelivery" if arrived_as(event) == original else "re-emission"
+    return "redelivery" if same_content and arrived_as(event) == original else "re-emission"

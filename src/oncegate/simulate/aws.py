@@ -128,10 +128,10 @@ class Bus(_Service):
 
 
 def _meaning(delivery: Delivery, entry: dict[str, Any]) -> Answer:
-    """The id of its envelope is that of an event which had one before; others are known by their own."""
+    """The id of the envelope that the bus makes is the event's; only those of NICE CXone keep their own."""
     code = entry.get("ErrorCode")
     if code is None:
-        return Taken(entry.get("EventId") if "detail" in (delivery.copy.document or {}) else None)
+        return Taken(None if "eventId" in (delivery.copy.document or {}) else entry.get("EventId"))
     return Again(code) if code in _PASSING else Refused(code)
 
 

@@ -10,7 +10,8 @@ from oncegate.times import moment
 
 def read(delivery: Delivery) -> Event | None:
     body = delivery.body
-    if not isinstance(body.get("specversion"), str) or not ("source" in body or "type" in body):
+    # Some write the version as a number.
+    if type(body.get("specversion")) not in (str, int, float) or not ("source" in body or "type" in body):
         return None
     found, source, kind = identifier(body.get("id")), text(body.get("source")), text(body.get("type"))
     subject, told, data = name(body.get("subject")), moment(body.get("time")), _data(body)

@@ -186,9 +186,10 @@ def _byoc(delivery: Delivery) -> Event | None:
         identity = within_envelope(delivery, None)
     return Event(
         source=SOURCE,
-        id=found or envelope_id(delivery),
+        id=envelope_id(delivery) or found,
         type="byoc.outbound",
         entity=thread,
+        own_id=() if found is None else (found,),
         identity=identity,
         content_hash=content_digest(body) if found is None else None,
         body=body,

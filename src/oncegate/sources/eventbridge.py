@@ -1,29 +1,34 @@
 """EventBridge events of any other sender."""
 
+from msgspec.structs import replace
+
 from oncegate.canonical import content_digest
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import apart, identifier, named, stated, text, when
 from oncegate.sources.tutorials import ENTITY, STATE, TIME
 from oncegate.times import moment
 
+_MEMBERS = {"version", "id", "detail-type", "source", "account", "time", "region", "resources", "detail", "replay-name"}
+
 
 def read(delivery: Delivery) -> Event | None:
     envelope = delivery.envelope
     if envelope is None:
-        return None
+        return _read_bare(delivery)
     body = delivery.body
+    said = body if type(body) is dict else {}
     found, source, kind = (
         identifier(envelope.get("id")),
         text(envelope.get("source")),
         text(envelope.get("detail-type")),
     )
-    told = when(body, TIME)
+    told = when(said, TIME)
     return Event(
         source="eventbridge",
         id=found,
         type=kind,
-        entity=named(body, ENTITY),
-        state=stated(body, STATE),
+        entity=named(said, ENTITY),
+        state=stated(said, STATE),
         occurred_at=told or moment(envelope.get("time")),
         identity=(source, kind, apart(delivery, told)) if found is None else (source, found),
         content_hash=content_digest(body) if found is None else None,
@@ -31,3 +36,14 @@ def read(delivery: Delivery) -> Event | None:
         raw=delivery.raw,
         evidence=delivery.evidence,
     )
+
+
+def _read_bare(delivery: Delivery) -> Event | None:
+    """An envelope whose detail is no object, or is not there: it is known by source and id all the same. With other
+    members it is what somebody has made of an envelope, and they are what it says."""
+    document = delivery.body
+    if not {"detail-type", "source"} <= document.keys() <= _MEMBERS:
+        return None
+    detail, replay = document.get("detail"), text(document.get("replay-name"))
+    evidence = replace(delivery.evidence, replay=replay) if replay else delivery.evidence
+    return read(replace(delivery, body={} if detail is None else detail, envelope=document, evidence=evidence))

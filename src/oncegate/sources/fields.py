@@ -38,11 +38,24 @@ def at(value: Any, path: Path) -> Any:
 
 
 def _item(items: list[Any], name: str) -> Any:
+    place = index(items, name)
+    return None if place is None else items[place]
+
+
+def index(items: list[Any], name: str) -> int | None:
+    """The place in a list that a step leads to, None if there is none."""
     if name == "-1":
-        return items[-1] if items else None
+        return len(items) - 1 if items else None
     if not (name.isascii() and name.isdecimal()) or len(name) > 6:
         return None
-    return items[int(name)] if int(name) < len(items) else None
+    return int(name) if int(name) < len(items) else None
+
+
+def into(value: Any, path: Path) -> Any:
+    """The value at a path, which leads into objects that stand there as JSON text, too."""
+    for step in path:
+        value = at(parsed(value), (step,))
+    return value
 
 
 def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
@@ -65,9 +78,9 @@ def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None
     """The first value that tells a time."""
     for member, rest in candidates:
         found = body.get(member)
-        if found is None:
+        if found is None or (rest and (found := at(found, rest)) is None):
             continue
-        if (told := moment(at(found, rest) if rest else found)) is not None:
+        if (told := moment(found)) is not None:
             return told
     return None
 

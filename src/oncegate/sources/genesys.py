@@ -13,7 +13,7 @@ from oncegate.canonical import content_digest
 from oncegate.carriers.eventbridge import names_genesys
 from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
 from oncegate.sources.fields import at, identifier, latest, name, named, parsed, state, stated, text, when
-from oncegate.sources.topics import Topic, filled, id_in, topic_of
+from oncegate.sources.topics import Topic, filled, id_in, is_topic, topic_of
 from oncegate.times import moment
 
 
@@ -58,7 +58,7 @@ _NO_SENDER = _Sender()
 # EventBridge names the topic after its own version and id, and so nearly always at the same place.
 _USUALLY = slice(73, 77)
 _EARLY = 256
-# How topics of Genesys start. Others are taken for one only in a frame, which has no id.
+# How topics of Genesys start. Others are taken for one only if their envelope says so, or in a frame, which has no id.
 _TOPICS = ("v2.", "channel.metadata")
 _LONGEST_NAME = 100
 _BARE = ("sessionId", "participantId", "communicationId")
@@ -73,7 +73,7 @@ def read(delivery: Delivery) -> Event | None:
     topic_name = detail.get("topicName")
     if type(topic_name) is not str:
         return None if delivery.envelope is None else _read_by_envelope(delivery, delivery.envelope)
-    if delivery.envelope is None and "id" in detail and not topic_name.startswith(_TOPICS):
+    if not topic_name.lower().startswith(_TOPICS) and _is_others(delivery):
         return None
     body = parsed(detail.get("eventBody"))
     if type(body) is not dict:
@@ -94,9 +94,9 @@ def read_short(raw: bytes) -> Event | None:
         envelope = _decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    if envelope.source == "lambda":
-        return None
     detail = envelope.detail
+    if envelope.source == "lambda" or detail.topic[:3] != "v2.":
+        return None
     return _read(envelope, detail.topic, detail.body, detail.timestamp, raw, NO_EVIDENCE)
 
 
@@ -117,11 +117,18 @@ def guess(delivery: Delivery) -> Event | None:
     return _read(_NO_SENDER, None, body, None, delivery.raw, delivery.evidence) if _is_bare(body) else None
 
 
+def _is_others(delivery: Delivery) -> bool:
+    """Whether somebody else's event may have a topic and a body by these names."""
+    if delivery.envelope is None:
+        return "id" in delivery.body
+    return not (names_genesys(delivery.envelope) or is_topic(delivery.envelope.get("detail-type")))
+
+
 def _read_by_envelope(delivery: Delivery, envelope: dict[str, Any]) -> Event | None:
     kind, detail = text(envelope.get("detail-type")), delivery.body
-    if kind is None or not (kind[:3] == "v2." or names_genesys(envelope)):
+    if kind is None or not (is_topic(kind) or names_genesys(envelope)):
         return None
-    if type(parsed(detail.get("eventBody"))) is dict or (kind[:3] == "v2." and _is_bare(detail)):
+    if type(parsed(detail.get("eventBody"))) is dict or (is_topic(kind) and _is_bare(detail)):
         return read_as(delivery, kind)
     return None
 
@@ -197,10 +204,11 @@ def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple
 
 
 def _snapshot_state(topic_name: str | None, kind: str | None, body: dict[str, Any]) -> str | None:
-    """The state of the last communication of the last participant; of the user's own, if the topic is a user's."""
+    """The state of the last communication of the last participant; of the user's own, if the topic is a user's; that
+    of the whole, if it has no participants."""
     participants = body.get("participants")
     if type(participants) is not list:
-        return None
+        return state(body.get("state"))
     user = id_in(topic_name, kind) if topic_name else None
     own = [each for each in participants if type(each) is dict and user is not None and each.get("userId") == user]
     for participant in reversed(own or participants):

@@ -22,11 +22,12 @@ def read(delivery: Delivery) -> Event | None:
     said = state(body.get("status")) or state(at(body, ("events", "0", "eventType")))
     return Event(
         source="genesys",
-        id=message or envelope_id(delivery),
+        id=envelope_id(delivery) or message,
         type=f"openmessaging.{_KINDS.get(kind) or body['type'][:1].upper() + body['type'][1:]}",
         entity=name(body.get("conversationId")) or name(channel.get("id")),
         state=said,
         occurred_at=told,
+        own_id=() if message is None else (message,),
         # A receipt has the id of the message it is about, so the id alone is not enough.
         identity=("openmessaging", name(channel.get("id")), message, kind, folded(said))
         if message is not None

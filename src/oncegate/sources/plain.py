@@ -1,12 +1,14 @@
 """The plain source: any JSON object, with its members found at configurable paths."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from oncegate.canonical import content_digest
 from oncegate.errors import SettingError
 from oncegate.events import Delivery, Event
 from oncegate.sources import tutorials
-from oncegate.sources.fields import Place, first, identifier, named, path, places, stated, text, when
+from oncegate.sources.fields import Place, first, identifier, named, parsed, path, places, stated, text, when
 
 
 def _within_detail(found: tuple[Place, ...]) -> tuple[Place, ...]:
@@ -19,7 +21,7 @@ class Paths(Struct, frozen=True):
 
     source: str = "plain"
     id: tuple[Place, ...] = places("id", "eventId")
-    type: tuple[Place, ...] = places("type", "eventType")
+    type: tuple[Place, ...] = places("type", "eventType", "detail.eventType")
     entity: tuple[Place, ...] = (*tutorials.ENTITY, *_within_detail(tutorials.ENTITY))
     part: tuple[Place, ...] = ()
     state: tuple[Place, ...] = (*tutorials.STATE, *_within_detail(tutorials.STATE))
@@ -60,24 +62,31 @@ def _paths(member: str, dotted: str) -> tuple[Place, ...]:
 
 
 def has_id(delivery: Delivery, paths: Paths) -> bool:
-    return first(delivery.body, paths.id) is not None
+    return first(_opened(delivery.body), paths.id) is not None
 
 
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     body = delivery.body
-    if paths is PATHS and (type(detail := body.get("detail")) is not dict or _INSIDE.isdisjoint(detail)):
+    said = _opened(body)
+    if paths is PATHS and (type(detail := said.get("detail")) is not dict or _INSIDE.isdisjoint(detail)):
         paths = _OUTSIDE
-    found = identifier(first(body, paths.id))
+    found = identifier(first(said, paths.id))
     return Event(
         source=paths.source,
         id=found,
-        type=text(first(body, paths.type)),
-        entity=named(body, paths.entity),
-        part=named(body, paths.part),
-        state=stated(body, paths.state),
-        occurred_at=when(body, paths.time),
+        type=text(first(said, paths.type)),
+        entity=named(said, paths.entity),
+        part=named(said, paths.part),
+        state=stated(said, paths.state),
+        occurred_at=when(said, paths.time),
         content_hash=content_digest(body) if found is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,
     )
+
+
+def _opened(body: dict[str, Any]) -> dict[str, Any]:
+    """The document with its detail as an object, where that is JSON text."""
+    detail = body.get("detail")
+    return {**body, "detail": parsed(detail)} if type(detail) is str else body

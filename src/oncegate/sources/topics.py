@@ -105,9 +105,10 @@ _TOPICS = (
     (r"v2\.conversations\.\{id\}\.transcription", _TRANSCRIPTION),
     (r"v2\.conversations\.\w+\.\{id\}\.messages$", _CHAT_MESSAGE),
     (r"v2\.routing\.queues\.\{id\}\.users$", _QUEUE_MEMBER),
-    (r"v2\.(users|routing\.queues)\.\{id\}\.conversations(\.\w+)?$", _SNAPSHOT),
+    (r"v2\.[\w.{}]+\.\{id\}\.conversations(\.\w+)?$", _SNAPSHOT),
+    (r"v2\.conversations(\.\w+)?\.\{id\}$", _SNAPSHOT),
     (r"v2\.users\.\{id\}\.presence$", _PRESENCE),
-    (r"v2\.users\.\{id\}\.routing[sS]tatus$", _ROUTING_STATUS),
+    (r"v2\.users\.\{id\}\.routingstatus$", _ROUTING_STATUS),
     (r"v2\.users\.\{id\}\.activity$", _ACTIVITY),
     (r".*\boutbound\b", _OUTBOUND),
 )
@@ -128,6 +129,21 @@ def topic_of(name: str | None) -> tuple[str | None, Topic]:
     if len(name) > _LONGEST:
         return _PLACES.sub("{id}", name), _ANY
     return _topic_of(name) if "-" not in name else _topic_of(_PLACES.sub("{id}", name))
+
+
+def is_topic(name: Any) -> bool:
+    """Whether it is named as topics are, and not as whatever else stands in their place."""
+    return type(name) is str and name[:3] in ("v2.", "V2.")
+
+
+def template_of(kind: str | None) -> str | None:
+    """A type; the template, if it is a topic."""
+    return topic_of(kind)[0] if is_topic(kind) else kind
+
+
+def id_of(kind: str | None) -> str | None:
+    """The id in a type that is a topic."""
+    return id_in(kind, topic_of(kind)[0]) if kind is not None and is_topic(kind) else None
 
 
 def id_in(name: str, template: str | None) -> str | None:
@@ -151,4 +167,4 @@ def filled(topic: str, body: dict[str, Any]) -> str:
 @lru_cache(maxsize=512)
 def _topic_of(name: str) -> tuple[str, Topic]:
     template = _PLACES.sub("{id}", name)
-    return template, next((topic for pattern, topic in _TOPICS if re.match(pattern, template)), _ANY)
+    return template, next((topic for pattern, topic in _TOPICS if re.match(pattern, template, re.IGNORECASE)), _ANY)
