@@ -183,6 +183,12 @@ def test_a_record_made_to_take_long() -> None:
     assert time.perf_counter() - start < 5
 
 
+def test_neighbour_of_an_empty_record() -> None:
+    """A record that has nothing in it keeps none of those beside it from being read."""
+    batch = {**firehose(TEXT), "records": [*firehose(TEXT)["records"], {"recordId": "f-2"}]}
+    assert [found.problem is None for found in read(batch)] == [True, False]
+
+
 def test_neighbours_of_what_cannot_be_read() -> None:
     """In a batch each broken record is one event with a problem, its evidence and its bytes; the others are read."""
     broken = [sqs("{"), sqs(None), sqs("5"), 7, kinesis(), {"eventSource": "aws:kinesis", "data": "*"}, sqs("[[1]]")]

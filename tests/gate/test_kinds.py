@@ -90,17 +90,22 @@ class TestKinds:
             (keys.once_per("survey", "conversationId"), {}, {"z": 3}),
             (keys.fields("conversationId", "timestamp", round="1m"), {"timestamp": 1_765_551_600_000}, {"n": 2}),
             (keys.content(exclude="sentAt"), {"sentAt": 1}, {"sentAt": 2}),
-            (keys.content(exclude="sentAt"), {"sentAt": 1, "id": "a"}, {"sentAt": 2, "id": "a"}),
         ],
     )
     @pytest.mark.parametrize("at_once", [True, False])
     def test_other_content(self, key: keys.Strategy, one: Any, other: Any, *, at_once: bool) -> None:
-        """What says something else was not delivered again, though neither may have an id; what says the same was."""
+        """Of what has no id, only that which says the same was delivered again."""
         gate = Gate("memory://", key=key, remember=None)
         first = {"conversationId": "c", **one}
         payloads = [first, {**first, **other}, first]
         outcomes = gate.run_batch(payloads, succeed) if at_once else [gate.run(each, succeed) for each in payloads]
         assert [outcome.kind for outcome in outcomes] == [None, "re-emission", "redelivery"]
+
+    def test_other_content_under_one_id(self) -> None:
+        """What comes under the same id was delivered again, whatever it says, where its key binds no content."""
+        gate = Gate("memory://", key=keys.content(exclude="sentAt"), remember=None)
+        outcomes = [gate.run({"id": "a", "sentAt": at}, succeed) for at in (1, 2)]
+        assert [outcome.kind for outcome in outcomes] == [None, "redelivery"]
 
     def test_concurrent(self, gate: Gate) -> None:
         """What comes while the first is at work is concurrent."""

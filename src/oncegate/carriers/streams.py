@@ -26,12 +26,14 @@ def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
 
 
 def _is_transformed(body: dict[str, Any], records: list[Any]) -> bool:
-    """What Firehose invokes a function with, or posts. An event may have records and the id of a request as well."""
+    """What Firehose invokes a function with, or posts. An event may have records and the id of a request as well; what
+    has no id of its own may hold a record that cannot be read."""
     if not any(name in body for name in _FIREHOSE):
         return False
-    if not records:
-        return "id" not in body and "eventId" not in body
-    return all(isinstance(record, dict) and "data" in record for record in records)
+    like_one = [isinstance(record, dict) and "data" in record for record in records]
+    if "id" in body or "eventId" in body:
+        return bool(records) and all(like_one)
+    return not records or any(like_one)
 
 
 def _is_bare(body: dict[str, Any], records: list[Any]) -> bool:

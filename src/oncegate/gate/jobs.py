@@ -220,9 +220,10 @@ def kind_of(job: Job, original: Record, at: int) -> Kind:
 
 def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_content: bool) -> Kind:
     """A replay, another emission of the same change, a copy under the original's id, or one that was emitted anew, as
-    all was that says something else."""
+    all was that has no id and says something else."""
     if event.evidence.replay is not None:
         return "replay"
     if key.change is not None and not same_content:
         return "state-echo"
-    return "redelivery" if same_content and arrived_as(event) == original else "re-emission"
+    arrived = arrived_as(event)
+    return "redelivery" if arrived == original and (same_content or arrived is not None) else "re-emission"
