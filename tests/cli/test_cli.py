@@ -114,7 +114,9 @@ class TestDeadLetters:
         """A redriven dead letter is no dead letter any more and waits to be run."""
         outcome = gate.run({"id": "evt-1"}, fail)
         assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "1 redriven.\n")
-        assert "waits for a dispatcher" in oncegate("keys", "show", str(outcome.key))[1]
+        assert (
+            "waits for the service or a worker of the inbox to run it" in oncegate("keys", "show", str(outcome.key))[1]
+        )
         assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "0 redriven.\n")
         done = gate.run({"id": "done"}, lambda event: None)
         code, _, err = oncegate("dlq", "redrive", str(done.key))
@@ -239,6 +241,16 @@ class TestErrors:
         assert actual == code
         assert said in err
         assert "Traceback" not in err
+
+    @pytest.mark.parametrize(
+        "command", ["dlq list", "dlq drop --all --yes", f"keys show {'0' * 32}", "explain x", "doctor"]
+    )
+    def test_an_empty_file(self, oncegate: Run, tmp_path: Path, command: str) -> None:
+        """An empty file is no store for those who look, and is left as it is."""
+        (tmp_path / "oncegate.db").touch()
+        code, out, err = oncegate(*command.split())
+        assert ("there is no store at" in err, code) == (True, exits.STORE) if command != "doctor" else "yet" in out
+        assert (tmp_path / "oncegate.db").stat().st_size == 0
 
     def test_a_file_that_is_no_store(self, oncegate: Run, tmp_path: Path) -> None:
         """A store that cannot be used is named with the remedy."""

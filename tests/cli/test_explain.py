@@ -82,7 +82,7 @@ class TestDecisions:
         oncegate("dlq", "redrive", entry.key.hex())
         waiting = first_line(oncegate("explain", "evt-1"))
         assert waiting.endswith(
-            "it is kept with its payload, and waits for a dispatcher, so that a copy that comes now is a duplicate."
+            "it is kept with its payload, and waits for the service or a worker of the inbox, so that a copy that comes now is a duplicate."
         )
         with_more = Gate(gate.store, max_attempts=5)
         assert [outcome.status for outcome in with_more.run_waiting(later)] == ["failed"]
@@ -111,6 +111,23 @@ class TestDecisions:
             "Being run: a worker is at evt-1, at its first attempt, and holds it for up to 2"
         )
         assert fact(told, "lease_left").endswith(" s")
+
+    def test_in_hand_of_the_inbox(self, oncegate: Run, gate: Gate) -> None:
+        """What a copy comes to while a kept event runs is told as it is: a duplicate to those who admit."""
+        told, copies = "", []
+
+        def slow(event: Event) -> None:
+            nonlocal told
+            told = first_line(oncegate("explain", "evt-1"))
+            copies.extend([*gate.admit([{"id": "evt-1"}]), gate.run({"id": "evt-1"}, slow)])
+
+        gate.admit([{"id": "evt-1"}])
+        gate.run_waiting(slow)
+        assert [copy.status for copy in copies] == ["duplicate", "in_flight"]
+        assert told.startswith("Being run: ")
+        assert told.endswith(
+            "a copy that comes now is a duplicate to the service, and in flight to gate.run and serve.mode=inline."
+        )
 
     def test_a_worker_that_died(self, oncegate: Run, tmp_path: Path) -> None:
         """If nobody came back, it is not claimed to know how it ended."""

@@ -48,7 +48,9 @@ class TestFiles:
             ("", []),
             (" \n\n", []),
             ('{"id": 1}', [("1", None, 1)]),
-            ('\ufeff{"id": 1}\r\n', [("1", None, 1)]),
+            ('\ufeff{"id": 1}\r\n', [(None, None, 1)]),
+            ('\ufeff{"id": 1}\n{"id": 2}', [(None, 1, 1), ("2", 2, 1)]),
+            ('\ufeff[\n{"id": 1}\n]', [(None, None, 1)]),
             ('{\n"id": 1\n}\n', [("1", None, 1)]),
             ('[{"id": 1}, {"id": 2}]', [("1", None, 1), ("2", None, 2)]),
             ('[\n{"id": 1},\n{"id": 2}\n]', [("1", None, 1), ("2", None, 2)]),
@@ -72,6 +74,15 @@ class TestFiles:
         assert code == (exits.OK if any(event for event, _, _ in places) else exits.FAILED)
         assert [(each["id"], each["line"], each["index"]) for each in found] == places
         assert all((each["problem"] is None) == (each["id"] is not None) for each in found)
+
+    def test_a_byte_order_mark(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """It is refused as it would be wherever the bytes are delivered."""
+        raw = b'\xef\xbb\xbf{"id": "1"}'
+        (tmp_path / "f.json").write_bytes(raw)
+        (event,) = read(raw)
+        assert "byte order mark" in str(event.problem)
+        assert str(event.problem) in oncegate("read", "f.json")[1]
+        assert str(event.problem) in oncegate("explain", "--file", "f.json")[1]
 
     def test_lines_are_read_one_by_one(self) -> None:
         """No more of a file of lines is read than is asked for."""

@@ -16,6 +16,7 @@ from oncegate.cli.options import (
     confirm,
     counted,
     existing_store,
+    looked_at,
     looking,
     lookup,
     namespace_of,
@@ -51,7 +52,7 @@ def dlq() -> None:
 @output_option
 def list_(settings: Settings, limit: int, output: str) -> None:
     """List dead letters, the payloads left out."""
-    with closing(existing_store(settings)) as opened:
+    with closing(looked_at(settings)) as opened:
         entries = opened.dead_letters(namespace_of(settings), limit=limit + 1)
     more = f"There are more than these {limit}; ask for them with --limit." if len(entries) > limit else None
     if output == "json":
@@ -80,7 +81,7 @@ def _row(entry: Entry) -> tuple[Any, ...]:
 @lookup
 def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the dead letter KEY with its payload."""
-    with closing(existing_store(settings)) as opened:
+    with closing(looked_at(settings)) as opened:
         entry = _dead(opened, settings, key)
     if output == "json":
         show_json(fields(entry) | {"payload": payload_text(entry.record)})

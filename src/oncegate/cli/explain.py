@@ -12,7 +12,7 @@ from oncegate.cli import exits
 from oncegate.cli.explaining import Explained, Explainer
 from oncegate.cli.finding import Search, search
 from oncegate.cli.found import Found, events_of, refuse_unreadable
-from oncegate.cli.options import LOOKED_IN, counted, existing_store, namespace_of, output_option, with_settings
+from oncegate.cli.options import LOOKED_IN, counted, looked_at, namespace_of, output_option, with_settings
 from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_json_stream, show_table, state_name
 from oncegate.cli.records import fields, payload_text
 from oncegate.durations import spoken, times
@@ -41,7 +41,7 @@ def explain(wanted: str | None, file: str | None, scan: int, settings: Settings,
     """
     if (wanted is None) is (file is None) or wanted == "":
         raise click.UsageError("name one ID (a key, an event id, a conversation), or a --file of events")
-    with closing(existing_store(settings)) as store:
+    with closing(looked_at(settings)) as store:
         explainer = Explainer(store, settings)
         if wanted is not None:
             _explain_id(store, settings, explainer, wanted, scan, output)

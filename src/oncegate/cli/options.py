@@ -139,6 +139,11 @@ def existing_store(settings: Settings) -> Store:
     return settings.open_store(create=False)
 
 
+def looked_at(settings: Settings) -> Store:
+    """The same for a command that changes nothing."""
+    return settings.look_at_store()
+
+
 def namespace_of(settings: Settings) -> str | None:
     """The namespace to look in: the one that was chosen, else all."""
     chosen: str | None = settings.chosen("namespace")

@@ -1,6 +1,6 @@
 """A record in words and in fields."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -9,6 +9,9 @@ from oncegate.cli.output import moment, state_name
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.stores.base import Entry
+
+# Who runs what the store keeps with its payload.
+WHO_RUNS: Final = "the service or a worker of the inbox"
 
 
 def sentence(record: Record) -> str:
@@ -24,9 +27,10 @@ def sentence(record: Record) -> str:
     if record.state == IN_PROGRESS and now < record.lease_until:
         return f"A worker holds it, for up to {spoken(record.lease_until - now)} more unless it renews."
     if record.state == IN_PROGRESS:
-        return f"Its worker's lease ended {spoken(now - record.lease_until)} ago; the next delivery runs it again."
+        who = "the next delivery" if record.payload is None else WHO_RUNS
+        return f"Its worker's lease ended {spoken(now - record.lease_until)} ago; {who} runs it again."
     if record.payload is not None:
-        return "It is kept with its payload and waits for a dispatcher to run it."
+        return f"It is kept with its payload and waits for {WHO_RUNS} to run it."
     return f"It was released after {times(record.attempts, 'attempt')}; the next delivery runs it again."
 
 

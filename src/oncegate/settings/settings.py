@@ -17,7 +17,7 @@ from oncegate.settings.strategies import strategy_of
 from oncegate.settings.values import shown
 from oncegate.sources import Hints
 from oncegate.sources.plain import paths
-from oncegate.stores import check_url, open_store
+from oncegate.stores import check_url, look_at_store, open_store
 from oncegate.stores.base import Store
 
 DEFAULT: Final = "default"
@@ -89,6 +89,11 @@ class Settings(Struct, frozen=True):
     def open_store(self, *, create: bool = True) -> Store:
         with self._placed("store"):
             return open_store(self.values["store"], create=create)
+
+    def look_at_store(self) -> Store:
+        """The store, for those who only read it."""
+        with self._placed("store"):
+            return look_at_store(self.values["store"])
 
     def check_store(self) -> None:
         """Refuse a URL that cannot be meant, as `open_store` would; nothing is opened."""
