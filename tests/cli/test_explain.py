@@ -82,7 +82,8 @@ class TestDecisions:
         oncegate("dlq", "redrive", entry.key.hex())
         waiting = first_line(oncegate("explain", "evt-1"))
         assert waiting.endswith(
-            "it is kept with its payload, and waits for the service or a worker of the inbox, so that a copy that comes now is a duplicate."
+            "it is kept with its payload, and waits for the service or a worker of the inbox, so that a copy that comes"
+            " now is a duplicate."
         )
         with_more = Gate(gate.store, max_attempts=5)
         assert [outcome.status for outcome in with_more.run_waiting(later)] == ["failed"]

@@ -21,8 +21,8 @@ Why: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 
 _NOBODY: Final = "an event without an id"
 _KEPT_COPY: Final = (
-    "it is kept with its payload, so that a copy that comes now is a duplicate to the service, and in flight to gate.run"
-    " and serve.mode=inline"
+    "it is kept with its payload, so that a copy that comes now is a duplicate to the service, and in flight to"
+    " gate.run and serve.mode=inline"
 )
 
 

@@ -99,10 +99,13 @@ def _log(settings: Settings) -> list[Observer]:
 def _traces(settings: Settings) -> list[Observer]:
     if not settings["serve.trace"]:
         return []
-    try:
-        return [import_module("oncegate.otel").tracing()]
-    except ImportError as error:
-        raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
+    return [import_module("oncegate.otel").tracing()]
+
+
+def check_traces(settings: Settings) -> None:
+    """Refuse traces that can go nowhere. Whether a process is set up to send them, only that process knows."""
+    if settings["serve.trace"]:
+        import_module("oncegate.otel").check_installed(settings.where("serve.trace"))
 
 
 def _module(name: str) -> Any:

@@ -3,6 +3,8 @@
 import logging
 import sys
 from contextlib import closing
+from importlib import import_module
+from typing import Final
 
 import click
 
@@ -12,7 +14,7 @@ from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import clean, say_error
 from oncegate.durations import times
-from oncegate.errors import QueueError, SettingError
+from oncegate.errors import MissingExtra, QueueError, SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
@@ -20,7 +22,9 @@ from oncegate.gate.working import Worker
 from oncegate.masking import masked
 from oncegate.service.log import handler_for
 from oncegate.settings import Settings
-from oncegate.settings.known import TABLES, WAYS
+from oncegate.settings.known import SETTINGS, TABLES, WAYS
+
+OF_WORKER: Final = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
 
 
 @click.command()
@@ -78,12 +82,24 @@ def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings:
     """The worker; what it cannot be told is told with where that was said."""
     if place == "inbox":
         return gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"])
-    names = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
     try:
-        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in names})
+        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in OF_WORKER})
     except SettingError as error:
         name = str(error).partition("=")[0]
-        raise SettingError(f"{settings.where(f'work.{name}')}: {error}" if name in names else str(error)) from error
+        raise SettingError(f"{settings.where(f'work.{name}')}: {error}" if name in OF_WORKER else str(error)) from error
+
+
+def check_way(settings: Settings, name: str) -> None:
+    """Refuse what SQS would not allow of one setting, as the worker of a queue does."""
+    try:
+        agree = import_module("oncegate.work.sqs.ways").agree
+    except MissingExtra:
+        return  # there is no worker of a queue here
+    usual = {each: SETTINGS[f"work.{each}"].default for each in OF_WORKER}
+    try:
+        agree(**usual | {name: settings[f"work.{name}"]})
+    except SettingError as error:
+        raise SettingError(f"{settings.where(f'work.{name}')}: {error}") from error
 
 
 def _store(settings: Settings) -> str:

@@ -73,6 +73,6 @@ def _check_known(db: sqlite3.Connection, path: str) -> None:
     version = check_ours(db, path)
     if version < len(MIGRATIONS):
         raise StoreRefused(
-            f"{path} was written by an older Oncegate (schema {version}, this one reads {len(MIGRATIONS)}); it is brought"
-            " up to date when a gate or the service opens it"
+            f"{path} was written by an older Oncegate (schema {version}, this one reads {len(MIGRATIONS)}); a gate or"
+            " the service brings it up to date when it opens it"
         )
