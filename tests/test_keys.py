@@ -112,7 +112,7 @@ def test_fields_missing(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("paths", [(), ("",), (".",), (1,)])
 def test_fields_without_a_path(paths: Any) -> None:
     """A strategy of no fields would put all events under one key."""
-    with pytest.raises(SettingError, match="at least one path|is no path"):
+    with pytest.raises(SettingError, match=r"at least one path|is no path"):
         keys.fields(*paths)
 
 

@@ -58,7 +58,7 @@ class TestKeys:
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         code, _, err = oncegate("keys", "reset", str(outcome.key))
         assert code == exits.USAGE
-        assert "nobody here to ask; say --yes" in err
+        assert err == "Error: there is no terminal to ask on; add --yes to go on without being asked\n"
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
 
     def test_several_namespaces(self, oncegate: Run, gate: Gate) -> None:
@@ -185,8 +185,8 @@ class TestDeadLetters:
         assert oncegate("dlq", "drop", "--all", "--yes")[1] == "250 dropped.\n"
 
     @pytest.mark.parametrize("arguments", [(), ("--all", "0" * 32)])
-    def test_which(self, oncegate: Run, gate: Gate, arguments: tuple[str, ...]) -> None:
-        """Keys or all: one of the two must be said."""
+    def test_which(self, oncegate: Run, arguments: tuple[str, ...]) -> None:
+        """Keys or all: one of the two must be said, before any store is looked for."""
         for command in ("redrive", "drop"):
             code, _, err = oncegate("dlq", command, *arguments)
             assert code == exits.USAGE
@@ -194,6 +194,12 @@ class TestDeadLetters:
 
 
 class TestErrors:
+    def test_a_full_stdout(self, tmp_path: Path) -> None:
+        """What cannot be written to stdout is said of stdout, also of the events of a simulation."""
+        command = f"{sys.executable} -m oncegate simulate --to - --events 200 --rate 100000 >/dev/full"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)  # noqa: S607
+        assert done.stderr.splitlines()[-1] == "Error: cannot write to stdout: No space left on device"
+
     @pytest.mark.parametrize(
         ("arguments", "code", "said"),
         [
@@ -213,6 +219,17 @@ class TestErrors:
             (("serve", "--host", "nosuch.invalid", "--signature", "none"), exits.FAILED, "choose another with --host"),
             (("serve", "--host", "192.0.2.1", "--signature", "none"), exits.FAILED, "choose another with --host"),
             (("serve", "--host", "a..b", "--signature", "none"), exits.FAILED, "choose another with --host"),
+            (
+                ("simulate", "--to", "-", "--truth", "-"),
+                exits.USAGE,
+                "what is true is written to a file, not to stdout",
+            ),
+            (("simulate", "--to", "foo://x"), exits.USAGE, "file://PATH or - (stdout)"),
+            (
+                ("dlq", "list", "--store", "dynamodb://x?region=y"),
+                exits.USAGE,
+                "no table can be called 'x'; its name has",
+            ),
             (("explain", ""), exits.USAGE, "name one ID (a key, an event id, a conversation)"),
             (
                 ("work", "inbox", "--handler", "json:dumps", "--store", "memory://"),

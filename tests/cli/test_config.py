@@ -145,6 +145,10 @@ class TestCheck:
         ("toml", "said"),
         [
             ('[serve]\nproxies = ["foo"]', "oncegate.toml, serve.proxies: 'foo' does not appear to be"),
+            (
+                '[serve]\ntls_cert = "oncegate.toml"\ntls_key = "oncegate.toml"',
+                "cannot be used: they must be PEM files, tls_cert that of the certificate chain",
+            ),
             ('store = "sqlite:///x?bogus=1"', "oncegate.toml, store: the SQLite store has no option 'bogus'"),
             ('store = "sqlite:///a%00b.db"', "oncegate.toml, store: no file can have a NUL"),
             ('store = "dynamodb://k:s3cret@Table"', "oncegate.toml, store: 'dynamodb://***@Table' names no table"),

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from oncegate import Gate, keys, read
 from oncegate.cli import exits
 from oncegate.cli.documents import documents
-from oncegate.cli.output import Progress
+from oncegate.cli.output import Progress, stamp
+from oncegate.times import microseconds_of
 from tests.cli.conftest import Run, on_terminal
 
 SAMPLES = [each["document"] for each in json.loads((Path(__file__).parents[1] / "data" / "events.json").read_text())]
@@ -157,7 +159,10 @@ class TestEvents:
         known = json.loads((Path(__file__).parents[1] / "data" / "events.json").read_text())
         assert len(events) == len(known)
         for event, sample in zip(events, known, strict=True):
-            assert {name: event[name] for name in sample["read"]} == sample["read"]
+            when = sample["read"].get("occurred_at")
+            spelt = {"occurred_at": when and stamp(microseconds_of(datetime.fromisoformat(when)))}
+            assert {name: event[name] for name in sample["read"]} | spelt == sample["read"] | spelt
+            assert event["occurred_at"] == spelt["occurred_at"]
 
     @pytest.mark.parametrize("where", ["file", "variable"])
     def test_what_payloads_do_not_say(

@@ -8,7 +8,7 @@ import msgspec
 from oncegate.claims import Reset
 from oncegate.cli import exits, options
 from oncegate.cli.options import confirm, existing_store, looked_at, looking, lookup, the_one
-from oncegate.cli.output import say, say_error, show_facts, show_json
+from oncegate.cli.output import moment, say, say_error, show_facts, show_json
 from oncegate.cli.records import fields, sentence
 from oncegate.settings import Settings
 
@@ -28,7 +28,7 @@ def show(key: bytes, settings: Settings, output: str) -> None:
         show_json(fields(entry) | {"meaning": sentence(entry.record)})
         return
     say(sentence(entry.record))
-    facts = fields(entry)
+    facts = fields(entry, moment)
     if entry.record.result is not None:
         facts["result"] = msgspec.json.encode(facts["result"]).decode()
     show_facts(facts)

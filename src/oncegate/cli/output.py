@@ -42,6 +42,12 @@ def moment(time_us: int | None) -> str | None:
     return when.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 
+def stamp(time_us: int | None) -> str | None:
+    """The same for a program: as RFC 3339 has it."""
+    said = moment(time_us)
+    return None if said is None else said.replace(" ", "T")
+
+
 def say(text: str) -> None:
     print(clean(text))
 

@@ -12,7 +12,7 @@ from oncegate.cli.advice import advice, listed
 from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
 from oncegate.cli.found import Found, events_of, refuse_unreadable
 from oncegate.cli.options import counted, output_option, with_settings
-from oncegate.cli.output import moment, say, show_json_stream, show_table
+from oncegate.cli.output import moment, say, show_json_stream, show_table, stamp
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.events import Event
@@ -177,7 +177,7 @@ def _fields(found: Found, made: list[Made]) -> dict[str, Any]:
         "entity": event.entity,
         "part": event.part,
         "state": event.state,
-        "occurred_at": None if event.occurred_at is None else event.occurred_at.isoformat(),
+        "occurred_at": None if event.occurred_at is None else stamp(microseconds_of(event.occurred_at)),
         "id": event.id,
         "replay": event.evidence.replay,
         "problem": event.problem,
