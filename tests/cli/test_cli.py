@@ -310,6 +310,20 @@ class TestTerminal:
         assert lines[1].split()[0] == str(outcome.key)
         assert max(map(len, lines)) <= columns
 
+    def test_nothing_is_cut(self, gate: Gate, tmp_path: Path) -> None:
+        """What has no room in its line goes on in the next, and columns that have none are named."""
+
+        def fail(event: Event) -> None:
+            raise ValueError("a reason that is too long for the rest of a line of eighty characters")
+
+        gate.run({"id": "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10", "type": "call.ended"}, fail)
+        shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS="80", NO_COLOR="1")
+        cells = [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines()[1:-1]]
+        assert "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10" in "".join(row[-2] for row in cells if len(row) > 1)
+        assert "too long for the rest of a line of eighty characters" in " ".join(row[-1] for row in cells)
+        said = " ".join(re.sub(r"\x1b\[\d*m", "", shown).split())
+        assert "No room here for: namespace, type, attempts, first seen. A wider terminal or a pipe shows all." in said
+
     def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
         """Where a key has no room in a line, it goes on in the next."""
         outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)

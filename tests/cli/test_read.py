@@ -369,13 +369,20 @@ class TestAdvice:
 
 class TestTerminal:
     def test_table(self, tmp_path: Path) -> None:
-        """On a terminal keys are whole and what does not fit is cut, so that no line is longer than the terminal."""
+        """On a terminal keys are whole and what does not fit is folded, so that no line is longer than the terminal."""
         (tmp_path / "f.jsonl").write_text(lines(*SAMPLES[:3]))
         shown = on_terminal(["read", "f.jsonl"], tmp_path, NO_COLOR="1", TERM="dumb")
         tables = shown.split("\r\n\r\n")[:2]
         assert all(len(line) <= 80 for table in tables for line in table.splitlines())
         assert str(keys.event_id(read(SAMPLES[0])[0])) in tables[1]
-        assert "…" in tables[1]
+        assert "…" not in shown
+
+    def test_all_that_has_room(self, tmp_path: Path) -> None:
+        """Columns that hold nothing take no room from the others: an event that says little is shown with its id."""
+        (tmp_path / "e.json").write_text('{"id": "p1", "type": "x"}')
+        shown = on_terminal(["read", "e.json"], tmp_path, COLUMNS="80", NO_COLOR="1")
+        assert shown.splitlines()[1].split() == ["1", "e.json", "plain", "x", "p1"]
+        assert "No room" not in shown
 
     def test_progress(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What takes long says on a terminal how far it is, and takes that away in the end; elsewhere it is silent."""

@@ -90,7 +90,7 @@ def _show_events(events: list[Found]) -> None:
     noted = any(found.event.problem or found.event.frame for found in events)
     rows = [_row(found) for found in events]
     headers = ("event", "place", "source", "type", "entity", "part", "state", "time", "id", "problem")
-    essential = ("event", "type", "entity", "state", "time", "problem") if noted else headers[:1] + headers[3:8]
+    essential = ("event", "type", "entity", "state", "time", "id", "problem")
     last = None if noted else -1
     show_table(headers[:last], [row[:last] for row in rows], essential=essential)
     print()
