@@ -224,6 +224,7 @@ class TestErrors:
                 exits.USAGE,
                 "what is true is written to a file, not to stdout",
             ),
+            (("work", "foo"), exits.USAGE, "'foo'"),
             (("simulate", "--to", "foo://x"), exits.USAGE, "file://PATH or - (stdout)"),
             (
                 ("dlq", "list", "--store", "dynamodb://x?region=y"),

@@ -164,7 +164,7 @@ class TestEvents:
             assert {name: event[name] for name in sample["read"]} | spelt == sample["read"] | spelt
             assert event["occurred_at"] == spelt["occurred_at"]
 
-    @pytest.mark.parametrize("where", ["file", "variable"])
+    @pytest.mark.parametrize("where", ["file", "variable", "flag"])
     def test_what_payloads_do_not_say(
         self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
@@ -174,14 +174,15 @@ class TestEvents:
         topic = "v2.users.{id}.routingStatus"
         if where == "file":
             (tmp_path / "oncegate.toml").write_text(f'[read]\ntopic = "{topic}"\nid = "nr"')
-        else:
+        elif where == "variable":
             monkeypatch.setenv("ONCEGATE_READ_TOPIC", topic)
             monkeypatch.setenv("ONCEGATE_READ_ID", "nr")
-        first, other = json.loads(oncegate("read", "f.jsonl", "--output", "json")[1])["events"]
+        flags = ("--read-topic", topic, "--read-id", "nr") if where == "flag" else ()
+        first, other = json.loads(oncegate("read", "f.jsonl", "--output", "json", *flags)[1])["events"]
         assert (first["type"], first["state"], other["source"], other["id"]) == (topic, "IDLE", "plain", "5")
         (same,) = read({"topicName": "v2.users.user-1.routingStatus", "eventBody": body})
         assert first["keys"][0]["key"] == str(keys.auto(same))
-        assert topic in oncegate("read", "f.jsonl")[1]
+        assert topic in oncegate("read", "f.jsonl", *flags)[1]
 
     def test_keys_and_parts(self, shown: Any) -> None:
         """Each strategy has its key with the parts that it was made from, or says what it lacks."""

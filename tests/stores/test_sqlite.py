@@ -21,7 +21,7 @@ from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores import look_at_store
 from oncegate.stores.base import Store
-from oncegate.stores.sqlite import SqliteStore, file, looking
+from oncegate.stores.sqlite import SqliteStore, file, looking, read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
 from oncegate.testing.asking import LEASE, claim, claim_of, complete, granted, owner
 from oncegate.testing.racing import race
@@ -155,6 +155,15 @@ class TestRefusals:
         tmp_path.chmod(0o755)
         assert "StoreRefused" in said
         assert "is read-only for this process; make the file and its folder writable" in said
+
+
+def test_its_page() -> None:
+    """The page on the store lists its options with their defaults."""
+    page = (Path(__file__).parents[2] / "docs" / "stores" / "sqlite.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
+    usual = read_url("sqlite:///x.db")
+    assert listed == {"synchronous": usual.synchronous, "busy_timeout": f"{usual.busy_timeout // 1_000_000}s"}
+    assert read_url("sqlite:///x.db?" + "&".join(f"{name}={value}" for name, value in listed.items())) == usual
 
 
 class TestLooking:

@@ -17,6 +17,7 @@ from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.settings import Settings
+from oncegate.settings.known import READ
 from oncegate.settings.strategies import strategy_of
 from oncegate.times import microseconds_of
 
@@ -30,7 +31,7 @@ _MOST_GROUPS = 10
     "--key", "written", metavar="STRATEGY", multiple=True, help="A strategy to compare, too; may be repeated."
 )
 @click.option("--limit", type=counted(), default=100, show_default=True, help="How many events to list as text.")
-@with_settings()
+@with_settings(*READ)
 @output_option
 def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings: Settings, output: str) -> None:
     """Show each event of the files, its key under every strategy, and which events each strategy takes for one.

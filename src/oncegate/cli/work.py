@@ -24,6 +24,7 @@ from oncegate.service.log import handler_for
 from oncegate.settings import Settings
 from oncegate.settings.known import SETTINGS, TABLES, WAYS
 
+_INBOX: Final = "inbox"
 OF_WORKER: Final = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
 
 
@@ -41,6 +42,7 @@ def work(place: str, settings: Settings) -> None:
 
     SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
     """
+    _check_place(place)
     handler = handler_of(settings)
     refuse_empty_inbox(place, settings)
     shown = LiveFigures() if _is_watched(settings) else None
@@ -69,9 +71,15 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
     return handler
 
 
+def _check_place(place: str) -> None:
+    """Refuse what is no source before anything is said of how to work on it."""
+    if place != _INBOX:
+        import_module("oncegate.work.sqs.address").read_address(place)
+
+
 def refuse_empty_inbox(place: str, settings: Settings) -> None:
     """What is kept in memory waits in the process that accepted it, and nobody else can run it."""
-    if place == "inbox" and settings["store"] == "memory://":
+    if place == _INBOX and settings["store"] == "memory://":
         where = settings.where("store")
         raise SettingError(
             f"{where}: nothing can ever wait in memory:// of this process; name the store of the service"
@@ -80,7 +88,7 @@ def refuse_empty_inbox(place: str, settings: Settings) -> None:
 
 def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
     """The worker; what it cannot be told is told with where that was said."""
-    if place == "inbox":
+    if place == _INBOX:
         return gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"])
     try:
         return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in OF_WORKER})
