@@ -194,6 +194,12 @@ class TestDeadLetters:
 
 
 class TestErrors:
+    def test_one_delivery(self, oncegate: Run) -> None:
+        """One is not said to be several."""
+        none = [word for name in ("reemit", "rewrap", "replay") for word in (f"--{name}", "0")]
+        _, out, _ = oncegate("simulate", "--to", "file://t.jsonl", "--events", "1", "--copies", "1", *none)
+        assert "Sent 1 delivery of 1 event in" in out
+
     def test_a_full_stdout(self, tmp_path: Path) -> None:
         """What cannot be written to stdout is said of stdout, also of the events of a simulation."""
         command = f"{sys.executable} -m oncegate simulate --to - --events 200 --rate 100000 >/dev/full"
