@@ -40,7 +40,7 @@ lock: ## write requirements.lock anew from pyproject.toml (needs uv)
 	uv export --quiet --no-header --no-emit-project --all-extras --all-groups --no-annotate -o requirements.lock
 	rm -f uv.lock
 
-clean: ## remove what make has made
+clean: ## remove what make has made, but for the store of make run (oncegate.db)
 	rm -rf $(VENV) .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): requirements.lock pyproject.toml

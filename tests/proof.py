@@ -44,7 +44,7 @@ mark it first and run it. The records are real and only the shipped function cha
 possible next step is tried, and so on from each state that is found, the nearest first. States that differ only in
 which worker is which, in the names of owners, in the height of fences or in the time of day are one state.
 
-These invariants are checked in every state and at every step:
+These invariants are checked in every state and at every step (a number that is missing is of none of them):
 
 {invariants}
 

@@ -62,7 +62,7 @@ def test_the_line_to_try_is_the_one_printed() -> None:
 
 def test_what_reading_ends_with() -> None:
     """What the README shows of `oncegate read` is what it prints."""
-    shown = re.search(r"^ {4}\.venv/bin/oncegate (read .+)\n\nIt ends .+\n\n((?: {4}.+\n|\n)+)", README, re.MULTILINE)
+    shown = re.search(r"^ {4}oncegate (read .+)\n\nIt ends .+\n\n((?: {4}.+\n|\n)+)", README, re.MULTILINE)
     assert shown
     command = [sys.executable, "-m", "oncegate", *shlex.split(shown[1])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -114,6 +114,12 @@ def test_make_targets_are_real() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets, page
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "examples").rglob("*.md"))], ids=lambda page: page.name)
+def test_what_is_installed_is_the_folder(page: Path) -> None:
+    """No page has pip look for the project on an index, where it is not."""
+    assert not re.search(r"pip install [^`\n]*\boncegate\[", page.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -34,6 +34,13 @@ def pickled(error: OncegateError) -> Any:
     return pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
 
 
+def test_a_pause_that_is_no_number() -> None:
+    """A pause is a number of seconds, and what is none is told so."""
+    after: Any = "30s"
+    with pytest.raises(ValueError, match="after='30s' must be a number of seconds"):
+        errors.RetryLater("x", after=after)
+
+
 @pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("kind", KINDS)
 def test_made_again(kind: type[OncegateError], again: Callable[[OncegateError], Any]) -> None:

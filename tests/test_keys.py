@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate import keys, read
+from oncegate import Gate, keys, read
 from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event, Key
 
@@ -19,6 +19,27 @@ def event(body: Any) -> Event:
     (found,) = read(body)
     assert found.problem is None, found.problem
     return found
+
+
+@pytest.mark.parametrize("maker", [keys.fields, keys.once_per, keys.first, keys.state_change])
+def test_brackets_forgotten(maker: Any) -> None:
+    """What makes a strategy is none, and is refused before any event comes."""
+    with pytest.raises(SettingError, match=rf"key=keys.{maker.__name__} needs its arguments"):
+        Gate("memory://", key=maker)
+
+
+def test_no_path() -> None:
+    """A path that is malformed is named, and not said to be missing."""
+    with pytest.raises(SettingError, match=r"fields\(\): 'a..b' is no path"):
+        keys.fields("a..b")
+
+
+def test_never_stale() -> None:
+    """A policy for what the key never tells is refused, if that can be known."""
+    for key in (keys.auto, keys.event_id, keys.content):
+        with pytest.raises(SettingError, match="on_stale='skip' means nothing without key=state_change"):
+            Gate("memory://", key=key, on_stale="skip")
+    Gate("memory://", key=keys.first(keys.state_change(), keys.content), on_stale="skip").close()
 
 
 def test_text_of_a_key_is_stable() -> None:
@@ -130,7 +151,7 @@ def test_fields_missing(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("paths", [(), ("",), (".",), (1,)])
 def test_fields_without_a_path(paths: Any) -> None:
     """A strategy of no fields would put all events under one key."""
-    with pytest.raises(SettingError, match="at least one path"):
+    with pytest.raises(SettingError, match=r"at least one path|is no path"):
         keys.fields(*paths)
 
 

@@ -22,6 +22,13 @@ from oncegate.settings import load
 from oncegate.stores.memory import MemoryStore
 
 
+def test_without_the_extra() -> None:
+    """Where OpenTelemetry is not installed, whoever imports this is told what to install."""
+    code = "import sys; sys.modules['opentelemetry'] = None; import oncegate.otel"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith("needs an optional dependency: pip install 'oncegate[otel]'")
+
+
 def spans_of(do: Callable[[Gate], object], max_attempts: int = 5) -> Sequence[ReadableSpan]:
     """The spans of what is done with a gate."""
     exporter = InMemorySpanExporter()

@@ -133,8 +133,8 @@ class TestMistakes:
             ("mode = []", "mode=[] is not a choice"),
             ('log = "yes"', "log='yes' is not a choice; it is one of off, json"),
             ('sliding = "true"', "sliding='true' must be true or false"),
-            ('unguarded_types = "a"', "unguarded_types='a' must be a list of names"),
             ("unguarded_types = [1]", "unguarded_types=[1] must be a list of names"),
+            ("nothing_like_it = 1", ": see docs/settings.md"),
             ('namespace = "a\\u001bb"', "namespace='a\\x1bb' must be printable text"),
             ("store = 5", "store=5 is not a URL; write one such as sqlite:///oncegate.db"),
             ('store = "u:hunter2@host"', "store='***@host' is not a URL"),
@@ -388,6 +388,14 @@ def test_masking(url: str, shown: str) -> None:
     """A URL is shown with its password and what looks like a secret starred out, and nothing else."""
     assert masked(url) == shown
     assert "hunter2" not in str(load(environ={"ONCEGATE_STORE": url}).shown())
+
+
+def test_one_name_is_a_list_of_one(tmp_path: Path) -> None:
+    """Whatever takes names takes a single one without its brackets."""
+    path = tmp_path / "oncegate.toml"
+    path.write_text('on_store_error = "unguarded"\nunguarded_types = "a"\n[forward]\nhosts = "b.example"\n')
+    found = load(path, environ={})
+    assert (found["unguarded_types"], found["forward.hosts"]) == (("a",), ("b.example",))
 
 
 def test_nothing_else_reads_the_environment() -> None:

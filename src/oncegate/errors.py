@@ -122,7 +122,7 @@ class RetryLater(OncegateError):
     and may stand in logs."""
 
     def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
-        if after is not None and not 0 <= after <= _LONGEST_WAIT:
+        if after is not None and not (isinstance(after, int | float) and 0 <= after <= _LONGEST_WAIT):
             raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_LONGEST_WAIT}")
         self.after = after
         self.public = public

@@ -169,6 +169,9 @@ def strategy(given: Callable[[Event], Any]) -> Strategy:
         raise SettingError(f"key={given!r} is no strategy; use keys.auto, keys.event_id, keys.fields(…) or a function")
     if given is auto or given is event_id or given is content:
         return given
+    if given in _MAKERS:
+        name = getattr(given, "__name__", "")
+        raise SettingError(f"key=keys.{name} needs its arguments, and makes a strategy of them: keys.{name}(…)")
 
     def by_callable(event: Event) -> Key:
         found = given(event)
@@ -180,6 +183,9 @@ def strategy(given: Callable[[Event], Any]) -> Strategy:
         return make("custom", event, normal(parts))
 
     return by_callable
+
+
+_MAKERS: tuple[Callable[..., Strategy], ...] = (fields, once_per, first, state_change)
 
 
 def content_hash(event: Event) -> bytes:
@@ -200,8 +206,11 @@ def _stated(said: Any) -> str | None:
 
 
 def _checked(what: str, paths: Sequence[str]) -> tuple[str, ...]:
-    if not paths or not all(isinstance(each, str) and all(path(each)) for each in paths):
+    if not paths or not all(isinstance(each, str) for each in paths):
         raise SettingError(f'{what} takes at least one path such as "data.case.id"')
+    for each in paths:
+        if not all(path(each)):
+            raise SettingError(f'{what}: {each!r} is no path; write it like "data.case.id"')
     return tuple(paths)
 
 

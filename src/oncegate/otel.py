@@ -6,19 +6,28 @@ with every observer, a gate neither waits for it nor fails with it.
 
 import threading
 from collections import OrderedDict
+from importlib.util import find_spec
 from typing import Any, Final
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
+from oncegate.errors import MissingExtra, SettingError
 
-from oncegate.errors import SettingError
+try:
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
+except ImportError as error:
+    raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
+
 from oncegate.gate.log import fields_of, outcome_of
 from oncegate.gate.observing import Notice
 
 NAME: Final = "oncegate.event"
 _MOST_OPEN: Final = 10_000
 _NANOSECONDS: Final = 1_000  # in a microsecond
+_NOWHERE: Final = (
+    "so that spans would go nowhere; start it with opentelemetry-instrument oncegate … (pip install"
+    " opentelemetry-distro opentelemetry-exporter-otlp)"
+)
 _WRONG: Final = frozenset({"failed", "buried", "conflict", "invalid"})
 
 
@@ -65,11 +74,14 @@ class Tracing:
 def tracing() -> Tracing:
     """The observer for a process that was set up to send its spans somewhere; SettingError if it was not."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        raise SettingError(
-            "no OpenTelemetry SDK is set up in this process, so that spans would go nowhere; start it with"
-            " opentelemetry-instrument oncegate … (pip install opentelemetry-distro opentelemetry-exporter-otlp)"
-        )
+        raise SettingError(f"no OpenTelemetry SDK is set up in this process, {_NOWHERE}")
     return Tracing()
+
+
+def check_installed(where: str) -> None:
+    """Refuse what no process could be set up for."""
+    if find_spec("opentelemetry.sdk") is None:
+        raise SettingError(f"{where}: no OpenTelemetry SDK is installed, {_NOWHERE}")
 
 
 def _claim(notice: Notice) -> tuple[Any, ...]:

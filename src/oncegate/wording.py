@@ -2,12 +2,16 @@
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import Final
+
+_MANY: Final = 20  # only settings are more
 
 
 def unknown(name: str, known: Collection[str], what: str) -> str:
     """A sentence for a name that is not known, with the nearest one that is."""
     near = get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+    listed = ", ".join(sorted(known)) if len(known) <= _MANY else f"{len(known)}: see docs/settings.md"
+    hint = f"did you mean {near[0]}?" if near else f"there are {listed}"
     return f"there is no {what} {name}; {hint}"
 
 

@@ -58,7 +58,7 @@ class TestKeys:
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         code, _, err = oncegate("keys", "reset", str(outcome.key))
         assert code == exits.USAGE
-        assert "nobody here to ask; say --yes" in err
+        assert err == "Error: there is no terminal to ask on; add --yes to go on without being asked\n"
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
 
     def test_several_namespaces(self, oncegate: Run, gate: Gate) -> None:
@@ -114,7 +114,9 @@ class TestDeadLetters:
         """A redriven dead letter is no dead letter any more and waits to be run."""
         outcome = gate.run({"id": "evt-1"}, fail)
         assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "1 redriven.\n")
-        assert "waits for a dispatcher" in oncegate("keys", "show", str(outcome.key))[1]
+        assert (
+            "waits for the service or a worker of the inbox to run it" in oncegate("keys", "show", str(outcome.key))[1]
+        )
         assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "0 redriven.\n")
         done = gate.run({"id": "done"}, lambda event: None)
         code, _, err = oncegate("dlq", "redrive", str(done.key))
@@ -183,8 +185,8 @@ class TestDeadLetters:
         assert oncegate("dlq", "drop", "--all", "--yes")[1] == "250 dropped.\n"
 
     @pytest.mark.parametrize("arguments", [(), ("--all", "0" * 32)])
-    def test_which(self, oncegate: Run, gate: Gate, arguments: tuple[str, ...]) -> None:
-        """Keys or all: one of the two must be said."""
+    def test_which(self, oncegate: Run, arguments: tuple[str, ...]) -> None:
+        """Keys or all: one of the two must be said, before any store is looked for."""
         for command in ("redrive", "drop"):
             code, _, err = oncegate("dlq", command, *arguments)
             assert code == exits.USAGE
@@ -192,6 +194,18 @@ class TestDeadLetters:
 
 
 class TestErrors:
+    def test_one_delivery(self, oncegate: Run) -> None:
+        """One is not said to be several."""
+        none = [word for name in ("reemit", "rewrap", "replay") for word in (f"--{name}", "0")]
+        _, out, _ = oncegate("simulate", "--to", "file://t.jsonl", "--events", "1", "--copies", "1", *none)
+        assert "Sent 1 delivery of 1 event in" in out
+
+    def test_a_full_stdout(self, tmp_path: Path) -> None:
+        """What cannot be written to stdout is said of stdout, also of the events of a simulation."""
+        command = f"{sys.executable} -m oncegate simulate --to - --events 200 --rate 100000 >/dev/full"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)  # noqa: S607
+        assert done.stderr.splitlines()[-1] == "Error: cannot write to stdout: No space left on device"
+
     @pytest.mark.parametrize(
         ("arguments", "code", "said"),
         [
@@ -211,6 +225,18 @@ class TestErrors:
             (("serve", "--host", "nosuch.invalid", "--signature", "none"), exits.FAILED, "choose another with --host"),
             (("serve", "--host", "192.0.2.1", "--signature", "none"), exits.FAILED, "choose another with --host"),
             (("serve", "--host", "a..b", "--signature", "none"), exits.FAILED, "choose another with --host"),
+            (
+                ("simulate", "--to", "-", "--truth", "-"),
+                exits.USAGE,
+                "what is true is written to a file, not to stdout",
+            ),
+            (("work", "foo"), exits.USAGE, "'foo'"),
+            (("simulate", "--to", "foo://x"), exits.USAGE, "file://PATH or - (stdout)"),
+            (
+                ("dlq", "list", "--store", "dynamodb://x?region=y"),
+                exits.USAGE,
+                "no table can be called 'x'; its name has",
+            ),
             (("explain", ""), exits.USAGE, "name one ID (a key, an event id, a conversation)"),
             (
                 ("work", "inbox", "--handler", "json:dumps", "--store", "memory://"),
@@ -239,6 +265,16 @@ class TestErrors:
         assert actual == code
         assert said in err
         assert "Traceback" not in err
+
+    @pytest.mark.parametrize(
+        "command", ["dlq list", "dlq drop --all --yes", f"keys show {'0' * 32}", "explain x", "doctor"]
+    )
+    def test_an_empty_file(self, oncegate: Run, tmp_path: Path, command: str) -> None:
+        """An empty file is no store for those who look, and is left as it is."""
+        (tmp_path / "oncegate.db").touch()
+        code, out, err = oncegate(*command.split())
+        assert ("there is no store at" in err, code) == (True, exits.STORE) if command != "doctor" else "yet" in out
+        assert (tmp_path / "oncegate.db").stat().st_size == 0
 
     def test_a_file_that_is_no_store(self, oncegate: Run, tmp_path: Path) -> None:
         """A store that cannot be used is named with the remedy."""
@@ -280,6 +316,20 @@ class TestTerminal:
         lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in shown.splitlines()]
         assert lines[1].split()[0] == str(outcome.key)
         assert max(map(len, lines)) <= columns
+
+    def test_nothing_is_cut(self, gate: Gate, tmp_path: Path) -> None:
+        """What has no room in its line goes on in the next, and columns that have none are named."""
+
+        def fail(event: Event) -> None:
+            raise ValueError("a reason that is too long for the rest of a line of eighty characters")
+
+        gate.run({"id": "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10", "type": "call.ended"}, fail)
+        shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS="80", NO_COLOR="1")
+        cells = [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines()[1:-1]]
+        assert "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10" in "".join(row[-2] for row in cells if len(row) > 1)
+        assert "too long for the rest of a line of eighty characters" in " ".join(row[-1] for row in cells)
+        said = " ".join(re.sub(r"\x1b\[\d*m", "", shown).split())
+        assert "No room here for: namespace, type, attempts, first seen. A wider terminal or a pipe shows all." in said
 
     def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
         """Where a key has no room in a line, it goes on in the next."""

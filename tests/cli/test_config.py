@@ -145,12 +145,22 @@ class TestCheck:
         ("toml", "said"),
         [
             ('[serve]\nproxies = ["foo"]', "oncegate.toml, serve.proxies: 'foo' does not appear to be"),
+            (
+                '[serve]\ntls_cert = "oncegate.toml"\ntls_key = "oncegate.toml"',
+                "cannot be used: they must be PEM files, tls_cert that of the certificate chain",
+            ),
             ('store = "sqlite:///x?bogus=1"', "oncegate.toml, store: the SQLite store has no option 'bogus'"),
             ('store = "sqlite:///a%00b.db"', "oncegate.toml, store: no file can have a NUL"),
             ('store = "dynamodb://k:s3cret@Table"', "oncegate.toml, store: 'dynamodb://***@Table' names no table"),
             ('store = "redis://h?x=1"', "oncegate.toml, store: the Redis store has no option 'x'"),
             ('store = "memory://x"', "oncegate.toml, store: the memory store takes no address or options"),
             ('[read]\nid = "a..b"', "oncegate.toml, read.id: id='a..b' is no path"),
+            (
+                '[serve]\nsignature_options = ["header=x"]',
+                "oncegate.toml, serve.signature_options: there is no signature",
+            ),
+            ('[serve]\nsignature = "foo"', "oncegate.toml, serve.signature: there is no signature foo; there are"),
+            ('on_stale = "skip"', "on_stale='skip' means nothing without key=state_change(…)"),
             ('store = "redis://h"\n[serve]\nmode = "inbox"', "inbox() needs a store that keeps events"),
             (
                 'mode = "mark_first"\n[serve]\nport = 1',
@@ -165,6 +175,57 @@ class TestCheck:
         assert (code, said in checked, checked.count("Error: ")) == (exits.USAGE, True, 1), checked
         if 'redis://h"' not in toml:  # serve would ask that server first
             assert oncegate("serve")[2] == checked
+
+    def test_what_work_would_refuse(self, oncegate: Run, tmp_path: Path) -> None:
+        """Each setting that SQS would not allow is found, and said as `work` says it."""
+        (tmp_path / "oncegate.toml").write_text('[work]\nbatch = 11\nwait = "21s"\nvisibility = "13h"\n')
+        code, _, err = oncegate("config", "check")
+        assert (code, err.splitlines()) == (
+            exits.USAGE,
+            [
+                "Error: oncegate.toml, work.batch: batch=11 must be a whole number from 1 to 10",
+                "Error: oncegate.toml, work.wait: wait='21s' is longer than the 20s that SQS allows",
+                "Error: oncegate.toml, work.visibility: visibility='13h' is longer than the 12h that SQS allows",
+            ],
+        )
+        assert oncegate("work", "sqs://q?region=x", "--handler", "json:dumps")[2] == err.splitlines(keepends=True)[0]
+
+    def test_every_problem_of_forwarding(self, oncegate: Run, tmp_path: Path) -> None:
+        """All that is wrong with how events are forwarded is told at once, each with its own place."""
+        (tmp_path / "oncegate.toml").write_text(
+            '[serve]\nforward = "http://a.example"\n'
+            '[forward]\nheaders = "/nope"\nca = "/nope"\ncertificate_key = "/nope"\npins = ["abc"]\n'
+        )
+        _, _, err = oncegate("config", "check")
+        said = [line.removeprefix("Error: oncegate.toml, ") for line in err.splitlines()]
+        assert [line.partition(":")[0] for line in said] == [
+            "serve.forward",
+            "forward.headers",
+            "forward.pins",
+            "forward.ca",
+            "forward.certificate_key",
+        ]
+        assert "or forward.allow_private for a place" in said[0]
+        assert oncegate("serve")[2] == err.splitlines(keepends=True)[0]
+
+    def test_traces_that_go_nowhere(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Traces are refused where no SDK is installed; whether one is set up is for the service to see."""
+        (tmp_path / "oncegate.toml").write_text("[serve]\ntrace = true\n")
+        assert oncegate("config", "check")[0] == exits.OK
+        monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+        assert oncegate("config", "check")[2].startswith("Error: oncegate.toml, serve.trace: no OpenTelemetry SDK is")
+
+    def test_a_policy_for_some_routes(self, oncegate: Run, tmp_path: Path) -> None:
+        """What is said for all routes need not mean anything where none is served."""
+        (tmp_path / "oncegate.toml").write_text(
+            'on_stale = "skip"\n[route.crm]\nsignature = "none"\nkey = "state_change()"\n'
+        )
+        assert oncegate("config", "check")[0] == exits.OK
+
+    def test_a_default_is_named_by_its_setting(self, oncegate: Run, tmp_path: Path) -> None:
+        """What nobody has written is told by its name, and not by a place that has it."""
+        (tmp_path / "oncegate.toml").write_text('mode = "mark_first"\n[serve]\nport = 1\n')
+        assert oncegate("config", "check")[2].startswith("Error: serve.mode=inbox: inbox() keeps events")
 
     def test_a_store_that_keeps_nothing(self, oncegate: Run, tmp_path: Path) -> None:
         """Where no service is described, its store need not keep events."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate import Event, Gate, keys, open_store
+from oncegate import Event, Gate, keys, open_store, read
 from oncegate.claims import About, Claim
 from oncegate.cli import exits
 from oncegate.errors import RetryLater
@@ -82,7 +82,8 @@ class TestDecisions:
         oncegate("dlq", "redrive", entry.key.hex())
         waiting = first_line(oncegate("explain", "evt-1"))
         assert waiting.endswith(
-            "it is kept with its payload, and waits for a dispatcher, so that a copy that comes now is a duplicate."
+            "it is kept with its payload, and waits for the service or a worker of the inbox, so that a copy that comes"
+            " now is a duplicate."
         )
         with_more = Gate(gate.store, max_attempts=5)
         assert [outcome.status for outcome in with_more.run_waiting(later)] == ["failed"]
@@ -111,6 +112,23 @@ class TestDecisions:
             "Being run: a worker is at evt-1, at its first attempt, and holds it for up to 2"
         )
         assert fact(told, "lease_left").endswith(" s")
+
+    def test_in_hand_of_the_inbox(self, oncegate: Run, gate: Gate) -> None:
+        """What a copy comes to while a kept event runs is told as it is: a duplicate to those who admit."""
+        told, copies = "", []
+
+        def slow(event: Event) -> None:
+            nonlocal told
+            told = first_line(oncegate("explain", "evt-1"))
+            copies.extend([*gate.admit([{"id": "evt-1"}]), gate.run({"id": "evt-1"}, slow)])
+
+        gate.admit([{"id": "evt-1"}])
+        gate.run_waiting(slow)
+        assert [copy.status for copy in copies] == ["duplicate", "in_flight"]
+        assert told.startswith("Being run: ")
+        assert told.endswith(
+            "a copy that comes now is a duplicate to the service, and in flight to gate.run and serve.mode=inline."
+        )
 
     def test_a_worker_that_died(self, oncegate: Run, tmp_path: Path) -> None:
         """If nobody came back, it is not claimed to know how it ended."""
@@ -196,6 +214,26 @@ class TestFinding:
         assert "may be others: only the first 1 of the records" in oncegate("explain", "c-1", "--scan", "1")[1]
         whole = oncegate("explain", "evt-x", "--scan", "1500")
         assert "is not known" in whole[2]
+
+    def test_times_for_programs(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """As JSON every time has one spelling, that of the log."""
+        (tmp_path / "e.json").write_text('{"id": "1", "timestamp": "2026-02-03T04:05:06.123Z"}')
+        outcome = gate.run((tmp_path / "e.json").read_bytes(), fail)
+        shown = [
+            json.loads(oncegate("read", "e.json", "--output", "json")[1])["events"][0],
+            json.loads(oncegate("explain", "1", "--output", "json")[1])["records"][0]["record"],
+            json.loads(oncegate("keys", "show", str(outcome.key), "--output", "json")[1]),
+            json.loads(oncegate("dlq", "list", "--output", "json")[1])[0],
+        ]
+        assert [each["occurred_at"] for each in shown] == ["2026-02-03T04:05:06.123Z"] * 4
+        assert "2026-02-03 04:05:06.123Z" in oncegate("keys", "show", str(outcome.key))[1]
+
+    def test_one_name_for_a_strategy(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """A strategy is called as it is in the settings, whichever way it went."""
+        (tmp_path / "e.json").write_text('{"source": "Genesys-Cloud", "conversationId": "c-1", "status": "ended"}')
+        assert keys.auto(read((tmp_path / "e.json").read_bytes())[0]).strategy == "auto.content"
+        told = oncegate("explain", "--file", "e.json")
+        assert fact(told, "strategy") == "auto"
 
     def test_json(self, oncegate: Run, gate: Gate) -> None:
         """As JSON the same can be read by a program, also what is not known."""

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from oncegate import Gate, keys, read
 from oncegate.cli import exits
 from oncegate.cli.documents import documents
-from oncegate.cli.output import Progress
+from oncegate.cli.output import Progress, stamp
+from oncegate.times import microseconds_of
 from tests.cli.conftest import Run, on_terminal
 
 SAMPLES = [each["document"] for each in json.loads((Path(__file__).parents[1] / "data" / "events.json").read_text())]
@@ -48,7 +50,9 @@ class TestFiles:
             ("", []),
             (" \n\n", []),
             ('{"id": 1}', [("1", None, 1)]),
-            ('\ufeff{"id": 1}\r\n', [("1", None, 1)]),
+            ('\ufeff{"id": 1}\r\n', [(None, None, 1)]),
+            ('\ufeff{"id": 1}\n{"id": 2}', [(None, 1, 1), ("2", 2, 1)]),
+            ('\ufeff[\n{"id": 1}\n]', [(None, None, 1)]),
             ('{\n"id": 1\n}\n', [("1", None, 1)]),
             ('[{"id": 1}, {"id": 2}]', [("1", None, 1), ("2", None, 2)]),
             ('[\n{"id": 1},\n{"id": 2}\n]', [("1", None, 1), ("2", None, 2)]),
@@ -72,6 +76,15 @@ class TestFiles:
         assert code == (exits.OK if any(event for event, _, _ in places) else exits.FAILED)
         assert [(each["id"], each["line"], each["index"]) for each in found] == places
         assert all((each["problem"] is None) == (each["id"] is not None) for each in found)
+
+    def test_a_byte_order_mark(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """It is refused as it would be wherever the bytes are delivered."""
+        raw = b'\xef\xbb\xbf{"id": "1"}'
+        (tmp_path / "f.json").write_bytes(raw)
+        (event,) = read(raw)
+        assert "byte order mark" in str(event.problem)
+        assert str(event.problem) in oncegate("read", "f.json")[1]
+        assert str(event.problem) in oncegate("explain", "--file", "f.json")[1]
 
     def test_lines_are_read_one_by_one(self) -> None:
         """No more of a file of lines is read than is asked for."""
@@ -146,9 +159,12 @@ class TestEvents:
         known = json.loads((Path(__file__).parents[1] / "data" / "events.json").read_text())
         assert len(events) == len(known)
         for event, sample in zip(events, known, strict=True):
-            assert {name: event[name] for name in sample["read"]} == sample["read"]
+            when = sample["read"].get("occurred_at")
+            spelt = {"occurred_at": when and stamp(microseconds_of(datetime.fromisoformat(when)))}
+            assert {name: event[name] for name in sample["read"]} | spelt == sample["read"] | spelt
+            assert event["occurred_at"] == spelt["occurred_at"]
 
-    @pytest.mark.parametrize("where", ["file", "variable"])
+    @pytest.mark.parametrize("where", ["file", "variable", "flag"])
     def test_what_payloads_do_not_say(
         self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
@@ -158,14 +174,15 @@ class TestEvents:
         topic = "v2.users.{id}.routingStatus"
         if where == "file":
             (tmp_path / "oncegate.toml").write_text(f'[read]\ntopic = "{topic}"\nid = "nr"')
-        else:
+        elif where == "variable":
             monkeypatch.setenv("ONCEGATE_READ_TOPIC", topic)
             monkeypatch.setenv("ONCEGATE_READ_ID", "nr")
-        first, other = json.loads(oncegate("read", "f.jsonl", "--output", "json")[1])["events"]
+        flags = ("--read-topic", topic, "--read-id", "nr") if where == "flag" else ()
+        first, other = json.loads(oncegate("read", "f.jsonl", "--output", "json", *flags)[1])["events"]
         assert (first["type"], first["state"], other["source"], other["id"]) == (topic, "IDLE", "plain", "5")
         (same,) = read({"topicName": "v2.users.user-1.routingStatus", "eventBody": body})
         assert first["keys"][0]["key"] == str(keys.auto(same))
-        assert topic in oncegate("read", "f.jsonl")[1]
+        assert topic in oncegate("read", "f.jsonl", *flags)[1]
 
     def test_keys_and_parts(self, shown: Any) -> None:
         """Each strategy has its key with the parts that it was made from, or says what it lacks."""
@@ -361,13 +378,20 @@ class TestAdvice:
 
 class TestTerminal:
     def test_table(self, tmp_path: Path) -> None:
-        """On a terminal keys are whole and what does not fit is cut, so that no line is longer than the terminal."""
+        """On a terminal keys are whole and what does not fit is folded, so that no line is longer than the terminal."""
         (tmp_path / "f.jsonl").write_text(lines(*SAMPLES[:3]))
         shown = on_terminal(["read", "f.jsonl"], tmp_path, NO_COLOR="1", TERM="dumb")
         tables = shown.split("\r\n\r\n")[:2]
         assert all(len(line) <= 80 for table in tables for line in table.splitlines())
         assert str(keys.event_id(read(SAMPLES[0])[0])) in tables[1]
-        assert "…" in tables[1]
+        assert "…" not in shown
+
+    def test_all_that_has_room(self, tmp_path: Path) -> None:
+        """Columns that hold nothing take no room from the others: an event that says little is shown with its id."""
+        (tmp_path / "e.json").write_text('{"id": "p1", "type": "x"}')
+        shown = on_terminal(["read", "e.json"], tmp_path, COLUMNS="80", NO_COLOR="1")
+        assert shown.splitlines()[1].split() == ["1", "e.json", "plain", "x", "p1"]
+        assert "No room" not in shown
 
     def test_progress(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What takes long says on a terminal how far it is, and takes that away in the end; elsewhere it is silent."""

@@ -56,6 +56,16 @@ def test_a_handler_that_ends_the_process(oncegate: Run, gate: Gate, handler: str
     assert len(gate.store.dead_letters()) == 2
 
 
+def test_what_cannot_be_read(oncegate: Run, gate: Gate) -> None:
+    """What no handler is given does not count as run."""
+    oncegate("dlq", "drop", "--all", "--yes")
+    for raw in (b"{1", b"{2"):
+        gate.lambda_handler(fail)(raw.decode(), None)
+    code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")
+    assert (code, out.count("Not run, and buried as dead letter")) == (exits.FAILED, 2)
+    assert out.endswith("\n0 run.\n")
+
+
 @pytest.mark.parametrize("namespace", ["default", "crm"])
 def test_what_waits_already(oncegate: Run, gate: Gate, tmp_path: Path, namespace: str) -> None:
     """What was redriven before runs also if nothing is redriven now: in every namespace that the settings name."""

@@ -195,6 +195,15 @@ class TestTheTable:
             assert len(gate.store.dead_letters()) == 1
 
 
+@pytest.mark.parametrize(("method", "code"), [("POST", 503), ("GET", 405)])
+def test_the_least_of_a_request(gate: Gate, handler: Handler, method: str, code: int) -> None:
+    """What is opened as a request is answered as one, also if it says little of itself."""
+    context = {"http": {"method": method}}
+    body = json.dumps(envelope(1, fail=True))
+    event = {"requestContext": context, "headers": {}, "body": body, "isBase64Encoded": False}
+    assert gate.lambda_handler(handler)(event, Context())["statusCode"] == code
+
+
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -83,14 +83,14 @@ def no_key(event: Event) -> Any:
 def test_discreet_of_a_key() -> None:
     """Nor is what a key function said, of an event that runs all the same."""
     (line,) = logged([{"id": "evt-1", "name": "Ada Lovelace"}], key=no_key, on_missing_key="unguarded")
-    assert line["reason"] == "Run without protection from duplicates: its key function: KeyError."
+    assert line["reason"] == "Run without protection from duplicates: its key function raised KeyError."
 
 
 @pytest.mark.parametrize(
     ("said", "settings"),
     [
         ("Failed at attempt 1: ValueError, and no copy", {"mode": "mark_first"}),
-        ("Failed: its key function: KeyError, and no copy", {"key": no_key}),
+        ("Failed: its key function raised KeyError, and no copy", {"key": no_key}),
         ("ValueError, and no copy", {"key": keys.state_change(), "max_attempts": 1}),
     ],
 )

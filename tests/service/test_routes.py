@@ -209,6 +209,7 @@ class TestNamespaces:
         for path in ("/events", "/events/", "/events/none", "/events/crm/", "/events/crm/x", "/events/CRM"):
             answer = post(service.app, path, b'{"id": 1}')
             assert (answer.status_code, "crm" in answer.text) == (404, False)
+            assert answer.json()["detail"].endswith("events are posted to /events/ROUTE")
 
     def test_same_key_other_content(self, service: Service) -> None:
         """Other content under a known key is a conflict, never a duplicate."""

@@ -36,22 +36,22 @@ class TestSecrets:
             (
                 signatures.cxone,
                 plain(1) + "\n",
-                "secret '0' begins or ends with white space, perhaps the end of a line",
+                "the secret begins or ends with white space, perhaps the end of a line",
             ),
-            (signatures.cxone, "\ud800" + plain(1), "secret '0' is not proper Unicode text"),
+            (signatures.cxone, "\ud800" + plain(1), "the secret is not proper Unicode text"),
             (signatures.cxone, {"crm": None}, "secret 'crm' is neither text nor bytes"),
             (signatures.cxone, None, "secrets are one text, a list of them, or a table of them by label"),
             (
                 signatures.standard_webhooks,
                 "whsec_" + plain(1),
-                "secret '0' is not whsec_ and base64, as secrets of Sta",
+                "the secret is not whsec_ and base64, as secrets of Sta",
             ),
             (signatures.standard_webhooks, {"a": "whsec_AAA=A"}, "secret 'a' is not whsec_ and base64, as secrets of"),
-            (signatures.bearer, plain(1), "secret '0' is not printable ASCII, which is all that a header can hold"),
+            (signatures.bearer, plain(1), "the secret is not printable ASCII, which is all that a header can hold"),
             (
                 signatures.api_key,
                 b"\xff" * 14,
-                "secret '0' is not printable ASCII, which is all that a header can hold",
+                "the secret is not printable ASCII, which is all that a header can hold",
             ),
         ],
     )

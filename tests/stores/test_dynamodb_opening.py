@@ -23,7 +23,7 @@ from tests.stores.dynamo_server import REGION, DynamoServer, Wire, reply
 
 URL_ERRORS = [
     ("dynamodb://", "names no table; write dynamodb://Table?region=eu-central-1"),
-    ("dynamodb://ab", "names no table"),
+    ("dynamodb://ab", "no table can be called 'ab'; its name has 3 to 255 letters"),
     ("dynamodb:///Table", "names no table"),
     ("dynamodb://Table/other", "names no table"),
     ("dynamodb://key:secret@Table", "credentials are not written in it"),

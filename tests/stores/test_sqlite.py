@@ -7,8 +7,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +19,9 @@ from oncegate import open_store
 from oncegate.claims import InFlight
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
+from oncegate.stores import look_at_store
 from oncegate.stores.base import Store
-from oncegate.stores.sqlite import SqliteStore, file
+from oncegate.stores.sqlite import SqliteStore, file, looking, read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
 from oncegate.testing.asking import LEASE, claim, claim_of, complete, granted, owner
 from oncegate.testing.racing import race
@@ -151,6 +155,89 @@ class TestRefusals:
         tmp_path.chmod(0o755)
         assert "StoreRefused" in said
         assert "is read-only for this process; make the file and its folder writable" in said
+
+
+def test_its_page() -> None:
+    """The page on the store lists its options with their defaults."""
+    page = (Path(__file__).parents[2] / "docs" / "stores" / "sqlite.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
+    usual = read_url("sqlite:///x.db")
+    assert listed == {"synchronous": usual.synchronous, "busy_timeout": f"{usual.busy_timeout // 1_000_000}s"}
+    assert read_url("sqlite:///x.db?" + "&".join(f"{name}={value}" for name, value in listed.items())) == usual
+
+
+class TestLooking:
+    """Those who only read: they write nothing, wait for nobody, and need no right to write."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "store.db"
+
+    @pytest.mark.parametrize("log", [True, False])
+    def test_who_may_only_read(self, path: Path, log: bool) -> None:
+        """A file that may not be written is read, whether or not its log is beside it."""
+        with closing(open_store(f"sqlite:///{path}")) as store:
+            granted(store)
+            if log:
+                told = self.as_nobody(path, 0o555)
+        if not log:
+            told = self.as_nobody(path, 0o555)
+        assert (told.stdout, told.stderr) == ("1\n", "")
+
+    def test_no_right_to_look(self, path: Path) -> None:
+        """A folder that may not be entered is no reason to say that the file is not there."""
+        open_store(f"sqlite:///{path}").close()
+        assert "store.db cannot be looked at: Permission denied" in self.as_nobody(path, 0o600).stderr
+
+    def as_nobody(self, path: Path, rights: int) -> Any:
+        """How many records there are, asked by a process that may write neither the file nor its folder."""
+        for each in path.parent.iterdir():
+            each.chmod(0o444)
+        for folder in path.parents[1:4]:
+            folder.chmod(0o755)
+        path.parent.chmod(rights)
+        told = run(
+            f"""
+            import os
+            from oncegate.stores import look_at_store, sqlite
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setegid(65534)
+                os.seteuid(65534)
+            print(len(look_at_store("sqlite:///{path}").browse()))
+            """
+        )
+        path.parent.chmod(0o755)
+        return told
+
+    def test_nobody_is_waited_for(self, path: Path) -> None:
+        """While another has the write lock, the store is opened and read at once."""
+        with closing(open_store(f"sqlite:///{path}")) as store, closing(sqlite3.connect(path)) as other:
+            granted(store)
+            other.execute("BEGIN IMMEDIATE")
+            with closing(look_at_store(f"sqlite:///{path}?busy_timeout=1ms")) as looked_at:
+                assert len(looked_at.browse()) == 1
+
+    def test_nothing_is_written(self, path: Path) -> None:
+        """What would write is refused."""
+        open_store(f"sqlite:///{path}").close()
+        with closing(look_at_store(f"sqlite:///{path}")) as looked_at, pytest.raises(StoreRefused, match="read-only"):
+            claim(looked_at)
+
+    @pytest.mark.parametrize("look", [look_at_store, partial(open_store, create=False)])
+    def test_an_empty_file(self, path: Path, look: Callable[[str], Store]) -> None:
+        """It is no store, and stays as it is."""
+        path.touch()
+        with pytest.raises(StoreRefused, match="there is no store at"):
+            look(f"sqlite:///{path}")
+        assert path.stat().st_size == 0
+
+    def test_an_older_schema(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that would have to be brought up to date is left to those who may."""
+        open_store(f"sqlite:///{path}").close()
+        monkeypatch.setattr(looking, "MIGRATIONS", [*file.MIGRATIONS, "SELECT 1"])
+        with pytest.raises(StoreRefused, match="was written by an older Oncegate"):
+            look_at_store(f"sqlite:///{path}")
 
 
 def test_two_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

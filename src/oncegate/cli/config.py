@@ -1,34 +1,51 @@
 """`oncegate config`: whether the settings can be meant, and where each comes from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import click
 
-from oncegate.cli.handlers import chosen_handler
+from oncegate.cli.handlers import chosen_handler, forward_problems
 from oncegate.cli.options import examined, output_option, refuse, with_settings
 from oncegate.cli.output import say, show_json, show_table
-from oncegate.cli.serve import handler_of, refuse_open_doors
+from oncegate.cli.serve import check_traces, handler_of, refuse_open_doors
+from oncegate.cli.work import OF_WORKER, check_way
 from oncegate.durations import times
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.service.routes import check_mode, proxies_of, verifier_for
+from oncegate.gate.terms import check_staleness
+from oncegate.service.routes import check_mode, proxies_of, routes_of, verifier_for
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import FORWARD, OF_SIGNATURE, READ, WAYS
+from oncegate.settings.secrets import secrets_of
 from oncegate.settings.settings import DEFAULT
 from oncegate.settings.values import as_text
 
 _FORWARD: Final = [setting.path for setting in FORWARD]
+
+
+def _check_staleness(settings: Settings) -> None:
+    for route in routes_of(settings).values():
+        key = route.strategy()
+        with route.placed("on_stale"):
+            check_staleness(key, route["on_stale"])
+
+
 # What is made of the settings, and of which.
 _USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     Settings.strategy: ["key"],
     Settings.hints: [setting.path for setting in READ],
     handler_of: [*(f"serve.{way}" for way in WAYS), *_FORWARD],
     verifier_for: [f"serve.{name}" for name in OF_SIGNATURE],
+    secrets_of: ["serve.secret_env", "serve.secret_file"],
 }
 _USES_OF_ALL: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     partial(chosen_handler, table="work"): [*(f"work.{way}" for way in WAYS), *_FORWARD],
+    **{partial(check_way, name=name): [f"work.{name}"] for name in OF_WORKER},
+    _check_staleness: ["key", "on_stale"],
+    check_traces: ["serve.trace"],
     refuse_open_doors: ["serve.host", "serve.signature"],
     tls_of: ["serve.tls_cert", "serve.tls_key"],
     proxies_of: ["serve.proxies"],
@@ -65,7 +82,8 @@ def _unusable(settings: Settings) -> list[str]:
         uses += [partial(use, route) for use, names in _USES.items() if route.refused.isdisjoint(names)]
     refused = settings.refused.union(*(route.refused for route in routes))
     uses += [partial(use, settings) for use, names in _USES_OF_ALL.items() if refused.isdisjoint(names)]
-    return list(dict.fromkeys(problem for use in uses if (problem := _problem(use))))
+    found = [problem for use in uses if (problem := _problem(use))]
+    return list(dict.fromkeys([*found, *_of_forwarding(settings, *routes)]))
 
 
 def _problem(use: Callable[[], Any]) -> str | None:
@@ -74,6 +92,15 @@ def _problem(use: Callable[[], Any]) -> str | None:
     except (SettingError, MissingExtra) as error:
         return str(error)
     return None
+
+
+def _of_forwarding(*routes: Settings) -> Iterator[str]:
+    """Of these there may be several at a time, of which a handler only tells the first."""
+    for route in routes:
+        for path in ("serve.forward", "work.forward"):
+            if route.refused.isdisjoint([path, *_FORWARD]):
+                with suppress(MissingExtra):  # which was said
+                    yield from forward_problems(route, path)
 
 
 @config.command()

@@ -9,6 +9,7 @@ from oncegate.canonical import digest
 from oncegate.carriers import delivery
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
 from oncegate.cli.output import moment
+from oncegate.cli.records import WHO_RUNS
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
@@ -19,6 +20,10 @@ from oncegate.stores.base import Entry
 Why: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 
 _NOBODY: Final = "an event without an id"
+_KEPT_COPY: Final = (
+    "it is kept with its payload, so that a copy that comes now is a duplicate to the service, and in flight to"
+    " gate.run and serve.mode=inline"
+)
 
 
 class Origin(Struct, frozen=True):
@@ -83,22 +88,23 @@ def _completed(record: Record, now: int) -> str:
 
 
 def _in_progress(record: Record, now: int) -> str:
+    kept = record.payload is not None
     if now < record.lease_until:
         left = spoken(record.lease_until - now)
         return (
             f"Being run: a worker is at {named(record)}, {_at(record)}, and holds it for up to {left} more unless it"
-            " renews; a copy that comes now is in flight and has to be delivered again."
+            f" renews; {_KEPT_COPY if kept else 'a copy that comes now is in flight and has to be delivered again'}."
         )
     over = spoken(now - record.lease_until)
     return (
         f"Run, to an end that is not known: the worker of {named(record)} did not come back, {_at(record)}, and its"
-        f" lease ended {over} ago; the next delivery runs it again."
+        f" lease ended {over} ago; {f'{WHO_RUNS} runs it again' if kept else 'the next delivery runs it again'}."
     )
 
 
 def _released(record: Record, now: int) -> str:
     kept = record.payload is not None
-    then = "it is kept with its payload, and waits for a dispatcher" if kept else "the next delivery runs it again"
+    then = f"it is kept with its payload, and waits for {WHO_RUNS}" if kept else "the next delivery runs it again"
     if kept and now < record.lease_until:
         then = f"it is kept with its payload, and is not taken up before {moment(record.lease_until)}"
     if record.attempts and record.error:

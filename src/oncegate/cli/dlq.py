@@ -16,6 +16,7 @@ from oncegate.cli.options import (
     confirm,
     counted,
     existing_store,
+    looked_at,
     looking,
     lookup,
     namespace_of,
@@ -51,7 +52,7 @@ def dlq() -> None:
 @output_option
 def list_(settings: Settings, limit: int, output: str) -> None:
     """List dead letters, the payloads left out."""
-    with closing(existing_store(settings)) as opened:
+    with closing(looked_at(settings)) as opened:
         entries = opened.dead_letters(namespace_of(settings), limit=limit + 1)
     more = f"There are more than these {limit}; ask for them with --limit." if len(entries) > limit else None
     if output == "json":
@@ -80,13 +81,13 @@ def _row(entry: Entry) -> tuple[Any, ...]:
 @lookup
 def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the dead letter KEY with its payload."""
-    with closing(existing_store(settings)) as opened:
+    with closing(looked_at(settings)) as opened:
         entry = _dead(opened, settings, key)
     if output == "json":
         show_json(fields(entry) | {"payload": payload_text(entry.record)})
         return
     say(sentence(entry.record))
-    show_facts(fields(entry) | {"payload": payload_text(entry.record)})
+    show_facts(fields(entry, moment) | {"payload": payload_text(entry.record)})
 
 
 @dlq.command()
@@ -101,9 +102,10 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
     max_attempts times and without a pause, together with whatever else waits in their namespaces; with --all, also in
     those of the settings.
     """
+    _one_of(wanted, all_)
     call = None if handler is None else load_handler(handler, "--handler")
     with closing(existing_store(settings)) as opened:
-        entries = list(_wanted(opened, settings, wanted, all_, or_waiting=True))
+        entries = list(_wanted(opened, settings, wanted, or_waiting=True))
         dead = [entry for entry in entries if entry.record.state == DEAD]
         redriven = sum(opened.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
         say(f"{redriven} redriven.")
@@ -154,12 +156,15 @@ def _namespaces(settings: Settings) -> set[str]:
 def _run_all(settings: Settings, store: Store, namespaces: Sequence[str], handler: Handler) -> int:
     """Run what waits in these; how many are not processed then."""
     last: dict[tuple[str, str], Outcome] = {}
+    ran = set()
     with interrupts_told_apart():
         for namespace in namespaces:
             for outcome in _run(settings, store, namespace, contained(handler)):
                 say(f"{outcome.key}  {outcome.reason}")
                 last[namespace, str(outcome.key)] = outcome
-    say(f"{len(last)} run.")
+                if not outcome.reason.startswith("Not run"):
+                    ran.add((namespace, str(outcome.key)))
+    say(f"{len(ran)} run.")
     return sum(outcome.status != "processed" for outcome in last.values())
 
 
@@ -185,8 +190,9 @@ def _here(namespace: str, attempts: int | None) -> Wishes:
 @looking
 def drop(wanted: tuple[bytes, ...], all_: bool, yes: bool, settings: Settings) -> None:
     """Throw dead letters away: their payload is lost, and their events count as never seen."""
+    _one_of(wanted, all_)
     with closing(existing_store(settings)) as opened:
-        entries = list(_wanted(opened, settings, wanted, all_))
+        entries = list(_wanted(opened, settings, wanted))
         if entries and not yes:
             confirm(f"Throw away {times(len(entries), 'dead letter')} with the payload?")
         answers = opened.reset([Reset(entry.namespace, entry.key, only_dead=True) for entry in entries])
@@ -194,11 +200,12 @@ def drop(wanted: tuple[bytes, ...], all_: bool, yes: bool, settings: Settings) -
     _all_done(len(entries), sum(answers), "dropped")
 
 
-def _wanted(
-    store: Store, settings: Settings, keys: tuple[bytes, ...], all_: bool, *, or_waiting: bool = False
-) -> Iterator[Entry]:
+def _one_of(keys: tuple[bytes, ...], all_: bool) -> None:
     if bool(keys) is all_:
         raise click.UsageError("name the keys of dead letters, or --all for every one")
+
+
+def _wanted(store: Store, settings: Settings, keys: tuple[bytes, ...], *, or_waiting: bool = False) -> Iterator[Entry]:
     if keys:
         yield from [_dead(store, settings, key, or_waiting=or_waiting) for key in keys]
         return

@@ -51,8 +51,7 @@ def items(raw: bytes) -> list[Raw] | None:
 
 def _lines(stream: Iterable[bytes]) -> Iterator[Document]:
     for number, line in enumerate(stream, 1):
-        text = (line.removeprefix(_MARK) if number == 1 else line).strip()
-        if text:
+        if text := line.strip():
             yield Document(text, number)
 
 
@@ -62,9 +61,9 @@ def _has_lines(first: bytes, second: bytes) -> bool:
 
 
 def _is_whole(raw: bytes, start: bytes = b"") -> bool:
-    """Whether it is one JSON text, without making values of it."""
+    """Whether it is one JSON text, without making values of it. A byte order mark is for whoever reads it to refuse."""
     try:
-        msgspec.json.decode(raw, type=Raw)
+        msgspec.json.decode(raw.removeprefix(_MARK), type=Raw)
     except (msgspec.MsgspecError, RecursionError):
         return False
     return raw.startswith(start)

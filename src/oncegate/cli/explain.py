@@ -12,10 +12,21 @@ from oncegate.cli import exits
 from oncegate.cli.explaining import Explained, Explainer
 from oncegate.cli.finding import Search, search
 from oncegate.cli.found import Found, events_of, refuse_unreadable
-from oncegate.cli.options import LOOKED_IN, counted, existing_store, namespace_of, output_option, with_settings
-from oncegate.cli.output import moment, say, say_error, show_facts, show_json, show_json_stream, show_table, state_name
+from oncegate.cli.options import LOOKED_IN, counted, looked_at, namespace_of, output_option, with_settings
+from oncegate.cli.output import (
+    moment,
+    say,
+    say_error,
+    show_facts,
+    show_json,
+    show_json_stream,
+    show_table,
+    stamp,
+    state_name,
+)
 from oncegate.cli.records import fields, payload_text
 from oncegate.durations import spoken, times
+from oncegate.events import Key
 from oncegate.settings import Settings
 from oncegate.settings.known import KEY, READ, STORE
 from oncegate.stores.base import Store
@@ -41,7 +52,7 @@ def explain(wanted: str | None, file: str | None, scan: int, settings: Settings,
     """
     if (wanted is None) is (file is None) or wanted == "":
         raise click.UsageError("name one ID (a key, an event id, a conversation), or a --file of events")
-    with closing(existing_store(settings)) as store:
+    with closing(looked_at(settings)) as store:
         explainer = Explainer(store, settings)
         if wanted is not None:
             _explain_id(store, settings, explainer, wanted, scan, output)
@@ -160,7 +171,7 @@ def _show(explained: Explained) -> None:
 def _facts(explained: Explained) -> dict[str, Any]:
     """What is known, in the order in which one asks for it."""
     entry, key = explained.entry, explained.key
-    facts = {} if entry is None else fields(entry)
+    facts = {} if entry is None else fields(entry, moment)
     if entry is not None:
         record = entry.record
         left = record.lease_until - explained.at
@@ -169,19 +180,24 @@ def _facts(explained: Explained) -> dict[str, Any]:
         facts["result"] = None if record.result in (None, b"null") else record.result.decode()
     if key is not None:
         facts.setdefault("key", str(key))
-        facts |= {"strategy": key.strategy, "made_of": msgspec.json.encode(key.parts).decode()}
+        facts |= {"strategy": _strategy(key), "made_of": msgspec.json.encode(key.parts).decode()}
     facts |= {"kind": explained.kind, "differs_in": ", ".join(explained.differs) or None}
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _strategy(key: Key) -> str:
+    """As people name it: which of its ways `auto` went is seen in the parts."""
+    return key.strategy.partition(".")[0]
 
 
 def _as_json(explained: Explained) -> dict[str, Any]:
     entry, key = explained.entry, explained.key
     record = None if entry is None else fields(entry) | {"payload": payload_text(entry.record)}
-    timeline = [{"time": moment(at), "state": state, "key": key} for at, state, key, _ in explained.timeline]
+    timeline = [{"time": stamp(at), "state": state, "key": key} for at, state, key, _ in explained.timeline]
     return {
         "sentence": explained.sentence,
         "record": record,
-        "key": None if key is None else {"key": str(key), "strategy": key.strategy, "parts": key.parts},
+        "key": None if key is None else {"key": str(key), "strategy": _strategy(key), "parts": key.parts},
         "kind": explained.kind,
         "differs_in": list(explained.differs),
         "timeline": timeline,

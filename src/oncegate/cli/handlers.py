@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 
 from oncegate.cli import exits
 from oncegate.cli.output import say_error
@@ -13,6 +13,11 @@ from oncegate.settings import Settings
 from oncegate.settings.functions import load_function
 from oncegate.settings.known import FORWARD, WAYS
 from oncegate.sinks import forward, publish
+
+_FORWARD: Final = [setting.name for setting in FORWARD]
+# What of that can be wrong whatever the URL is, and a URL that can be meant to see it with.
+_APART: Final = (("headers",), ("pins",), ("ca",), ("certificate", "certificate_key"))
+_ANY: Final = "https://receiver.invalid"
 
 
 def load_handler(name: str, where: str) -> Handler:
@@ -50,11 +55,35 @@ def _handler(settings: Settings, path: str) -> Handler | AsyncHandler:
     if path.endswith(".handler"):
         return load_any_handler(value, where)
     try:
-        if path.endswith(".publish"):
-            return publish(value)
-        return forward(value, **{setting.name: settings[setting.path] for setting in FORWARD})
+        return publish(value) if path.endswith(".publish") else forward(value, **_wishes(settings, _FORWARD))
     except SettingError as error:
-        raise SettingError(f"{where}: {error}") from error
+        raise SettingError(next(iter(forward_problems(settings, path)), f"{where}: {error}")) from error
+
+
+def forward_problems(settings: Settings, path: str) -> list[str]:
+    """All that is wrong with a URL to forward to and with what is said of how, each with the place of its own."""
+    if not path.endswith(".forward") or settings[path] is None:
+        return []
+    found = {problem: _first_set(settings, names) for names in _APART if (problem := _refusal(_ANY, settings, names))}
+    if (whole := _refusal(settings[path], settings, _FORWARD)) is not None and whole not in found:
+        found = {whole.replace("allow_private", "forward.allow_private"): path} | found
+    return [f"{settings.where(at)}: {problem}" for problem, at in found.items()]
+
+
+def _wishes(settings: Settings, names: Sequence[str]) -> Any:
+    return {name: settings[f"forward.{name}"] for name in names}
+
+
+def _first_set(settings: Settings, names: Sequence[str]) -> str:
+    return next(path for name in names if settings[path := f"forward.{name}"] is not None)
+
+
+def _refusal(url: str, settings: Settings, names: Sequence[str]) -> str | None:
+    try:
+        forward(url, **_wishes(settings, names))
+    except SettingError as error:
+        return str(error)
+    return None
 
 
 def abandon(who: str, drain: str) -> NoReturn:

@@ -7,8 +7,8 @@ import msgspec
 
 from oncegate.claims import Reset
 from oncegate.cli import exits, options
-from oncegate.cli.options import confirm, existing_store, looking, lookup, the_one
-from oncegate.cli.output import say, say_error, show_facts, show_json
+from oncegate.cli.options import confirm, existing_store, looked_at, looking, lookup, the_one
+from oncegate.cli.output import moment, say, say_error, show_facts, show_json
 from oncegate.cli.records import fields, sentence
 from oncegate.settings import Settings
 
@@ -22,13 +22,13 @@ def keys() -> None:
 @lookup
 def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the record of KEY and what it means for the next delivery."""
-    with closing(existing_store(settings)) as opened:
+    with closing(looked_at(settings)) as opened:
         entry = the_one(opened, settings, key)
     if output == "json":
         show_json(fields(entry) | {"meaning": sentence(entry.record)})
         return
     say(sentence(entry.record))
-    facts = fields(entry)
+    facts = fields(entry, moment)
     if entry.record.result is not None:
         facts["result"] = msgspec.json.encode(facts["result"]).decode()
     show_facts(facts)

@@ -123,13 +123,13 @@ def lookup(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def confirm(question: str) -> None:
     """Go on only with a yes."""
-    try:
+    if sys.stdin.isatty():
         yes = click.confirm(question, err=True)
-    except click.Abort:
-        if sys.stdin.isatty():
-            raise
-        click.echo(err=True)
-        raise click.UsageError("there is nobody here to ask; say --yes to go on without") from None
+    elif answer := sys.stdin.readline():
+        yes = answer.strip().lower() in ("y", "yes")
+    else:
+        say_error("there is no terminal to ask on; add --yes to go on without being asked")
+        raise click.exceptions.Exit(exits.USAGE)
     if not yes:
         say("Nothing was changed.")
         raise click.exceptions.Exit(exits.FAILED)
@@ -137,6 +137,11 @@ def confirm(question: str) -> None:
 
 def existing_store(settings: Settings) -> Store:
     return settings.open_store(create=False)
+
+
+def looked_at(settings: Settings) -> Store:
+    """The same for a command that changes nothing."""
+    return settings.look_at_store()
 
 
 def namespace_of(settings: Settings) -> str | None:

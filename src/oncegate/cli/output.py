@@ -18,6 +18,7 @@ from oncegate.gate.log import escaped
 _WIDE = 150
 _BETWEEN = 2
 _SLIM = 8
+_BRIEF = 40
 _KEY = "key"
 _PATIENCE = 1_000_000  # in microseconds: what takes no longer needs no progress
 _PACE = 200_000
@@ -40,6 +41,12 @@ def moment(time_us: int | None) -> str | None:
         return None
     when = datetime.fromtimestamp(time_us / 1_000_000, UTC)
     return when.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+def stamp(time_us: int | None) -> str | None:
+    """The same for a program: as RFC 3339 has it."""
+    said = moment(time_us)
+    return None if said is None else said.replace(" ", "T")
 
 
 def say(text: str) -> None:
@@ -78,28 +85,41 @@ def _json(value: Any) -> str:
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Collection[str]) -> None:
-    """A table; on a terminal too narrow for all of it, as many of its essential columns as there is room for. The first
-    column and keys are never cut: where even they have no room, they are folded."""
+    """A table; on a terminal too narrow for all of it, as many of its essential columns as there is room for, and a
+    line that names the others. No cell is cut: what has no room in its line goes on in the next."""
     texts = [["" if cell is None else clean(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         _plain_table(headers, texts)
         return
-    console = Console(highlight=False)
-    wide = console.width >= _WIDE
-    wanted = {
+    told = {
         index: max(len(row[index]) for row in [headers, *texts])
         for index, header in enumerate(headers)
-        if wide or header in essential
+        if any(row[index] for row in texts) or header in essential
     }
-    whole = {index for index in wanted if index == 0 or headers[index] == _KEY}
+    console = Console(highlight=False)
+    fitted = _chosen(console.width, headers, told, essential)
+    console.print(_table([(headers[index], width) for index, width in fitted.items()], texts, fitted))
+    left_out = [headers[index] for index in told if index not in fitted and any(row[index] for row in texts)]
+    if left_out:
+        console.print(Text(f"No room here for: {', '.join(left_out)}. A wider terminal or a pipe shows all.", "dim"))
+
+
+def _table(columns: Iterable[tuple[str, int]], texts: Sequence[Sequence[str]], shown: Iterable[int]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    fitted = _fitted(console.width, wanted, whole)
-    for index, width in fitted.items():
-        kept = index in whole
-        table.add_column(headers[index], overflow="fold" if kept else "ellipsis", no_wrap=not kept, width=width)
+    for header, width in columns:
+        table.add_column(header, overflow="fold", width=width)
     for row in texts:
-        table.add_row(*(Text(row[index]) for index in fitted))
-    console.print(table)
+        table.add_row(*(Text(row[index]) for index in shown))
+    return table
+
+
+def _chosen(room: int, headers: Sequence[str], told: dict[int, int], essential: Collection[str]) -> dict[int, int]:
+    """Which columns are shown, and how wide. Keys are one word, and so is mostly what comes first."""
+    whole = {index for index, width in told.items() if headers[index] == _KEY or (index == 0 and width <= _BRIEF)}
+    if room < _WIDE and sum(told.values()) + _BETWEEN * (len(told) - 1) > room:
+        told = {index: width for index, width in told.items() if headers[index] in essential}
+        whole &= told.keys()
+    return _fitted(room, told, whole)
 
 
 def _fitted(room: int, wanted: dict[int, int], whole: Collection[int]) -> dict[int, int]:

@@ -12,11 +12,12 @@ from oncegate.cli.advice import advice, listed
 from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
 from oncegate.cli.found import Found, events_of, refuse_unreadable
 from oncegate.cli.options import counted, output_option, with_settings
-from oncegate.cli.output import moment, say, show_json_stream, show_table
+from oncegate.cli.output import moment, say, show_json_stream, show_table, stamp
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.settings import Settings
+from oncegate.settings.known import READ
 from oncegate.settings.strategies import strategy_of
 from oncegate.times import microseconds_of
 
@@ -30,7 +31,7 @@ _MOST_GROUPS = 10
     "--key", "written", metavar="STRATEGY", multiple=True, help="A strategy to compare, too; may be repeated."
 )
 @click.option("--limit", type=counted(), default=100, show_default=True, help="How many events to list as text.")
-@with_settings()
+@with_settings(*READ)
 @output_option
 def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings: Settings, output: str) -> None:
     """Show each event of the files, its key under every strategy, and which events each strategy takes for one.
@@ -90,7 +91,7 @@ def _show_events(events: list[Found]) -> None:
     noted = any(found.event.problem or found.event.frame for found in events)
     rows = [_row(found) for found in events]
     headers = ("event", "place", "source", "type", "entity", "part", "state", "time", "id", "problem")
-    essential = ("event", "type", "entity", "state", "time", "problem") if noted else headers[:1] + headers[3:8]
+    essential = ("event", "type", "entity", "state", "time", "id", "problem")
     last = None if noted else -1
     show_table(headers[:last], [row[:last] for row in rows], essential=essential)
     print()
@@ -177,7 +178,7 @@ def _fields(found: Found, made: list[Made]) -> dict[str, Any]:
         "entity": event.entity,
         "part": event.part,
         "state": event.state,
-        "occurred_at": None if event.occurred_at is None else event.occurred_at.isoformat(),
+        "occurred_at": None if event.occurred_at is None else stamp(microseconds_of(event.occurred_at)),
         "id": event.id,
         "replay": event.evidence.replay,
         "problem": event.problem,

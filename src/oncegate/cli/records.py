@@ -1,14 +1,18 @@
 """A record in words and in fields."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
-from oncegate.cli.output import moment, state_name
+from oncegate.cli.output import moment, stamp, state_name
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.stores.base import Entry
+
+# Who runs what the store keeps with its payload.
+WHO_RUNS: Final = "the service or a worker of the inbox"
 
 
 def sentence(record: Record) -> str:
@@ -24,14 +28,15 @@ def sentence(record: Record) -> str:
     if record.state == IN_PROGRESS and now < record.lease_until:
         return f"A worker holds it, for up to {spoken(record.lease_until - now)} more unless it renews."
     if record.state == IN_PROGRESS:
-        return f"Its worker's lease ended {spoken(now - record.lease_until)} ago; the next delivery runs it again."
+        who = "the next delivery" if record.payload is None else WHO_RUNS
+        return f"Its worker's lease ended {spoken(now - record.lease_until)} ago; {who} runs it again."
     if record.payload is not None:
-        return "It is kept with its payload and waits for a dispatcher to run it."
+        return f"It is kept with its payload and waits for {WHO_RUNS} to run it."
     return f"It was released after {times(record.attempts, 'attempt')}; the next delivery runs it again."
 
 
-def fields(entry: Entry) -> dict[str, Any]:
-    """All that is known of a record but its payload, for a person or as JSON."""
+def fields(entry: Entry, spell: Callable[[int | None], str | None] = stamp) -> dict[str, Any]:
+    """All that is known of a record but its payload; times are spelt for a program, or as is asked."""
     record, about = entry.record, entry.record.about
     return {
         "key": entry.key.hex(),
@@ -42,11 +47,11 @@ def fields(entry: Entry) -> dict[str, Any]:
         "type": about.type,
         "entity": about.entity,
         "event_id": about.delivery_id,
-        "occurred_at": moment(about.occurred_at),
-        "first_seen": moment(record.first_seen),
-        "completed_at": moment(record.completed_at),
-        "lease_until": moment(record.lease_until) if record.state == IN_PROGRESS else None,
-        "expires_at": moment(record.expires_at),
+        "occurred_at": spell(about.occurred_at),
+        "first_seen": spell(record.first_seen),
+        "completed_at": spell(record.completed_at),
+        "lease_until": spell(record.lease_until) if record.state == IN_PROGRESS else None,
+        "expires_at": spell(record.expires_at),
         "fence": record.fence,
         "payload_hash": record.payload_hash.hex(),
         "error": record.error,

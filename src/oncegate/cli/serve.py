@@ -42,9 +42,10 @@ def serve(settings: Settings) -> None:
     server = _module("oncegate.service.server")
     handlers = {path: handler_of(route) for path, route in routes_of(settings).items()}
     service = _module("oncegate.service.service").Service(settings, handlers, _observers(settings))
+    scheme = "http" if tls_of(settings) is None else "https"
     host = settings["serve.host"]
     listener = _listen(host, settings["serve.port"])
-    url = f"{'http' if tls_of(settings) is None else 'https'}://{_in_url(host)}:{listener.getsockname()[1]}"
+    url = f"{scheme}://{_in_url(host)}:{listener.getsockname()[1]}"
     click.echo(_welcome(settings, url), err=True)
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
         server.run(service, settings, listener)
@@ -99,10 +100,13 @@ def _log(settings: Settings) -> list[Observer]:
 def _traces(settings: Settings) -> list[Observer]:
     if not settings["serve.trace"]:
         return []
-    try:
-        return [import_module("oncegate.otel").tracing()]
-    except ImportError as error:
-        raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
+    return [import_module("oncegate.otel").tracing()]
+
+
+def check_traces(settings: Settings) -> None:
+    """Refuse traces that can go nowhere. Whether a process is set up to send them, only that process knows."""
+    if settings["serve.trace"]:
+        import_module("oncegate.otel").check_installed(settings.where("serve.trace"))
 
 
 def _module(name: str) -> Any:

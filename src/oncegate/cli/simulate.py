@@ -20,7 +20,7 @@ from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
 from oncegate.simulate.copies import Kind, Wishes
 from oncegate.simulate.sending import Sender, Summary
-from oncegate.simulate.targets import goes_to_stdout, is_bus, open_target
+from oncegate.simulate.targets import STDOUT, goes_to_stdout, is_bus, open_target
 from oncegate.simulate.traffic import Delivery, Plan, deliveries
 from oncegate.simulate.truth import TruthFile
 
@@ -86,6 +86,8 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
     It is Genesys conversations in EventBridge envelopes, Open Messaging webhooks and NICE CXone events. What is not
     taken is sent again; what is true of it goes to the file of --truth.
     """
+    if truth == STDOUT:
+        raise click.UsageError("what is true is written to a file, not to stdout; name one with --truth")
     plan = _plan(url, **asked)
     to_stdout = goes_to_stdout(url)
     if to_stdout and output == "json":
@@ -161,8 +163,9 @@ def _sentence(plan: Plan, summary: Summary) -> str:
     pace = summary.count() / summary.seconds if summary.seconds else 0
     events = times(summary.count("first"), "event")
     again = f"; {times(summary.again, 'time')} sent again" if summary.again else ""
+    deliveries = "1 delivery" if summary.count() == 1 else f"{summary.count()} deliveries"
     return (
-        f"Sent {summary.count()} deliveries of {events} in {summary.seconds:.1f} s"
+        f"Sent {deliveries} of {events} in {summary.seconds:.1f} s"
         f" ({pace:.0f} a second){again}. --seed {plan.seed} makes the same again."
     )
 

@@ -3,6 +3,8 @@
 import logging
 import sys
 from contextlib import closing
+from importlib import import_module
+from typing import Final
 
 import click
 
@@ -12,7 +14,7 @@ from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import clean, say_error
 from oncegate.durations import times
-from oncegate.errors import QueueError, SettingError
+from oncegate.errors import MissingExtra, QueueError, SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
@@ -20,7 +22,10 @@ from oncegate.gate.working import Worker
 from oncegate.masking import masked
 from oncegate.service.log import handler_for
 from oncegate.settings import Settings
-from oncegate.settings.known import TABLES, WAYS
+from oncegate.settings.known import SETTINGS, TABLES, WAYS
+
+_INBOX: Final = "inbox"
+OF_WORKER: Final = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
 
 
 @click.command()
@@ -37,6 +42,7 @@ def work(place: str, settings: Settings) -> None:
 
     SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
     """
+    _check_place(place)
     handler = handler_of(settings)
     refuse_empty_inbox(place, settings)
     shown = LiveFigures() if _is_watched(settings) else None
@@ -65,9 +71,15 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
     return handler
 
 
+def _check_place(place: str) -> None:
+    """Refuse what is no source before anything is said of how to work on it."""
+    if place != _INBOX:
+        import_module("oncegate.work.sqs.address").read_address(place)
+
+
 def refuse_empty_inbox(place: str, settings: Settings) -> None:
     """What is kept in memory waits in the process that accepted it, and nobody else can run it."""
-    if place == "inbox" and settings["store"] == "memory://":
+    if place == _INBOX and settings["store"] == "memory://":
         where = settings.where("store")
         raise SettingError(
             f"{where}: nothing can ever wait in memory:// of this process; name the store of the service"
@@ -76,14 +88,26 @@ def refuse_empty_inbox(place: str, settings: Settings) -> None:
 
 def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
     """The worker; what it cannot be told is told with where that was said."""
-    if place == "inbox":
+    if place == _INBOX:
         return gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"])
-    names = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
     try:
-        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in names})
+        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in OF_WORKER})
     except SettingError as error:
         name = str(error).partition("=")[0]
-        raise SettingError(f"{settings.where(f'work.{name}')}: {error}" if name in names else str(error)) from error
+        raise SettingError(f"{settings.where(f'work.{name}')}: {error}" if name in OF_WORKER else str(error)) from error
+
+
+def check_way(settings: Settings, name: str) -> None:
+    """Refuse what SQS would not allow of one setting, as the worker of a queue does."""
+    try:
+        agree = import_module("oncegate.work.sqs.ways").agree
+    except MissingExtra:
+        return  # there is no worker of a queue here
+    usual = {each: SETTINGS[f"work.{each}"].default for each in OF_WORKER}
+    try:
+        agree(**usual | {name: settings[f"work.{name}"]})
+    except SettingError as error:
+        raise SettingError(f"{settings.where(f'work.{name}')}: {error}") from error
 
 
 def _store(settings: Settings) -> str:

@@ -24,7 +24,7 @@ from oncegate.gate.outcome import Outcome
 Read: TypeAlias = Callable[[Any], list[Event]]
 
 _STREAM: Final = "stream"
-_PROXIES: Final = ("httpMethod", "routeKey", "rawPath")
+_PROXIES: Final = ("httpMethod", "routeKey", "rawPath", "isBase64Encoded")
 _UNNAMED: Final = "A record has no id to report it by, so that all of them have to be delivered again."
 
 

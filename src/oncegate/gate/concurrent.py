@@ -45,7 +45,7 @@ MOST_AT_A_TIME: Final = 256
 _inside: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
 _CLOSE_WITHIN: Final = 10.0
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
-_CANCELLED: Final = "its caller was cancelled while the handler ran"
+_CANCELLED: Final = "it was cancelled, or its process was stopped, while the handler ran"
 
 
 class _Echo(Struct, frozen=True):

@@ -36,7 +36,9 @@ class Identifier:
             return self._without_key(event, str(error), None)
         except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
             name = type(error).__name__
-            return self._without_key(event, f"its key function raised {name}: {error}", f"its key function: {name}")
+            return self._without_key(
+                event, f"its key function raised {name}: {error}", f"its key function raised {name}"
+            )
         if event.evidence.replay is not None:
             key = self._replayed(event, key, event.evidence.replay)
         try:

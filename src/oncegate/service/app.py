@@ -45,6 +45,8 @@ class App:
         starting: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._doors = doors
+        # The names of routes are for their senders to know.
+        self._served = " or ".join(dict.fromkeys("/events" if path == "/events" else "/events/ROUTE" for path in doors))
         self._metrics = metrics
         self._room = room or Room()
         self._proxies = proxies or Proxies()
@@ -135,7 +137,7 @@ class App:
     async def _elsewhere(self, scope: Scope) -> Answer:
         asked = _PLACES.get(scope["path"])
         if asked is None:
-            return problem(404, "there is nothing at this place; events are posted to /events or /events/ROUTE")
+            return problem(404, f"there is nothing at this place; events are posted to {self._served}")
         if scope["method"] not in ("GET", "HEAD"):
             return problem(405, "this is only there to be read", headers=[(b"allow", b"GET, HEAD")])
         return await asked(self)

@@ -10,6 +10,7 @@ from oncegate.settings.known import TABLES
 from oncegate.settings.routes import UNSIGNED
 from oncegate.settings.secrets import secrets_of
 from oncegate.signatures import Verifier, verifier_of
+from oncegate.signatures.names import check_name
 from oncegate.stores import keeps_events
 
 DEFAULT = "default"
@@ -36,20 +37,30 @@ def is_open(route: Settings) -> bool:
 def verifier_for(route: Settings) -> Verifier | None:
     """What checks the signatures of a route; None where it was said, or left open, that there are none."""
     signature = route["serve.signature"]
-    secrets = secrets_of(route)
     if signature is None or signature == UNSIGNED:
-        if secrets:
-            raise SettingError(
-                f"{route.where('serve.signature')}: there is a secret, but no signature to check with it"
-            )
+        _refuse_unused(route)
         return None
-    if not secrets:
-        where = route.where("serve.signature")
-        raise SettingError(f'{where}: signature={signature} needs its secret; write secret_env = "ITS_VARIABLE"')
-    try:
-        return verifier_of(signature, secrets, _options(route))
-    except SettingError as error:
-        raise SettingError(f"{route.where('serve.signature')}: {error}") from None
+    with route.placed("serve.signature"):
+        check_name(signature)
+    secrets, options = secrets_of(route), _options(route)
+    with route.placed("serve.signature"):
+        if not secrets:
+            raise SettingError(
+                f'signature={signature} needs its secret; name the variable that holds it: secret_env = "ITS_VARIABLE",'
+                " or --secret-env"
+            )
+        return verifier_of(signature, secrets, options)
+
+
+def _refuse_unused(route: Settings) -> None:
+    """Refuse what is said of a signature where none is checked."""
+    secrets = secrets_of(route)
+    with route.placed("serve.signature"):
+        if secrets:
+            raise SettingError("there is a secret, but no signature to check with it")
+    if _options(route):
+        where = route.where("serve.signature_options")
+        raise SettingError(f"{where}: there is no signature that these could be options of; name one with signature")
 
 
 def proxies_of(settings: Settings) -> Proxies:

@@ -11,13 +11,13 @@ from msgspec import Struct
 from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.observing import Observer
-from oncegate.gate.terms import DEFAULTS, Wishes, agree
+from oncegate.gate.terms import DEFAULTS, Wishes, agree, check_staleness
 from oncegate.settings.known import READ, SETTINGS
 from oncegate.settings.strategies import strategy_of
 from oncegate.settings.values import shown
 from oncegate.sources import Hints
 from oncegate.sources.plain import paths
-from oncegate.stores import check_url, open_store
+from oncegate.stores import check_url, look_at_store, open_store
 from oncegate.stores.base import Store
 
 DEFAULT: Final = "default"
@@ -56,6 +56,8 @@ class Settings(Struct, frozen=True):
     def where(self, path: str) -> str:
         """Where to look when the value is wrong, for a sentence."""
         origin, setting = self.origins[path], SETTINGS[path]
+        if origin == DEFAULT:
+            return path
         if origin in (setting.variable, setting.flag):
             return origin
         return f"{origin}, {_in_route(path) if origin.endswith(']') else path}"
@@ -82,21 +84,26 @@ class Settings(Struct, frozen=True):
         topic = given.pop("topic")
         chosen = {name: value for name, value in given.items() if value is not None}
         for name, value in chosen.items():
-            with self._placed(f"read.{name}"):
+            with self.placed(f"read.{name}"):
                 paths(**{name: value})
         return Hints(topic, paths(**chosen))
 
     def open_store(self, *, create: bool = True) -> Store:
-        with self._placed("store"):
+        with self.placed("store"):
             return open_store(self.values["store"], create=create)
+
+    def look_at_store(self) -> Store:
+        """The store, for those who only read it."""
+        with self.placed("store"):
+            return look_at_store(self.values["store"])
 
     def check_store(self) -> None:
         """Refuse a URL that cannot be meant, as `open_store` would; nothing is opened."""
-        with self._placed("store"):
+        with self.placed("store"):
             check_url(self.values["store"])
 
     @contextmanager
-    def _placed(self, path: str) -> Iterator[None]:
+    def placed(self, path: str) -> Iterator[None]:
         """Say where the value comes from that is found to be wrong in here."""
         try:
             yield
@@ -112,6 +119,8 @@ class Settings(Struct, frozen=True):
         hints = self.hints()
         terms = cast(Wishes, {name: self.values[name] for name in DEFAULTS} | {**wishes})
         key = self.strategy()
+        with self.placed("on_stale"):
+            check_staleness(key, terms["on_stale"])
         return Gate(self.open_store() if store is None else store, key=key, observers=observers, hints=hints, **terms)
 
 

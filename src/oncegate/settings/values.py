@@ -115,7 +115,7 @@ def _truth(setting: Setting, value: Any) -> Any:
 
 
 def _names(setting: Setting, value: Any) -> Any:
-    value = [value] if isinstance(value, str) and not setting.of_gate else value
+    value = [value] if isinstance(value, str) else value
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
         raise SettingError(f"{setting.path}={value!r} must be a list of names")
     return tuple(value)

@@ -14,7 +14,10 @@ SHORTEST: Final = 14
 
 def keys_of(secrets: Secrets, key: Callable[[Secret], bytes]) -> dict[str, bytes]:
     """The key that each secret stands for, by its label, which is its place if it was given none."""
-    keys = {label: _key(label, secret, key) for label, secret in _labelled(secrets)}
+    alone = isinstance(secrets, str | bytes)
+    keys = {
+        label: _key("the secret" if alone else f"secret {label!r}", secret, key) for label, secret in _labelled(secrets)
+    }
     if not keys:
         raise SettingError("a signature needs at least one secret")
     if len(set(keys.values())) < len(keys):
@@ -44,14 +47,14 @@ def _labelled(secrets: Any) -> Iterable[tuple[str, Any]]:
     raise SettingError("secrets are one text, a list of them, or a table of them by label")
 
 
-def _key(label: str, secret: Any, key: Callable[[Secret], bytes]) -> bytes:
+def _key(called: str, secret: Any, key: Callable[[Secret], bytes]) -> bytes:
     problem = _problem(secret)
     if problem is None:
         try:
             return key(secret)
         except SettingError as error:
             problem = str(error)
-    raise SettingError(f"secret {label!r} {problem}")
+    raise SettingError(f"{called} {problem}")
 
 
 def _problem(secret: Any) -> str | None:

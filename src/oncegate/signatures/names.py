@@ -23,10 +23,14 @@ SENDERS: Final[dict[str, tuple[Callable[..., Verifier], tuple[str, ...]]]] = {
 }
 
 
-def verifier_of(name: str, secrets: Secrets, options: Mapping[str, Any] | None = None) -> Verifier:
-    """The verifier that settings ask for, or SettingError."""
+def check_name(name: str) -> None:
     if name not in SENDERS:
         raise SettingError(unknown(str(name), SENDERS, "signature"))
+
+
+def verifier_of(name: str, secrets: Secrets, options: Mapping[str, Any] | None = None) -> Verifier:
+    """The verifier that settings ask for, or SettingError."""
+    check_name(name)
     maker, known = SENDERS[name]
     given = options or {}
     for option, value in given.items():

@@ -15,7 +15,7 @@ from oncegate.simulate.sending import Again, Answer, Refused, Taken, Target
 from oncegate.simulate.traffic import Delivery
 
 STDOUT: Final = "-"
-_SCHEMES: Final = "eventbridge://BUS, sqs://QUEUE, http://…/events or file://PATH"
+_SCHEMES: Final = "eventbridge://BUS, sqs://QUEUE, http://…/events, file://PATH or - (stdout)"
 _OK: Final = range(200, 300)
 _TRY_AGAIN: Final = (408, 425, 429)
 _SERVER_FAULT: Final = 500
@@ -91,7 +91,8 @@ class File:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise TargetError(f"cannot write {self._path}: {error.strerror or error}") from error
+            place = "to stdout" if self._path == STDOUT else self._path
+            raise TargetError(f"cannot write {place}: {error.strerror or error}") from error
 
 
 class Http:

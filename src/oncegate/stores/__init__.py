@@ -37,6 +37,15 @@ def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> 
     return store
 
 
+def look_at_store(url: str) -> Store:
+    """The store at a URL, if there is one, for those who only read it: one in a file needs no right to write it then,
+    and nobody is waited for."""
+    if scheme_of(url) == "sqlite":
+        looked_at: Store = import_module(_SQLITE[0]).look_at_sqlite(url)
+        return looked_at
+    return open_store(url, create=False)
+
+
 def check_url(url: str) -> None:
     """Refuse what `open_store` would refuse for the URL alone; nothing is opened."""
     module, _, reader, _ = _STORES[scheme_of(url)]

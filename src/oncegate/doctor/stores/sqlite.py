@@ -5,7 +5,8 @@ from typing import Final
 
 from oncegate.doctor.facts import Store
 from oncegate.doctor.stores.seen import Seen
-from oncegate.stores import open_store
+from oncegate.stores import look_at_store
+from oncegate.stores.sqlite.looking import is_absent
 from oncegate.stores.sqlite.settings import read_url
 
 _MOUNTS: Final = "/proc/self/mounts"
@@ -13,9 +14,9 @@ _MOUNTS: Final = "/proc/self/mounts"
 
 def look(url: str, shown: str) -> Seen:
     path = read_url(url).path
-    absent = not os.path.exists(path) and os.path.isdir(os.path.dirname(path) or ".")
+    absent = is_absent(path) and os.path.isdir(os.path.dirname(path) or ".")
     if not absent:
-        open_store(url, create=False).close()
+        look_at_store(url).close()
     return Seen(store=Store(url=shown, scheme="sqlite", absent=absent, file_system=file_system(path)))
 
 

@@ -45,7 +45,9 @@ def read_url(url: str) -> Settings:
         parts = urlsplit(url)
     except ValueError:
         raise SettingError(f"{quoted(url)} is not a URL; write dynamodb://Table?region=eu-central-1") from None
-    if not _TABLE.fullmatch(parts.netloc) or parts.path.strip("/") or parts.fragment:
+    if parts.netloc and "@" not in parts.netloc and not _TABLE.fullmatch(parts.netloc):
+        raise SettingError(f"no table can be called {parts.netloc!r}; its name has 3 to 255 letters, digits, and _ . -")
+    if not parts.netloc or "@" in parts.netloc or parts.path.strip("/") or parts.fragment:
         raise SettingError(
             f"{quoted(url)} names no table; write dynamodb://Table?region=eu-central-1"
             " (3 to 255 letters, digits, and _ . -; credentials are not written in it)"

@@ -1,20 +1,23 @@
 """The SQLite store and its URL."""
 
-import os
-
 from oncegate.clocks import Clock
-from oncegate.errors import StoreRefused
+from oncegate.stores.sqlite.looking import LookedAt, refuse_absent
 from oncegate.stores.sqlite.settings import read_url
 from oncegate.stores.sqlite.store import SqliteStore
 
-__all__ = ["SqliteStore", "open_sqlite", "read_url"]
+__all__ = ["SqliteStore", "look_at_sqlite", "open_sqlite", "read_url"]
 
 
 def open_sqlite(url: str, *, create: bool, clock: Clock | None) -> SqliteStore:
     """`sqlite:///relative.db`, `sqlite:////absolute.db`; options `synchronous` and `busy_timeout`."""
     settings = read_url(url)
-    if not create and not os.path.exists(settings.path):
-        raise StoreRefused(
-            f"there is no store at {settings.path}; name the right one, such as sqlite:///path/to/oncegate.db"
-        )
+    if not create:
+        refuse_absent(settings.path)
     return SqliteStore(settings.path, synchronous=settings.synchronous, busy_timeout=settings.busy_timeout, clock=clock)
+
+
+def look_at_sqlite(url: str) -> SqliteStore:
+    """The store that is there, for those who only read it."""
+    settings = read_url(url)
+    refuse_absent(settings.path)
+    return LookedAt(settings.path, busy_timeout=settings.busy_timeout)

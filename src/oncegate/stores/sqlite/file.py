@@ -23,8 +23,7 @@ def opened(path: str, synchronous: str, busy_timeout: int) -> OwnConnection:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise StoreRefused(f"the folder {folder} for the store {path} does not exist; create it first")
-    if os.path.isdir(path):
-        raise StoreRefused(f"{path} is a folder; name a file for the store")
+    refuse_no_file(path)
     try:
         db = sqlite3.connect(
             path,
@@ -43,9 +42,14 @@ def opened(path: str, synchronous: str, busy_timeout: int) -> OwnConnection:
     return db
 
 
+def refuse_no_file(path: str) -> None:
+    if os.path.isdir(path):
+        raise StoreRefused(f"{path} is a folder; name a file for the store")
+
+
 def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: float) -> None:
     with _transaction(db, "BEGIN"):  # or another process could create the schema between two looks at it
-        _check_ours(db, path)
+        check_ours(db, path)
     while (mode := _try_wal(db)) is None:
         # SQLite does not wait by itself when two processes turn a new file to WAL at once.
         if time.monotonic() > deadline:
@@ -86,7 +90,7 @@ def _try_wal(db: sqlite3.Connection) -> str | None:
 
 
 def _migrate(db: sqlite3.Connection, path: str) -> None:
-    version = _check_ours(db, path)
+    version = check_ours(db, path)
     for migration in MIGRATIONS[version:]:
         for statement in migration.split(";\n"):
             db.execute(statement)
@@ -95,7 +99,7 @@ def _migrate(db: sqlite3.Connection, path: str) -> None:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
-def _check_ours(db: sqlite3.Connection, path: str) -> int:
+def check_ours(db: sqlite3.Connection, path: str) -> int:
     """The schema version of the file, 0 for an empty one; refuse what is not ours or newer than we are."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()

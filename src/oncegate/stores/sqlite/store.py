@@ -306,10 +306,13 @@ class SqliteStore(InboxStore):
         if self._db is None:
             self._held.clear()
             self._file = os.path.abspath(self._path)
-            self._db = opened(self._path, self._synchronous, self._busy_timeout)
+            self._db = self._open()
             wait_for(self._db, self._slice)
             self._opened = _identity(self._file)
         return self._db
+
+    def _open(self) -> OwnConnection:
+        return opened(self._path, self._synchronous, self._busy_timeout)
 
     def _disconnect(self) -> None:
         self._checkpoints.end()

@@ -1,0 +1,78 @@
+"""Looking: an SQLite store that is only read, by people who may have no right to write it."""
+
+import os
+import sqlite3
+from typing import Final
+from urllib.parse import quote
+
+from oncegate.errors import StoreRefused
+from oncegate.stores.sqlite.file import MIGRATIONS, check_ours, explained, refuse_no_file
+from oncegate.stores.sqlite.lending import OwnConnection
+from oncegate.stores.sqlite.store import SqliteStore
+
+_LOG: Final = "-wal"
+
+
+class LookedAt(SqliteStore):
+    """Nothing is written, and no write lock is waited for: readers of a write-ahead log need none."""
+
+    def _open(self) -> OwnConnection:
+        try:
+            return _opened(self._path, self._busy_timeout)
+        except sqlite3.Error as error:
+            raise explained(error, self._path) from error
+
+
+def is_absent(path: str) -> bool:
+    """Whether there is no store yet at a place. An empty file is none either."""
+    try:
+        return os.stat(path).st_size == 0 and not os.path.exists(path + _LOG)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError as error:
+        raise StoreRefused(f"{path} cannot be looked at: {error.strerror}; ask as somebody who may read it") from error
+
+
+def refuse_absent(path: str) -> None:
+    if is_absent(path):
+        raise StoreRefused(f"there is no store at {path}; name the right one, such as sqlite:///path/to/oncegate.db")
+
+
+def _opened(path: str, busy_timeout: int) -> OwnConnection:
+    refuse_no_file(path)
+    db = sqlite3.connect(
+        f"file:{quote(os.path.abspath(path))}?{_how(path)}",
+        uri=True,
+        timeout=busy_timeout / 1e6,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=OwnConnection,
+    )
+    try:
+        db.execute("PRAGMA query_only = ON")
+        _check_known(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _how(path: str) -> str:
+    """Whoever may write opens the file as ever, which has the log put away at the end. Who may not cannot make the
+    files of the log, or would leave some that its owner cannot use; and without a log, all is in the file itself."""
+    if _may_write(path) and _may_write(os.path.dirname(path) or "."):
+        return "mode=rw"
+    return "mode=ro" if os.path.exists(path + _LOG) else "mode=ro&immutable=1"
+
+
+def _may_write(path: str) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _check_known(db: sqlite3.Connection, path: str) -> None:
+    version = check_ours(db, path)
+    if version < len(MIGRATIONS):
+        raise StoreRefused(
+            f"{path} was written by an older Oncegate (schema {version}, this one reads {len(MIGRATIONS)}); a gate or"
+            " the service brings it up to date when it opens it"
+        )
