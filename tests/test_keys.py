@@ -34,14 +34,6 @@ def test_no_path() -> None:
         keys.fields("a..b")
 
 
-def test_never_stale() -> None:
-    """A policy for what the key never tells is refused, if that can be known."""
-    for key in (keys.auto, keys.event_id, keys.content):
-        with pytest.raises(SettingError, match="on_stale='skip' means nothing without key=state_change"):
-            Gate("memory://", key=key, on_stale="skip")
-    Gate("memory://", key=keys.first(keys.state_change(), keys.content), on_stale="skip").close()
-
-
 def test_text_of_a_key_is_stable() -> None:
     """Keys written by an earlier version must be found by a later one: these texts never change."""
     assert str(keys.event_id(event({"id": "evt-1"}))) == "1167701c9060313049c77c4c6d470800"

@@ -160,7 +160,6 @@ class TestCheck:
                 "oncegate.toml, serve.signature_options: there is no signature",
             ),
             ('[serve]\nsignature = "foo"', "oncegate.toml, serve.signature: there is no signature foo; there are"),
-            ('on_stale = "skip"', "on_stale='skip' means nothing without key=state_change(…)"),
             ('store = "redis://h"\n[serve]\nmode = "inbox"', "inbox() needs a store that keeps events"),
             (
                 'mode = "mark_first"\n[serve]\nport = 1',
@@ -214,13 +213,6 @@ class TestCheck:
         assert oncegate("config", "check")[0] == exits.OK
         monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
         assert oncegate("config", "check")[2].startswith("Error: oncegate.toml, serve.trace: no OpenTelemetry SDK is")
-
-    def test_a_policy_for_some_routes(self, oncegate: Run, tmp_path: Path) -> None:
-        """What is said for all routes need not mean anything where none is served."""
-        (tmp_path / "oncegate.toml").write_text(
-            'on_stale = "skip"\n[route.crm]\nsignature = "none"\nkey = "state_change()"\n'
-        )
-        assert oncegate("config", "check")[0] == exits.OK
 
     def test_a_default_is_named_by_its_setting(self, oncegate: Run, tmp_path: Path) -> None:
         """What nobody has written is told by its name, and not by a place that has it."""

@@ -14,8 +14,7 @@ from oncegate.cli.serve import check_traces, handler_of, refuse_open_doors
 from oncegate.cli.work import OF_WORKER, check_way
 from oncegate.durations import times
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.gate.terms import check_staleness
-from oncegate.service.routes import check_mode, proxies_of, routes_of, verifier_for
+from oncegate.service.routes import check_mode, proxies_of, verifier_for
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import FORWARD, OF_SIGNATURE, READ, WAYS
@@ -24,13 +23,6 @@ from oncegate.settings.settings import DEFAULT
 from oncegate.settings.values import as_text
 
 _FORWARD: Final = [setting.path for setting in FORWARD]
-
-
-def _check_staleness(settings: Settings) -> None:
-    for route in routes_of(settings).values():
-        key = route.strategy()
-        with route.placed("on_stale"):
-            check_staleness(key, route["on_stale"])
 
 
 # What is made of the settings, and of which.
@@ -44,7 +36,6 @@ _USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
 _USES_OF_ALL: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     partial(chosen_handler, table="work"): [*(f"work.{way}" for way in WAYS), *_FORWARD],
     **{partial(check_way, name=name): [f"work.{name}"] for name in OF_WORKER},
-    _check_staleness: ["key", "on_stale"],
     check_traces: ["serve.trace"],
     refuse_open_doors: ["serve.host", "serve.signature"],
     tls_of: ["serve.tls_cert", "serve.tls_key"],

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import timedelta
 from textwrap import indent
 from types import TracebackType
 from typing import Any
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from oncegate.clocks import since_boot
 from oncegate.gate.log import escaped
+from oncegate.times import EPOCH
 
 _WIDE = 150
 _BETWEEN = 2
@@ -35,18 +36,18 @@ def clean(text: Any) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
-def moment(time_us: int | None) -> str | None:
-    """A store's time for a person: UTC, to the millisecond."""
+def moment(time_us: int | None, *, sep: str = " ", exact: bool = False) -> str | None:
+    """A store's time for a person: UTC, to the millisecond; to the microsecond if it is to be exact and has any."""
     if time_us is None:
         return None
-    when = datetime.fromtimestamp(time_us / 1_000_000, UTC)
-    return when.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+    when = EPOCH + timedelta(microseconds=time_us)
+    unit = "microseconds" if exact and time_us % 1_000 else "milliseconds"
+    return when.isoformat(sep=sep, timespec=unit).replace("+00:00", "Z")
 
 
 def stamp(time_us: int | None) -> str | None:
-    """The same for a program: as RFC 3339 has it."""
-    said = moment(time_us)
-    return None if said is None else said.replace(" ", "T")
+    """The same for a program: as RFC 3339 has it, and no less than is known."""
+    return moment(time_us, sep="T", exact=True)
 
 
 def say(text: str) -> None:

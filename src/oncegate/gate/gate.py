@@ -19,7 +19,7 @@ from oncegate.gate.identifying import Identifier
 from oncegate.gate.jobs import Bare, Job, Refused
 from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.terms import Wishes, agree, check_keeping, check_staleness
+from oncegate.gate.terms import Wishes, agree, check_keeping
 from oncegate.gate.working import Lent, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
@@ -81,7 +81,6 @@ class Gate:
         **wishes: Unpack[Wishes],
     ) -> None:
         self._terms = terms = agree(wishes)
-        check_staleness(key, terms.on_stale)
         self._observers = Observers(observers, terms.namespace, wall)
         self._wall = wall
         self._identify = Identifier(key, terms, wall, self._observers)

@@ -1,11 +1,10 @@
 """Terms: how a gate was told to behave, checked and in microseconds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from msgspec import Struct
 
-from oncegate import keys
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError
 from oncegate.events import Event
@@ -217,12 +216,6 @@ def _named(namespace: str) -> str:
     if not isinstance(namespace, str) or not namespace.isprintable() or not 0 < len(namespace) <= _LONGEST_NAMESPACE:
         raise SettingError(f"namespace={namespace!r} must be printable text of 1 to {_LONGEST_NAMESPACE} characters")
     return namespace
-
-
-def check_staleness(key: Callable[..., Any], on_stale: OnStale) -> None:
-    """Refuse a policy for what a key never tells. What a function of the user's own may tell is not known."""
-    if on_stale == "skip" and key in (keys.auto, keys.event_id, keys.content):
-        raise SettingError("on_stale='skip' means nothing without key=state_change(…): only that knows of newer states")
 
 
 def check_keeping(what: str, *, keeps: bool, marks_first: bool) -> None:

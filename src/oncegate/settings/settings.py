@@ -11,7 +11,7 @@ from msgspec import Struct
 from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.observing import Observer
-from oncegate.gate.terms import DEFAULTS, Wishes, agree, check_staleness
+from oncegate.gate.terms import DEFAULTS, Wishes, agree
 from oncegate.settings.known import READ, SETTINGS
 from oncegate.settings.strategies import strategy_of
 from oncegate.settings.values import shown
@@ -119,8 +119,6 @@ class Settings(Struct, frozen=True):
         hints = self.hints()
         terms = cast(Wishes, {name: self.values[name] for name in DEFAULTS} | {**wishes})
         key = self.strategy()
-        with self.placed("on_stale"):
-            check_staleness(key, terms["on_stale"])
         return Gate(self.open_store() if store is None else store, key=key, observers=observers, hints=hints, **terms)
 
 
