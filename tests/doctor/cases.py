@@ -46,7 +46,7 @@ queue = Queue(
     dead_arn=DEAD,
     dead_retention=14 * DAY,
     max_receives=5,
-    statements=(allow_rule("OncegateRule", QUEUE, RULE),),
+    statements=(allow_rule(QUEUE, RULE),),
 )
 feed = Feed(id="0d8f", source=QUEUE)
 function = Function(
@@ -146,10 +146,10 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "queue.dead_retention": [("warning", lacking(BEHIND_A_QUEUE, queue={"dead_retention": 4 * DAY}))],
     "queue.policy": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"statements": ()})),
-        ("error", lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule("Other", QUEUE, DIRECT),)})),
+        ("error", lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule(QUEUE, DIRECT),)})),
         (
             "warning",
-            lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule("All", QUEUE, RULE) | {"Condition": {}},)}),
+            lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule(QUEUE, RULE) | {"Condition": {}},)}),
         ),
     ],
     "function.failures": [("error", lacking(BEHIND_A_RULE, function={"on_failure": None}))],

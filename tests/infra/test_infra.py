@@ -2,6 +2,7 @@
 
 import json
 import pty
+import re
 import sys
 import zipfile
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 
 from oncegate import open_store
 from oncegate.cli import exits
-from oncegate.infra.rights import document
+from oncegate.infra.rights import document, sid
 from tests.cli.conftest import Run
 from tests.infra.conftest import Aws, Infra, zipped
 from tests.stores.dynamo_server import CREDENTIALS, REGION
@@ -158,7 +159,10 @@ class TestUp:
         infra("infra", "up", "--name", "drift")
         assert actions(infra("infra", "up", "--name", "drift", "--dry-run", "--output", "json")[1]) == {"keep": 6}
         policy = attributes(aws, "drift-events")[1]["Policy"]
-        assert [statement["Sid"] for statement in json.loads(policy)["Statement"]] == ["Theirs", "OncegateRule"]
+        assert [statement["Sid"] for statement in json.loads(policy)["Statement"]] == [
+            "Theirs",
+            sid(":rule/drift-events"),
+        ]
 
     def test_a_partners_bus(self, infra: Infra, aws: Aws) -> None:
         """A pending source is associated by a bus of its name, the rule is on it, and events come through."""
@@ -180,6 +184,56 @@ class TestUp:
         code, out, _ = infra("infra", "down", "--name", "guest", "--yes")
         assert (code, "deleted  rule        guest-events" in out, "bus" in out) == (exits.OK, True, False)
         assert aws["events"].describe_event_bus(Name="theirs")["Name"] == "theirs"
+
+
+class TestAgain:
+    """Another bus or shape under the same name."""
+
+    def test_a_rule_on_another_bus_keeps_its_rights(self, infra: Infra, aws: Aws, package: str) -> None:
+        """A run that leaves out the partner's source says what is left on its bus; that still delivers, to the queue and
+        to its dead letters, as does the new one; and a function may be invoked by both."""
+        source = ("--partner-source", f"{PARTNER}-again")
+        infra("infra", "up", "--name", "again", *source, "--pattern", PATTERN)
+        code, out, err = infra("infra", "up", "--name", "again", "--pattern", PATTERN)
+        assert (code, err) == (exits.OK, "")
+        queue = f"arn:aws:sqs:{REGION}:000000000000:again-events"
+        assert f"left     rule        again-events  (on the bus {source[1]}, it sends to {queue})" in out
+        assert "2 parts that an earlier run has made for again" in out
+        assert "with --prune deletes them" in out
+        for name in ("again-events", "again-dead"):
+            assert rules_in(attributes(aws, name)[1]["Policy"]) == {f"{source[1]}/again-events", "again-events"}
+        for more in ((), source):
+            infra("infra", "up", "--name", "again", "--pattern", PATTERN, *as_function(package), *more)
+        policy = aws["lambda"].get_policy(FunctionName="again-function")["Policy"]
+        assert rules_in(policy) == {f"{source[1]}/again-events", "again-events"}
+
+    def test_pruning(self, infra: Infra, aws: Aws, package: str) -> None:
+        """What another shape needed is told by a dry run, deleted if that is asked for and agreed to, and then gone; the
+        table and what is wanted stay."""
+        infra("infra", "up", "--name", "prune", "--bus", "prune", "--queue", *as_function(package))
+        asked = ("infra", "up", "--name", "prune", "--no-table")
+        code, out, _ = infra(*asked, "--dry-run")
+        assert (code, out.count("\nleave ")) == (exits.OK, 5)
+        assert infra(*asked, "--prune")[0] == exits.USAGE
+        assert "prune-function" in infra("infra", "show", "--name", "prune")[1]
+        code, out, _ = infra(*asked, "--prune", "--yes")
+        assert [line.split()[1:3] for line in out.splitlines() if line.startswith("deleted")] == [
+            ["rule", "prune-events"],
+            ["bus", "prune"],
+            ["mapping", "prune-events"],
+            ["function", "prune-function"],
+            ["role", f"prune-function-{REGION}"],
+        ]
+        assert "\n3 parts made or changed, 5 deleted.\n" in out
+        shown = json.loads(infra("infra", "show", "--name", "prune", "--output", "json")[1])["parts"]
+        assert [part["part"] for part in shown] == ["table", "queue", "queue", "policy", "policy", "rule"]
+        assert "left" not in infra(*asked)[1]
+
+
+def rules_in(policy: str) -> set[str]:
+    """The rules that a policy lets in, by bus and name."""
+    conditions = json.dumps([statement["Condition"] for statement in json.loads(policy)["Statement"]])
+    return set(re.findall(r":rule/([^\"]+)", conditions))
 
 
 class TestFunctions:
@@ -218,10 +272,11 @@ class TestFunctions:
         (mapping,) = aws["lambda"].list_event_source_mappings(FunctionName=function)["EventSourceMappings"]
         aws["lambda"].update_event_source_mapping(UUID=mapping["UUID"], BatchSize=1, Enabled=False)
         aws["lambda"].put_function_event_invoke_config(FunctionName=function, MaximumRetryAttempts=0)
-        aws["lambda"].remove_permission(FunctionName=function, StatementId="OncegateRule")
+        statement = sid(":rule/bent-events")
+        aws["lambda"].remove_permission(FunctionName=function, StatementId=statement)
         aws["lambda"].add_permission(
             FunctionName=function,
-            StatementId="OncegateRule",
+            StatementId=statement,
             Action="lambda:InvokeFunction",
             Principal="events.amazonaws.com",
         )

@@ -12,7 +12,7 @@ from oncegate.cli.options import confirm
 from oncegate.cli.output import Progress, say, show_facts, show_json, show_table
 from oncegate.durations import times
 from oncegate.infra.design import Design, Place
-from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing
+from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing, surplus
 from oncegate.infra.template import template as made_template
 from oncegate.infra.wanted import Wanted
 
@@ -22,13 +22,19 @@ _KIND_WIDTH = len("permission")
 _HEADERS = ("plan", "part", "name", "why")
 
 
-def up(wanted: Wanted, region: str | None, *, dry_run: bool, output: str) -> None:
+def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: bool, output: str) -> None:
     with _asking(region, wanted.endpoint) as (cloud, place, progress):
         design = Design(wanted, place)
-        steps = plan(cloud, design.parts())
+        steps = [*plan(cloud, design.parts()), *surplus(cloud, design, prune=prune)]
         if dry_run:
             _show_plan(steps, output)
+            _say_left(steps, output)
             return
+        doomed = [step for step in steps if step.action == "delete"]
+        if doomed and not yes:
+            if output == "text":
+                _show_plan(doomed, output)
+            _agree(len(doomed), place)
         for step in steps:
             carry_out(cloud, step)
             progress.hide()
@@ -37,11 +43,27 @@ def up(wanted: Wanted, region: str | None, *, dry_run: bool, output: str) -> Non
     if output == "json":
         show_json({"parts": [_fields(step) for step in steps], **_addresses(design)})
         return
-    changed = sum(step.action != "keep" for step in steps)
-    done = f"{times(changed, 'part')} made or changed" if changed else "Nothing was changed: all is as wanted"
     say("")
-    say(f"{done}.")
+    say(_summary(steps))
+    _say_left(steps, output)
     show_facts(_addresses(design))
+
+
+def _summary(steps: list[Step]) -> str:
+    made, deleted = (sum(step.action in actions for step in steps) for actions in (("create", "change"), ("delete",)))
+    if not made and not deleted:
+        return "Nothing was changed: all is as wanted."
+    told = f"{times(made, 'part')} made or changed"
+    return f"{told}, {deleted} deleted." if deleted else f"{told}."
+
+
+def _say_left(steps: list[Step], output: str) -> None:
+    left = [step for step in steps if step.action == "leave"]
+    if left and output == "text":
+        say(
+            f"{times(len(left), 'part')} that an earlier run has made for {left[0].part.deployment}, and this one does"
+            " not ask for, stay as they are (left, above); the same command with --prune deletes them."
+        )
 
 
 def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:

@@ -78,14 +78,19 @@ def _taking(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _C
 
 @infra.command()
 @_taking(_NAMED, *_WANTED, *_PLACED)
-@click.option("--dry-run", is_flag=True, help="Only show what would be made or changed.")
+@click.option("--prune", is_flag=True, help="Delete what an earlier run has made and this one does not ask for.")
+@click.option("--yes", is_flag=True, help="Do not ask before that.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @output_option
-def up(region: str | None, dry_run: bool, output: str, **given: Any) -> None:
-    """Make all parts, or bring them to what is wanted. A second time changes nothing."""
+def up(region: str | None, prune: bool, yes: bool, dry_run: bool, output: str, **given: Any) -> None:
+    """Make all parts, or bring them to what is wanted. A second time changes nothing.
+
+    What is there under this name besides is told and stays, and so do its rights.
+    """
     wanted = _wanted(given)
     if given["lambda_handler"] and not given["lambda_zip"]:
         raise click.UsageError("--lambda-handler is that of a package: name it with --lambda-zip FILE")
-    _work().up(wanted, region, dry_run=dry_run, output=output)
+    _work().up(wanted, region, prune=prune, yes=yes, dry_run=dry_run, output=output)
 
 
 @infra.command()
