@@ -190,8 +190,8 @@ class TestAgain:
     """Another bus or shape under the same name."""
 
     def test_a_rule_on_another_bus_keeps_its_rights(self, infra: Infra, aws: Aws, package: str) -> None:
-        """A run that leaves out the partner's source says what is left on its bus; that still delivers, to the queue and
-        to its dead letters, as does the new one; and a function may be invoked by both."""
+        """A run that leaves out the partner's source says what is left on its bus; that may still send to the queue and
+        to the dead letters, as the new one may; and a function may be invoked by both."""
         source = ("--partner-source", f"{PARTNER}-again")
         infra("infra", "up", "--name", "again", *source, "--pattern", PATTERN)
         code, out, err = infra("infra", "up", "--name", "again", "--pattern", PATTERN)
@@ -208,8 +208,8 @@ class TestAgain:
         assert rules_in(policy) == {f"{source[1]}/again-events", "again-events"}
 
     def test_pruning(self, infra: Infra, aws: Aws, package: str) -> None:
-        """What another shape needed is told by a dry run, deleted if that is asked for and agreed to, and then gone; the
-        table and what is wanted stay."""
+        """What another shape needed is told by a dry run, and deleted if that is asked for and agreed to; the table and
+        what is wanted stay."""
         infra("infra", "up", "--name", "prune", "--bus", "prune", "--queue", *as_function(package))
         asked = ("infra", "up", "--name", "prune", "--no-table")
         code, out, _ = infra(*asked, "--dry-run")
@@ -420,6 +420,17 @@ class TestErrors:
             (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is none"),
             (("--name", "x", "--partner-source", PARTNER, "--bus", "b"), "--bus and --partner-source name two buses"),
             (("--name", "x", "--message-retention", "4"), "--message-retention='4' is not a duration"),
+            (
+                ("--name", "x", "--message-retention", "30d"),
+                "--message-retention of 2592000 s cannot be; SQS allows 1m",
+            ),
+            (("--name", "x", "--message-retention", "1s"), "--message-retention of 1 s cannot be"),
+            (("--name", "x", "--env", "foo"), "--env is about a function, and there is none"),
+            (("--name", "x", "--lambda-timeout", "0s"), "--lambda-timeout is about a function, and there is none"),
+            (("--name", "x", "--no-rule", "--bus", "calls"), "--bus is about a rule, and there is none"),
+            (("--name", "x", "--lambda-zip", "app.zip", "--max-receives", "3"), "--max-receives is about a queue"),
+            (("--name", "x", "--no-table", "--no-queue", "--no-rule"), "there is nothing left to make"),
+            (("--name", "x", "--yes"), "--yes answers what only --prune asks"),
         ],
     )
     def test_what_cannot_be_meant(self, oncegate: Run, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -9,7 +9,7 @@ import click
 
 from oncegate.aws.cloud import Cloud
 from oncegate.cli.options import confirm
-from oncegate.cli.output import Progress, say, show_facts, show_json, show_table
+from oncegate.cli.output import Progress, say, show_facts, show_json, show_table, show_whole
 from oncegate.durations import times
 from oncegate.infra.design import Design, Place
 from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing, surplus
@@ -115,9 +115,9 @@ def show(name: str, region: str | None, endpoint: str | None, *, output: str) ->
 
 
 def _show_parts(rows: list[dict[str, Any]]) -> None:
-    shown = [(row["address"], row["part"], "yes" if row["made by oncegate"] else "no", row["holds"]) for row in rows]
-    headers = ("address", "part", "ours", "holds")
-    show_table(headers, shown, essential=headers)
+    """The addresses come last, where a narrow terminal breaks them and cuts nothing."""
+    shown = [(row["part"], "yes" if row["made by oncegate"] else "no", row["holds"], row["address"]) for row in rows]
+    show_whole(("part", "ours", "holds", "address"), shown)
 
 
 def template(wanted: Wanted, *, policy: bool) -> None:

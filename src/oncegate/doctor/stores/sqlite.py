@@ -13,10 +13,19 @@ _MOUNTS: Final = "/proc/self/mounts"
 
 def look(url: str, shown: str) -> Seen:
     path = read_url(url).path
-    absent = not os.path.exists(path) and os.path.isdir(os.path.dirname(path) or ".")
-    if not absent:
+    absent = _absent(path)
+    if absent is None:
         open_store(url, create=False).close()
     return Seen(store=Store(url=shown, scheme="sqlite", absent=absent, file_system=file_system(path)))
+
+
+def _absent(path: str) -> str | None:
+    """What there is none of; a folder that is missing, or may not be entered, is for the store to tell."""
+    if os.path.isfile(path):
+        return None if os.path.getsize(path) else "the file of that name is empty"
+    folder = os.path.dirname(path) or "."
+    found = os.path.exists(path) or not os.path.isdir(folder) or not os.access(folder, os.X_OK)
+    return None if found else "there is no file of that name yet"
 
 
 def file_system(path: str, mounts: str = _MOUNTS) -> str | None:
