@@ -14,7 +14,7 @@ import pytest
 from oncegate import open_store
 from oncegate.cli import exits
 from oncegate.infra.rights import document, sid
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, on_terminal
 from tests.infra.conftest import Aws, Infra, zipped
 from tests.stores.dynamo_server import CREDENTIALS, REGION
 from tests.stores.servers import until
@@ -175,6 +175,15 @@ class TestUp:
         assert arns["rule"] == f"arn:aws:events:{REGION}:000000000000:rule/{PARTNER}/partner-events"
         _, out, _ = infra("infra", "down", "--name", "partner", "--yes")
         assert out.index("deleted  rule") < out.index("deleted  bus")
+
+    def test_shown_on_a_narrow_terminal(self, infra: Infra, aws: Aws, tmp_path: Path) -> None:
+        """No column is left out and no address is cut, be it longer than the line."""
+        source = f"{PARTNER}-with-a-name-that-is-long-for-a-line"
+        infra("infra", "up", "--name", "narrow", "--partner-source", source)
+        asked = ["infra", "show", "--name", "narrow", "--region", REGION, "--endpoint", aws.endpoint]
+        shown = on_terminal(asked, tmp_path, **CREDENTIALS)
+        assert re.search(r"^part +ours +holds +address", shown)
+        assert re.search(rf"rule +yes +arn:aws:events:{REGION}:000000000000:rule/{source}/narrow-events\b", shown)
 
     def test_a_bus_of_somebody_elses(self, infra: Infra, aws: Aws) -> None:
         """A bus that is there is used, and stays when all else goes."""
