@@ -9,7 +9,7 @@ import click
 
 from oncegate.aws.cloud import Cloud
 from oncegate.cli.options import confirm
-from oncegate.cli.output import Progress, say, show_facts, show_json, show_table, show_whole
+from oncegate.cli.output import Progress, say, show_facts, show_json, show_whole
 from oncegate.durations import times
 from oncegate.infra.design import Design, Place
 from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing, surplus
@@ -144,7 +144,7 @@ def _show_plan(steps: list[Step], output: str) -> None:
         show_json({"parts": [_fields(step) for step in steps]})
         return
     rows = [(step.action, step.part.kind, step.part.name, step.why or None) for step in steps]
-    show_table(_HEADERS, rows, essential=_HEADERS)
+    show_whole(_HEADERS, rows)
 
 
 def _say_done(step: Step) -> None:

@@ -107,7 +107,8 @@ def surplus(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
     parts = [part for part in everything(cloud, design.wanted.name, design.place) if _identity(part) not in wanted]
     removable = [part for part in parts if KINDS[part.kind].delete is not None and part.kind != "table"]
     steps = removal(pair for part in removable for pair in _readable(cloud, part))
-    return [step if prune else Step("leave", step.part, step.found, _still(step)) for step in steps if _is_ours(step)]
+    ours = [step for step in steps if step.action == "delete"]
+    return ours if prune else [Step("leave", step.part, step.found, _still(step)) for step in ours]
 
 
 def _readable(cloud: Cloud, part: Part) -> list[tuple[Part, Found]]:
@@ -120,14 +121,11 @@ def _readable(cloud: Cloud, part: Part) -> list[tuple[Part, Found]]:
         return []
 
 
-def _is_ours(step: Step) -> bool:
-    return step.action == "delete"
-
-
 def _still(step: Step) -> str:
     """What a part that is left still does."""
     if step.part.kind == "rule" and step.found is not None:
-        sent = " and ".join(target["Arn"] for target in step.found.properties["Targets"]) or "nothing"
+        targets = step.found.properties["Targets"]
+        sent = " and ".join(target["Arn"].rpartition(":")[2] for target in targets) or "nothing"
         return f"on the bus {step.part.properties['EventBusName']}, it sends to {sent}"
     if step.part.kind == "mapping":
         return f"it feeds {step.part.about}"
