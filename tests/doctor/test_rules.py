@@ -19,6 +19,7 @@ from tests.doctor.cases import (
     BEHIND_A_RULE,
     BROKEN,
     DEAD,
+    PARTNER,
     RULE,
     WITH_A_WORKER,
     audits,
@@ -109,3 +110,13 @@ def test_policies_are_added_to() -> None:
         _, _, parameters = commands.request(shlex.split(mend))
         statements = json.loads(parameters["Attributes"]["Policy"])["Statement"]
         assert [statement["Sid"] for statement in statements] == [sid(f"{RULE}-theirs"), sid(RULE), sid(AUDITS)]
+
+
+def test_one_dead_letter_queue_for_rules_of_one_name() -> None:
+    """Two rules of one name on two buses are offered the very same queue, since none can be made twice otherwise."""
+    bare = replace(rule, targets=(replace(target, dead_arn=None),))
+    other = replace(bare, bus="default", arn=RULE.replace(f"{PARTNER}/", ""))
+    found = judged(replace(BEHIND_A_QUEUE, rules=(bare, other)))
+    mends = [finding.mend.split(" && ")[0] for name, finding in found if name == "rule.dead_letters"]
+    assert len(mends) == 2
+    assert len(set(mends)) == 1

@@ -12,26 +12,12 @@ from typing import Any
 import pytest
 
 from oncegate import open_store
-from oncegate.aws.cloud import Cloud, Denied
 from oncegate.cli import exits
 from oncegate.infra.rights import document, sid
 from tests.cli.conftest import Run, on_terminal
-from tests.infra.conftest import Aws, Infra, zipped
+from tests.infra.conftest import PARTNER, PATTERN, Aws, Infra, as_function, attributes, zipped
 from tests.stores.dynamo_server import CREDENTIALS, REGION
 from tests.stores.servers import until
-
-PATTERN = '{"source": ["com.example.crm"]}'
-PARTNER = "aws.partner/genesys.com/cloud/0e5c3f2a/crm"
-HANDLER = """
-import os
-
-from oncegate import Gate
-
-def open_case(event):
-    return {"case": event.entity}
-
-handler = Gate(os.environ["ONCEGATE_STORE"]).lambda_handler(open_case)
-"""
 
 
 def actions(out: str) -> Counter[str]:
@@ -58,11 +44,6 @@ def put(aws: Aws, number: int, bus: str = "default") -> None:
     assert aws["events"].put_events(Entries=[entry])["FailedEntryCount"] == 0
 
 
-def attributes(aws: Aws, queue: str) -> tuple[str, dict[str, str]]:
-    url = aws["sqs"].get_queue_url(QueueName=queue)["QueueUrl"]
-    return url, aws["sqs"].get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-
-
 def received(aws: Aws, queue: str) -> dict[str, Any]:
     """The one event that arrives in a queue."""
     url, _ = attributes(aws, queue)
@@ -70,18 +51,6 @@ def received(aws: Aws, queue: str) -> dict[str, Any]:
     assert len(messages) == 1
     body: dict[str, Any] = json.loads(messages[0]["Body"])
     return body
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> str:
-    path = tmp_path / "function.zip"
-    path.write_bytes(zipped(HANDLER))
-    return str(path)
-
-
-def as_function(package: str) -> list[str]:
-    variables = [f"--env={name}={value}" for name, value in CREDENTIALS.items()]
-    return ["--lambda-zip", package, "--lambda-runtime", f"python3.{sys.version_info.minor}", *variables]
 
 
 class TestUp:
@@ -194,67 +163,6 @@ class TestUp:
         code, out, _ = infra("infra", "down", "--name", "guest", "--yes")
         assert (code, "deleted  rule        guest-events" in out, "bus" in out) == (exits.OK, True, False)
         assert aws["events"].describe_event_bus(Name="theirs")["Name"] == "theirs"
-
-
-class TestAgain:
-    """Another bus or shape under the same name."""
-
-    def test_a_rule_on_another_bus_keeps_its_rights(self, infra: Infra, aws: Aws, package: str) -> None:
-        """A run that leaves out the partner's source says what is left on its bus; that may still send to the queue and
-        to the dead letters, as the new one may; and a function may be invoked by both."""
-        source = ("--partner-source", f"{PARTNER}-again")
-        infra("infra", "up", "--name", "again", *source, "--pattern", PATTERN)
-        code, out, err = infra("infra", "up", "--name", "again", "--pattern", PATTERN)
-        assert (code, err) == (exits.OK, "")
-        assert f"left     rule        again-events  (on the bus {source[1]}, it sends to again-events)" in out
-        assert "2 parts that an earlier run has made for again" in out
-        assert "with --prune deletes them" in out
-        for name in ("again-events", "again-dead"):
-            assert rules_in(attributes(aws, name)[1]["Policy"]) == {f"{source[1]}/again-events", "again-events"}
-        for more in ((), source):
-            infra("infra", "up", "--name", "again", "--pattern", PATTERN, *as_function(package), *more)
-        policy = aws["lambda"].get_policy(FunctionName="again-function")["Policy"]
-        assert rules_in(policy) == {f"{source[1]}/again-events", "again-events"}
-
-    def test_pruning(self, infra: Infra, aws: Aws, package: str) -> None:
-        """What another shape needed is told by a dry run, and deleted if that is asked for and agreed to; the table and
-        what is wanted stay."""
-        infra("infra", "up", "--name", "prune", "--bus", "prune", "--queue", *as_function(package))
-        asked = ("infra", "up", "--name", "prune", "--no-table")
-        code, out, _ = infra(*asked, "--dry-run")
-        assert (code, out.count("\nleave ")) == (exits.OK, 5)
-        assert infra(*asked, "--prune")[0] == exits.USAGE
-        assert "prune-function" in infra("infra", "show", "--name", "prune")[1]
-        code, out, _ = infra(*asked, "--prune", "--yes")
-        assert [line.split()[1:3] for line in out.splitlines() if line.startswith("deleted")] == [
-            ["rule", "prune-events"],
-            ["bus", "prune"],
-            ["mapping", "prune-events"],
-            ["function", "prune-function"],
-            ["role", f"prune-function-{REGION}"],
-        ]
-        assert "\n3 parts made or changed, 5 deleted.\n" in out
-        shown = json.loads(infra("infra", "show", "--name", "prune", "--output", "json")[1])["parts"]
-        assert [part["part"] for part in shown] == ["table", "queue", "queue", "policy", "policy", "rule"]
-        assert "left" not in infra(*asked)[1]
-
-    def test_without_rights_to_functions(self, infra: Infra, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Who makes no function need not be allowed to look for one that is left."""
-        ask = Cloud.ask
-
-        def refusing(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
-            if service in ("lambda", "iam"):
-                raise Denied(f"AWS does not allow {service}:{action}")
-            return ask(cloud, service, action, **parameters)
-
-        monkeypatch.setattr(Cloud, "ask", refusing)
-        assert infra("infra", "up", "--name", "humble")[0] == exits.OK
-
-
-def rules_in(policy: str) -> set[str]:
-    """The rules that a policy lets in, by bus and name."""
-    conditions = json.dumps([statement["Condition"] for statement in json.loads(policy)["Statement"]])
-    return set(re.findall(r":rule/([^\"]+)", conditions))
 
 
 class TestFunctions:

@@ -171,7 +171,9 @@ def dead_letters(facts: Facts) -> Iterator[Finding]:
         if target.dead_arn is None:
             name = f"{rule.name}-dead"
             dead = queue_beside(target.arn, name)
-            policy = json.dumps({"Policy": json.dumps(document(allow_rule(dead, rule.arn)))})
+            # One queue for all rules of that name: it cannot be made a second time with another policy.
+            alike = [allow_rule(dead, each.arn) for each in facts.rules if each.name == rule.name]
+            policy = json.dumps({"Policy": json.dumps(document(*alike))})
             made = facts.aws("sqs create-queue", queue_name=name, attributes=policy)
             yield warning(
                 facts.named(rule),
