@@ -25,8 +25,8 @@ def test_a_rule_on_another_bus_keeps_its_rights(infra: Infra, aws: Aws, package:
     code, out, err = infra("infra", "up", "--name", "again", "--pattern", PATTERN)
     assert (code, err) == (exits.OK, "")
     assert f"left     rule        again-events  (on the bus {source[1]}, it sends to again-events)" in out
-    assert "2 parts that an earlier run has made for again" in out
-    assert "with --prune deletes them" in out
+    assert "An earlier run has made 2 parts for again that this one does not ask for" in out
+    assert "with --prune deletes what is left." in out
     for name in ("again-events", "again-dead"):
         assert rules_in(attributes(aws, name)[1]["Policy"]) == {f"{source[1]}/again-events", "again-events"}
     for more in ((), source):
@@ -35,7 +35,7 @@ def test_a_rule_on_another_bus_keeps_its_rights(infra: Infra, aws: Aws, package:
     assert rules_in(policy) == {f"{source[1]}/again-events", "again-events"}
 
 
-def test_pruning(infra: Infra, aws: Aws, package: str) -> None:
+def test_pruning(infra: Infra, package: str) -> None:
     """What another shape needed is told by a dry run, and deleted if that is asked for and agreed to; the table and
     what is wanted stay."""
     infra("infra", "up", "--name", "prune", "--bus", "prune", "--queue", *as_function(package))

@@ -61,8 +61,8 @@ def _say_left(steps: list[Step], output: str) -> None:
     left = [step for step in steps if step.action == "leave"]
     if left and output == "text":
         say(
-            f"{times(len(left), 'part')} that an earlier run has made for {left[0].part.deployment}, and this one does"
-            " not ask for, stay as they are (left, above); the same command with --prune deletes them."
+            f"An earlier run has made {times(len(left), 'part')} for {left[0].part.deployment} that this one does not"
+            " ask for, and leaves as it was; the same command with --prune deletes what is left."
         )
 
 
