@@ -23,6 +23,7 @@
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
+            ├── NoStore       nobody has made one there yet, and it was not to be made now
             └── Unkeepable    one record is more than the store can keep; all others are none the worse
 
 What an event can come to (a duplicate, a failure of the handler, a conflict) is an `Outcome`, not an error; only
@@ -174,6 +175,10 @@ class StoreUnavailable(StoreError):
 
 class StoreRefused(StoreError):
     """The store cannot be used as it is; a person has to look."""
+
+
+class NoStore(StoreRefused):
+    """There is no store there yet, or another one was meant."""
 
 
 class Unkeepable(StoreRefused):

@@ -80,7 +80,7 @@ def test_a_region_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/none")
     with pytest.raises(ValueError, match="AWS in eu central cannot be asked"):
         Cloud("eu central").identity()
-    with pytest.raises(Unanswered, match="needs a region; write --region eu-central-1 or set AWS_DEFAULT_REGION"):
+    with pytest.raises(Unanswered, match="needs a region; write --region eu-central-1 or set AWS_REGION"):
         Cloud().identity()
 
 

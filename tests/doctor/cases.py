@@ -29,6 +29,7 @@ FUNCTION = f"arn:aws:lambda:{HERE}:function:crm-function"
 PARTNER = "aws.partner/genesys.com/cloud/0e5c3f2a/crm"
 RULE = f"arn:aws:events:{HERE}:rule/{PARTNER}/crm-events"
 DIRECT = f"arn:aws:events:{HERE}:rule/{PARTNER}/crm-direct"
+AUDITS = f"arn:aws:events:{HERE}:rule/{PARTNER}/crm-audits"
 DAY = 86_400
 INVOKED = {
     "Effect": "Allow",
@@ -46,7 +47,7 @@ queue = Queue(
     dead_arn=DEAD,
     dead_retention=14 * DAY,
     max_receives=5,
-    statements=(allow_rule("OncegateRule", QUEUE, RULE),),
+    statements=(allow_rule(QUEUE, RULE),),
 )
 feed = Feed(id="0d8f", source=QUEUE)
 function = Function(
@@ -63,6 +64,8 @@ rule = Rule(
     matches=True,
 )
 direct_rule = replace(rule, name="crm-direct", arn=DIRECT, targets=(replace(target, arn=FUNCTION),))
+audits = replace(rule, name="crm-audits", arn=AUDITS, pattern={"detail-type": [{"prefix": "v2.audits"}]})
+TWO_MAY_SEND = replace(queue, statements=(allow_rule(QUEUE, RULE), allow_rule(QUEUE, AUDITS)))
 table = Table(name="crm-claims")
 store = Store(url="dynamodb://crm-claims?region=eu-central-1", scheme="dynamodb", skew=2_000_000)
 redis = Redis(host="cache", port=6379)
@@ -116,7 +119,9 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     ],
     "settings.attempts": [("warning", Facts(terms=agree({"retention": "299s", "lease": "30s"})))],
     "store.reachable": [("error", lacking(BEHIND_A_QUEUE, store={"problem": "it cannot be reached"}))],
-    "store.present": [("note", Facts(store=Store(url="sqlite:///oncegate.db", scheme="sqlite", absent=True)))],
+    "store.present": [
+        ("note", Facts(store=Store(url="sqlite:///oncegate.db", scheme="sqlite", absent="there is no file")))
+    ],
     "store.memory": [("warning", Facts(store=Store(url="memory://", scheme="memory")))],
     "store.disk": [("error", Facts(store=Store(url="sqlite:///a.db", scheme="sqlite", file_system="nfs4")))],
     "store.eviction": [("error", lacking(BEHIND_A_QUEUE, redis={"evicts_by": "allkeys-lru"}))],
@@ -146,10 +151,10 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "queue.dead_retention": [("warning", lacking(BEHIND_A_QUEUE, queue={"dead_retention": 4 * DAY}))],
     "queue.policy": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"statements": ()})),
-        ("error", lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule("Other", QUEUE, DIRECT),)})),
+        ("error", lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule(QUEUE, DIRECT),)})),
         (
             "warning",
-            lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule("All", QUEUE, RULE) | {"Condition": {}},)}),
+            lacking(BEHIND_A_QUEUE, queue={"statements": (allow_rule(QUEUE, RULE) | {"Condition": {}},)}),
         ),
     ],
     "function.failures": [("error", lacking(BEHIND_A_RULE, function={"on_failure": None}))],
@@ -174,7 +179,12 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
         ("note", with_rule(BEHIND_A_QUEUE, bus="default")),
         ("note", with_rule(BEHIND_A_QUEUE, bus="calls", matches=None, pattern={"source": ["genesys.cloud"]})),
     ],
-    "rule.target": [("error", with_target(BEHIND_A_QUEUE, exists=False))],
+    "rule.target": [
+        ("error", with_target(BEHIND_A_QUEUE, exists=False)),
+        ("error", with_target(BEHIND_A_RULE, exists=False)),
+        ("error", with_rule(BEHIND_A_QUEUE, targets=())),
+        ("error", lacking(with_rule(WITH_A_WORKER, targets=()), queue=None)),
+    ],
     "rule.envelope": [
         ("warning", with_target(BEHIND_A_QUEUE, shape="InputPath $.detail")),
         ("error", with_target(BEHIND_A_QUEUE, shape="an InputTransformer")),
@@ -184,7 +194,10 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
         ("warning", with_target(BEHIND_A_QUEUE, age=3_599)),
     ],
     "rule.dead_letters": [("warning", with_target(BEHIND_A_QUEUE, dead_arn=None))],
-    "rule.dead_policy": [("error", with_target(BEHIND_A_QUEUE, dead_admits=False))],
+    "rule.dead_policy": [
+        ("error", with_target(BEHIND_A_QUEUE, dead_admits=False)),
+        ("error", with_target(BEHIND_A_QUEUE, dead_admits=False, dead_statements=None)),
+    ],
     "rule.doubled": [
         ("warning", with_rule(BEHIND_A_QUEUE, targets=(target, replace(target, id="again")))),
         (
@@ -195,5 +208,6 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
                 rules=(rule, direct_rule),
             ),
         ),
+        ("note", replace(BEHIND_A_QUEUE, queue=TWO_MAY_SEND, rules=(rule, audits))),
     ],
 }

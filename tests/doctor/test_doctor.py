@@ -112,6 +112,28 @@ class TestDeployments:
         (target, *_) = aws["events"].list_targets_by_rule(Rule="sick", EventBusName=PARTNER)["Targets"]
         assert target["SqsParameters"] == {"MessageGroupId": "calls"}
 
+    def test_the_cure_of_one_on_two_buses(self, infra: Infra, aws: Aws) -> None:
+        """Of two rules of one name the buses are told, no mend takes away what another gave, and the one that stays is
+        that on the bus where the events arrive; it is found, and given a target again, if it has none."""
+        source = "aws.partner/genesys.com/cloud/0e5c3f2a/moved"
+        infra("infra", "up", "--name", "moved", "--partner-source", source)
+        infra("infra", "up", "--name", "moved")
+        for queue in ("moved-events", "moved-dead"):
+            url = aws["sqs"].get_queue_url(QueueName=queue)["QueueUrl"]
+            aws["sqs"].set_queue_attributes(QueueUrl=url, Attributes={"Policy": ""})
+        out = infra("doctor", "--name", "moved")[1]
+        assert f"rule moved-events on the bus default, rule moved-events on the bus {source}" in out
+        findings = cured(infra, aws, "moved")
+        assert [rule for rule, _ in findings[:5]] == ["queue.policy"] * 2 + ["rule.dead_policy"] * 2 + ["rule.doubled"]
+        assert [rule for rule, _ in findings[5:]] == ["rule.bus"]
+        aws["events"].remove_targets(Rule="moved-events", EventBusName=source, Ids=["moved"])
+        infra("infra", "up", "--name", "moved")
+        findings = cured(infra, aws, "moved")
+        assert ("rule.target", f"moved-events on the bus {source}") in findings
+        (target,) = aws["events"].list_targets_by_rule(Rule="moved-events", EventBusName=source)["Targets"]
+        assert target["Arn"] == f"arn:aws:sqs:{ACCOUNT}:moved-events"
+        assert aws["events"].list_rules(NamePrefix="moved", EventBusName="default")["Rules"] == []
+
     def test_a_sound_one(self, infra: Infra, aws: Aws) -> None:
         """Nothing is wrong with what `infra up` makes for a partner's source; to be on the default bus is a note. The
         queue can be named by its URL as well."""
@@ -142,6 +164,21 @@ class TestDeployments:
         infra("infra", "up", "--name", "old", "--bus", "archived", "--pattern", '{"source": ["com.example.crm"]}')
         code, out, _ = infra("doctor", "--name", "old", "--output", "json")
         assert (code, told(out)) == (exits.WARNINGS_FOUND, {"settings.replays": "warning"})
+
+
+def cured(infra: Infra, aws: Aws, name: str) -> list[tuple[str, str]]:
+    """What was found at first, once all that is offered has been carried out until nothing is left."""
+    first: list[tuple[str, str]] = []
+    for _ in range(3):
+        code, out, _ = infra("doctor", "--name", name, "--output", "json")
+        findings = json.loads(out)["findings"]
+        first = first or [(each["rule"], each["what"]) for each in findings]
+        for finding in findings:
+            if finding["severity"] != "note":
+                carried_out(aws, finding["mend"])
+    code, out, _ = infra("doctor", "--name", name, "--output", "json")
+    assert (code, told(out)) == (exits.OK, {})
+    return first
 
 
 def carried_out(aws: Aws, line: str) -> None:
@@ -193,13 +230,38 @@ class TestStores:
         finally:
             server.stop()
         assert (code, err) == (exits.ERRORS_FOUND, "")
-        assert told(out) == {"store.eviction": "error", "store.persistence": "warning"}
+        assert told(out) == {"store.eviction": "error", "store.persistence": "warning", "store.present": "note"}
 
     def test_postgres(self, oncegate: Run, postgres: PostgresServer) -> None:
         """A real database is read, and its clock agrees with ours."""
         open_store(postgres.url()).close()
         code, out, err = oncegate("doctor", "--store", postgres.url(), "--output", "json")
         assert (code, err, told(out)) == (exits.OK, "", {})
+
+    def test_a_store_that_is_not_made_yet(
+        self, oncegate: Run, postgres: PostgresServer, aws: Aws, tmp_path: Path
+    ) -> None:
+        """Of whatever kind it is, that is a note, in words that fit the kind."""
+        (tmp_path / "empty.db").touch()
+        server = RedisServer(tmp_path / "redis")
+        schema = "&".join([*filter(None, [postgres.url().partition("?")[2]]), "oncegate_schema=unmade"])
+        dynamo = f"dynamodb://Unmade?region={REGION}&endpoint={aws.endpoint}"
+        urls = {
+            "sqlite:///none.db": "there is no file of that name yet",
+            "sqlite:///empty.db": "the file of that name is empty",
+            f"{postgres.url().partition('?')[0]}?{schema}": "there is no schema unmade in it yet",
+            server.url: "there is no store oncegate in it yet",
+            dynamo: "there is no table of that name yet",
+        }
+        try:
+            found = {url: oncegate("doctor", "--store", url, "--output", "json") for url in urls}
+            assert oncegate("doctor", "--store", dynamo, "--table", "Unmade")[0] == exits.ERRORS_FOUND
+        finally:
+            server.stop()
+        for url, (code, out, err) in found.items():
+            assert (code, err, told(out)) == (exits.OK, "", {"store.present": "note"})
+            assert json.loads(out)["findings"][0]["found"] == urls[url]
+        assert (tmp_path / "empty.db").read_bytes() == b""
 
     def test_a_table_of_the_store(self, infra: Infra, oncegate: Run, aws: Aws) -> None:
         """The URL of a store in DynamoDB is enough to find its table and AWS's clock."""

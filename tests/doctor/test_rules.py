@@ -1,15 +1,34 @@
 """Each rule speaks of a deployment that breaks it, is silent about one that does not, and says what really mends it."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from oncegate.doctor.facts import Facts
 from oncegate.doctor.rules import RULES, judged, unasked
 from oncegate.gate.terms import agree
+from oncegate.infra.rights import allow_rule, sid
 from tests.doctor import commands
-from tests.doctor.cases import BEHIND_A_QUEUE, BEHIND_A_RULE, BROKEN, WITH_A_WORKER, lacking, with_rule
+from tests.doctor.cases import (
+    AUDITS,
+    BEHIND_A_QUEUE,
+    BEHIND_A_RULE,
+    BROKEN,
+    DEAD,
+    PARTNER,
+    RULE,
+    WITH_A_WORKER,
+    audits,
+    lacking,
+    queue,
+    rule,
+    target,
+    with_rule,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 
@@ -77,3 +96,27 @@ def test_the_page_lists_every_rule() -> None:
         (name, ", ".join(sorted({severity for severity, _ in BROKEN[name]})), judge.__doc__)
         for name, judge in RULES.items()
     ]
+
+
+def test_policies_are_added_to() -> None:
+    """A mend of a queue's policy keeps what others may do, and lets in every rule that needs it, not only its own."""
+    theirs = allow_rule(DEAD, f"{RULE}-theirs")
+    lacking_rights = {"dead_admits": False, "dead_statements": (theirs,)}
+    rules = [replace(each, targets=(replace(target, **lacking_rights),)) for each in (rule, audits)]
+    found = judged(replace(BEHIND_A_QUEUE, queue=replace(queue, statements=(theirs,)), rules=tuple(rules)))
+    mends = [finding.mend for name, finding in found if name in ("queue.policy", "rule.dead_policy")]
+    assert len(mends) == 4
+    for mend in mends:
+        _, _, parameters = commands.request(shlex.split(mend))
+        statements = json.loads(parameters["Attributes"]["Policy"])["Statement"]
+        assert [statement["Sid"] for statement in statements] == [sid(f"{RULE}-theirs"), sid(RULE), sid(AUDITS)]
+
+
+def test_one_dead_letter_queue_for_rules_of_one_name() -> None:
+    """Two rules of one name on two buses are offered the very same queue, since none can be made twice otherwise."""
+    bare = replace(rule, targets=(replace(target, dead_arn=None),))
+    other = replace(bare, bus="default", arn=RULE.replace(f"{PARTNER}/", ""))
+    found = judged(replace(BEHIND_A_QUEUE, rules=(bare, other)))
+    mends = [finding.mend.split(" && ")[0] for name, finding in found if name == "rule.dead_letters"]
+    assert len(mends) == 2
+    assert len(set(mends)) == 1

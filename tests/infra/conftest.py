@@ -1,19 +1,33 @@
 """An emulator of AWS for the commands that make and judge deployments, and the commands themselves."""
 
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Run, oncegate
 from tests.stores.conftest import dynamo_server
-from tests.stores.dynamo_server import REGION, DynamoServer
+from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
 
 __all__ = ["dynamo_server", "oncegate"]
 
 Infra = Callable[..., tuple[int, str, str]]
+PATTERN = '{"source": ["com.example.crm"]}'
+PARTNER = "aws.partner/genesys.com/cloud/0e5c3f2a/crm"
+HANDLER = """
+import os
+
+from oncegate import Gate
+
+def open_case(event):
+    return {"case": event.entity}
+
+handler = Gate(os.environ["ONCEGATE_STORE"]).lambda_handler(open_case)
+"""
 
 
 def zipped(source: str) -> bytes:
@@ -57,3 +71,20 @@ def infra(oncegate: Run, aws: Aws) -> Infra:
         return oncegate(*arguments, "--region", REGION, "--endpoint", aws.endpoint)
 
     return call
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> str:
+    path = tmp_path / "function.zip"
+    path.write_bytes(zipped(HANDLER))
+    return str(path)
+
+
+def as_function(package: str) -> list[str]:
+    variables = [f"--env={name}={value}" for name, value in CREDENTIALS.items()]
+    return ["--lambda-zip", package, "--lambda-runtime", f"python3.{sys.version_info.minor}", *variables]
+
+
+def attributes(aws: Aws, queue: str) -> tuple[str, dict[str, str]]:
+    url = aws["sqs"].get_queue_url(QueueName=queue)["QueueUrl"]
+    return url, aws["sqs"].get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]

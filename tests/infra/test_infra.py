@@ -2,6 +2,7 @@
 
 import json
 import pty
+import re
 import sys
 import zipfile
 from collections import Counter
@@ -12,24 +13,11 @@ import pytest
 
 from oncegate import open_store
 from oncegate.cli import exits
-from oncegate.infra.rights import document
-from tests.cli.conftest import Run
-from tests.infra.conftest import Aws, Infra, zipped
+from oncegate.infra.rights import document, sid
+from tests.cli.conftest import Run, on_terminal
+from tests.infra.conftest import PARTNER, PATTERN, Aws, Infra, as_function, attributes, zipped
 from tests.stores.dynamo_server import CREDENTIALS, REGION
 from tests.stores.servers import until
-
-PATTERN = '{"source": ["com.example.crm"]}'
-PARTNER = "aws.partner/genesys.com/cloud/0e5c3f2a/crm"
-HANDLER = """
-import os
-
-from oncegate import Gate
-
-def open_case(event):
-    return {"case": event.entity}
-
-handler = Gate(os.environ["ONCEGATE_STORE"]).lambda_handler(open_case)
-"""
 
 
 def actions(out: str) -> Counter[str]:
@@ -56,11 +44,6 @@ def put(aws: Aws, number: int, bus: str = "default") -> None:
     assert aws["events"].put_events(Entries=[entry])["FailedEntryCount"] == 0
 
 
-def attributes(aws: Aws, queue: str) -> tuple[str, dict[str, str]]:
-    url = aws["sqs"].get_queue_url(QueueName=queue)["QueueUrl"]
-    return url, aws["sqs"].get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-
-
 def received(aws: Aws, queue: str) -> dict[str, Any]:
     """The one event that arrives in a queue."""
     url, _ = attributes(aws, queue)
@@ -68,18 +51,6 @@ def received(aws: Aws, queue: str) -> dict[str, Any]:
     assert len(messages) == 1
     body: dict[str, Any] = json.loads(messages[0]["Body"])
     return body
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> str:
-    path = tmp_path / "function.zip"
-    path.write_bytes(zipped(HANDLER))
-    return str(path)
-
-
-def as_function(package: str) -> list[str]:
-    variables = [f"--env={name}={value}" for name, value in CREDENTIALS.items()]
-    return ["--lambda-zip", package, "--lambda-runtime", f"python3.{sys.version_info.minor}", *variables]
 
 
 class TestUp:
@@ -158,7 +129,10 @@ class TestUp:
         infra("infra", "up", "--name", "drift")
         assert actions(infra("infra", "up", "--name", "drift", "--dry-run", "--output", "json")[1]) == {"keep": 6}
         policy = attributes(aws, "drift-events")[1]["Policy"]
-        assert [statement["Sid"] for statement in json.loads(policy)["Statement"]] == ["Theirs", "OncegateRule"]
+        assert [statement["Sid"] for statement in json.loads(policy)["Statement"]] == [
+            "Theirs",
+            sid(":rule/drift-events"),
+        ]
 
     def test_a_partners_bus(self, infra: Infra, aws: Aws) -> None:
         """A pending source is associated by a bus of its name, the rule is on it, and events come through."""
@@ -171,6 +145,15 @@ class TestUp:
         assert arns["rule"] == f"arn:aws:events:{REGION}:000000000000:rule/{PARTNER}/partner-events"
         _, out, _ = infra("infra", "down", "--name", "partner", "--yes")
         assert out.index("deleted  rule") < out.index("deleted  bus")
+
+    def test_shown_on_a_narrow_terminal(self, infra: Infra, aws: Aws, tmp_path: Path) -> None:
+        """No column is left out and no address is cut, be it longer than the line."""
+        source = f"{PARTNER}-with-a-name-that-is-long-for-a-line"
+        infra("infra", "up", "--name", "narrow", "--partner-source", source)
+        asked = ["infra", "show", "--name", "narrow", "--region", REGION, "--endpoint", aws.endpoint]
+        shown = on_terminal(asked, tmp_path, **CREDENTIALS)
+        assert re.search(r"^part +ours +holds +address", shown)
+        assert re.search(rf"rule +yes +arn:aws:events:{REGION}:000000000000:rule/{source}/narrow-events\b", shown)
 
     def test_a_bus_of_somebody_elses(self, infra: Infra, aws: Aws) -> None:
         """A bus that is there is used, and stays when all else goes."""
@@ -218,10 +201,11 @@ class TestFunctions:
         (mapping,) = aws["lambda"].list_event_source_mappings(FunctionName=function)["EventSourceMappings"]
         aws["lambda"].update_event_source_mapping(UUID=mapping["UUID"], BatchSize=1, Enabled=False)
         aws["lambda"].put_function_event_invoke_config(FunctionName=function, MaximumRetryAttempts=0)
-        aws["lambda"].remove_permission(FunctionName=function, StatementId="OncegateRule")
+        statement = sid(":rule/bent-events")
+        aws["lambda"].remove_permission(FunctionName=function, StatementId=statement)
         aws["lambda"].add_permission(
             FunctionName=function,
-            StatementId="OncegateRule",
+            StatementId=statement,
             Action="lambda:InvokeFunction",
             Principal="events.amazonaws.com",
         )
@@ -365,6 +349,17 @@ class TestErrors:
             (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is none"),
             (("--name", "x", "--partner-source", PARTNER, "--bus", "b"), "--bus and --partner-source name two buses"),
             (("--name", "x", "--message-retention", "4"), "--message-retention='4' is not a duration"),
+            (
+                ("--name", "x", "--message-retention", "30d"),
+                "--message-retention of 2592000 s cannot be; SQS allows 1m",
+            ),
+            (("--name", "x", "--message-retention", "1s"), "--message-retention of 1 s cannot be"),
+            (("--name", "x", "--env", "foo"), "--env is about a function, and there is none"),
+            (("--name", "x", "--lambda-timeout", "0s"), "--lambda-timeout is about a function, and there is none"),
+            (("--name", "x", "--no-rule", "--bus", "calls"), "--bus is about a rule, and there is none"),
+            (("--name", "x", "--lambda-zip", "app.zip", "--max-receives", "3"), "--max-receives is about a queue"),
+            (("--name", "x", "--no-table", "--no-queue", "--no-rule"), "there is nothing left to make"),
+            (("--name", "x", "--yes"), "--yes answers what only --prune asks"),
         ],
     )
     def test_what_cannot_be_meant(self, oncegate: Run, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -1,6 +1,8 @@
 """The pages on the AWS parts and on the doctor are true."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,23 @@ def test_the_commands_can_be_typed() -> None:
     assert len(shown) > 12
     for line in shown:
         commands.check(line)
+
+
+def test_typed_from_top_to_bottom(infra: Infra, aws: Aws, tmp_path: Path) -> None:
+    """All that the page says to make, one after the other and before it is taken away again, is a deployment of which
+    the doctor has nothing to say, and in which the rule on the partner's bus sends to the queue."""
+    (tmp_path / "function.zip").write_bytes(zipped("def handler(event, context): ..."))
+    source = "aws.partner/genesys.com/cloud/0e5c3f2a/page"
+    typed = re.findall(r"^ {4}oncegate (infra up .+)$", PAGE, re.MULTILINE)
+    assert len(typed) > 5
+    for line in typed:
+        words = shlex.split(line.replace("$SOURCE", source).replace("--name crm", "--name page"))
+        assert infra(*words, *(["--yes"] if "--prune" in words else []))[0] == exits.OK, line
+    code, out, _ = infra("doctor", "--name", "page", "--output", "json")
+    assert (code, json.loads(out)["findings"]) == (exits.OK, [])
+    (target,) = aws["events"].list_targets_by_rule(Rule="page-events", EventBusName=source)["Targets"]
+    assert target["Arn"].endswith(":page-events")
+    assert infra("infra", "show", "--name", "page")[1].count("function") == 0
 
 
 def test_the_rights_are_those_that_are_asked_for() -> None:

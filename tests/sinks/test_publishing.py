@@ -241,5 +241,5 @@ class TestPlaces:
         monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
         monkeypatch.delenv("AWS_REGION", raising=False)
         monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-        with pytest.raises(SettingError, match=r"needs a region; write \?region=eu-central-1"):
+        with pytest.raises(SettingError, match=r"the SQS queue q needs a region; write \?region=eu-central-1"):
             publish("sqs://q")

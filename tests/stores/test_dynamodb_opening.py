@@ -70,7 +70,7 @@ def test_loaded_when_asked_for() -> None:
     [
         (
             {"AWS_DEFAULT_REGION": ""},
-            "needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_DEFAULT",
+            "the DynamoDB table Table needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_REGION",
         ),
         ({"AWS_REGION": REGION}, "no AWS credentials were found"),
         ({"AWS_DEFAULT_REGION": REGION}, "no AWS credentials were found"),

@@ -239,7 +239,7 @@ def test_what_is_said_of_credentials(queue: Queue, said: Any, monkeypatch: pytes
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "no AWS credentials were found for the SQS queue" in said(queue.source)
-    assert "needs a region; write sqs://NAME?region=eu-central-1" in said(f"sqs://{queue.name}")
+    assert f"queue {queue.name} needs a region; write sqs://NAME?region=eu-central-1" in said(f"sqs://{queue.name}")
 
 
 @pytest.mark.parametrize(

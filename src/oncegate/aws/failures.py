@@ -122,7 +122,7 @@ def failure(error: Exception, place: str, action: str, words: Words) -> Failure:
         said = f"no AWS credentials were found for {place} ({error}); {_CREDENTIALS}"
         return Failure("unasked", said)
     if isinstance(error, NoRegionError):
-        return Failure("unasked", f"{place} needs a region; {words.region} or set AWS_DEFAULT_REGION")
+        return Failure("unasked", f"{place} needs a region; {words.region} or set AWS_REGION")
     if isinstance(error, _UNREACHED):
         return Failure("passing", f"{place} cannot be reached ({error}); check region, endpoint and network")
     if isinstance(error, BotoCoreError):

@@ -9,10 +9,10 @@ import click
 
 from oncegate.aws.cloud import Cloud
 from oncegate.cli.options import confirm
-from oncegate.cli.output import Progress, say, show_facts, show_json, show_table
+from oncegate.cli.output import Progress, say, show_facts, show_json, show_whole
 from oncegate.durations import times
 from oncegate.infra.design import Design, Place
-from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing
+from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing, surplus
 from oncegate.infra.template import template as made_template
 from oncegate.infra.wanted import Wanted
 
@@ -22,13 +22,19 @@ _KIND_WIDTH = len("permission")
 _HEADERS = ("plan", "part", "name", "why")
 
 
-def up(wanted: Wanted, region: str | None, *, dry_run: bool, output: str) -> None:
+def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: bool, output: str) -> None:
     with _asking(region, wanted.endpoint) as (cloud, place, progress):
         design = Design(wanted, place)
-        steps = plan(cloud, design.parts())
+        steps = [*plan(cloud, design.parts()), *surplus(cloud, design, prune=prune)]
         if dry_run:
             _show_plan(steps, output)
+            _say_left(steps, output)
             return
+        doomed = [step for step in steps if step.action == "delete"]
+        if doomed and not yes:
+            if output == "text":
+                _show_plan(doomed, output)
+            _agree(len(doomed), place)
         for step in steps:
             carry_out(cloud, step)
             progress.hide()
@@ -37,11 +43,27 @@ def up(wanted: Wanted, region: str | None, *, dry_run: bool, output: str) -> Non
     if output == "json":
         show_json({"parts": [_fields(step) for step in steps], **_addresses(design)})
         return
-    changed = sum(step.action != "keep" for step in steps)
-    done = f"{times(changed, 'part')} made or changed" if changed else "Nothing was changed: all is as wanted"
     say("")
-    say(f"{done}.")
+    say(_summary(steps))
+    _say_left(steps, output)
     show_facts(_addresses(design))
+
+
+def _summary(steps: list[Step]) -> str:
+    made, deleted = (sum(step.action in actions for step in steps) for actions in (("create", "change"), ("delete",)))
+    if not made and not deleted:
+        return "Nothing was changed: all is as wanted."
+    told = f"{times(made, 'part')} made or changed"
+    return f"{told}, {deleted} deleted." if deleted else f"{told}."
+
+
+def _say_left(steps: list[Step], output: str) -> None:
+    left = [step for step in steps if step.action == "leave"]
+    if left and output == "text":
+        say(
+            f"An earlier run has made {times(len(left), 'part')} for {left[0].part.deployment} that this one does not"
+            " ask for, and leaves as it was; the same command with --prune deletes what is left."
+        )
 
 
 def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:
@@ -93,9 +115,9 @@ def show(name: str, region: str | None, endpoint: str | None, *, output: str) ->
 
 
 def _show_parts(rows: list[dict[str, Any]]) -> None:
-    shown = [(row["address"], row["part"], "yes" if row["made by oncegate"] else "no", row["holds"]) for row in rows]
-    headers = ("address", "part", "ours", "holds")
-    show_table(headers, shown, essential=headers)
+    """The addresses come last, where a narrow terminal breaks them and cuts nothing."""
+    shown = [(row["part"], "yes" if row["made by oncegate"] else "no", row["holds"], row["address"]) for row in rows]
+    show_whole(("part", "ours", "holds", "address"), shown)
 
 
 def template(wanted: Wanted, *, policy: bool) -> None:
@@ -122,7 +144,7 @@ def _show_plan(steps: list[Step], output: str) -> None:
         show_json({"parts": [_fields(step) for step in steps]})
         return
     rows = [(step.action, step.part.kind, step.part.name, step.why or None) for step in steps]
-    show_table(_HEADERS, rows, essential=_HEADERS)
+    show_whole(_HEADERS, rows)
 
 
 def _say_done(step: Step) -> None:

@@ -113,9 +113,9 @@ def _show(facts: Facts, found: Judged) -> None:
 
 
 def _looked_at(facts: Facts) -> str:
-    parts: list[Any] = [facts.queue, facts.function, facts.table, *facts.rules]
+    parts: list[Any] = [facts.queue, facts.function, facts.table]
     named = [f"{type(part).__name__.lower()} {part.name}" for part in parts if part is not None]
-    return ", ".join(["settings", *named])
+    return ", ".join(["settings", *named, *(f"rule {facts.named(rule)}" for rule in facts.rules)])
 
 
 def _explain(rule: str, finding: Finding) -> None:

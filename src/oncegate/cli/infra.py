@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from oncegate.cli.options import output_option
 from oncegate.durations import microseconds
@@ -14,6 +15,17 @@ from oncegate.errors import MissingExtra, SettingError
 from oncegate.infra.wanted import GENESYS, Function, Wanted, checked, pattern_of
 
 _Command = Callable[..., Any]
+
+_ABOUT: Final = {
+    "a function": ("lambda_runtime", "lambda_timeout", "lambda_memory", "env"),
+    "a queue": ("message_retention", "max_receives"),
+    "a rule": ("bus", "partner_source", "pattern"),
+}
+_HAVING: Final = {
+    "a function": "name its package with --lambda-zip FILE",
+    "a queue": "add --queue",
+    "a rule": "leave out --no-rule",
+}
 
 
 @click.group()
@@ -78,14 +90,21 @@ def _taking(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _C
 
 @infra.command()
 @_taking(_NAMED, *_WANTED, *_PLACED)
-@click.option("--dry-run", is_flag=True, help="Only show what would be made or changed.")
+@click.option("--prune", is_flag=True, help="Delete what an earlier run has made and this one does not ask for.")
+@click.option("--yes", is_flag=True, help="Do not ask before that.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @output_option
-def up(region: str | None, dry_run: bool, output: str, **given: Any) -> None:
-    """Make all parts, or bring them to what is wanted. A second time changes nothing."""
-    wanted = _wanted(given)
+def up(region: str | None, prune: bool, yes: bool, dry_run: bool, output: str, **given: Any) -> None:
+    """Make all parts, or bring them to what is wanted. A second time changes nothing.
+
+    What is there under this name besides is told and stays, and so do its rights.
+    """
     if given["lambda_handler"] and not given["lambda_zip"]:
         raise click.UsageError("--lambda-handler is that of a package: name it with --lambda-zip FILE")
-    _work().up(wanted, region, dry_run=dry_run, output=output)
+    if yes and not prune:
+        raise click.UsageError("--yes answers what only --prune asks; leave it out, or add --prune")
+    wanted = _wanted(given)
+    _work().up(wanted, region, prune=prune, yes=yes, dry_run=dry_run, output=output)
 
 
 @infra.command()
@@ -112,7 +131,7 @@ def show(name: str, region: str | None, endpoint: str | None, output: str) -> No
 @_taking(_NAMED, *_WANTED)
 @click.option("--policy", is_flag=True, help="Print the rights that a consumer needs, as an IAM policy.")
 def template(policy: bool, **given: Any) -> None:
-    """Print the parts as a CloudFormation template. AWS is not asked."""
+    """Print the parts as a CloudFormation template. AWS is not asked, but the extra aws is needed all the same."""
     _work().template(_wanted(given), policy=policy)
 
 
@@ -125,11 +144,13 @@ def _work() -> Any:
 
 def _wanted(given: dict[str, Any]) -> Wanted:
     function = _function(given) if given["lambda_zip"] or given["lambda_handler"] else None
+    queue = given["queue"] if given["queue"] is not None else function is None
+    _refuse_idle({"a function": function is not None, "a queue": queue, "a rule": given["rule"]})
     return checked(
         Wanted(
             name=given["name"],
             table=given["table"],
-            queue=given["queue"] if given["queue"] is not None else function is None,
+            queue=queue,
             rule=given["rule"],
             bus=given["bus"],
             partner_source=given["partner_source"],
@@ -140,6 +161,16 @@ def _wanted(given: dict[str, Any]) -> Wanted:
             message_retention=_seconds(given["message_retention"], "--message-retention"),
         )
     )
+
+
+def _refuse_idle(wanted: dict[str, bool]) -> None:
+    """What was written about a part that is not wanted."""
+    context = click.get_current_context()
+    for part, options in _ABOUT.items():
+        for name in options:
+            if not wanted[part] and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                option = f"--{name.replace('_', '-')}"
+                raise click.UsageError(f"{option} is about {part}, and there is none; leave it out, or {_HAVING[part]}")
 
 
 def _function(given: dict[str, Any]) -> Function:

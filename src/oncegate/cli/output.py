@@ -123,6 +123,11 @@ def _chosen(room: int, headers: Sequence[str], told: dict[int, int], essential: 
     return _fitted(room, told, whole)
 
 
+def show_whole(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table of which nothing is left out or cut, however narrow the terminal: its last column is what may be long."""
+    _plain_table(headers, [["" if cell is None else clean(cell) for cell in row] for row in rows])
+
+
 def _fitted(room: int, wanted: dict[int, int], whole: Collection[int]) -> dict[int, int]:
     """Widths for columns: some as they are; the others share the rest evenly, and none takes more than it needs. The
     last of these are left out if they would get next to nothing."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from oncegate.aws.cloud import Cloud, Missing, Unanswered
 from oncegate.clocks import wall
 from oncegate.doctor.facts import Archive, Clock, Facts, Feed, Function, Queue, Rule, Table, Target, Unread
-from oncegate.doctor.policies import admits
+from oncegate.doctor.policies import SEND, admits
 from oncegate.doctor.samples import envelope_of, samples
 from oncegate.errors import AwsError, StoreError
 from oncegate.infra.parts import Part, events, functions, queues, tables
@@ -22,6 +22,7 @@ from oncegate.stores.dynamodb.settings import read_url
 from oncegate.stores.dynamodb.table import check
 
 _T = TypeVar("_T")
+_NO_TABLE: Final = "there is no table of that name yet"
 _HALF: Final = 500_000  # AWS tells its time in whole seconds
 
 
@@ -38,14 +39,14 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 def read(facts: Facts, asked: Asked, store: str | None, region: str | None, endpoint: str | None) -> Facts:
     """The facts with all that AWS tells. A store in DynamoDB says where its table is, if nobody says otherwise."""
-    if store is not None:
-        settings = read_url(store)
-        asked = replace(asked, table=asked.table or settings.table)
+    settings = read_url(store) if store is not None else None
+    if settings is not None:
         region, endpoint = region or settings.region, endpoint or settings.endpoint
     with closing(Cloud(region, endpoint)) as cloud:
-        found = _Reader(cloud, asked)
+        found = _Reader(cloud, asked, settings.table if settings is not None else None)
     return replace(
         facts,
+        store=replace(facts.store, absent=_NO_TABLE) if facts.store is not None and found.tableless else facts.store,
         identity=found.identity,
         region=found.region,
         endpoint=endpoint,
@@ -60,11 +61,14 @@ def read(facts: Facts, asked: Asked, store: str | None, region: str | None, endp
 
 
 class _Reader:
-    """What was read. `identity` and `region` are None where AWS does not tell."""
+    """What was read. `identity` and `region` are None where AWS does not tell; `tableless` is a store without its
+    table."""
 
-    def __init__(self, cloud: Cloud, asked: Asked) -> None:
+    def __init__(self, cloud: Cloud, asked: Asked, stored: str | None) -> None:
         self._cloud = cloud
         self._asked = asked
+        self._stored = stored
+        self.tableless = False
         self.unread: list[Unread] = []
         self.identity: str | None = None
         self._account = "123456789012"
@@ -98,12 +102,23 @@ class _Reader:
         self.function = self._looked_for(asked.function, "function", self._function)
         source = next((feed.source for feed in self.function.feeds), None) if self.function else None
         self.queue = self._looked_for(asked.queue or source, "queue", self._queue, suffix="events")
-        self.table = self._looked_for(asked.table, "table", self._table, suffix="claims")
+        self.table = self._table_of_store() or self._looked_for(asked.table, "table", self._table, suffix="claims")
         self._tried("rules", self._read_rules)
         self._tried("archives", self._read_archives)
         if asked.name and not (self.queue or self.function or self.table or self.rules or self.unread):
             why = f"nothing of that name exists in {self.region}; make it with oncegate infra up --name {asked.name}"
             self.unread.append(Unread(what=asked.name, why=why))
+
+    def _table_of_store(self) -> Table | None:
+        """That of the store, if no other is named. Where there is none, the store makes it when it is first opened."""
+        stored = self._stored
+        if stored is None or self._asked.table is not None:
+            return None
+        try:
+            return self._tried(f"the table {stored}", lambda: self._table(stored), or_missing=True)
+        except Missing:
+            self.tableless = True
+            return None
 
     def _looked_for(
         self, named: str | None, what: str, read: Callable[[str], _T], suffix: str | None = None
@@ -232,18 +247,20 @@ class _Reader:
             retries=retry.get("MaximumRetryAttempts", 185),
             age=retry.get("MaximumEventAgeInSeconds", 86_400),
             dead_arn=dead,
-            dead_admits=dead is None or self._admits(dead, rule),
+            **self._dead(dead, rule),
             shape=_shape(target),
             told=target,
         )
 
-    def _admits(self, queue: str, rule: str) -> bool:
-        """Whether a rule may send to a queue; that of another account is not looked at."""
-        if self._account not in queue:
-            return True
+    def _dead(self, queue: str | None, rule: str) -> dict[str, Any]:
+        """Whether a rule may send to a dead-letter queue, and who may; that of another account is not looked at."""
+        if queue is None or self._account not in queue:
+            return {}
         there = queues.described(self._cloud, _last(queue))
-        statements = queues.statements_of(queues.parsed(there[1].get("Policy"))) if there else []
-        return admits(statements, "sqs:SendMessage", rule)
+        if there is None:
+            return {"dead_admits": False, "dead_statements": None}
+        statements = queues.statements_of(queues.parsed(there[1].get("Policy")))
+        return {"dead_admits": admits(statements, SEND, rule), "dead_statements": tuple(statements)}
 
     def _exists(self, arn: str) -> bool:
         """Whether there is such a queue or function; other targets, and those of others, are not looked for."""

@@ -46,8 +46,9 @@ class Function(Struct, frozen=True, kw_only=True):
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """What a rule sends to. `dead_admits`: whether the rule may send to the dead-letter queue too. `shape` is what is
-    done to the event on the way: `InputPath $.detail`; `told` is all that EventBridge has of it."""
+    """What a rule sends to. `dead_admits`: whether the rule may send to the dead-letter queue too, whose statements are
+    None if it is gone. `shape` is what is done to the event on the way: `InputPath $.detail`; `told` is all that
+    EventBridge has of it."""
 
     id: str
     arn: str
@@ -56,6 +57,7 @@ class Target(Struct, frozen=True, kw_only=True):
     age: int = 86_400
     dead_arn: str | None = None
     dead_admits: bool = True
+    dead_statements: tuple[Mapping[str, Any], ...] | None = ()
     shape: str | None = None
     told: Mapping[str, Any] = {}
 
@@ -113,13 +115,13 @@ class Unread(Struct, frozen=True, kw_only=True):
 
 
 class Store(Struct, frozen=True, kw_only=True):
-    """The store of the settings. `url` has no secrets; `problem` is why it cannot be used; `skew` is by how much clocks
-    may differ, in microseconds, where that matters to the store."""
+    """The store of the settings. `url` has no secrets; `problem` is why it cannot be used, and `absent` why it is not
+    there yet; `skew` is by how much clocks may differ, in microseconds, where that matters to the store."""
 
     url: str
     scheme: str
     problem: str | None = None
-    absent: bool = False
+    absent: str | None = None
     file_system: str | None = None
     skew: int | None = None
 
@@ -138,6 +140,11 @@ class Facts(Struct, frozen=True, kw_only=True):
     identity: str | None = None
     region: str | None = None
     endpoint: str | None = None
+
+    def named(self, rule: Rule) -> str:
+        """The name of a rule, with its bus where others have that name too."""
+        alike = [each for each in self.rules if each.name == rule.name]
+        return f"{rule.name} on the bus {rule.bus}" if len(alike) > 1 else rule.name
 
     def aws(self, command: str, **options: str) -> str:
         """A command of the AWS command line, for the place that was looked at; an empty option is a flag."""

@@ -1,9 +1,12 @@
-"""Policies of resources: whether one lets a rule in, and whether it lets others in besides."""
+"""Policies of resources: whether one lets a rule in, whether it lets others in besides, and how it would be right."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from oncegate.infra.rights import allow_rule, document
+
+SEND: Final = "sqs:SendMessage"
 _EVENTS: Final = "events.amazonaws.com"
 _COMPARED: Final = ("ArnEquals", "ArnLike", "StringEquals", "StringLike")
 _BINDING: Final = ("aws:sourcearn", "aws:sourceaccount")
@@ -17,6 +20,14 @@ def admits(statements: Iterable[Mapping[str, Any]], action: str, rule: str) -> b
 def admits_anybody(statements: Iterable[Mapping[str, Any]], action: str) -> bool:
     """Whether there is a statement that everybody's rules could use."""
     return any(_lets(statement, action) and not _bound(statement) for statement in statements)
+
+
+def repaired(statements: Iterable[Mapping[str, Any]], queue: str, rules: Iterable[str]) -> dict[str, Any]:
+    """The policy that a queue has, without what is for anybody, and with a statement for each rule that has none."""
+    kept = [dict(one) for one in statements if not admits_anybody([one], SEND)]
+    missing = [allow_rule(queue, rule) for rule in dict.fromkeys(rules) if not admits(kept, SEND, rule)]
+    replaced = {statement["Sid"] for statement in missing}
+    return document(*(one for one in kept if one.get("Sid") not in replaced), *missing)
 
 
 def _lets(statement: Mapping[str, Any], action: str) -> bool:

@@ -127,7 +127,7 @@ class Design:
         """The rule may send to its queue, and what it cannot deliver to the dead letters."""
         queues = {self.dead: self.dead_arn} | ({self.queue: self.queue_arn} if self.wanted.queue else {})
         for name, arn in queues.items():
-            policy = rights.document(rights.allow_rule("OncegateRule", arn, self.rule_arn))
+            policy = rights.document(rights.allow_rule(arn, self.rule_arn))
             yield self._part("policy", name, arn, {"Queues": [arn], "PolicyDocument": policy}, about=name)
 
     # ── the bus and the rule ──────────────────────────────────────────────────────────────────────────────
@@ -202,7 +202,7 @@ class Design:
             "Principal": _EVENTS,
             "SourceArn": self.rule_arn,
         }
-        return self._part("permission", "OncegateRule", self.function_arn, properties, about=self.function)
+        return self._part("permission", rights.sid(self.rule_arn), self.function_arn, properties, about=self.function)
 
     def _retries(self) -> Part:
         properties = {

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from oncegate.aws.cloud import Cloud
+from oncegate.aws.cloud import Cloud, Denied
 from oncegate.errors import AwsError
 from oncegate.infra.design import Design, Place
 from oncegate.infra.parts import KINDS, Found, Part
@@ -71,31 +71,65 @@ def carry_out(cloud: Cloud, step: Step) -> None:
 # ── what there is ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def standing(cloud: Cloud, designs: Iterable[Design]) -> Iterator[tuple[Part, Found]]:
-    """All parts of these designs that exist, whoever made them; but a bus only if we did."""
-    seen = set()
-    for part in (part for design in designs for part in design.parts()):
-        if (part.kind, part.arn, part.name) in seen:
-            continue
-        seen.add((part.kind, part.arn, part.name))
+def standing(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, Found]]:
+    """Those of these parts that exist, whoever made them; but a bus only if we did."""
+    for part in parts:
         found = KINDS[part.kind].read(cloud, part)
         if found is not None and (found.made_for(part.deployment) or not KINDS[part.kind].shared):
             yield part, found
 
 
-def everything(cloud: Cloud, name: str, place: Place) -> list[Design]:
-    """Designs that have between them all parts a deployment can have: its rule may be on any bus."""
+def everything(cloud: Cloud, name: str, place: Place) -> list[Part]:
+    """All parts that a deployment can have: its rule may be on any bus."""
     function = Function(handler="any.handler")
-    return [
-        Design(Wanted(name=name, bus=bus, queue=queue, function=function, endpoint=cloud.endpoint), place)
-        for bus in buses(cloud)
-        for queue in (True, False)
-    ]
+    parts: dict[tuple[str, str, str], Part] = {}
+    for bus in buses(cloud):
+        for queue in (True, False):
+            wanted = Wanted(name=name, bus=bus, queue=queue, function=function, endpoint=cloud.endpoint)
+            for part in Design(wanted, place).parts():
+                parts.setdefault(_identity(part), part)
+    return list(parts.values())
+
+
+def _identity(part: Part) -> tuple[str, str, str]:
+    return part.kind, part.arn, part.name
 
 
 def buses(cloud: Cloud) -> list[str]:
     names = [bus["Name"] for bus in cloud.each("events", "list_event_buses", "EventBuses")]
     return [DEFAULT_BUS, *(name for name in names if name != DEFAULT_BUS)]
+
+
+def surplus(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
+    """What an earlier run has made of the deployment and this design does not want: to be left, or deleted, last made
+    first. The table is no part of it: what it remembers is of use to any shape."""
+    wanted = {_identity(part) for part in design.parts()}
+    parts = [part for part in everything(cloud, design.wanted.name, design.place) if _identity(part) not in wanted]
+    removable = [part for part in parts if KINDS[part.kind].delete is not None and part.kind != "table"]
+    steps = removal(pair for part in removable for pair in _readable(cloud, part))
+    ours = [step for step in steps if step.action == "delete"]
+    return ours if prune else [Step("leave", step.part, step.found, _still(step)) for step in ours]
+
+
+def _readable(cloud: Cloud, part: Part) -> list[tuple[Part, Found]]:
+    """Who makes no function needs no right to look for one; without rights to the rules nothing could be told."""
+    try:
+        return list(standing(cloud, [part]))
+    except Denied:
+        if part.kind == "rule":
+            raise
+        return []
+
+
+def _still(step: Step) -> str:
+    """What a part that is left still does."""
+    if step.part.kind == "rule" and step.found is not None:
+        targets = step.found.properties["Targets"]
+        sent = " and ".join(target["Arn"].rpartition(":")[2] for target in targets) or "nothing"
+        return f"on the bus {step.part.properties['EventBusName']}, it sends to {sent}"
+    if step.part.kind == "mapping":
+        return f"it feeds {step.part.about}"
+    return step.why
 
 
 def removal(standing: Iterable[tuple[Part, Found]]) -> list[Step]:

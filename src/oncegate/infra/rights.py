@@ -1,5 +1,6 @@
 """What a consumer may do, and no more."""
 
+from hashlib import sha256
 from typing import Any, Final
 
 TABLE_ACTIONS: Final = (
@@ -30,10 +31,16 @@ def allow(sid: str, actions: tuple[str, ...] | str, *resources: str) -> dict[str
     return {"Sid": sid, "Effect": "Allow", "Action": listed, "Resource": list(resources)}
 
 
-def allow_rule(sid: str, queue: str, rule: str) -> dict[str, Any]:
+def sid(rule: str) -> str:
+    """What the statement for a rule is called: by its bus and name, so that none takes the place of another's."""
+    path = rule.partition(":rule/")[2]
+    return f"OncegateRule{sha256(path.encode()).hexdigest()[:8]}"
+
+
+def allow_rule(queue: str, rule: str) -> dict[str, Any]:
     """That one rule may send to a queue. Without the condition everybody's rules could."""
     return {
-        "Sid": sid,
+        "Sid": sid(rule),
         "Effect": "Allow",
         "Principal": {"Service": "events.amazonaws.com"},
         "Action": "sqs:SendMessage",

@@ -19,6 +19,7 @@ _PARTNER: Final = re.compile(r"aws\.partner(/[.\-_A-Za-z0-9]+){2,}")
 _HANDLER: Final = re.compile(r"[A-Za-z_][\w/]*(\.[A-Za-z_]\w*)+")
 _RUNTIME: Final = re.compile(r"python3\.\d+")
 _LONGEST_TIMEOUT: Final = 900
+_RETENTIONS: Final = range(60, 14 * 86_400 + 1)
 _LARGEST_CODE: Final = 50 * 1024 * 1024
 _TIMEOUT: Final = 30
 _TIMES_TIMEOUT: Final = 6  # what AWS asks for: Lambda may hold a batch back while it is throttled
@@ -71,6 +72,10 @@ def checked(wanted: Wanted) -> Wanted:
         _check_partner(wanted.partner_source, wanted.bus)
     if wanted.function is not None:
         _check_function(wanted.function)
+    if wanted.message_retention not in _RETENTIONS:
+        raise SettingError(f"--message-retention of {wanted.message_retention} s cannot be; SQS allows 1m to 14d")
+    if not (wanted.table or wanted.queue or wanted.function or wanted.rule):
+        raise SettingError("there is nothing left to make; leave out one of --no-table, --no-queue and --no-rule")
     if not (wanted.queue or wanted.function or not wanted.rule):
         raise SettingError("a rule needs somewhere to send to: take --queue or --lambda-zip, or --no-rule")
     return wanted

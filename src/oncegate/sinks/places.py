@@ -36,8 +36,9 @@ class Place(Struct, frozen=True, kw_only=True):
     @property
     def spoken(self) -> str:
         """Where it is, for a sentence."""
-        where = self.endpoint or (f"region {self.region}" if self.region else "the default region")
-        return f"the {'SQS queue' if self.service == 'sqs' else 'EventBridge bus'} {self.name} ({where})"
+        where = self.endpoint or (f"region {self.region}" if self.region else None)
+        named = f"the {'SQS queue' if self.service == 'sqs' else 'EventBridge bus'} {self.name}"
+        return f"{named} ({where})" if where else named
 
 
 def read_place(url: str) -> Place:

@@ -7,6 +7,7 @@ from typing import Final
 from oncegate.doctor.facts import Facts, Feed, Function, new_table, queue_beside
 from oncegate.doctor.findings import Finding, error, warning
 from oncegate.doctor.policies import admits
+from oncegate.infra.rights import sid
 
 _RETRIES: Final = 2
 
@@ -84,12 +85,12 @@ def permission(facts: Facts) -> Iterator[Finding]:
                 continue
             yield error(
                 function.name,
-                f"its policy does not let the rule {rule.name} invoke it",
+                f"its policy does not let the rule {facts.named(rule)} invoke it",
                 "EventBridge is refused, tries for a day, and drops the events.",
                 facts.aws(
                     "lambda add-permission",
                     function_name=function.name,
-                    statement_id=rule.name,
+                    statement_id=sid(rule.arn),
                     action="lambda:InvokeFunction",
                     principal="events.amazonaws.com",
                     source_arn=rule.arn,

@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from oncegate.doctor.facts import Facts, Queue, queue_beside
+from oncegate.doctor.facts import Facts, queue_beside
 from oncegate.doctor.findings import Finding, error, warning
-from oncegate.doctor.policies import admits, admits_anybody
+from oncegate.doctor.policies import SEND, admits, admits_anybody, repaired
 from oncegate.durations import spoken, times
-from oncegate.infra.rights import allow_rule, document
 
 _SECOND: Final = 1_000_000
 _TIMES_TIMEOUT: Final = 6
@@ -102,29 +101,24 @@ def policy(facts: Facts) -> Iterator[Finding]:
     queue = facts.queue
     if queue is None:
         return
-    for rule in facts.rules:
-        if queue.arn not in {target.arn for target in rule.targets}:
-            continue
-        if not admits(queue.statements, "sqs:SendMessage", rule.arn):
-            yield error(
-                queue.name,
-                f"its policy does not let the rule {rule.name} send",
-                "EventBridge is refused, tries for a day, and drops the events.",
-                _set(facts, queue.url, Policy=_policy(queue, rule.arn)),
-            )
-        elif admits_anybody(queue.statements, "sqs:SendMessage"):
-            yield warning(
-                queue.name,
-                "its policy lets EventBridge send on behalf of anybody: it has no condition on aws:SourceArn",
-                "Rules in other accounts can put events into it that nobody here has sent.",
-                _set(facts, queue.url, Policy=_policy(queue, rule.arn)),
-            )
-
-
-def _policy(queue: Queue, rule: str) -> dict[str, Any]:
-    """The policy that there is, with a statement for the rule, and without those that are for anybody."""
-    kept = [dict(one) for one in queue.statements if not admits_anybody([one], "sqs:SendMessage")]
-    return document(*kept, allow_rule(f"Rule{len(kept)}", queue.arn, rule))
+    senders = [rule for rule in facts.rules if queue.arn in {target.arn for target in rule.targets}]
+    # One for all of them: of two policies that are put, the second takes the place of the first.
+    mend = _set(facts, queue.url, Policy=repaired(queue.statements, queue.arn, [rule.arn for rule in senders]))
+    refused = [rule for rule in senders if not admits(queue.statements, SEND, rule.arn)]
+    for rule in refused:
+        yield error(
+            queue.name,
+            f"its policy does not let the rule {facts.named(rule)} send",
+            "EventBridge is refused, tries for a day, and drops the events.",
+            mend,
+        )
+    if senders and not refused and admits_anybody(queue.statements, SEND):
+        yield warning(
+            queue.name,
+            "its policy lets EventBridge send on behalf of anybody: it has no condition on aws:SourceArn",
+            "Rules in other accounts can put events into it that nobody here has sent.",
+            mend,
+        )
 
 
 def _redrive(dead: str) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Rules for the rules of EventBridge, and where they send to."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from oncegate.doctor.facts import Facts, Rule, Target, queue_beside
 from oncegate.doctor.findings import Finding, error, note, warning
+from oncegate.doctor.policies import repaired
 from oncegate.durations import spoken
 from oncegate.infra.rights import allow_rule, document
 from oncegate.infra.wanted import GENESYS
@@ -24,7 +25,7 @@ def enabled(facts: Facts) -> Iterator[Finding]:
     for rule in facts.rules:
         if not rule.enabled:
             yield error(
-                rule.name,
+                facts.named(rule),
                 "it is disabled",
                 "Events that come meanwhile are dropped; nobody keeps them.",
                 facts.aws("events enable-rule", name=rule.name, event_bus_name=rule.bus),
@@ -37,7 +38,7 @@ def pattern(facts: Facts) -> Iterator[Finding]:
         found = _unmatched(rule)
         if found is not None:
             yield error(
-                rule.name,
+                facts.named(rule),
                 found,
                 "The rule takes nothing, and nothing says so: events that no rule takes are dropped.",
                 facts.aws(
@@ -86,25 +87,56 @@ def is_of_genesys(bus: str, pattern: Mapping[str, Any] | None) -> bool:
 def bus(facts: Facts) -> Iterator[Finding]:
     """Events of Genesys are looked for where they arrive."""
     for rule in facts.rules:
-        if not rule.bus.startswith(PARTNER) and "genesys" in json.dumps((rule.pattern or {}).get("source", "")):
+        if _is_elsewhere(rule):
             yield note(
-                rule.name,
+                facts.named(rule),
                 f"it looks for events of Genesys on the bus {rule.bus}",
                 "They arrive on a bus with the name of the partner's source; here only if something forwards them.",
                 facts.aws("events list-event-sources"),
             )
 
 
+def _is_elsewhere(rule: Rule) -> bool:
+    return not rule.bus.startswith(PARTNER) and "genesys" in json.dumps((rule.pattern or {}).get("source", ""))
+
+
 def target(facts: Facts) -> Iterator[Finding]:
-    """What the rule sends to exists."""
+    """The rule sends to something, and that exists."""
+    for rule in facts.rules:
+        if not rule.targets:
+            yield error(
+                facts.named(rule),
+                "it has no target",
+                "The events that it takes are dropped at once.",
+                _targeted(facts, rule),
+            )
     for rule, each in _targets(facts):
         if not each.exists:
             yield error(
-                rule.name,
+                facts.named(rule),
                 f"its target {each.arn} does not exist",
                 "EventBridge tries for a day, and drops the events.",
-                facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=each.id),
+                _gone(facts, rule, each),
             )
+
+
+def _targeted(facts: Facts, rule: Rule) -> str:
+    """Let the rule send to the consumer, if it can get events and no other does; else it is of no use."""
+    queue, function = facts.queue, facts.function
+    feeds = {feed.source for feed in function.feeds} if function is not None else set()
+    part = function if queue is None or (function is not None and queue.arn not in feeds) else queue
+    fed = {target.arn for other, target in _targets(facts) if _gets_events(other)}
+    if part is None or part.arn in fed or not _gets_events(rule):
+        return facts.aws("events delete-rule", name=rule.name, event_bus_name=rule.bus)
+    return _put_target(facts, rule, Target(id=rule.name, arn=part.arn), RetryPolicy=_DELIVERY)
+
+
+def _gone(facts: Facts, rule: Rule, target: Target) -> str:
+    """A queue that is the rule's only target is made anew: without it what EventBridge cannot hand over, and keeps as
+    dead letters, would be dropped."""
+    if ":sqs:" in target.arn and len(rule.targets) == 1:
+        return facts.aws("sqs create-queue", queue_name=target.arn.rpartition(":")[2])
+    return facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=target.id)
 
 
 def envelope(facts: Facts) -> Iterator[Finding]:
@@ -114,7 +146,7 @@ def envelope(facts: Facts) -> Iterator[Finding]:
             continue
         say = warning if target.shape.startswith("InputPath $.detail") else error
         yield say(
-            rule.name,
+            facts.named(rule),
             f"its target {target.id} has {target.shape}",
             "Who sent the event, when, and whether it is replayed is lost, and with it what some keys are made of.",
             _put_target(facts, rule, target, **_WHOLE),
@@ -126,7 +158,7 @@ def retries(facts: Facts) -> Iterator[Finding]:
     for rule, target in _targets(facts):
         if target.retries == 0 or target.age < _LEAST_AGE:
             yield warning(
-                rule.name,
+                facts.named(rule),
                 f"its target {target.id} is tried {target.retries} times more, for {spoken(target.age * _SECOND)}",
                 "A short outage of the target is enough to lose events; up to 185 times in 24 h are possible.",
                 _put_target(facts, rule, target, RetryPolicy=_DELIVERY),
@@ -139,10 +171,12 @@ def dead_letters(facts: Facts) -> Iterator[Finding]:
         if target.dead_arn is None:
             name = f"{rule.name}-dead"
             dead = queue_beside(target.arn, name)
-            policy = json.dumps({"Policy": json.dumps(document(allow_rule("OncegateRule", dead, rule.arn)))})
+            # One queue for all rules of that name: it cannot be made a second time with another policy.
+            alike = [allow_rule(dead, each.arn) for each in facts.rules if each.name == rule.name]
+            policy = json.dumps({"Policy": json.dumps(document(*alike))})
             made = facts.aws("sqs create-queue", queue_name=name, attributes=policy)
             yield warning(
-                rule.name,
+                facts.named(rule),
                 f"its target {target.id} has no dead-letter queue",
                 "After 24 h, or at once if the target refuses, the event is dropped.",
                 f"{made} && {_put_target(facts, rule, target, DeadLetterConfig={'Arn': dead})}",
@@ -154,14 +188,22 @@ def dead_policy(facts: Facts) -> Iterator[Finding]:
     for rule, target in _targets(facts):
         if target.dead_arn is None or target.dead_admits:
             continue
-        policy = json.dumps({"Policy": json.dumps(document(allow_rule("OncegateRule", target.dead_arn, rule.arn)))})
-        name = target.dead_arn.rpartition(":")[2]
         yield error(
-            rule.name,
+            facts.named(rule),
             f"it may not send to {target.dead_arn}, the dead-letter queue of its target {target.id}, or that is gone",
             "What EventBridge cannot hand over is dropped, although there is a place for it.",
-            facts.aws("sqs set-queue-attributes", queue_url=_url(facts, target.dead_arn, name), attributes=policy),
+            _admitted(facts, target.dead_arn, target.dead_statements),
         )
+
+
+def _admitted(facts: Facts, queue: str, statements: Iterable[Mapping[str, Any]] | None) -> str:
+    """All who have this dead-letter queue may send to it, beside those who may already."""
+    senders = [rule.arn for rule, target in _targets(facts) if target.dead_arn == queue]
+    policy = json.dumps({"Policy": json.dumps(repaired(statements or (), queue, senders))})
+    name = queue.rpartition(":")[2]
+    if statements is None:
+        return facts.aws("sqs create-queue", queue_name=name, attributes=policy)
+    return facts.aws("sqs set-queue-attributes", queue_url=_url(facts, queue, name), attributes=policy)
 
 
 def _url(facts: Facts, arn: str, name: str) -> str:
@@ -176,14 +218,42 @@ def doubled(facts: Facts) -> Iterator[Finding]:
         reached.setdefault(_consumer(facts, target.arn), []).append((rule, target))
     for consumer, ways in reached.items():
         if len(ways) > 1:
-            listed = " and ".join(f"{rule.name} (target {target.id})" for rule, target in ways)
-            rule, target = ways[-1]
-            yield warning(
+            listed = " and ".join(f"{facts.named(rule)} (target {target.id})" for rule, target in ways)
+            spare = _spare(ways)
+            say = warning if spare else note
+            yield say(
                 consumer.rpartition(":")[2],
                 f"it is reached by {listed}",
                 "An event that several of them take comes several times, and is new again if they shape it otherwise.",
-                facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=target.id),
+                _dropped(facts, *spare) if spare else _described(facts, ways[-1][0]),
             )
+
+
+def _spare(ways: list[tuple[Rule, Target]]) -> tuple[Rule, Target] | None:
+    """The way that nothing is lost without: one by which no event comes, else the last if another takes the same from
+    the same bus."""
+    idle = [way for way in ways if not _gets_events(way[0])]
+    if 0 < len(idle) < len(ways):
+        return idle[-1]
+    *others, (last, target) = ways
+    alike = any((rule.bus, rule.pattern) == (last.bus, last.pattern) for rule, _ in others)
+    return (last, target) if alike else None
+
+
+def _described(facts: Facts, rule: Rule) -> str:
+    return facts.aws("events describe-rule", name=rule.name, event_bus_name=rule.bus)
+
+
+def _dropped(facts: Facts, rule: Rule, target: Target) -> str:
+    """Without the target; and a rule that would have none goes too."""
+    removed = facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=target.id)
+    if len(rule.targets) > 1:
+        return removed
+    return f"{removed} && {facts.aws('events delete-rule', name=rule.name, event_bus_name=rule.bus)}"
+
+
+def _gets_events(rule: Rule) -> bool:
+    return rule.enabled and _unmatched(rule) is None and not _is_elsewhere(rule)
 
 
 def _consumer(facts: Facts, arn: str) -> str:

@@ -27,13 +27,18 @@ def reachable(facts: Facts) -> Iterator[Finding]:
 
 def present(facts: Facts) -> Iterator[Finding]:
     """The store exists already."""
-    if facts.store is not None and facts.store.absent:
+    if facts.store is not None and facts.store.absent is not None:
         yield note(
             facts.store.url,
-            "there is no file of that name yet",
+            facts.store.absent,
             "It is made when the first gate opens it; or it is another one that is in use.",
-            f"oncegate serve --store {shlex.quote(facts.store.url)}",
+            f"oncegate serve{_given(facts.store.url)}",
         )
+
+
+def _given(url: str) -> str:
+    """The option for a store, but where a secret is left out of it: then it is that of the settings."""
+    return "" if "***" in url else f" --store {shlex.quote(url)}"
 
 
 def memory(facts: Facts) -> Iterator[Finding]:

@@ -1,12 +1,15 @@
 """A Redis server: whether it may forget, and its clock."""
 
+import warnings
 from contextlib import closing
 
 from oncegate.clocks import wall
 from oncegate.doctor.facts import Redis, Store
 from oncegate.doctor.stores.seen import Seen, clock
-from oncegate.stores.redis.checks import appends, evicting, parsed
-from oncegate.stores.redis.settings import settings_of
+from oncegate.errors import NoStore
+from oncegate.stores import open_store
+from oncegate.stores.redis.checks import appends, check_layout, evicting, parsed
+from oncegate.stores.redis.settings import Settings, settings_of
 from oncegate.stores.redis.wire import Failed, Server, exchange, explained
 
 
@@ -21,6 +24,21 @@ def look(url: str, shown: str) -> Seen:
                 raise explained(reply.error, server.name)
         (seconds, rest), info = replies
         ticking = clock(f"Redis at {server.name}", before, int(seconds) * 1_000_000 + int(rest))
-    told = parsed(info)
-    redis = Redis(host=settings.host, port=settings.port, evicts_by=evicting(told), append_only=appends(told))
-    return Seen(store=Store(url=shown, scheme="redis"), redis=redis, clocks=(ticking,))
+        told = parsed(info)
+        redis = Redis(host=settings.host, port=settings.port, evicts_by=evicting(told), append_only=appends(told))
+        refused = settings.cluster and redis.evicts_by is not None  # for a reason that a rule tells
+        store = Store(url=shown, scheme="redis", absent=None if refused else _absent(url, settings, server))
+    return Seen(store=store, redis=redis, clocks=(ticking,))
+
+
+def _absent(url: str, settings: Settings, server: Server) -> str | None:
+    """What there is none of. In a cluster only the store itself knows the node to ask."""
+    try:
+        if settings.cluster:
+            with warnings.catch_warnings(action="ignore"):  # of what the rules tell
+                open_store(url, create=False).close()
+        else:
+            check_layout(server, settings, create=False)
+    except NoStore:
+        return f"there is no store {settings.prefix} in it yet"
+    return None

@@ -14,10 +14,17 @@ _MOUNTS: Final = "/proc/self/mounts"
 
 def look(url: str, shown: str) -> Seen:
     path = read_url(url).path
-    absent = is_absent(path) and os.path.isdir(os.path.dirname(path) or ".")
-    if not absent:
+    absent = _absent(path)
+    if absent is None:
         look_at_store(url).close()
     return Seen(store=Store(url=shown, scheme="sqlite", absent=absent, file_system=file_system(path)))
+
+
+def _absent(path: str) -> str | None:
+    """Why it is not there yet; a folder that is missing is for the store to tell."""
+    if not is_absent(path) or not os.path.isdir(os.path.dirname(path) or "."):
+        return None
+    return "the file of that name is empty" if os.path.exists(path) else "there is no file of that name yet"
 
 
 def file_system(path: str, mounts: str = _MOUNTS) -> str | None:

@@ -36,8 +36,8 @@ class Settings(Struct, frozen=True):
     @property
     def place(self) -> str:
         """Where it is, for a sentence."""
-        where = self.endpoint or (f"region {self.region}" if self.region else "the default region")
-        return f"the DynamoDB table {self.table} ({where})"
+        where = self.endpoint or (f"region {self.region}" if self.region else None)
+        return f"the DynamoDB table {self.table} ({where})" if where else f"the DynamoDB table {self.table}"
 
 
 def read_url(url: str) -> Settings:

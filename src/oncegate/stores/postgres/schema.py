@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from oncegate.errors import StoreRefused
+from oncegate.errors import NoStore, StoreRefused
 from oncegate.stores.postgres.connections import Connection
 from oncegate.stores.postgres.rows import statements
 from oncegate.stores.postgres.settings import Settings
@@ -71,7 +71,7 @@ def _check_server(found: dict[str, Any], settings: Settings) -> None:
 
 def _check_free(found: dict[str, Any], settings: Settings, *, create: bool) -> None:
     where = f"the schema {settings.schema} of {settings.place}"
-    if not create:
-        raise StoreRefused(f"there is no store in {where}; name the right database, or the schema by oncegate_schema")
     if found["taken"]:
         raise StoreRefused(f"{where} is another program's; name one of its own for Oncegate by oncegate_schema")
+    if not create:
+        raise NoStore(f"there is no store in {where}; name the right database, or the schema by oncegate_schema")

@@ -3,7 +3,7 @@
 import warnings
 from typing import Final
 
-from oncegate.errors import StoreRefused
+from oncegate.errors import NoStore, StoreRefused
 from oncegate.stores.redis.settings import Settings
 from oncegate.stores.redis.wire import Command, Failed, Server, ask, explained
 
@@ -83,7 +83,7 @@ def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
         if isinstance(each, Failed):
             raise explained(each.error, server.name)
     if reply is None:
-        raise StoreRefused(f"there is no store {settings.prefix} at {settings.place}; name the right one (?prefix=)")
+        raise NoStore(f"there is no store {settings.prefix} at {settings.place}; name the right one (?prefix=)")
     try:
         version, made_with = map(int, reply.split())
     except ValueError:

@@ -32,8 +32,8 @@ class Address(Struct, frozen=True):
     @property
     def place(self) -> str:
         """Where it is, for a sentence."""
-        where = self.endpoint or (f"region {self.region}" if self.region else "the default region")
-        return f"the SQS queue {self.name} ({where})"
+        where = self.endpoint or (f"region {self.region}" if self.region else None)
+        return f"the SQS queue {self.name} ({where})" if where else f"the SQS queue {self.name}"
 
 
 def read_address(written: str) -> Address:

@@ -1,0 +1,71 @@
+"""`oncegate infra up` once more, with another bus or shape: nothing is taken from what is there, and it is told."""
+
+import json
+import re
+
+import pytest
+
+from oncegate.aws.cloud import Cloud, Denied
+from oncegate.cli import exits
+from tests.infra.conftest import PARTNER, PATTERN, Aws, Infra, as_function, attributes
+from tests.stores.dynamo_server import REGION
+
+
+def rules_in(policy: str) -> set[str]:
+    """The rules that a policy lets in, by bus and name."""
+    conditions = json.dumps([statement["Condition"] for statement in json.loads(policy)["Statement"]])
+    return set(re.findall(r":rule/([^\"]+)", conditions))
+
+
+def test_a_rule_on_another_bus_keeps_its_rights(infra: Infra, aws: Aws, package: str) -> None:
+    """A run that leaves out the partner's source says what is left on its bus; that may still send to the queue and
+    to the dead letters, as the new one may; and a function may be invoked by both."""
+    source = ("--partner-source", f"{PARTNER}-again")
+    infra("infra", "up", "--name", "again", *source, "--pattern", PATTERN)
+    code, out, err = infra("infra", "up", "--name", "again", "--pattern", PATTERN)
+    assert (code, err) == (exits.OK, "")
+    assert f"left     rule        again-events  (on the bus {source[1]}, it sends to again-events)" in out
+    assert "An earlier run has made 2 parts for again that this one does not ask for" in out
+    assert "with --prune deletes what is left." in out
+    for name in ("again-events", "again-dead"):
+        assert rules_in(attributes(aws, name)[1]["Policy"]) == {f"{source[1]}/again-events", "again-events"}
+    for more in ((), source):
+        infra("infra", "up", "--name", "again", "--pattern", PATTERN, *as_function(package), *more)
+    policy = aws["lambda"].get_policy(FunctionName="again-function")["Policy"]
+    assert rules_in(policy) == {f"{source[1]}/again-events", "again-events"}
+
+
+def test_pruning(infra: Infra, package: str) -> None:
+    """What another shape needed is told by a dry run, and deleted if that is asked for and agreed to; the table and
+    what is wanted stay."""
+    infra("infra", "up", "--name", "prune", "--bus", "prune", "--queue", *as_function(package))
+    asked = ("infra", "up", "--name", "prune", "--no-table")
+    code, out, _ = infra(*asked, "--dry-run")
+    assert (code, out.count("\nleave ")) == (exits.OK, 5)
+    assert infra(*asked, "--prune")[0] == exits.USAGE
+    assert "prune-function" in infra("infra", "show", "--name", "prune")[1]
+    code, out, _ = infra(*asked, "--prune", "--yes")
+    assert [line.split()[1:3] for line in out.splitlines() if line.startswith("deleted")] == [
+        ["rule", "prune-events"],
+        ["bus", "prune"],
+        ["mapping", "prune-events"],
+        ["function", "prune-function"],
+        ["role", f"prune-function-{REGION}"],
+    ]
+    assert "\n3 parts made or changed, 5 deleted.\n" in out
+    shown = json.loads(infra("infra", "show", "--name", "prune", "--output", "json")[1])["parts"]
+    assert [part["part"] for part in shown] == ["table", "queue", "queue", "policy", "policy", "rule"]
+    assert "left" not in infra(*asked)[1]
+
+
+def test_without_rights_to_functions(infra: Infra, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who makes no function need not be allowed to look for one that is left."""
+    ask = Cloud.ask
+
+    def refusing(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
+        if service in ("lambda", "iam"):
+            raise Denied(f"AWS does not allow {service}:{action}")
+        return ask(cloud, service, action, **parameters)
+
+    monkeypatch.setattr(Cloud, "ask", refusing)
+    assert infra("infra", "up", "--name", "humble")[0] == exits.OK
