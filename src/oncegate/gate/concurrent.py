@@ -6,6 +6,7 @@ common batches, async handlers run in their caller's loop and plain ones in a po
 
 import asyncio
 import atexit
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -37,13 +38,12 @@ from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.leases import Lease
 from oncegate.gate.room import Room
 from oncegate.gate.running import Means, Runner
-from oncegate.gate.settling import Ending
+from oncegate.gate.settling import CLOSE_WITHIN, Ending
 from oncegate.stores.base import Patient, Together
 
 MOST_AT_A_TIME: Final = 256
 # The gates whose handlers are being awaited around what runs here.
 _inside: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
-_CLOSE_WITHIN: Final = 10.0
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
 _CANCELLED: Final = "its caller was cancelled while the handler ran"
 
@@ -130,7 +130,9 @@ class Concurrent:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
-        self._gatherer.flush(_CLOSE_WITHIN)
+        deadline = time.monotonic() + CLOSE_WITHIN
+        self._gatherer.flush(CLOSE_WITHIN)
+        self._means.unsettled.flush(deadline - time.monotonic())
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -26,7 +26,7 @@ from oncegate.gate.jobs import NO_TIME, Bare, Job
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
-from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, settle
+from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, Unsettled, is_passing, settle
 from oncegate.gate.terms import Terms
 from oncegate.stores.base import EffectFailed, Store, Transactional
 
@@ -48,6 +48,7 @@ class Means(Struct, frozen=True):
     endings: Endings
     heartbeat: Heartbeat
     memory: Memory
+    unsettled: Unsettled
 
 
 class Runner:
@@ -224,7 +225,8 @@ class Runner:
     # ── how it ends ───────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, endings: Sequence[Ending]) -> None:
-        """Settle with one write, tried again if it fails; on return every job has its outcome."""
+        """Settle with one write, tried again if it fails; on return every job has its outcome. What the store has not
+        confirmed by then has failed, and is tried on for as long as nobody else can be granted it."""
         self._asking(endings, self._settle, _never).ask(self._means.boot)
 
     def asking(self, endings: Sequence[Ending], undone: Callable[[Sequence[Ending]], None]) -> Asking:
@@ -252,6 +254,7 @@ class Runner:
             for ending, answer in settled:
                 if answer is not True:
                     ending.job.outcome = _not_settled(ending, answer)
+            self._means.unsettled.add([ending for ending, answer in settled if is_passing(answer)])
         for ending in endings:
             ending.job.outcome = ending.outcome
         self._means.memory.settled(endings, sent_at)
