@@ -5,6 +5,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -15,6 +18,8 @@ from oncegate import Event, Gate, Outcome, keys
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Redrive
 from oncegate.errors import Bury, RetryLater
 from oncegate.gate.answers import answer_of
+from oncegate.gate.leases import Heartbeat
+from oncegate.gate.settling import Flusher
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -331,6 +336,61 @@ class TestInterrupted:
         assert records["2"].error == "KeyboardInterrupt"
         outcomes = gate.run_batch([{"id": number} for number in (1, 2, 3, 4)], succeed)
         assert [outcome.status for outcome in outcomes] == ["duplicate", "processed", "processed", "processed"]
+
+    def test_as_its_lease_is_held(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C just before a handler: nobody runs it, so its lease is not renewed, and comes to its end."""
+        gate = Gate("memory://", lease="200ms")
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Heartbeat, "hold"):
+            gate.run({"id": 1}, succeed)
+        time.sleep(0.4)
+        assert gate.run({"id": 1}, succeed).status == "processed"
+
+    def test_as_a_batch_begins(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C just before the first handler of a batch: none costs an attempt, and nothing is left under way."""
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Flusher, "begin"):
+            gate.run_batch([{"id": 1}, {"id": 2}], succeed)
+        assert [(entry.record.state, entry.record.attempts) for entry in gate.store.browse()] == [(RELEASED, 0)] * 2
+        assert gate._engine.runner._flusher._under_way == {}
+
+    @pytest.mark.parametrize("together", [False, True])
+    def test_as_a_retry_begins(self, gate: Gate, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+        """Ctrl-C just before something that was tried before: retries of other threads need not wait for it."""
+        gate.run_batch([{"id": number} for number in (1, 2)], fail)
+        lock = gate._engine.runner._retries = Lock()  # type: ignore[assignment]
+        payloads = [{"id": 1}, {"id": 3}] if together else [{"id": 1}]
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Lock, "acquire"):
+            gate.run_batch(payloads, succeed)
+        assert _in_a_thread(lambda: lock.acquire(timeout=0))
+
+
+class Lock:
+    """An RLock whose verbs are those of a class in Python, so that one can be interrupted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.release = self._lock.release
+
+    def acquire(self, timeout: float) -> bool:
+        return self._lock.acquire(timeout=timeout)
+
+
+@contextmanager
+def interrupted_after(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> Iterator[None]:
+    """Have Ctrl-C strike when this method has done its work, as it can at any instruction."""
+    method = getattr(kind, name)
+
+    def struck(*arguments: Any, **named: Any) -> None:
+        method(*arguments, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, name, struck)
+        yield
+
+
+def _in_a_thread(ask: Callable[[], bool]) -> bool:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
 
 
 class TestPoison:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from msgspec import Struct
 
@@ -34,6 +34,7 @@ from oncegate.stores.base import EffectFailed, Store, Transactional
 PATIENCE: Final = 1.0
 _LOST: Final = "its claim was lost to another worker before it could be settled"
 
+_Result = TypeVar("_Result")
 # How one grant that may start is attempted; None if it has come to its outcome already.
 _Handle = Callable[[Job], Ending | None]
 
@@ -77,27 +78,39 @@ class Runner:
             self._run_marked(granted, handler)
         elif len(granted) == 1 and granted[0].event.attempt == 1:
             self.run_alone(granted[0], handler)
-        elif len(granted) == 1 and self._retries.acquire(blocking=False):
-            try:
-                self.run_alone(granted[0], handler)
-            finally:
-                self._retries.release()
-        else:
+        elif len(granted) != 1 or not self._run_if_alone(granted[0], handler):
             again = [job for job in granted if job.event.attempt > 1]
             self.give_back(again)
             self._run_together([job for job in granted if job.held] if again else granted, handler)
             for job in sorted(again, key=_attempt):
                 self._run_again(job, handler)
 
+    def _run_if_alone(self, job: Job, handler: Handler) -> bool:
+        def run(alone: bool) -> bool:
+            if alone:
+                self.run_alone(job, handler)
+            return alone
+
+        return self._retry(run, within=0)
+
     def _run_again(self, job: Job, handler: Handler) -> None:
-        alone = self._retries.acquire(timeout=PATIENCE)
-        try:
+        def run(_alone: bool) -> None:
             self._claim_again(job)
             if job.held:
                 self.run_alone(job, handler)
+
+        self._retry(run, within=PATIENCE)
+
+    def _retry(self, run: Callable[[bool], _Result], within: float) -> _Result:
+        """Run what was tried before, and say whether that is alone. The lock is let go whether it was got or not: an
+        interrupt can strike before anybody could note that."""
+        try:
+            return run(self._retries.acquire(timeout=within))
         finally:
-            if alone:
+            try:  # noqa: SIM105  # in suppress() an interrupt could strike once more
                 self._retries.release()
+            except RuntimeError:  # another thread has it, or the parent of this process
+                pass
 
     def _claim_again(self, job: Job) -> None:
         if self._means.boot() < job.start_by:
@@ -189,8 +202,8 @@ class Runner:
                 return endings.failed(job, error)
 
         leases = [job.lease for job in jobs]
-        self._means.heartbeat.hold(leases)
-        try:
+        try:  # to drop what is not held does no harm
+            self._means.heartbeat.hold(leases)
             self._attempt_each(jobs, handle)
         finally:
             self._means.heartbeat.drop(leases)
@@ -199,9 +212,10 @@ class Runner:
         """Attempt one after the other; what they come to is written within 50 ms, and all of it on return."""
         boot = self._means.boot
         settlements = Settlements(self.write)
-        if len(jobs) > 1:
-            self._flusher.begin(settlements)
+        job: Job | None = None
         try:
+            if len(jobs) > 1:
+                self._flusher.begin(settlements)
             for job in jobs:
                 lease, now = job.lease, boot()
                 if job.hopeless is not None:
@@ -214,7 +228,7 @@ class Runner:
                     if (ending := handle(job)) is not None:
                         settlements.add(ending)
         except BaseException as error:  # an interrupt fails the attempt like any error, and then goes on upwards
-            if job.started:
+            if job is not None and job.started:
                 settlements.add(self._means.endings.failed(job, error))
             raise
         finally:
