@@ -582,6 +582,28 @@ class TestCancellation:
             assert gate.run({"id": 1}, lambda event: None).status == "duplicate"
             gate.close()
 
+    def test_while_the_gate_is_drained(self, store: MemoryStore) -> None:
+        """What comes while others are waited for runs, too, and no caller is told of a pool that is shut down."""
+        gate = Gate(store)
+        begun, go_on = threading.Event(), threading.Event()
+
+        def wait(event: Event) -> None:
+            begun.set()
+            go_on.wait(10)
+
+        async def main() -> None:
+            first = asyncio.create_task(gate.arun({"id": 1}, wait))
+            await asyncio.to_thread(begun.wait, 10)
+            draining = asyncio.create_task(asyncio.to_thread(gate.drain))
+            await asyncio.sleep(0.1)
+            assert (await gate.arun({"id": 2}, lambda event: None)).status == "processed"
+            assert not draining.done()
+            go_on.set()
+            await draining
+            assert (await first).status == "processed"
+
+        asyncio.run(main())
+
 
 class TestNested:
     @pytest.mark.parametrize("wishes", [{"max_attempts": 1}, {"max_in_hand": 1}, {"max_attempts": 2}])

@@ -6,9 +6,10 @@ common batches, async handlers run in their caller's loop and plain ones in a po
 
 import asyncio
 import atexit
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -78,6 +79,7 @@ class Concurrent:
         )
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
+        self._pooling = threading.Lock()
         forks.watch(self)
         _open.add(self)
 
@@ -86,7 +88,7 @@ class Concurrent:
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._threads = None
+            self._threads, self._pooling = None, threading.Lock()
 
     async def run(self, item: Job | Bare, handler: AsyncHandler | Handler) -> None:
         """Take one through the gate; it has its outcome afterwards."""
@@ -114,22 +116,27 @@ class Concurrent:
                 await asyncio.gather(*[self._gatherer.done(_Admission(job)) for job in unknown])
         except BaseException:
             for job in unknown:
-                self._let_go(job)
+                self.let_go(job)
             raise
 
     def hold(self, jobs: Sequence[Job]) -> None:
         """Renew what was taken from now on, whether it runs yet or not."""
         self._means.heartbeat.hold([job.lease for job in jobs])
 
-    async def give_back(self, job: Job) -> None:
-        """Give back what is held and will not be run here."""
-        await self._gatherer.done(self._unstarted(job))
+    def let_go(self, job: Job) -> None:
+        """Give back what is held and will not be run here. Nobody waits for that: one who does can be cancelled, and
+        what is to be given back next would stay behind."""
+        if job.held:
+            job.held = False
+            self._gatherer.post(self._unstarted(job))
 
     def close(self) -> None:
-        """Let plain handlers come to their end, and write what is left to write."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        """Let plain handlers come to their end, and write what is left to write. Those that come meanwhile have threads
+        of their own."""
+        with self._pooling:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown()
         deadline = time.monotonic() + CLOSE_WITHIN
         self._gatherer.flush(CLOSE_WITHIN)
         self._means.unsettled.flush(deadline - time.monotonic())
@@ -235,7 +242,7 @@ class Concurrent:
     async def _call_in_thread(self, event: Event, handler: Handler, way: "_Way") -> None:
         """The thread hands in what comes of it, and goes on to the end also when nobody waits any more."""
         waiter = asyncio.get_running_loop().create_future()
-        submitted = self._pool().submit(self._work, event, handler, way, waiter)
+        submitted = self._submitted(event, handler, way, waiter)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -262,10 +269,11 @@ class Concurrent:
             return None
         return self._unstarted(way.job, late)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._means.terms.threads, thread_name_prefix="oncegate-handler")
-        return self._threads
+    def _submitted(self, *work: Any) -> "Future[None]":
+        with self._pooling:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._means.terms.threads, thread_name_prefix="oncegate-handler")
+            return self._threads.submit(self._work, *work)
 
     # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
 
@@ -314,12 +322,7 @@ class Concurrent:
         """A claim for a caller that is gone is given back."""
         job = asked.job if isinstance(asked, _Admission) else asked
         if isinstance(job, Job):
-            self._let_go(job)
-
-    def _let_go(self, job: Job) -> None:
-        if job.held:
-            job.held = False
-            self._gatherer.post(self._unstarted(job))
+            self.let_go(job)
 
     def _unstarted(self, job: Job, why: str = TOO_LATE) -> Ending | Failed:
         return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)
