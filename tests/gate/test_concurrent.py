@@ -414,7 +414,8 @@ class TestCancellation:
         assert (outcome.status, outcome.event.attempt) == ("processed", 2)
 
     def test_it_never_buries(self, store: MemoryStore) -> None:
-        """A caller that goes away at the last attempt is no fault of the event."""
+        """A caller that goes away at the last attempt is no fault of the event; if it comes again, it is told why that
+        is not run."""
         gate = Gate(store, max_attempts=1)
 
         async def main() -> None:
@@ -426,6 +427,8 @@ class TestCancellation:
 
         asyncio.run(main())
         assert eventually(lambda: state(gate)[0] == RELEASED)
+        outcome = asyncio.run(gate.arun({"id": 1}, succeed))
+        assert (outcome.status, "its caller was cancelled while the handler ran" in outcome.reason) == ("buried", True)
 
     def test_while_a_plain_handler_runs(self, store: MemoryStore) -> None:
         """A thread cannot be stopped: it runs on under its claim, and its effect is recorded."""

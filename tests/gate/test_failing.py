@@ -80,21 +80,35 @@ class TestFailingHandlers:
         assert {gate.run({"id": 7}, fail).status for _ in range(20)} == {"failed"}
         assert store.dead_letters() == []
 
-    def test_a_grant_beyond_the_last_attempt_is_buried_unrun(self, store: MemoryStore) -> None:
-        """An event whose worker died at every attempt is buried without another try."""
-        gate = Gate(store, max_attempts=2)
+    def test_a_grant_beyond_the_last_attempt_is_buried_unrun(self, store: MemoryStore, clock: ManualClock) -> None:
+        """An event whose worker does not come back from any attempt is buried without another try."""
+        gate, outcomes = Gate(store, max_attempts=2), []
 
-        def die(event: Event) -> None:
-            raise SystemExit(1)
+        def oversleep(event: Event) -> None:
+            clock.advance("31s")
+            outcomes.append(gate.run({"id": 7}, oversleep))
 
-        for _ in range(2):
-            with pytest.raises(SystemExit):
-                Gate(store, max_attempts=None).run({"id": 7}, die)
-        outcome = gate.run({"id": 7}, succeed)
+        gate.run({"id": 7}, oversleep)
+        outcome = outcomes[0]
         assert (outcome.status, outcome.event.attempt) == ("buried", 3)
         why = "its worker did not come back from attempt 2"
         assert outcome.reason == f"Buried as dead letter {outcome.key} after 2 attempts: {why}."
         assert len(store.dead_letters()) == 1
+
+    def test_a_grant_beyond_the_last_attempt_tells_the_last_error(self, store: MemoryStore) -> None:
+        """One whose attempts ended without being counted is buried with what its record says, which no log is told."""
+
+        def die(event: Event) -> None:
+            raise SystemExit("a secret")
+
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                Gate(store, max_attempts=None).run({"id": 7}, die)
+        outcome = Gate(store, max_attempts=2).run({"id": 7}, succeed)
+        why = "no attempt is left after attempt 2; the last error on record: SystemExit: a secret"
+        assert outcome.reason == f"Buried as dead letter {outcome.key} after 2 attempts: {why}."
+        assert outcome.discreet == f"Buried as dead letter {outcome.key} after 2 attempts: see its record."
+        assert [entry.record.error for entry in store.dead_letters()] == [why]
 
     @pytest.mark.parametrize("error", [ValueError(), ValueError("\ud800\0"), ValueError("x" * 10_000)])
     def test_any_text_of_an_error(self, gate: Gate, error: Exception) -> None:

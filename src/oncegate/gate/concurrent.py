@@ -197,7 +197,7 @@ class Concurrent:
         marked = self._means.terms.marks_first
         if job.hopeless is not None:
             job.started = True
-            return Failed(job, job.hopeless) if marked else self._means.endings.buried(job, job.hopeless)
+            return Failed(job, job.hopeless) if marked else self._means.endings.hopeless(job, job.hopeless)
         if (late := job.too_late(self._means.boot())) is not None:
             return self._unstarted(job, late)
         if marked:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from oncegate import forks
 from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
-from oncegate.errors import SettingError, StoreError
+from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import (
@@ -133,7 +133,8 @@ class Runner:
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any = None) -> None:
         """Run one grant in a transaction of the store that completes it too. The claim is committed before, so its
-        attempt counts even if the transaction is rolled back; there is no heartbeat, since nobody else can write."""
+        attempt counts even if its handler fails and all is rolled back; there is no heartbeat, since nobody else can
+        write."""
         self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection))
 
     def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
@@ -163,7 +164,10 @@ class Runner:
         except StoreError as error:
             if not began:
                 return self._means.endings.untried(job, f"its transaction could not begin ({error})")
-            return self._means.endings.released(job, f"its transaction was rolled back ({error})")
+            rolled_back = f"its transaction was rolled back ({error})"
+            if isinstance(error, StoreUnavailable):  # which is no fault of the event; had it committed, it is completed
+                return self._means.endings.untried(job, rolled_back)
+            return self._means.endings.released(job, rolled_back)
         self._settled(endings or [self._means.endings.processed(job, None)], [accepted], sent_at)
         return None
 
@@ -220,7 +224,7 @@ class Runner:
                 lease, now = job.lease, boot()
                 if job.hopeless is not None:
                     job.started = True
-                    settlements.add(self._means.endings.buried(job, job.hopeless))
+                    settlements.add(self._means.endings.hopeless(job, job.hopeless))
                 elif now >= lease.valid_until or now >= job.start_by or lease.lost:  # here, as a call would cost more
                     job.outcome = Outcome("in_flight", job.event, job.key, error=job.too_late(now))
                 else:
