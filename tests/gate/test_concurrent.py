@@ -624,6 +624,31 @@ class TestNested:
 
         assert [outcome.result for outcome in asyncio.run(main())] == ["processed"] * 5
 
+    @pytest.mark.parametrize("how", ["in_a_loop_of_its_own", "in_the_same_loop"])
+    def test_a_plain_handler_that_asks_its_own_gate(self, how: str) -> None:
+        """A plain one may do so too, from a loop of its own or its caller's, though it has the only thread."""
+        code = f"""
+            import asyncio, os
+            from oncegate import Gate
+            gate = Gate("memory://", threads=1, max_in_hand=1)
+            def inner(event):
+                return "inner"
+            def in_a_loop_of_its_own(event):
+                return asyncio.run(gate.arun({{"id": "inner"}}, inner)).result
+            def in_the_same_loop(event):
+                return asyncio.run_coroutine_threadsafe(gate.arun({{"id": "inner"}}, inner), loop).result().result
+            async def main():
+                global loop
+                loop = asyncio.get_running_loop()
+                print((await asyncio.wait_for(gate.arun({{"id": "outer"}}, {how}), 3)).result, flush=True)
+            try:
+                asyncio.run(main())
+            finally:
+                os._exit(0)
+            """
+        done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == "inner", done
+
 
 class TestLostLeases:
     def test_a_thread_that_comes_too_late(self, store: MemoryStore, clock: ManualClock) -> None:

@@ -43,8 +43,9 @@ from oncegate.gate.settling import CLOSE_WITHIN, Ending
 from oncegate.stores.base import Patient, Together
 
 MOST_AT_A_TIME: Final = 256
-# The gates whose handlers are being awaited around what runs here.
+# The gates whose handlers are being awaited around what runs here, and those one of whose threads it takes.
 _inside: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
+_in_thread: ContextVar[frozenset[int]] = ContextVar("oncegate_in_thread", default=frozenset())
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
 _CANCELLED: Final = "its caller was cancelled while the handler ran"
 
@@ -146,7 +147,7 @@ class Concurrent:
 
     def _room(self) -> Room:
         """One for each loop. What a handler asks of its own gate has one to itself: it would wait for its own end."""
-        if id(self) in _inside.get():
+        if id(self) in _inside.get() or id(self) in _in_thread.get():
             return Room(1)
         loop = asyncio.get_running_loop()
         room = self._rooms.get(loop)
@@ -256,12 +257,15 @@ class Concurrent:
             self._gatherer.post(late, waiter)
             return
         way.start()
+        inside = _in_thread.set(_in_thread.get() | {id(self)})
         try:
             asked = way.ran(plain(handler(event)))
         except asyncio.CancelledError as error:
             asked = way.failed(by_itself(error))
         except BaseException as error:  # noqa: BLE001  # a thread has nobody above it to raise to
             asked = way.failed(error)
+        finally:
+            _in_thread.reset(inside)
         self._gatherer.post(asked, waiter)
 
     def _late(self, way: "_Way") -> Ending | Failed | None:
@@ -270,9 +274,15 @@ class Concurrent:
         return self._unstarted(way.job, late)
 
     def _submitted(self, *work: Any) -> "Future[None]":
+        """What a handler in a thread asks of its own gate has a thread to itself: it would wait for its own end."""
+        if id(self) in _in_thread.get():
+            own = _threads(1)
+            submitted = own.submit(self._work, *work)
+            own.shutdown(wait=False)
+            return submitted
         with self._pooling:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._means.terms.threads, thread_name_prefix="oncegate-handler")
+                self._threads = _threads(self._means.terms.threads)
             return self._threads.submit(self._work, *work)
 
     # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
@@ -326,6 +336,10 @@ class Concurrent:
 
     def _unstarted(self, job: Job, why: str = TOO_LATE) -> Ending | Failed:
         return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)
+
+
+def _threads(most: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(most, thread_name_prefix="oncegate-handler")
 
 
 def _waited_anyway(_seconds: float) -> AbstractContextManager[None]:
