@@ -416,7 +416,8 @@ class TestCancellation:
         assert (outcome.status, outcome.event.attempt) == ("processed", 2)
 
     def test_it_never_buries(self, store: MemoryStore) -> None:
-        """A caller that goes away at the last attempt is no fault of the event."""
+        """A caller that goes away at the last attempt is no fault of the event; if it comes again, it is told why that
+        is not run."""
         gate = Gate(store, max_attempts=1)
 
         async def main() -> None:
@@ -428,6 +429,8 @@ class TestCancellation:
 
         asyncio.run(main())
         assert eventually(lambda: state(gate)[0] == RELEASED)
+        outcome = asyncio.run(gate.arun({"id": 1}, succeed))
+        assert (outcome.status, "its caller was cancelled while the handler ran" in outcome.reason) == ("buried", True)
 
     def test_while_a_plain_handler_runs(self, store: MemoryStore) -> None:
         """A thread cannot be stopped: it runs on under its claim, and its effect is recorded."""
@@ -584,6 +587,28 @@ class TestCancellation:
             assert gate.run({"id": 1}, lambda event: None).status == "duplicate"
             gate.close()
 
+    def test_while_the_gate_is_drained(self, store: MemoryStore) -> None:
+        """What comes while others are waited for runs, too, and no caller is told of a pool that is shut down."""
+        gate = Gate(store)
+        begun, go_on = threading.Event(), threading.Event()
+
+        def wait(event: Event) -> None:
+            begun.set()
+            go_on.wait(10)
+
+        async def main() -> None:
+            first = asyncio.create_task(gate.arun({"id": 1}, wait))
+            await asyncio.to_thread(begun.wait, 10)
+            draining = asyncio.create_task(asyncio.to_thread(gate.drain))
+            await asyncio.sleep(0.1)
+            assert (await gate.arun({"id": 2}, lambda event: None)).status == "processed"
+            assert not draining.done()
+            go_on.set()
+            await draining
+            assert (await first).status == "processed"
+
+        asyncio.run(main())
+
 
 class TestNested:
     @pytest.mark.parametrize("wishes", [{"max_attempts": 1}, {"max_in_hand": 1}, {"max_attempts": 2}])
@@ -600,6 +625,31 @@ class TestNested:
                 return await asyncio.gather(*(gate.arun({"id": number}, outer) for number in range(5)))
 
         assert [outcome.result for outcome in asyncio.run(main())] == ["processed"] * 5
+
+    @pytest.mark.parametrize("how", ["in_a_loop_of_its_own", "in_the_same_loop"])
+    def test_a_plain_handler_that_asks_its_own_gate(self, how: str) -> None:
+        """A plain one may do so too, from a loop of its own or its caller's, though it has the only thread."""
+        code = f"""
+            import asyncio, os
+            from oncegate import Gate
+            gate = Gate("memory://", threads=1, max_in_hand=1)
+            def inner(event):
+                return "inner"
+            def in_a_loop_of_its_own(event):
+                return asyncio.run(gate.arun({{"id": "inner"}}, inner)).result
+            def in_the_same_loop(event):
+                return asyncio.run_coroutine_threadsafe(gate.arun({{"id": "inner"}}, inner), loop).result().result
+            async def main():
+                global loop
+                loop = asyncio.get_running_loop()
+                print((await asyncio.wait_for(gate.arun({{"id": "outer"}}, {how}), 3)).result, flush=True)
+            try:
+                asyncio.run(main())
+            finally:
+                os._exit(0)
+            """
+        done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == "inner", done
 
 
 class TestLostLeases:

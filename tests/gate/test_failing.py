@@ -5,6 +5,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -15,6 +18,8 @@ from oncegate import Event, Gate, Outcome, keys
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Redrive
 from oncegate.errors import Bury, RetryLater
 from oncegate.gate.answers import answer_of
+from oncegate.gate.leases import Heartbeat
+from oncegate.gate.settling import Flusher
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -75,21 +80,35 @@ class TestFailingHandlers:
         assert {gate.run({"id": 7}, fail).status for _ in range(20)} == {"failed"}
         assert store.dead_letters() == []
 
-    def test_a_grant_beyond_the_last_attempt_is_buried_unrun(self, store: MemoryStore) -> None:
-        """An event whose worker died at every attempt is buried without another try."""
-        gate = Gate(store, max_attempts=2)
+    def test_a_grant_beyond_the_last_attempt_is_buried_unrun(self, store: MemoryStore, clock: ManualClock) -> None:
+        """An event whose worker does not come back from any attempt is buried without another try."""
+        gate, outcomes = Gate(store, max_attempts=2), []
 
-        def die(event: Event) -> None:
-            raise SystemExit(1)
+        def oversleep(event: Event) -> None:
+            clock.advance("31s")
+            outcomes.append(gate.run({"id": 7}, oversleep))
 
-        for _ in range(2):
-            with pytest.raises(SystemExit):
-                Gate(store, max_attempts=None).run({"id": 7}, die)
-        outcome = gate.run({"id": 7}, succeed)
+        gate.run({"id": 7}, oversleep)
+        outcome = outcomes[0]
         assert (outcome.status, outcome.event.attempt) == ("buried", 3)
         why = "its worker did not come back from attempt 2"
         assert outcome.reason == f"Buried as dead letter {outcome.key} after 2 attempts: {why}."
         assert len(store.dead_letters()) == 1
+
+    def test_a_grant_beyond_the_last_attempt_tells_the_last_error(self, store: MemoryStore) -> None:
+        """One whose attempts ended without being counted is buried with what its record says, which no log is told."""
+
+        def die(event: Event) -> None:
+            raise SystemExit("a secret")
+
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                Gate(store, max_attempts=None).run({"id": 7}, die)
+        outcome = Gate(store, max_attempts=2).run({"id": 7}, succeed)
+        why = "no attempt is left after attempt 2; the last error on record: SystemExit: a secret"
+        assert outcome.reason == f"Buried as dead letter {outcome.key} after 2 attempts: {why}."
+        assert outcome.discreet == f"Buried as dead letter {outcome.key} after 2 attempts: see its record."
+        assert [entry.record.error for entry in store.dead_letters()] == [why]
 
     @pytest.mark.parametrize("error", [ValueError(), ValueError("\ud800\0"), ValueError("x" * 10_000)])
     def test_any_text_of_an_error(self, gate: Gate, error: Exception) -> None:
@@ -331,6 +350,61 @@ class TestInterrupted:
         assert records["2"].error == "KeyboardInterrupt"
         outcomes = gate.run_batch([{"id": number} for number in (1, 2, 3, 4)], succeed)
         assert [outcome.status for outcome in outcomes] == ["duplicate", "processed", "processed", "processed"]
+
+    def test_as_its_lease_is_held(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C just before a handler: nobody runs it, so its lease is not renewed, and comes to its end."""
+        gate = Gate("memory://", lease="200ms")
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Heartbeat, "hold"):
+            gate.run({"id": 1}, succeed)
+        time.sleep(0.4)
+        assert gate.run({"id": 1}, succeed).status == "processed"
+
+    def test_as_a_batch_begins(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C just before the first handler of a batch: none costs an attempt, and nothing is left under way."""
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Flusher, "begin"):
+            gate.run_batch([{"id": 1}, {"id": 2}], succeed)
+        assert [(entry.record.state, entry.record.attempts) for entry in gate.store.browse()] == [(RELEASED, 0)] * 2
+        assert gate._engine.runner._flusher._under_way == {}
+
+    @pytest.mark.parametrize("together", [False, True])
+    def test_as_a_retry_begins(self, gate: Gate, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+        """Ctrl-C just before something that was tried before: retries of other threads need not wait for it."""
+        gate.run_batch([{"id": number} for number in (1, 2)], fail)
+        lock = gate._engine.runner._retries = Lock()  # type: ignore[assignment]
+        payloads = [{"id": 1}, {"id": 3}] if together else [{"id": 1}]
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Lock, "acquire"):
+            gate.run_batch(payloads, succeed)
+        assert _in_a_thread(lambda: lock.acquire(timeout=0))
+
+
+class Lock:
+    """An RLock whose verbs are those of a class in Python, so that one can be interrupted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.release = self._lock.release
+
+    def acquire(self, timeout: float) -> bool:
+        return self._lock.acquire(timeout=timeout)
+
+
+@contextmanager
+def interrupted_after(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> Iterator[None]:
+    """Have Ctrl-C strike when this method has done its work, as it can at any instruction."""
+    method = getattr(kind, name)
+
+    def struck(*arguments: Any, **named: Any) -> None:
+        method(*arguments, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, name, struck)
+        yield
+
+
+def _in_a_thread(ask: Callable[[], bool]) -> bool:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
 
 
 class TestPoison:

@@ -14,6 +14,7 @@ from oncegate.errors import SettingError
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
 from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, granted, stored
+from tests.stores.forking import run
 
 
 @pytest.fixture
@@ -59,6 +60,26 @@ class TestTransaction:
         assert [outcome.status for outcome in outcomes] == ["failed", "buried", "buried"]
         assert [outcome.error for outcome in outcomes] == ["ValueError: boom"] * 3
         assert effects(store) == []
+
+    def test_a_commit_that_fails(self, tmp_path: Path) -> None:
+        """What the disk did not take costs no attempt: the next delivery runs, though there was but one."""
+        done = run(
+            f"""
+            import resource
+            from oncegate import Gate
+            gate = Gate("sqlite:///{tmp_path}/a.db", max_attempts=1)
+            def limit(size):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            def handler(event, connection):
+                connection.execute("CREATE TABLE effects AS SELECT zeroblob(300000) AS event")
+                limit(100_000)
+            first = gate.transaction({{"id": 1}}, handler)
+            limit(resource.RLIM_INFINITY)
+            second = gate.transaction({{"id": 1}}, lambda event, connection: None)
+            print(first.status, "its transaction was rolled back" in first.reason, second.status, second.event.attempt)
+            """
+        )
+        assert done.stdout.split() == ["failed", "True", "processed", "1"], done
 
     def test_an_error_of_the_database_is_the_handlers(self, store: SqliteStore) -> None:
         """A constraint of the user's own tables fails the event, not the store."""

@@ -1,5 +1,6 @@
 """The wire: how the answer of a server is waited for."""
 
+import signal
 import socket
 import threading
 import time
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from redis import exceptions as errors
 
 from oncegate.stores.redis import wire
 from oncegate.stores.redis.wire import Link
@@ -39,13 +41,15 @@ class Made:
 
 
 class Looks:
-    """Finds an answer at the look of this number, and counts the looks."""
+    """Finds an answer at the look of this number, and counts the looks; who sleeps finds one."""
 
     def __init__(self, found_at: float) -> None:
         self.found_at = found_at
         self.count = 0
 
-    def poll(self, _timeout: int) -> list[Any]:
+    def poll(self, timeout: int) -> list[Any]:
+        if timeout:
+            return ["it"]
         self.count += 1
         return ["it"] if self.count >= self.found_at else []
 
@@ -100,3 +104,24 @@ def test_long_waits_are_slept() -> None:
         taken = time.thread_time() - before
         server.join()
     assert taken < 100 * wire._MOMENT / 2
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_signals_put_no_timeout_off(sleeps: bool) -> None:
+    """A server that hangs is given up in time, however often a signal's handler runs meanwhile."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with linked(timeout=0.2) as (link, theirs):
+            link._to_sleep = int(sleeps)
+            late = threading.Timer(2, theirs.sendall, [OK])
+            late.start()
+            start = time.monotonic()
+            with pytest.raises(errors.TimeoutError):
+                link.read()
+            assert 0.15 < time.monotonic() - start < 1.5
+            late.cancel()
+            late.join()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

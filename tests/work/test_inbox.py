@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -549,6 +550,61 @@ def test_stopping_while_all_places_are_taken(attempts: int) -> None:
 
     gate.admit([call(1), call(2, "call-2")])
     assert asyncio.run(main()) < 5
+
+
+def test_what_still_waits_for_a_thread(gate: Gate) -> None:
+    """Only plain handlers that have begun count as left running when the time to drain is over; the rest is back."""
+    gate = Gate(gate.store, threads=1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(event: Event) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    async def main() -> None:
+        worker = gate.inbox(slow, look="10ms", drain="50ms")
+        task = asyncio.create_task(worker.work())
+        await until(lambda: begun.is_set() and worker.figures.in_hand == 2)
+        worker.stop()
+        await task
+        assert (worker.left_running, worker.figures.in_hand) == (1, 1)
+
+    gate.admit([call(1), call(2, "call-2")])
+    asyncio.run(main())
+    go_on.set()
+    gate.drain()
+
+
+def test_a_sender_that_goes_while_the_worker_stops() -> None:
+    """All that was granted to an admission and is not run here is given back, though the one who asked is cancelled
+    meanwhile."""
+    asked: list[Any] = []
+
+    class Store(MemoryStore):
+        def settle(self, settlements: Any) -> Any:
+            for cancel in asked:
+                cancel()
+            return super().settle(settlements)
+
+    gate = Gate(Store())
+
+    async def main() -> None:
+        worker = gate.inbox(lambda event: None, look="10s")
+        task = asyncio.create_task(worker.work())
+        await until(lambda: worker._room_at_once() > 0)
+        events = [event for number in range(5) for event in read(call(number, f"call-{number}"))]
+        request = asyncio.create_task(worker.admit(events))
+        await asyncio.sleep(0)
+        worker.stop()
+        asked.append(partial(asyncio.get_running_loop().call_soon_threadsafe, request.cancel))
+        await asyncio.wait([request])
+        await task
+        await until(lambda: states() == [("R", 0)] * 5)
+
+    def states() -> list[tuple[str, int]]:
+        return [(entry.record.state, entry.record.attempts) for entry in gate.store.browse()]
+
+    asyncio.run(main())
 
 
 def test_what_cannot_be_given_back_at_once() -> None:

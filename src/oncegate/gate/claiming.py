@@ -30,6 +30,7 @@ from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
 from oncegate.gate.endings import Failed
+from oncegate.gate.handlers import LONGEST_ERROR
 from oncegate.gate.jobs import NO_DOCUMENT, NOT_KEPT, Job, about, document, kind_of, only_called
 from oncegate.gate.leases import Lease
 from oncegate.gate.observing import Observers
@@ -180,7 +181,7 @@ class Claimer:
         job.held = True
         job.event = replace(job.event, key=key, attempt=attempt, fence=record.fence)
         if attempt > 1 and terms.max_attempts is not None and attempt > terms.max_attempts:
-            job.hopeless = f"its worker did not come back from attempt {attempt - 1}"
+            job.hopeless = _no_attempt_left(record)
         if record.completed_at is not None and record.expires_at is not None:
             job.lease.valid_until = sent_at + record.expires_at - at  # what is marked is granted to nobody else before
             self._memory.found(job.lease)
@@ -325,6 +326,14 @@ def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
             return Outcome("buried", job.event, job.key, kind, None, record.error, record, at)
         case _:
             assert_never(verdict)
+
+
+def _no_attempt_left(record: Record) -> str:
+    """Why a grant beyond the last attempt is not run. What the record says may be of an attempt before the last."""
+    last = record.attempts - 1
+    if record.error is None:
+        return f"its worker did not come back from attempt {last}"
+    return f"no attempt is left after attempt {last}; the last error on record: {record.error}"[:LONGEST_ERROR]
 
 
 def _conflict(job: Job, verdict: Conflict, kept: Key, differs: tuple[str, ...]) -> Outcome:

@@ -6,8 +6,10 @@ common batches, async handlers run in their caller's loop and plain ones in a po
 
 import asyncio
 import atexit
+import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -37,13 +39,13 @@ from oncegate.gate.jobs import TOO_LATE, Bare, Job
 from oncegate.gate.leases import Lease
 from oncegate.gate.room import Room
 from oncegate.gate.running import Means, Runner
-from oncegate.gate.settling import Ending
+from oncegate.gate.settling import CLOSE_WITHIN, Ending
 from oncegate.stores.base import Patient, Together
 
 MOST_AT_A_TIME: Final = 256
-# The gates whose handlers are being awaited around what runs here.
+# The gates whose handlers are being awaited around what runs here, and those one of whose threads it takes.
 _inside: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
-_CLOSE_WITHIN: Final = 10.0
+_in_thread: ContextVar[frozenset[int]] = ContextVar("oncegate_in_thread", default=frozenset())
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
 _CANCELLED: Final = "it was cancelled, or its process was stopped, while the handler ran"
 
@@ -78,6 +80,7 @@ class Concurrent:
         )
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
+        self._pooling = threading.Lock()
         forks.watch(self)
         _open.add(self)
 
@@ -86,7 +89,7 @@ class Concurrent:
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._threads = None
+            self._threads, self._pooling = None, threading.Lock()
 
     async def run(self, item: Job | Bare, handler: AsyncHandler | Handler) -> None:
         """Take one through the gate; it has its outcome afterwards."""
@@ -114,30 +117,37 @@ class Concurrent:
                 await asyncio.gather(*[self._gatherer.done(_Admission(job)) for job in unknown])
         except BaseException:
             for job in unknown:
-                self._let_go(job)
+                self.let_go(job)
             raise
 
     def hold(self, jobs: Sequence[Job]) -> None:
         """Renew what was taken from now on, whether it runs yet or not."""
         self._means.heartbeat.hold([job.lease for job in jobs])
 
-    async def give_back(self, job: Job) -> None:
-        """Give back what is held and will not be run here."""
-        await self._gatherer.done(self._unstarted(job))
+    def let_go(self, job: Job) -> None:
+        """Give back what is held and will not be run here. Nobody waits for that: one who does can be cancelled, and
+        what is to be given back next would stay behind."""
+        if job.held:
+            job.held = False
+            self._gatherer.post(self._unstarted(job))
 
     def close(self) -> None:
-        """Let plain handlers come to their end, and write what is left to write."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
-        self._gatherer.flush(_CLOSE_WITHIN)
+        """Let plain handlers come to their end, and write what is left to write. Those that come meanwhile have threads
+        of their own."""
+        with self._pooling:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown()
+        deadline = time.monotonic() + CLOSE_WITHIN
+        self._gatherer.flush(CLOSE_WITHIN)
+        self._means.unsettled.flush(deadline - time.monotonic())
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def _room(self) -> Room:
         """One for each loop. What a handler asks of its own gate has one to itself: it would wait for its own end."""
-        if id(self) in _inside.get():
+        if id(self) in _inside.get() or id(self) in _in_thread.get():
             return Room(1)
         loop = asyncio.get_running_loop()
         room = self._rooms.get(loop)
@@ -188,7 +198,7 @@ class Concurrent:
         marked = self._means.terms.marks_first
         if job.hopeless is not None:
             job.started = True
-            return Failed(job, job.hopeless) if marked else self._means.endings.buried(job, job.hopeless)
+            return Failed(job, job.hopeless) if marked else self._means.endings.hopeless(job, job.hopeless)
         if (late := job.too_late(self._means.boot())) is not None:
             return self._unstarted(job, late)
         if marked:
@@ -233,7 +243,7 @@ class Concurrent:
     async def _call_in_thread(self, event: Event, handler: Handler, way: "_Way") -> None:
         """The thread hands in what comes of it, and goes on to the end also when nobody waits any more."""
         waiter = asyncio.get_running_loop().create_future()
-        submitted = self._pool().submit(self._work, event, handler, way, waiter)
+        submitted = self._submitted(event, handler, way, waiter)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -247,12 +257,15 @@ class Concurrent:
             self._gatherer.post(late, waiter)
             return
         way.start()
+        inside = _in_thread.set(_in_thread.get() | {id(self)})
         try:
             asked = way.ran(plain(handler(event)))
         except asyncio.CancelledError as error:
             asked = way.failed(by_itself(error))
         except BaseException as error:  # noqa: BLE001  # a thread has nobody above it to raise to
             asked = way.failed(error)
+        finally:
+            _in_thread.reset(inside)
         self._gatherer.post(asked, waiter)
 
     def _late(self, way: "_Way") -> Ending | Failed | None:
@@ -260,10 +273,17 @@ class Concurrent:
             return None
         return self._unstarted(way.job, late)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._means.terms.threads, thread_name_prefix="oncegate-handler")
-        return self._threads
+    def _submitted(self, *work: Any) -> "Future[None]":
+        """What a handler in a thread asks of its own gate has a thread to itself: it would wait for its own end."""
+        if id(self) in _in_thread.get():
+            own = _threads(1)
+            submitted = own.submit(self._work, *work)
+            own.shutdown(wait=False)
+            return submitted
+        with self._pooling:
+            if self._threads is None:
+                self._threads = _threads(self._means.terms.threads)
+            return self._threads.submit(self._work, *work)
 
     # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
 
@@ -312,15 +332,14 @@ class Concurrent:
         """A claim for a caller that is gone is given back."""
         job = asked.job if isinstance(asked, _Admission) else asked
         if isinstance(job, Job):
-            self._let_go(job)
-
-    def _let_go(self, job: Job) -> None:
-        if job.held:
-            job.held = False
-            self._gatherer.post(self._unstarted(job))
+            self.let_go(job)
 
     def _unstarted(self, job: Job, why: str = TOO_LATE) -> Ending | Failed:
         return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)
+
+
+def _threads(most: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(most, thread_name_prefix="oncegate-handler")
 
 
 def _waited_anyway(_seconds: float) -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncegate.canonical import told_apart
 from oncegate.claims import Bury, Complete, Release
@@ -52,13 +53,21 @@ class Endings:
         bury = Bury(*self._proof(job), self._terms.dead_letter_retention, payload, error)
         return Ending(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
 
+    def hopeless(self, job: Job, why: str) -> Ending:
+        """Buried without being run. Beyond the last attempt its record may have told why, which is not for logs."""
+        ending, record, most = self.buried(job, why), job.lease.record, self._terms.max_attempts
+        if record.error is None or most is None or record.attempts <= most:
+            return ending
+        return replace(ending, outcome=replace(ending.outcome, original=record, at=job.lease.granted_at))
+
     def unstarted(self, job: Job, why: str = TOO_LATE) -> Ending:
         """Its handler never started, so the attempt does not count."""
         outcome = Outcome("in_flight", job.event, job.key, error=why)
         return Ending(job, Release(*self._proof(job), unstarted=True), outcome)
 
     def untried(self, job: Job, error: str) -> Ending:
-        """It failed before its handler could start, so the attempt does not count either."""
+        """It failed before its handler could start, or nothing of what it did is left for a reason that is the store's,
+        so the attempt does not count either."""
         outcome = Outcome("failed", job.event, job.key, error=error)
         return Ending(job, Release(*self._proof(job), error, unstarted=True), outcome)
 

@@ -20,6 +20,7 @@ from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
 from oncegate.gate.running import Means, Runner
+from oncegate.gate.settling import CLOSE_WITHIN, Unsettled
 from oncegate.gate.terms import Terms
 from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import Joining, Store
@@ -38,6 +39,7 @@ class Engine:
         observers: Observers,
         hints: Hints = NO_HINTS,
         memory: Memory | None = None,
+        unsettled: Unsettled | None = None,
     ) -> None:
         self.terms = terms
         self.boot = boot
@@ -50,14 +52,15 @@ class Engine:
         self.claimer = Claimer(store, terms, boot, memory, observers, hints)
         self.echoes = Echoes(store, terms, self.claimer, observers)
         heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
-        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory)
+        self._unsettled = unsettled = unsettled or Unsettled(store, boot, memory.settled)
+        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory, unsettled)
         self.runner = Runner(self._means)
 
     def under(self, **changes: Any) -> "Engine":
         """Another engine for the same store, with these terms changed. What one learns the other knows: what is
-        completed, and whether the store answers."""
+        completed, what is not yet confirmed, and whether the store answers."""
         terms = replace(self.terms, **changes, breaker=None)  # the store is behind its breaker already
-        return Engine(self._store, terms, self.boot, self._observers, self._hints, self._memory)
+        return Engine(self._store, terms, self.boot, self._observers, self._hints, self._memory, self._unsettled)
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
@@ -122,6 +125,12 @@ class Engine:
     def close(self) -> None:
         if "concurrent" in self.__dict__:
             self.concurrent.close()
+        else:
+            self._unsettled.flush(CLOSE_WITHIN)
+
+    def give_up(self) -> None:
+        """What is not confirmed by now will not be: the store is about to be closed."""
+        self._unsettled.give_up()
 
     @cached_property
     def concurrent(self) -> "Concurrent":

@@ -347,6 +347,7 @@ class Gate:
     def close(self) -> None:
         """Drain, tell the observers what is left, and let go of the store."""
         self.drain()
+        self._engine.give_up()
         self._observers.flush(_CLOSE_WITHIN)
         self.store.close()
 

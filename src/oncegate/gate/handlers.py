@@ -12,7 +12,7 @@ Handler = Callable[[Event], Any]
 AsyncHandler = Callable[[Event], Awaitable[Any]]
 TransactionHandler = Callable[[Event, Any], Any]
 
-_LONGEST_ERROR: Final = 2_000
+LONGEST_ERROR: Final = 2_000
 _GENERATOR: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
 _COROUTINE: Final = 0x80  # CO_COROUTINE
 _MORE: Final = 0x04  # CO_VARARGS
@@ -94,7 +94,7 @@ def said(error: BaseException) -> str:
     name = type(error).__name__
     if isinstance(error, RetryLater | Bury) and text:  # a sentence for people already
         name, text = text, ""
-    return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:_LONGEST_ERROR]
+    return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:LONGEST_ERROR]
 
 
 def told(error: BaseException) -> str:

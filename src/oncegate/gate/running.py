@@ -2,14 +2,14 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from msgspec import Struct
 
 from oncegate import forks
 from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
-from oncegate.errors import SettingError, StoreError
+from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import (
@@ -26,7 +26,7 @@ from oncegate.gate.jobs import NO_TIME, Bare, Job
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
-from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, settle
+from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, Unsettled, is_passing, settle
 from oncegate.gate.terms import Terms
 from oncegate.stores.base import EffectFailed, Store, Transactional
 
@@ -34,6 +34,7 @@ from oncegate.stores.base import EffectFailed, Store, Transactional
 PATIENCE: Final = 1.0
 _LOST: Final = "its claim was lost to another worker before it could be settled"
 
+_Result = TypeVar("_Result")
 # How one grant that may start is attempted; None if it has come to its outcome already.
 _Handle = Callable[[Job], Ending | None]
 
@@ -48,6 +49,7 @@ class Means(Struct, frozen=True):
     endings: Endings
     heartbeat: Heartbeat
     memory: Memory
+    unsettled: Unsettled
 
 
 class Runner:
@@ -76,27 +78,39 @@ class Runner:
             self._run_marked(granted, handler)
         elif len(granted) == 1 and granted[0].event.attempt == 1:
             self.run_alone(granted[0], handler)
-        elif len(granted) == 1 and self._retries.acquire(blocking=False):
-            try:
-                self.run_alone(granted[0], handler)
-            finally:
-                self._retries.release()
-        else:
+        elif len(granted) != 1 or not self._run_if_alone(granted[0], handler):
             again = [job for job in granted if job.event.attempt > 1]
             self.give_back(again)
             self._run_together([job for job in granted if job.held] if again else granted, handler)
             for job in sorted(again, key=_attempt):
                 self._run_again(job, handler)
 
+    def _run_if_alone(self, job: Job, handler: Handler) -> bool:
+        def run(alone: bool) -> bool:
+            if alone:
+                self.run_alone(job, handler)
+            return alone
+
+        return self._retry(run, within=0)
+
     def _run_again(self, job: Job, handler: Handler) -> None:
-        alone = self._retries.acquire(timeout=PATIENCE)
-        try:
+        def run(_alone: bool) -> None:
             self._claim_again(job)
             if job.held:
                 self.run_alone(job, handler)
+
+        self._retry(run, within=PATIENCE)
+
+    def _retry(self, run: Callable[[bool], _Result], within: float) -> _Result:
+        """Run what was tried before, and say whether that is alone. The lock is let go whether it was got or not: an
+        interrupt can strike before anybody could note that."""
+        try:
+            return run(self._retries.acquire(timeout=within))
         finally:
-            if alone:
+            try:  # noqa: SIM105  # in suppress() an interrupt could strike once more
                 self._retries.release()
+            except RuntimeError:  # another thread has it, or the parent of this process
+                pass
 
     def _claim_again(self, job: Job) -> None:
         if self._means.boot() < job.start_by:
@@ -119,7 +133,8 @@ class Runner:
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any = None) -> None:
         """Run one grant in a transaction of the store that completes it too. The claim is committed before, so its
-        attempt counts even if the transaction is rolled back; there is no heartbeat, since nobody else can write."""
+        attempt counts even if its handler fails and all is rolled back; there is no heartbeat, since nobody else can
+        write."""
         self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection))
 
     def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
@@ -149,7 +164,10 @@ class Runner:
         except StoreError as error:
             if not began:
                 return self._means.endings.untried(job, f"its transaction could not begin ({error})")
-            return self._means.endings.released(job, f"its transaction was rolled back ({error})")
+            rolled_back = f"its transaction was rolled back ({error})"
+            if isinstance(error, StoreUnavailable):  # which is no fault of the event; had it committed, it is completed
+                return self._means.endings.untried(job, rolled_back)
+            return self._means.endings.released(job, rolled_back)
         self._settled(endings or [self._means.endings.processed(job, None)], [accepted], sent_at)
         return None
 
@@ -188,8 +206,8 @@ class Runner:
                 return endings.failed(job, error)
 
         leases = [job.lease for job in jobs]
-        self._means.heartbeat.hold(leases)
-        try:
+        try:  # to drop what is not held does no harm
+            self._means.heartbeat.hold(leases)
             self._attempt_each(jobs, handle)
         finally:
             self._means.heartbeat.drop(leases)
@@ -198,14 +216,15 @@ class Runner:
         """Attempt one after the other; what they come to is written within 50 ms, and all of it on return."""
         boot = self._means.boot
         settlements = Settlements(self.write)
-        if len(jobs) > 1:
-            self._flusher.begin(settlements)
+        job: Job | None = None
         try:
+            if len(jobs) > 1:
+                self._flusher.begin(settlements)
             for job in jobs:
                 lease, now = job.lease, boot()
                 if job.hopeless is not None:
                     job.started = True
-                    settlements.add(self._means.endings.buried(job, job.hopeless))
+                    settlements.add(self._means.endings.hopeless(job, job.hopeless))
                 elif now >= lease.valid_until or now >= job.start_by or lease.lost:  # here, as a call would cost more
                     job.outcome = Outcome("in_flight", job.event, job.key, error=job.too_late(now))
                 else:
@@ -213,7 +232,7 @@ class Runner:
                     if (ending := handle(job)) is not None:
                         settlements.add(ending)
         except BaseException as error:  # an interrupt fails the attempt like any error, and then goes on upwards
-            if job.started:
+            if job is not None and job.started:
                 settlements.add(self._means.endings.failed(job, error))
             raise
         finally:
@@ -224,7 +243,8 @@ class Runner:
     # ── how it ends ───────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, endings: Sequence[Ending]) -> None:
-        """Settle with one write, tried again if it fails; on return every job has its outcome."""
+        """Settle with one write, tried again if it fails; on return every job has its outcome. What the store has not
+        confirmed by then has failed, and is tried on for as long as nobody else can be granted it."""
         self._asking(endings, self._settle, _never).ask(self._means.boot)
 
     def asking(self, endings: Sequence[Ending], undone: Callable[[Sequence[Ending]], None]) -> Asking:
@@ -252,6 +272,7 @@ class Runner:
             for ending, answer in settled:
                 if answer is not True:
                     ending.job.outcome = _not_settled(ending, answer)
+            self._means.unsettled.add([ending for ending, answer in settled if is_passing(answer)])
         for ending in endings:
             ending.job.outcome = ending.outcome
         self._means.memory.settled(endings, sent_at)

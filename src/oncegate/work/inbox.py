@@ -135,7 +135,7 @@ class InboxWorker:
         for item in items:
             if isinstance(item, Job) and item.held:
                 if not self._run_at_once(item):
-                    await self._engine.concurrent.give_back(item)
+                    self._engine.concurrent.let_go(item)
             elif item.outcome.status == "accepted":
                 self._leave_for_later(item.outcome.event.entity)
         self._observers.outcomes(outcomes)
@@ -251,7 +251,9 @@ class InboxWorker:
         self._started.add(job.key.digest)
         try:
             await self._engine.concurrent.run_granted(job, self._handler)
-        except asyncio.CancelledError:  # by the end of the time to drain; a plain handler runs on
+        except asyncio.CancelledError:  # by the end of the time to drain; a plain handler that has begun runs on
+            if not job.started:
+                self._started.discard(job.key.digest)
             raise
         except BaseException:
             self._ended(job)

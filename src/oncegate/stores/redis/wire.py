@@ -1,5 +1,6 @@
 """The wire: connections to servers, commands sent to several at once, and what errors mean."""
 
+import math
 import os
 import select
 import socket
@@ -78,7 +79,8 @@ class Link:
         self._connection = connection
         self._socket = connection._get_socket()
         self._socket.settimeout(timeout)
-        _leave_timeouts_to_the_system(self._socket)
+        # In milliseconds, if Python does not keep it.
+        self._timeout = math.ceil(timeout * 1_000) if _leave_timeouts_to_the_system(self._socket) else None
         self._reader = Reader(protocolError=errors.InvalidResponse, replyError=connection._get_parser().parse_error)
         self._buffer = bytearray(_READ_SIZE)
         self._poll = select.poll()
@@ -101,7 +103,8 @@ class Link:
         """The next reply, or the error that the server answers with."""
         try:
             while (reply := self._reader.gets()) is False:  # no reply of this protocol is
-                self._look_out()
+                if not self._look_out():
+                    self._sleep()
                 received = self._socket.recv_into(self._buffer)
                 if not received:
                     raise errors.ConnectionError("Connection closed by server.")
@@ -112,35 +115,42 @@ class Link:
             raise errors.ConnectionError(f"Error while reading from socket: {error}") from error
         return reply
 
-    def _look_out(self) -> None:
+    def _look_out(self) -> bool:
         """Look for an answer, for a moment: to fall asleep and be woken can take longer than a server nearby takes to
-        answer. When none comes in that time, the next ones are slept for."""
+        answer. When none comes in that time, the next ones are slept for. Whether there is one."""
         if self._to_sleep:
             self._to_sleep -= 1
-            return
+            return False
         until = _now() + _MOMENT
         while not self._poll.poll(0):
             if _now() >= until:
                 self._to_sleep = _SLEEPS
-                return
+                return False
+        return True
+
+    def _sleep(self) -> None:
+        """Wait for an answer. The system would wait anew after every signal; here Python keeps the time."""
+        if self._timeout is not None and not self._poll.poll(self._timeout):
+            raise TimeoutError
 
     def close(self) -> None:
         self._connection.disconnect()
 
 
-def _leave_timeouts_to_the_system(plain: socket.socket) -> None:
+def _leave_timeouts_to_the_system(plain: socket.socket) -> bool:
     """Python keeps a timeout by a look before each thing sent and each thing read, a tenth of an exchange. Where Linux
-    keeps it, its end is a BlockingIOError; a socket under TLS would not know what that means."""
+    keeps it, its end is a BlockingIOError; a socket under TLS would not know what that means. Whether it does."""
     seconds = plain.gettimeout()
     if sys.platform != "linux" or not seconds or isinstance(plain, ssl.SSLSocket):
-        return
+        return False
     plain.settimeout(None)
     if not os.get_blocking(plain.fileno()):  # as gevent's never are
         plain.settimeout(seconds)
-        return
+        return False
     limit = pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    return True
 
 
 class Server:
