@@ -66,8 +66,7 @@ class Endings:
         return Ending(job, Release(*self._proof(job), unstarted=True), outcome)
 
     def untried(self, job: Job, error: str) -> Ending:
-        """It failed before its handler could start, or nothing of what it did is left for a reason that is the store's,
-        so the attempt does not count either."""
+        """It failed before its handler could start, so the attempt does not count either."""
         outcome = Outcome("failed", job.event, job.key, error=error)
         return Ending(job, Release(*self._proof(job), error, unstarted=True), outcome)
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from oncegate import forks
 from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
-from oncegate.errors import SettingError, StoreError, StoreUnavailable
+from oncegate.errors import SettingError, StoreError
 from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import (
@@ -164,10 +164,7 @@ class Runner:
         except StoreError as error:
             if not began:
                 return self._means.endings.untried(job, f"its transaction could not begin ({error})")
-            rolled_back = f"its transaction was rolled back ({error})"
-            if isinstance(error, StoreUnavailable):  # which is no fault of the event; had it committed, it is completed
-                return self._means.endings.untried(job, rolled_back)
-            return self._means.endings.released(job, rolled_back)
+            return self._means.endings.released(job, f"its transaction was rolled back ({error})")
         self._settled(endings or [self._means.endings.processed(job, None)], [accepted], sent_at)
         return None
 
