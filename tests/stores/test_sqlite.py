@@ -19,7 +19,7 @@ from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavail
 from oncegate.stores.base import Store
 from oncegate.stores.sqlite import SqliteStore, file
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
-from oncegate.testing.asking import LEASE, claim, claim_of, complete, granted, owner
+from oncegate.testing.asking import LEASE, admit, claim, claim_of, complete, granted, owner, take
 from oncegate.testing.racing import race
 from tests.stores.forking import Forks, run
 
@@ -364,6 +364,24 @@ def test_what_it_remembers_is_what_others_have_not_changed(tmp_path: Path) -> No
         clock.advance(LEASE)
         granted(second, "bob")
         assert complete(first, record) is False
+
+
+def test_a_look_is_of_one_moment(tmp_path: Path) -> None:
+    """What another process takes and completes between two statements of a look for what waits harms nobody."""
+    path = str(tmp_path / "store.db")
+    with closing(SqliteStore(path)) as first, closing(SqliteStore(path)) as second:
+        admit(first)
+
+        def work_it_off(statement: str) -> None:
+            """Called by SQLite as each statement of the first store begins."""
+            if "state = 'P'" in statement and (entry := take(second)) is not None:
+                completed.append(complete(second, entry.record))
+
+        completed: list[bool] = []
+        first._connected().set_trace_callback(work_it_off)
+        assert take(first, in_order=True) is None
+        first._connected().set_trace_callback(None)
+        assert completed == [True]
 
 
 def test_expired_rows_are_swept_a_stretch_at_a_time(tmp_path: Path) -> None:

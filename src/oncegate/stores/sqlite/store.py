@@ -8,7 +8,6 @@ are not written a second time in SQL.
 import os
 import sqlite3
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -39,7 +38,7 @@ from oncegate.stores.sqlite.lending import OwnConnection, is_closed, lend, take_
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
 from oncegate.stores.sqlite.settings import checked_level
 from oncegate.stores.sqlite.turns import SLICE, Occupied, Soon, Turn, Turns
-from oncegate.stores.sqlite.waiting import waiting
+from oncegate.stores.sqlite.waiting import given
 
 _SWEEP: Final = 256
 _MOST_HELD: Final = 20_000
@@ -119,20 +118,17 @@ class SqliteStore(InboxStore):
 
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
         # Mostly nothing waits, and then a look that writes nothing costs the disk nothing.
-        counts = Counter(want.namespace for want in wants)
-        in_order = {want.namespace for want in wants if want.in_order}
         with self._reading() as (db, now):
-            if not any(waiting(db, name, name in in_order, now, 1) for name in counts):
+            if not any(given(db, wants, now)):
                 return [None] * len(wants)
         with self._writing() as (db, now):
-            due = {name: iter(waiting(db, name, name in in_order, now, most)) for name, most in counts.items()}
-            given = [(want, next(due[want.namespace], None)) for want in wants]
-            takes = [(where, Take(*where, want.owner, want.lease)) for want, where in given if where is not None]
-            found = find(db, [where for where, _ in takes])
-            taken = {where: step(found[where], take, now)[0] for where, take in takes}
+            places = list(given(db, wants, now))
+            found = find(db, [where for where in places if where is not None])
+            takes = [Take(*where, want.owner, want.lease) for want, where in zip(wants, places, strict=True) if where]
+            taken = {(take.namespace, take.key): step(found[take.namespace, take.key], take, now)[0] for take in takes}
             save(db, found, taken)
             self._remember(taken)
-            return [_entry(where, taken) for _, where in given]
+            return [_entry(where, taken) for where in places]
 
     def kept(self, namespace: str) -> int:
         with self._reading() as (db, _):
@@ -264,9 +260,13 @@ class SqliteStore(InboxStore):
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        with self._begun(SQL["time"]) as (db, found):
-            (high,) = found.fetchone()
-            yield db, self._clock(high)
+        """All that is read in here is of one moment."""
+        with self._begun("BEGIN") as (db, _):
+            try:
+                (high,) = db.execute(SQL["time"]).fetchone()
+                yield db, self._clock(high)
+            finally:
+                db.execute("COMMIT")
 
     @contextmanager
     def _begun(self, statement: str, soon: Soon | None = None) -> Iterator[tuple[OwnConnection, sqlite3.Cursor]]:
