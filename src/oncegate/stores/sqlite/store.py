@@ -233,7 +233,11 @@ class SqliteStore(InboxStore):
             self._checkpoints.end()
         else:
             self._lock.acquire()
-            self._disconnect()
+            try:
+                self._disconnect()
+            except BaseException:
+                self._lock.release()
+                raise
 
     def after_fork(self, *, in_child: bool) -> None:
         if self._transacting != threading.get_ident():
