@@ -313,34 +313,6 @@ class TestForks(Forks):
         assert done.stdout.split() == ["True", "3"], done
 
 
-def test_interrupts(tmp_path: Path) -> None:
-    """An exception that a signal raises at any instruction leaves no transaction open behind it."""
-    done = run(
-        f"""
-        import signal, time
-        from oncegate import open_store
-        from oncegate.testing.asking import claim_of
-        store = open_store("sqlite:///{tmp_path}/store.db?synchronous=normal")
-        class Interrupt(Exception): ...
-        def interrupt(*_): raise Interrupt
-        signal.signal(signal.SIGALRM, interrupt)
-        interrupts, end = 0, time.monotonic() + 2
-        while time.monotonic() < end:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.0003)
-                while True:
-                    store.claim([claim_of()])
-            except Interrupt:
-                interrupts += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        store.claim([claim_of()])
-        print(interrupts > 100)
-        """
-    )
-    assert done.stdout.strip() == "True", done
-
-
 def test_time_never_goes_back(tmp_path: Path) -> None:
     """A process whose clock is behind judges by the latest time that any process has judged by."""
     ahead, behind = ManualClock(2_000_000_000_000_000), ManualClock(1_900_000_000_000_000)
