@@ -13,13 +13,20 @@ from pathlib import Path
 import pytest
 
 from oncegate import open_store
-from oncegate.claims import InFlight
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store
 from oncegate.stores.sqlite import SqliteStore, file
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
-from oncegate.testing.asking import LEASE, admit, claim, claim_of, complete, granted, owner, take
+from oncegate.testing.asking import (
+    LEASE,
+    admit,
+    claim_of,
+    complete,
+    granted,
+    owner,
+    take,
+)
 from oncegate.testing.racing import race
 from tests.stores.forking import Forks, run
 
@@ -311,20 +318,6 @@ class TestForks(Forks):
             """
         )
         assert done.stdout.split() == ["True", "3"], done
-
-
-def test_time_never_goes_back(tmp_path: Path) -> None:
-    """A process whose clock is behind judges by the latest time that any process has judged by."""
-    ahead, behind = ManualClock(2_000_000_000_000_000), ManualClock(1_900_000_000_000_000)
-    path = str(tmp_path / "store.db")
-    with closing(SqliteStore(path, clock=ahead)) as first, closing(SqliteStore(path, clock=behind)) as second:
-        record = granted(first)
-        assert isinstance(claim(second, "bob"), InFlight)
-        ahead.advance("30s")
-        granted(first, key=b"x" * 16)
-        takeover = granted(second, "bob")
-        assert takeover.fence == record.fence + 1
-        assert takeover.lease_until == ahead.now + LEASE
 
 
 def test_what_it_remembers_is_what_others_have_not_changed(tmp_path: Path) -> None:

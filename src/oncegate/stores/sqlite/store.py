@@ -155,7 +155,7 @@ class SqliteStore(InboxStore):
         found = find(db, [where])
         self._still(found.get(where), Renew(*where, held.owner, held.fence, 1), now)
         complete = self._effected(db, effect)
-        record = self._still(found.get(where), complete, self._clock())
+        record = self._still(found.get(where), complete, self._tick(db))
         save(db, found, {where: record})
         self._remember({where: record})
 
@@ -273,12 +273,17 @@ class SqliteStore(InboxStore):
 
     def _written(self, work: _Work[_T], db: OwnConnection, turn: Turn) -> _T:
         turn.begin(db, "BEGIN IMMEDIATE")
-        (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
-        answer = work(db, self._clock(high))
+        answer = work(db, self._tick(db))
         db.execute("COMMIT")
         self._turns.written()
         self._checkpoints.written(db.total_changes)
         return answer
+
+    def _tick(self, db: OwnConnection) -> int:
+        """The time to judge by. It is the one that is left in the file, so that nobody judges by an earlier one."""
+        (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
+        self._clock(high)
+        return int(high)
 
     def _looked(self, work: _Work[_T], db: OwnConnection, turn: Turn) -> _T:
         db.execute("BEGIN")
