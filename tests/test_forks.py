@@ -8,8 +8,9 @@ import pytest
 from tests.stores.forking import run
 
 START = """
-import faulthandler, os, signal, sys, threading, time
+import faulthandler, os, signal, sys, threading, time, warnings
 from oncegate import Gate, forks
+warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # as Python 3.12 has it
 faulthandler.dump_traceback_later(20, exit=True)
 gate = Gate("sqlite:///store.db")
 gate.run({"id": "0"}, lambda event: None)
