@@ -105,8 +105,7 @@ def _committed_apart() -> None:
     """The effect is committed in a transaction of its own, and the completion after it."""
 
     def transact(self: SqliteStore, held: Held, effect: Callable[[Any], Complete]) -> bool:
-        with self._writing() as (db, _):
-            complete = effect(db)
+        complete = self._write(lambda db, _now: effect(db))
         return self.settle([complete])[0]
 
     setattr(SqliteStore, "transact", transact)  # noqa: B010  # mypy takes a method for fixed

@@ -16,14 +16,22 @@ from typing import Any
 import pytest
 
 from oncegate import open_store
-from oncegate.claims import InFlight
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores import look_at_store
 from oncegate.stores.base import Store
 from oncegate.stores.sqlite import SqliteStore, file, looking, read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
-from oncegate.testing.asking import LEASE, claim, claim_of, complete, granted, owner
+from oncegate.testing.asking import (
+    LEASE,
+    admit,
+    claim,
+    claim_of,
+    complete,
+    granted,
+    owner,
+    take,
+)
 from oncegate.testing.racing import race
 from tests.stores.forking import Forks, run
 
@@ -400,48 +408,6 @@ class TestForks(Forks):
         assert done.stdout.split() == ["True", "3"], done
 
 
-def test_interrupts(tmp_path: Path) -> None:
-    """An exception that a signal raises at any instruction leaves no transaction open behind it."""
-    done = run(
-        f"""
-        import signal, time
-        from oncegate import open_store
-        from oncegate.testing.asking import claim_of
-        store = open_store("sqlite:///{tmp_path}/store.db?synchronous=normal")
-        class Interrupt(Exception): ...
-        def interrupt(*_): raise Interrupt
-        signal.signal(signal.SIGALRM, interrupt)
-        interrupts, end = 0, time.monotonic() + 2
-        while time.monotonic() < end:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.0003)
-                while True:
-                    store.claim([claim_of()])
-            except Interrupt:
-                interrupts += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        store.claim([claim_of()])
-        print(interrupts > 100)
-        """
-    )
-    assert done.stdout.strip() == "True", done
-
-
-def test_time_never_goes_back(tmp_path: Path) -> None:
-    """A process whose clock is behind judges by the latest time that any process has judged by."""
-    ahead, behind = ManualClock(2_000_000_000_000_000), ManualClock(1_900_000_000_000_000)
-    path = str(tmp_path / "store.db")
-    with closing(SqliteStore(path, clock=ahead)) as first, closing(SqliteStore(path, clock=behind)) as second:
-        record = granted(first)
-        assert isinstance(claim(second, "bob"), InFlight)
-        ahead.advance("30s")
-        granted(first, key=b"x" * 16)
-        takeover = granted(second, "bob")
-        assert takeover.fence == record.fence + 1
-        assert takeover.lease_until == ahead.now + LEASE
-
-
 def test_what_it_remembers_is_what_others_have_not_changed(tmp_path: Path) -> None:
     """A claim that another connection took over is not settled from memory."""
     clock = ManualClock()
@@ -451,6 +417,24 @@ def test_what_it_remembers_is_what_others_have_not_changed(tmp_path: Path) -> No
         clock.advance(LEASE)
         granted(second, "bob")
         assert complete(first, record) is False
+
+
+def test_a_look_is_of_one_moment(tmp_path: Path) -> None:
+    """What another process takes and completes between two statements of a look for what waits harms nobody."""
+    path = str(tmp_path / "store.db")
+    with closing(SqliteStore(path)) as first, closing(SqliteStore(path)) as second:
+        admit(first)
+
+        def work_it_off(statement: str) -> None:
+            """Called by SQLite as each statement of the first store begins."""
+            if "state = 'P'" in statement and (entry := take(second)) is not None:
+                completed.append(complete(second, entry.record))
+
+        completed: list[bool] = []
+        first._connected().set_trace_callback(work_it_off)
+        assert take(first, in_order=True) is None
+        first._connected().set_trace_callback(None)
+        assert completed == [True]
 
 
 def test_expired_rows_are_swept_a_stretch_at_a_time(tmp_path: Path) -> None:

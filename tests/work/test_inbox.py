@@ -503,6 +503,26 @@ def test_store_away_for_a_while() -> None:
     assert gate.counts["inbox.failed"] == 3
 
 
+def test_a_look_that_fails_for_a_reason_nobody_foresaw() -> None:
+    """The worker goes on after it, and tells of it with the name of what was raised."""
+
+    class Wrong(MemoryStore):
+        looks = 0
+
+        def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+            self.looks += 1
+            if self.looks == 1:
+                raise ValueError("boom")
+            return super().take(wants)
+
+    told: list[Notice] = []
+    gate = Gate(Wrong(), observers=[told.append])
+    gate.admit([call(1)])
+    seen: list[str | None] = []
+    working(gate, lambda event: seen.append(event.id), lambda worker: until(lambda: len(seen) == 1))
+    assert [notice.detail for notice in told if notice.name == "inbox.failed"] == ["ValueError"]
+
+
 def test_stopping() -> None:
     """A worker that is stopped takes nothing more, and what runs comes to its end."""
     gate = Gate(MemoryStore())

@@ -15,7 +15,7 @@ from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.handlers import AsyncHandler, Handler, told
 from oncegate.gate.jobs import Identified, Job
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome, Status
@@ -219,8 +219,8 @@ class InboxWorker:
     async def _taken(self, most: int) -> list[Job]:
         try:
             jobs = await self._in_thread(most)
-        except StoreError as error:
-            self._observers.tell("inbox.failed", detail=str(error))
+        except Exception as error:  # noqa: BLE001  # whatever was wrong with one look, the next may find all well
+            self._observers.tell("inbox.failed", detail=str(error) if isinstance(error, StoreError) else told(error))
             self._pause = min(2 * self._pause, max(_LONGEST_PAUSE, self._look))
             return []
         self._pause = self._look

@@ -8,13 +8,11 @@ are not written a second time in SQL.
 import os
 import sqlite3
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import repeat
-from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from oncegate import forks
 from oncegate.claims import (
@@ -38,12 +36,14 @@ from oncegate.stores.sqlite.file import explained, is_of_the_disk, opened, wait_
 from oncegate.stores.sqlite.lending import OwnConnection, is_closed, lend, take_back
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
 from oncegate.stores.sqlite.settings import checked_level
-from oncegate.stores.sqlite.turns import SLICE, Occupied, Soon, Turn, Turns
-from oncegate.stores.sqlite.waiting import waiting
+from oncegate.stores.sqlite.turns import SLICE, KeptOut, Turn, Turns
+from oncegate.stores.sqlite.waiting import given
 
 _SWEEP: Final = 256
 _MOST_HELD: Final = 20_000
 _START: Final[Where] = ("", b"")
+_T = TypeVar("_T")
+_Work = Callable[[OwnConnection, int], _T]
 
 
 class SqliteStore(InboxStore):
@@ -80,21 +80,23 @@ class SqliteStore(InboxStore):
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _apply(self, operations: Sequence[Operation], *, admits: bool = False) -> list[Any]:
+        return self._write(partial(self._judge, operations, admits))
+
+    def _judge(self, operations: Sequence[Operation], admits: bool, db: OwnConnection, now: int) -> list[Any]:
+        found = self._find(db, operations)
+        places: Iterable[int] = repeat(0)
+        if admits:
+            operations, places = in_turn(operations, partial(busy_lines, db)), behind(operations)
+        current: dict[Where, Record | None] = dict(found)
         answers = []
-        with self._writing() as (db, now):
-            found = self._find(db, operations)
-            places: Iterable[int] = repeat(0)
-            if admits:
-                operations, places = in_turn(operations, partial(busy_lines, db)), behind(operations)
-            current: dict[Where, Record | None] = dict(found)
-            for operation, place in zip(operations, places, strict=False):
-                address = (operation.namespace, operation.key)
-                before = current.get(address)
-                judged = step_behind(before, operation, now, place) if place else step(before, operation, now)
-                current[address], answer = judged
-                answers.append(answer)
-            self._sweep(db, "claims", save(db, found, current), now)
-            self._remember(current)
+        for operation, place in zip(operations, places, strict=False):
+            address = (operation.namespace, operation.key)
+            before = current.get(address)
+            judged = step_behind(before, operation, now, place) if place else step(before, operation, now)
+            current[address], answer = judged
+            answers.append(answer)
+        self._sweep(db, "claims", save(db, found, current), now)
+        self._remember(current)
         return answers
 
     def _find(self, db: sqlite3.Connection, operations: Sequence[Operation]) -> dict[Where, Record]:
@@ -119,42 +121,43 @@ class SqliteStore(InboxStore):
 
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
         # Mostly nothing waits, and then a look that writes nothing costs the disk nothing.
-        counts = Counter(want.namespace for want in wants)
-        in_order = {want.namespace for want in wants if want.in_order}
-        with self._reading() as (db, now):
-            if not any(waiting(db, name, name in in_order, now, 1) for name in counts):
-                return [None] * len(wants)
-        with self._writing() as (db, now):
-            due = {name: iter(waiting(db, name, name in in_order, now, most)) for name, most in counts.items()}
-            given = [(want, next(due[want.namespace], None)) for want in wants]
-            takes = [(where, Take(*where, want.owner, want.lease)) for want, where in given if where is not None]
-            found = find(db, [where for where, _ in takes])
-            taken = {where: step(found[where], take, now)[0] for where, take in takes}
-            save(db, found, taken)
-            self._remember(taken)
-            return [_entry(where, taken) for _, where in given]
+        if not self._read(lambda db, now: any(given(db, wants, now))):
+            return [None] * len(wants)
+        return self._write(partial(self._take, wants))
+
+    def _take(self, wants: Sequence[Want], db: OwnConnection, now: int) -> list[Entry | None]:
+        places = list(given(db, wants, now))
+        found = find(db, [where for where in places if where is not None])
+        takes = [Take(*where, want.owner, want.lease) for want, where in zip(wants, places, strict=True) if where]
+        taken = {(take.namespace, take.key): step(found[take.namespace, take.key], take, now)[0] for take in takes}
+        save(db, found, taken)
+        self._remember(taken)
+        return [_entry(where, taken) for where in places]
 
     def kept(self, namespace: str) -> int:
-        with self._reading() as (db, _):
-            (count,) = db.execute(SQL["kept"], (namespace,)).fetchone()
-            return int(count)
+        (count,) = self._read(lambda db, _now: db.execute(SQL["kept"], (namespace,)).fetchone())
+        return int(count)
 
     def transact(self, held: Held, effect: Callable[[sqlite3.Connection], Complete], connection: Any = None) -> bool:
         """See `oncegate.stores.base.Transactional`. The write lock keeps all others out until the commit."""
         if connection is not None:
             raise SettingError("SQLite's transactions are on the store's own connection; the handler is given it")
-        where = (held.namespace, held.key)
         try:
-            with self._writing() as (db, now):
-                found = find(db, [where])
-                self._still(found.get(where), Renew(*where, held.owner, held.fence, 1), now)
-                complete = self._effected(db, effect)
-                record = self._still(found.get(where), complete, self._clock())
-                save(db, found, {where: record})
-                self._remember({where: record})
+            self._write(partial(self._transact, held, effect))
         except _Lost:
             return False
         return True
+
+    def _transact(
+        self, held: Held, effect: Callable[[sqlite3.Connection], Complete], db: OwnConnection, now: int
+    ) -> None:
+        where = (held.namespace, held.key)
+        found = find(db, [where])
+        self._still(found.get(where), Renew(*where, held.owner, held.fence, 1), now)
+        complete = self._effected(db, effect)
+        record = self._still(found.get(where), complete, self._tick(db))
+        save(db, found, {where: record})
+        self._remember({where: record})
 
     def _effected(self, db: OwnConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
         self._transacting = threading.get_ident()
@@ -171,13 +174,14 @@ class SqliteStore(InboxStore):
         return after
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
-        with self._reading() as (db, now):
-            return [read_document(db, address, now) for address in addresses]
+        return self._read(lambda db, now: [read_document(db, address, now) for address in addresses])
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
-        with self._writing() as (db, now):
-            answers = [swap_document(db, change, now) for change in changes]
-            self._sweep(db, "documents", sum(answers), now)
+        return self._write(partial(self._swap, changes))
+
+    def _swap(self, changes: Sequence[Change], db: OwnConnection, now: int) -> list[bool]:
+        answers = [swap_document(db, change, now) for change in changes]
+        self._sweep(db, "documents", sum(answers), now)
         return answers
 
     def dead_letters(
@@ -195,22 +199,18 @@ class SqliteStore(InboxStore):
     ) -> list[Entry]:
         if key is None:
             return self._page("browse", namespace, after, limit)
-        with self._reading() as (db, now):
+
+        def look(db: OwnConnection, now: int) -> list[Entry]:
             names = [name for (name,) in db.execute(SQL["namespaces"]) if namespace in (None, name)]
             found = find(db, [(name, key) for name in names])
-        return [Entry(*w, record) for w, record in sorted(found.items()) if shown(w, record, after, now)][:limit]
+            return [Entry(*w, record) for w, record in sorted(found.items()) if shown(w, record, after, now)]
+
+        return self._read(look)[:limit]
 
     def _page(self, statement: str, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
         start = (after.namespace, after.key) if after else (namespace or "", b"")
-        with self._reading() as (db, now):
-            wanted = {
-                "namespace": namespace,
-                "after_namespace": start[0],
-                "after_key": start[1],
-                "now": now,
-                "limit": limit,
-            }
-            rows = db.execute(SQL[statement], wanted).fetchall()
+        wanted = {"namespace": namespace, "after_namespace": start[0], "after_key": start[1], "limit": limit}
+        rows = self._read(lambda db, now: db.execute(SQL[statement], wanted | {"now": now}).fetchall())
         return [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
 
     def waited(self, seconds: float) -> AbstractContextManager[None]:
@@ -222,8 +222,20 @@ class SqliteStore(InboxStore):
         if self._turns.in_trouble:
             raise StoreUnavailable(f"the disk that holds {self._path} was full or failed a moment ago")
         if not self._turns.has_written:
-            with suppress(Occupied), self._writing(Soon(self._lock, within / 2e6)):
-                """That the clock has moved on is all that is written."""
+            self._write_soon(within / 2e6)
+
+    def _write_soon(self, seconds: float) -> None:
+        """Write nothing but that the clock has moved on, unless another thread has the connection for that long."""
+        turn = Turn(self._turns, seconds)
+        while self._lock.acquire(timeout=seconds):
+            try:
+                self._tried(partial(self._written, lambda _db, _now: None), turn)
+                break
+            except KeptOut:
+                pass
+            finally:
+                self._lock.release()
+            turn.pause()
 
     def close(self) -> None:
         with self._lock:
@@ -237,7 +249,11 @@ class SqliteStore(InboxStore):
             self._checkpoints.end()
         else:
             self._lock.acquire()
-            self._disconnect()
+            try:
+                self._disconnect()
+            except BaseException:
+                self._lock.release()
+                raise
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
@@ -249,50 +265,66 @@ class SqliteStore(InboxStore):
 
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
-    @contextmanager
-    def _writing(self, soon: Soon | None = None) -> Iterator[tuple[OwnConnection, int]]:
-        with self._begun("BEGIN IMMEDIATE", soon) as (db, _):
-            try:
-                (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
-                yield db, self._clock(high)
-                db.execute("COMMIT")
-            except BaseException as error:
-                self._roll_back(db)
-                if isinstance(error, sqlite3.Error) and is_of_the_disk(error):
-                    self._turns.troubled()
-                raise
-            self._turns.written()
-            self._checkpoints.written(db.total_changes)
+    def _write(self, work: _Work[_T]) -> _T:
+        """What this answers, given the connection and the time, when all that it has written is committed."""
+        return self._in_turn(partial(self._written, work))
 
-    @contextmanager
-    def _reading(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        with self._begun(SQL["time"]) as (db, found):
-            (high,) = found.fetchone()
-            yield db, self._clock(high)
+    def _read(self, work: _Work[_T]) -> _T:
+        """What this answers, given the same; all that it reads is of one moment."""
+        return self._in_turn(partial(self._looked, work))
 
-    @contextmanager
-    def _begun(self, statement: str, soon: Soon | None = None) -> Iterator[tuple[OwnConnection, sqlite3.Cursor]]:
-        """The connection, once this statement has been done with it."""
+    def _written(self, work: _Work[_T], db: OwnConnection, turn: Turn) -> _T:
+        turn.begin(db, "BEGIN IMMEDIATE")
+        answer = work(db, self._tick(db))
+        db.execute("COMMIT")
+        self._turns.written()
+        self._checkpoints.written(db.total_changes)
+        return answer
+
+    def _tick(self, db: OwnConnection) -> int:
+        """The time to judge by. It is the one that is left in the file, so that nobody judges by an earlier one."""
+        (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
+        self._clock(high)
+        return int(high)
+
+    def _looked(self, work: _Work[_T], db: OwnConnection, turn: Turn) -> _T:
+        db.execute("BEGIN")
+        (high,) = turn.begin(db, SQL["time"]).fetchone()
+        answer = work(db, self._clock(high))
+        db.execute("COMMIT")
+        return answer
+
+    def _in_turn(self, transaction: Callable[[OwnConnection, Turn], _T]) -> _T:
+        """Have the connection for a transaction. No generator may have a part in that: one that an interrupt leaves
+        suspended keeps the lock for as long as anybody keeps the traceback."""
         if self._transacting == threading.get_ident():
             raise SettingError("a transaction's handler cannot ask the same store: it would wait for its own end")
-        turn = Turn(self._turns, soon.seconds if soon else inf)
+        turn = Turn(self._turns)
         while True:
-            with soon or self._lock:
-                db = self._usable()
-                try:
-                    # An interrupt can strike at any instruction, also between a transaction and its rollback.
-                    if db.in_transaction:
-                        take_back(db)
-                        self._roll_back(db)
-                    if (begun := turn.begin(db, statement)) is not None:
-                        yield db, begun
-                        return
-                except sqlite3.Error as error:
-                    raise explained(error, self._path) from error
-                finally:
-                    if is_closed(db):
-                        self._db = None
-            turn.pause()
+            try:
+                with self._lock:
+                    return self._tried(transaction, turn)
+            except KeptOut:
+                turn.pause()
+
+    def _tried(self, transaction: Callable[[OwnConnection, Turn], _T], turn: Turn) -> _T:
+        db = self._usable()
+        try:
+            # An interrupt can strike at any instruction, also between a transaction and its rollback.
+            if db.in_transaction:
+                take_back(db)
+                self._roll_back(db)
+            return transaction(db, turn)
+        except BaseException as error:
+            self._roll_back(db)
+            if not isinstance(error, sqlite3.Error):
+                raise
+            if is_of_the_disk(error):
+                self._turns.troubled()
+            raise explained(error, self._path) from error
+        finally:
+            if is_closed(db):
+                self._db = None
 
     def _usable(self) -> OwnConnection:
         if self._closed:
@@ -306,9 +338,10 @@ class SqliteStore(InboxStore):
         if self._db is None:
             self._held.clear()
             self._file = os.path.abspath(self._path)
-            self._db = self._open()
-            wait_for(self._db, self._slice)
+            db = self._open()
+            wait_for(db, self._slice)
             self._opened = _identity(self._file)
+            self._db = db
         return self._db
 
     def _open(self) -> OwnConnection:

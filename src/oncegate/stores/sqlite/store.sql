@@ -19,7 +19,7 @@
 --   │ payload       │ blob     │ as delivered; only while it is needed                            │
 --   └───────────────┴──────────┴──────────────────────────────────────────────────────────────────┘
 --   documents             one row per versioned document: namespace, key → version, body, expires_at
---   clock                 one row: the latest time any process has judged by; time never goes back past it
+--   clock                 one row: the latest time that anything was written by; time never goes back past it
 --
 -- `pragma application_id` says that the file is ours, `pragma user_version` which schema it has. A new schema
 -- is a new section below, "schema N", that turns a file of version N-1 into one of version N.

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from types import TracebackType
 from typing import Final
 
 from oncegate.stores.sqlite.file import is_busy
@@ -17,25 +16,8 @@ _PROOF_FOR: Final = 3.0
 _TROUBLE_FOR: Final = 10.0
 
 
-class Occupied(Exception):
-    """Another thread of this process has the connection, and the file with it."""
-
-
-class Soon:
-    """The lock of the connection, if it comes free within so many seconds."""
-
-    def __init__(self, lock: threading.Lock, seconds: float) -> None:
-        self._lock = lock
-        self.seconds = seconds
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=self.seconds):
-            raise Occupied
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+class KeptOut(Exception):
+    """Another process has the file: try again, after a pause."""
 
 
 class _Asked(threading.local):
@@ -102,8 +84,8 @@ class Turn:
         self._most = most
         self._deadline: float | None = None
 
-    def begin(self, db: sqlite3.Connection, statement: str) -> sqlite3.Cursor | None:
-        """Begin with this statement; None if that is to be tried again, after a pause."""
+    def begin(self, db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+        """Do what others can keep this thread out of; `KeptOut` for as long as its wait is not over."""
         try:
             return db.execute(statement)
         except sqlite3.OperationalError as error:
@@ -114,7 +96,7 @@ class Turn:
             if time.monotonic() >= self._deadline:
                 self._turns.kept_out()
                 raise
-        return None
+            raise KeptOut from error
 
     def pause(self) -> None:
         """Let others have the connection; whoever lets a lock go and takes it at once gets it."""

@@ -1,20 +1,33 @@
 """What waits: the records that a dispatcher may be given."""
 
 import sqlite3
-from collections.abc import Iterator
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from oncegate.stores.base import Want
 from oncegate.stores.sqlite.rows import SQL, Where
 
 _LOOKED_AT: Final = 500
 
 
-def waiting(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, most: int) -> list[Where]:
-    """What a dispatcher may be given, those let go first in front."""
+def given(db: sqlite3.Connection, wants: Sequence[Want], now: int) -> Iterator[Where | None]:
+    """What each of these may be given, looked for one by one, those let go first in front.
+
+    Several statements find it, so it is asked for in a transaction: what another process ends between two of them would
+    be in a line by the first, and in none by the second."""
+    counts = Counter(want.namespace for want in wants)
+    in_order = {want.namespace for want in wants if want.in_order}
+    due = {name: _due(db, name, name in in_order, now, most) for name, most in counts.items()}
+    for want in wants:
+        key = next(due[want.namespace], None)
+        yield None if key is None else (want.namespace, key)
+
+
+def _due(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, most: int) -> Iterator[bytes]:
     if in_order:
-        return [(namespace, key) for key in islice(_heads(db, namespace, now), most)]
-    return [(namespace, key) for (key,) in db.execute(SQL["waiting"], (namespace, now, most))]
+        return _heads(db, namespace, now)
+    return (key for (key,) in db.execute(SQL["waiting"], (namespace, now, most)).fetchall())
 
 
 def _heads(db: sqlite3.Connection, namespace: str, now: int) -> Iterator[bytes]:

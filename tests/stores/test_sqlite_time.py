@@ -1,0 +1,44 @@
+"""The time of an SQLite file, by which all who use it judge."""
+
+import itertools
+from contextlib import closing
+from pathlib import Path
+
+from oncegate.claims import Complete, Held, InFlight
+from oncegate.stores.sqlite import SqliteStore
+from oncegate.testing import ManualClock
+from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, claim, granted, stored
+
+
+def test_time_never_goes_back(tmp_path: Path) -> None:
+    """A process whose clock is behind judges by the latest time that any process has judged by."""
+    ahead, behind = ManualClock(2_000_000_000_000_000), ManualClock(1_900_000_000_000_000)
+    path = str(tmp_path / "store.db")
+    with closing(SqliteStore(path, clock=ahead)) as first, closing(SqliteStore(path, clock=behind)) as second:
+        record = granted(first)
+        assert isinstance(claim(second, "bob"), InFlight)
+        ahead.advance("30s")
+        granted(first, key=b"x" * 16)
+        takeover = granted(second, "bob")
+        assert takeover.fence == record.fence + 1
+        assert takeover.lease_until == ahead.now + LEASE
+
+
+def test_what_is_judged_by_is_left_in_the_file(tmp_path: Path) -> None:
+    """Time passes between two looks at a clock, and yet nobody judges by an earlier time than another has."""
+    path = str(tmp_path / "store.db")
+    ticking, behind = itertools.count(2_000_000, 5), itertools.count(1_000_000, 5)
+
+    def seen_by_another() -> int:
+        with closing(SqliteStore(path, clock=behind.__next__)) as other:
+            return int(claim(other, "bob").at)
+
+    with closing(SqliteStore(path, clock=ticking.__next__)) as store:
+        verdict = claim(store)
+        assert seen_by_another() >= verdict.at
+        held = (NAMESPACE, KEY, verdict.record.owner, verdict.record.fence)
+        assert store.transact(Held(*held), lambda _db: Complete(*held, RETENTION))
+        completed = stored(store)
+        assert completed is not None
+        assert completed.completed_at is not None
+        assert seen_by_another() >= completed.completed_at
