@@ -190,14 +190,17 @@ def test_a_handler_that_does_not_end(tmp_path: Path) -> None:
 def test_a_worker_that_dies_is_noticed() -> None:
     """Whatever ends the working off of the inbox, but for being told to, is raised to whoever watches it."""
 
+    class Fatal(BaseException):
+        """What a look does not survive."""
+
     class Broken(MemoryStore):
         def take(self, wants: Any) -> Any:
-            raise RuntimeError("broken")
+            raise Fatal("broken")
 
     async def main() -> None:
         kept = Kept(Gate(Broken()), lambda event: None, ThreadPoolExecutor(1), at_work=1, drain="1s")
         async with asyncio.timeout(10):
             await kept.work(asyncio.Event())
 
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(Fatal, match="broken"):
         asyncio.run(main())

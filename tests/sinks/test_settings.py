@@ -67,7 +67,7 @@ def test_nothing_chosen() -> None:
         ({"serve__publish": "sqs://"}, "--publish: 'sqs://' names no queue"),
         (
             {"serve__forward": "https://a.example", "forward__pins": "1"},
-            "--forward: the pin '1' is no SHA-256 of a public key",
+            "--forward-pins: the pin '1' is no SHA-256 of a public key",
         ),
     ],
 )
