@@ -74,15 +74,18 @@ def looked(link: Link, theirs: socket.socket, found_at: float) -> int:
 
 
 def test_an_answer_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer is looked for until it is here, at most for a moment; then the next ones are slept for, and after them
-    it is looked for anew."""
+    """An answer is looked for until it is here, at most for a moment; then the next ones are slept for, after every
+    look in vain twice as many up to a bound, and after them it is looked for anew."""
     ticks = iter(range(1_000_000))
     monkeypatch.setattr(wire, "_now", lambda: next(ticks) * wire._MOMENT / 10)
     with linked() as (link, theirs):
         assert [looked(link, theirs, found_at) for found_at in (1, 5, 5)] == [1, 5, 5]
-        assert looked(link, theirs, float("inf")) == 10
-        assert [looked(link, theirs, 5) for _ in range(wire._SLEEPS)] == [0] * wire._SLEEPS
+        for sleeps in (2, 4, 8, 16, 32, 64, 128, 256, 256):
+            assert looked(link, theirs, float("inf")) == 10
+            assert [looked(link, theirs, 5) for _ in range(sleeps)] == [0] * sleeps
         assert looked(link, theirs, 5) == 5
+        assert looked(link, theirs, float("inf")) == 10
+        assert [looked(link, theirs, 5) for _ in range(3)] == [0, 0, 5]
 
 
 def test_long_waits_are_slept() -> None:

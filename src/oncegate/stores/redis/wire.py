@@ -26,8 +26,8 @@ from oncegate.stores.redis.settings import Settings
 Command = tuple[str | bytes, ...]
 _packed: Callable[[Command], bytes] = pack_command  # type: ignore[assignment]  # its own types know commands of one word
 _READ_SIZE: Final = 65_536
-_MOMENT: Final = 0.0002
-_SLEEPS: Final = 100
+_MOMENT: Final = 0.0003
+_MOST_SLEEPS: Final = 256
 _now: Final = time.monotonic
 # redis-py's roots: some errors of its cluster side are no RedisError.
 FAILURES: Final = (errors.RedisError, errors.RedisClusterException, OSError)
@@ -86,6 +86,7 @@ class Link:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._to_sleep = 0
+        self._in_vain = 1
 
     def is_stale(self) -> bool:
         """Whether the server has closed it: nothing is owed, so there is nothing else to read."""
@@ -117,15 +118,17 @@ class Link:
 
     def _look_out(self) -> bool:
         """Look for an answer, for a moment: to fall asleep and be woken can take longer than a server nearby takes to
-        answer. When none comes in that time, the next ones are slept for. Whether there is one."""
+        answer. When none comes in that time, the next ones are slept for: after every look in vain twice as many.
+        Whether there is one."""
         if self._to_sleep:
             self._to_sleep -= 1
             return False
         until = _now() + _MOMENT
         while not self._poll.poll(0):
             if _now() >= until:
-                self._to_sleep = _SLEEPS
+                self._to_sleep = self._in_vain = min(2 * self._in_vain, _MOST_SLEEPS)
                 return False
+        self._in_vain = 1
         return True
 
     def _sleep(self) -> None:
