@@ -212,7 +212,9 @@ class TestLooking:
                 os.setgroups([])
                 os.setegid(65534)
                 os.seteuid(65534)
-            print(len(look_at_store("sqlite:///{path}").browse()))
+            store = look_at_store("sqlite:///{path}")
+            print(len(store.browse()))
+            store.close()
             """
         )
         path.parent.chmod(0o755)

@@ -42,9 +42,13 @@ def serve(settings: Settings) -> None:
     server = _module("oncegate.service.server")
     handlers = {path: handler_of(route) for path, route in routes_of(settings).items()}
     service = _module("oncegate.service.service").Service(settings, handlers, _observers(settings))
-    scheme = "http" if tls_of(settings) is None else "https"
     host = settings["serve.host"]
-    listener = _listen(host, settings["serve.port"])
+    try:
+        scheme = "http" if tls_of(settings) is None else "https"
+        listener = _listen(host, settings["serve.port"])
+    except BaseException:  # nothing will be served, so nothing stays open
+        service.close()
+        raise
     url = f"{scheme}://{_in_url(host)}:{listener.getsockname()[1]}"
     click.echo(_welcome(settings, url), err=True)
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
