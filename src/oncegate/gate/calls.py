@@ -267,6 +267,6 @@ def _imported_as(function: Callable[..., Any]) -> str:
     if names.get("__name__") != module:
         names = vars(sys.modules[module])
     spec, file = names.get("__spec__"), names.get("__file__")
-    if spec is not None:  # python -m
+    if spec is not None and spec.name not in _RUN:  # python -m; a profiler may name it as the program
         return str(spec.name)
     return module if file is None else file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
