@@ -9,6 +9,8 @@ from oncegate.carriers.pieces import Piece, from_base64, is_base64, text, to_bas
 from oncegate.events import NO_EVIDENCE, Evidence
 
 _PROXIES = ("httpMethod", "routeKey", "rawPath")
+# What a request to a function has one of, beside its context. With the last, also what comes over a WebSocket.
+SIGNS = (*_PROXIES, "isBase64Encoded")
 TELLING = {"requestContext"}
 _CE = "ce-"
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -30,10 +32,16 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
 
 def _is_request(body: dict[str, Any]) -> bool:
     """A request without a body may lack that member, but has no `id`, as an event that tells of one may have."""
-    named = any(name in body for name in _PROXIES)
     if "body" in body:
-        return named or "isBase64Encoded" in body
+        return any(name in body for name in SIGNS)
+    named = any(name in body for name in _PROXIES)
     return named and isinstance(body["requestContext"], dict) and "id" not in body
+
+
+def is_invocation(event: Any) -> bool:
+    """Whether this is what a function is invoked with by a request, whatever it says."""
+    has_context = isinstance(event, dict) and isinstance(event.get("requestContext"), dict)
+    return has_context and any(name in event for name in SIGNS)
 
 
 def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Piece:

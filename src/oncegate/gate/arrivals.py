@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from oncegate.carriers import queues, streams
 from oncegate.carriers.pieces import text, within
+from oncegate.carriers.web import is_invocation
 from oncegate.errors import NotTaken
 from oncegate.events import Event
 from oncegate.gate.answers import Answer, answer_of, problem
@@ -24,7 +25,6 @@ from oncegate.gate.outcome import Outcome
 Read: TypeAlias = Callable[[Any], list[Event]]
 
 _STREAM: Final = "stream"
-_PROXIES: Final = ("httpMethod", "routeKey", "rawPath", "isBase64Encoded")
 _UNNAMED: Final = "A record has no id to report it by, so that all of them have to be delivered again."
 
 
@@ -59,7 +59,7 @@ def arrival(event: Any, read: Read) -> Arrival:
     if isinstance(event, list) and event and all(map(_is_record, event)):
         return Batch([_piped(record, read) for record in event])
     if isinstance(event, dict) and "detail-type" not in event:
-        if isinstance(event.get("requestContext"), dict) and any(name in event for name in _PROXIES):
+        if is_invocation(event):
             return Request(event, read)
         records = event.get("Records")
         if isinstance(records, list) and any(map(_is_record, records)):

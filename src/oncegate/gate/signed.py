@@ -1,22 +1,19 @@
 """Signed requests: whether one that invokes a Lambda function is genuine, asked before any of it is read."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from oncegate.carriers.pieces import from_base64, is_base64
+from oncegate.carriers.web import is_invocation
 
 if TYPE_CHECKING:
     from oncegate.signatures import Verifier
 
-# With the last, also what comes over a WebSocket: it has no headers, and so no signature.
-_MEMBERS: Final = ("httpMethod", "routeKey", "rawPath", "isBase64Encoded")
-
 
 def refusal(event: Any, verifier: "Verifier", now: int) -> tuple[int, str] | None:
-    """The code and the sentence for a request that is not genuine. None for one that is, and for all that did not come
-    by HTTP: who else may invoke the function is for AWS to know."""
-    if not (isinstance(event, dict) and isinstance(event.get("requestContext"), dict)):
-        return None
-    if not any(name in event for name in _MEMBERS):
+    """The code and the sentence for a request that is not genuine, as none is that comes over a WebSocket: it has no
+    headers, and so no signature. None for one that is, and for all that did not come by HTTP: who else may invoke the
+    function is for AWS to know."""
+    if not is_invocation(event):
         return None
     try:
         body = _body(event)
