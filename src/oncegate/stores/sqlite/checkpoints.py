@@ -1,12 +1,12 @@
 """Checkpoints: what is in the write-ahead log goes into the file beside the writer, not in one of its commits."""
 
-import os
 import sqlite3
 import threading
 from _thread import start_new_thread
 from contextlib import closing, suppress
 from typing import Final
-from urllib.parse import quote
+
+from oncegate.stores.sqlite.file import address
 
 _ROWS: Final = 512
 
@@ -20,7 +20,7 @@ class Checkpoints:
     can strike there at any instruction, and `threading.Thread` does not start its threads in one."""
 
     def __init__(self, file: str, synchronous: str) -> None:
-        self._address = f"file:{quote(os.path.abspath(file))}?mode=rw"  # one that was removed must not come back
+        self._address = address(file, "mode=rw")  # one that was removed must not come back
         self._synchronous = synchronous
         self._copied = 0
         self._ended = False

@@ -3,9 +3,10 @@
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
+from urllib.parse import quote
 
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.sqlite.lending import OwnConnection
@@ -23,17 +24,25 @@ def opened(path: str, synchronous: str, busy_timeout: int) -> OwnConnection:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise StoreRefused(f"the folder {folder} for the store {path} does not exist; create it first")
-    refuse_no_file(path)
+    deadline = time.monotonic() + busy_timeout / 1e6
+    return connected(path, "mode=rwc", busy_timeout, lambda db: _prepare(db, path, synchronous, deadline))
+
+
+def connected(path: str, how: str, busy_timeout: int, prepare: Callable[[OwnConnection], None]) -> OwnConnection:
+    """A connection that is prepared, or closed again if that fails."""
+    if os.path.isdir(path):
+        raise StoreRefused(f"{path} is a folder; name a file for the store")
     try:
         db = sqlite3.connect(
-            path,
+            address(path, how),
+            uri=True,
             timeout=busy_timeout / 1e6,
             isolation_level=None,
             check_same_thread=False,
             factory=OwnConnection,
         )
         try:
-            _prepare(db, path, synchronous, time.monotonic() + busy_timeout / 1e6)
+            prepare(db)
         except BaseException:
             db.close()
             raise
@@ -42,9 +51,9 @@ def opened(path: str, synchronous: str, busy_timeout: int) -> OwnConnection:
     return db
 
 
-def refuse_no_file(path: str) -> None:
-    if os.path.isdir(path):
-        raise StoreRefused(f"{path} is a folder; name a file for the store")
+def address(path: str, how: str) -> str:
+    """A file for SQLite, and how it may be opened."""
+    return f"file:{quote(os.path.abspath(path))}?{how}"
 
 
 def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: float) -> None:

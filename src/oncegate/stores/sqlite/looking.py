@@ -3,10 +3,9 @@
 import os
 import sqlite3
 from typing import Final
-from urllib.parse import quote
 
 from oncegate.errors import StoreRefused
-from oncegate.stores.sqlite.file import MIGRATIONS, check_ours, explained, refuse_no_file
+from oncegate.stores.sqlite.file import MIGRATIONS, check_ours, connected
 from oncegate.stores.sqlite.lending import OwnConnection
 from oncegate.stores.sqlite.store import SqliteStore
 
@@ -17,10 +16,11 @@ class LookedAt(SqliteStore):
     """Nothing is written, and no write lock is waited for: readers of a write-ahead log need none."""
 
     def _open(self) -> OwnConnection:
-        try:
-            return _opened(self._path, self._busy_timeout)
-        except sqlite3.Error as error:
-            raise explained(error, self._path) from error
+        return connected(self._path, _how(self._path), self._busy_timeout, self._prepare)
+
+    def _prepare(self, db: OwnConnection) -> None:
+        db.execute("PRAGMA query_only = ON")
+        _check_known(db, self._path)
 
 
 def is_absent(path: str) -> bool:
@@ -36,25 +36,6 @@ def is_absent(path: str) -> bool:
 def refuse_absent(path: str) -> None:
     if is_absent(path):
         raise StoreRefused(f"there is no store at {path}; name the right one, such as sqlite:///path/to/oncegate.db")
-
-
-def _opened(path: str, busy_timeout: int) -> OwnConnection:
-    refuse_no_file(path)
-    db = sqlite3.connect(
-        f"file:{quote(os.path.abspath(path))}?{_how(path)}",
-        uri=True,
-        timeout=busy_timeout / 1e6,
-        isolation_level=None,
-        check_same_thread=False,
-        factory=OwnConnection,
-    )
-    try:
-        db.execute("PRAGMA query_only = ON")
-        _check_known(db, path)
-    except BaseException:
-        db.close()
-        raise
-    return db
 
 
 def _how(path: str) -> str:

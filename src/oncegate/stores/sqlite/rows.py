@@ -107,7 +107,7 @@ def _is_same(before: Record, record: Record) -> bool:
 
 
 def _unended(record: Record) -> bool:
-    return (record.expires_at, *_end_of(record)[:3]) == (None,) * 4
+    return record.expires_at is None and record.completed_at is None and record.result is None and record.error is None
 
 
 def _explained(record: Record) -> tuple[Any, ...]:
