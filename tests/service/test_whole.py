@@ -95,7 +95,7 @@ class Both:
         self.asked: list[str] = []
         self._gate = gate
 
-    async def whole(self, scope: Any, body: bytes) -> Answer:
+    async def answered(self, scope: Any, body: bytes) -> Answer:
         self.asked.append(f"whole {scope['path']} {body.decode()}")
         if self._gate is not None:
             await self._gate.wait()
@@ -167,7 +167,7 @@ async def turns() -> None:
 
 @in_a_loop
 async def test_who_is_asked() -> None:
-    """What is posted in one piece is for `whole`, and is answered with one write; all else is for ASGI."""
+    """What is posted in one piece is for `answered`, and is answered with one write; all else is for ASGI."""
     app = Both()
     protocol, transport = connected(app)
     protocol.data_received(post(b"one"))

@@ -63,15 +63,12 @@ class App:
             await self._live(receive, send)
         elif scope["type"] == "http":
             try:
-                await _send(send, await self._answered(scope, receive))
+                await _send(send, await self.answered(scope, receive))
             except (Gone, asyncio.CancelledError):
                 """A second Ctrl-C cancels what is being answered; its handler still ends in its own thread."""
 
-    async def whole(self, scope: Scope, body: bytes) -> Answer:
-        """The answer to a request that is there as a whole, for a server that need not hand it over in messages."""
-        return await self._answered(scope, body)
-
-    def _answered(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, Answer]:
+    def answered(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, Answer]:
+        """The answer to a request, whose body is here as a whole or is yet to be received."""
         door = self._doors.get(scope["path"])
         return self._elsewhere(scope) if door is None else self._at(door, scope, body)
 

@@ -6,7 +6,7 @@ that is known that takes longer than all else, and what is posted here nearly al
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
 
@@ -43,7 +43,7 @@ class Answers:
 class Taker(Protocol):
     """An application that also answers what is there as a whole."""
 
-    async def whole(self, scope: Any, body: bytes) -> Answer:
+    def answered(self, scope: Any, body: bytes) -> Coroutine[Any, Any, Answer]:
         """The answer to a request of which this is the body."""
 
 
@@ -80,7 +80,7 @@ class WholeProtocol(HttpToolsProtocol):
 
     async def _answer_whole(self, cycle: RequestResponseCycle, taker: Taker) -> None:
         try:
-            answer = await taker.whole(cycle.scope, bytes(cycle.body))
+            answer = await taker.answered(cycle.scope, bytes(cycle.body))
         except Exception:  # noqa: BLE001  # told in the log; the sender must not wait for ever
             _log.exception("a request could not be answered")
             answer = problem(503, "it could not be answered; send it again")
