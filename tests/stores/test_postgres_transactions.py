@@ -429,5 +429,7 @@ class TestOwnConnection:
         """Anything else, and SQLAlchemy on another driver or database, is refused clearly."""
         with pytest.raises(SettingError, match="is none to Postgres"):
             Gate(store).transaction({"id": "a"}, self.write, connection="postgres")
-        with sqlalchemy.create_engine("sqlite://").connect() as db, pytest.raises(SettingError, match="postgresql"):
+        engine = sqlalchemy.create_engine("sqlite://")
+        with engine.connect() as db, pytest.raises(SettingError, match="postgresql"):
             Gate(store).transaction({"id": "b"}, self.write, connection=db)
+        engine.dispose()
