@@ -565,13 +565,21 @@ class TestCancellation:
     def test_closing_waits_for_plain_handlers(self, tmp_path: Path) -> None:
         """What a thread is still at when the gate is closed, or the process ends, is recorded all the same."""
         code = """
-            import asyncio, sys, time
+            import asyncio, sys, threading, time
             from oncegate import Gate
             gate = Gate("sqlite:///a.db")
+            started = threading.Event()
+            def handler(event):
+                started.set()
+                time.sleep(0.3)
+                print("ran")
             async def main():
+                call = asyncio.create_task(gate.arun({"id": 1}, handler))
+                await asyncio.to_thread(started.wait)
+                call.cancel()
                 try:
-                    await asyncio.wait_for(gate.arun({"id": 1}, lambda event: (time.sleep(0.3), print("ran"))), 0.1)
-                except TimeoutError:
+                    await call
+                except asyncio.CancelledError:
                     print("gone")
             asyncio.run(main())
             if sys.argv[1] == "close":

@@ -10,7 +10,17 @@ import pytest
 from oncegate import keys, read
 from oncegate.carriers import deliveries
 from oncegate.errors import SettingError
-from oncegate.sources import Hints, understood
+from oncegate.events import Delivery
+from oncegate.sources import (
+    Hints,
+    cloudevents,
+    cxone,
+    eventbridge,
+    genesys,
+    openmessaging,
+    tutorials,
+    understood,
+)
 from oncegate.sources.plain import paths
 
 SAMPLES: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "data" / "events.json").read_text())
@@ -33,6 +43,16 @@ def test_each_shape(sample: dict[str, Any]) -> None:
     event = only(sample["document"])
     expected = sample["read"] | {"occurred_at": sample["read"]["occurred_at"] and _time(sample["read"]["occurred_at"])}
     assert {name: getattr(event, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("source", [genesys, openmessaging, cloudevents, tutorials, cxone, eventbridge])
+def test_what_is_telling(source: Any) -> None:
+    """No source knows a document, or guesses it to be its own, without an envelope and all that is telling of it."""
+    for sample in SAMPLES:
+        for body in (sample["document"], *(delivery.body for delivery in deliveries(sample["document"]))):
+            rest = {member: value for member, value in body.items() if member not in source.TELLING}
+            assert source.read(Delivery(rest, b"")) is None
+            assert not hasattr(source, "guess") or source.guess(Delivery(rest, b"")) is None
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)

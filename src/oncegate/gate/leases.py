@@ -78,7 +78,8 @@ class Heartbeat:
 
     def drop(self, leases: Iterable[Lease]) -> None:
         with self._lock:
-            self._held.difference_update(leases)
+            if self._held:
+                self._held.difference_update(leases)
 
     def _beat(self) -> None:
         pause = threading.Event()

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from msgspec import Struct
 
@@ -74,6 +74,8 @@ class Runner:
         run are not run beside each other either.
         """
         granted = [job for job in jobs if job.held]
+        if not granted:
+            return
         if self._means.terms.marks_first:
             self._run_marked(granted, handler)
         elif len(granted) == 1 and granted[0].event.attempt == 1:
@@ -211,30 +213,34 @@ class Runner:
 
     def _attempt_each(self, jobs: Sequence[Job], handle: _Handle) -> None:
         """Attempt one after the other; what they come to is written within 50 ms, and all of it on return."""
-        boot = self._means.boot
-        settlements = Settlements(self.write)
+        boot, endings = self._means.boot, self._means.endings
+        ended: list[Ending] = []
+        settlements = Settlements(ended, self.write) if len(jobs) > 1 else None
         job: Job | None = None
         try:
-            if len(jobs) > 1:
+            if settlements is not None:
                 self._flusher.begin(settlements)
             for job in jobs:
                 lease, now = job.lease, boot()
                 if job.hopeless is not None:
                     job.started = True
-                    settlements.add(self._means.endings.hopeless(job, job.hopeless))
+                    ended.append(endings.hopeless(job, job.hopeless))
                 elif now >= lease.valid_until or now >= job.start_by or lease.lost:  # here, as a call would cost more
                     job.outcome = Outcome("in_flight", job.event, job.key, error=job.too_late(now))
                 else:
                     job.started = True
                     if (ending := handle(job)) is not None:
-                        settlements.add(ending)
+                        ended.append(ending)
         except BaseException as error:  # an interrupt fails the attempt like any error, and then goes on upwards
             if job is not None and job.started:
-                settlements.add(self._means.endings.failed(job, error))
+                ended.append(endings.failed(job, error))
             raise
         finally:
-            self._flusher.end(settlements)
-            settlements.flush()
+            if settlements is not None:
+                self._flusher.end(settlements)
+                settlements.flush()
+            elif ended:
+                self.write(ended)
             self.give_back([job for job in jobs if not job.started])
 
     # ── how it ends ───────────────────────────────────────────────────────────────────────────────────────
@@ -242,21 +248,19 @@ class Runner:
     def write(self, endings: Sequence[Ending]) -> None:
         """Settle with one write, tried again if it fails; on return every job has its outcome. What the store has not
         confirmed by then has failed, and is tried on for as long as nobody else can be granted it."""
-        self._asking(endings, self._settle, _never).ask(self._means.boot)
+        settlements, sent_at = self._let_go(endings), self._means.boot()
+        self._settled(endings, self._settle(settlements), sent_at)
 
     def asking(self, endings: Sequence[Ending], undone: Callable[[Sequence[Ending]], None]) -> Asking:
         """The same, to be asked for, and tried once: `undone` gets them if the store does not answer."""
-        return self._asking(endings, self._means.store.settle, lambda left, _error: undone(left))
+        settlements, store = self._let_go(endings), self._means.store
+        return Asking(store.settle, settlements, endings, self._settled, lambda left, _error: undone(left))
 
-    def _asking(
-        self,
-        endings: Sequence[Ending],
-        verb: Callable[[Sequence[Settlement]], Sequence[Answer]],
-        failed: Callable[[Sequence[Ending], str], None],
-    ) -> Asking:
-        """From here on they are no longer renewed: a renewal of what has just been settled would look like a loss."""
+    def _let_go(self, endings: Sequence[Ending]) -> list[Settlement]:
+        """What to ask of the store. From here on they are no longer renewed: a renewal of what has just been settled
+        would look like a loss."""
         self._means.heartbeat.drop([ending.job.lease for ending in endings])
-        return Asking(verb, [ending.settlement for ending in endings], endings, self._settled, failed)
+        return [ending.settlement for ending in endings]
 
     def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Answer]:
         return settle(self._means.store, settlements)
@@ -292,11 +296,6 @@ def _not_settled(ending: Ending, answer: Answer) -> Outcome:
     """What an ending has come to that the store did not accept."""
     error = f"the handler ran, but the store did not confirm it ({answer})" if answer else _LOST
     return Outcome("failed", ending.job.event, ending.job.key, error=error)
-
-
-def _never(_endings: Sequence[Ending], error: str) -> NoReturn:
-    """That the store did not answer is an answer of `settle`."""
-    raise AssertionError(error)
 
 
 def _attempt(job: Job) -> int:

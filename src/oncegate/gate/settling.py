@@ -37,13 +37,12 @@ class Ending(Struct, frozen=True, gc=False):
 
 
 class Settlements:
-    """The endings of one batch that are not written yet."""
+    """The endings of one batch that are not written yet: those that wait here, and what is added to them."""
 
-    def __init__(self, write: Callable[[Sequence[Ending]], None]) -> None:
+    def __init__(self, waiting: list[Ending], write: Callable[[Sequence[Ending]], None]) -> None:
+        self._waiting = waiting
         self._write = write
         self._lock = threading.Lock()
-        self._waiting: list[Ending] = []
-        self.add = self._waiting.append
 
     def flush(self) -> None:
         """Write all that waits; on return every one of them has been told."""

@@ -1,11 +1,12 @@
 """Sources: from a delivery to the event it tells of.
 
 Each is a module with `read(delivery)`: the event, or None if the delivery does not say that it is of its kind. Some
-have a `guess(delivery)` too, for what only looks like one of theirs. To read a payload is to unwrap it with the
-carriers and to ask the sources in turn for each delivery.
+have a `guess(delivery)` too, for what only looks like one of theirs. What has neither an envelope nor one of the
+members that are TELLING of a source is plain. To read a payload is to unwrap it with the carriers and to ask the
+sources in turn for each delivery.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -15,7 +16,9 @@ from oncegate.events import Delivery, Event
 from oncegate.sources import cloudevents, cxone, eventbridge, genesys, openmessaging, plain, tutorials
 
 # What names itself, the most telling first. What looks like something is asked about only if none of these knows it.
-_SOURCES = (genesys.read, openmessaging.read, cloudevents.read, tutorials.read, cxone.read, eventbridge.read)
+_MODULES = (genesys, openmessaging, cloudevents, tutorials, cxone, eventbridge)
+_SOURCES: tuple[Callable[[Delivery], Event | None], ...] = tuple(module.read for module in _MODULES)
+_TELLING = set[str]().union(*(module.TELLING for module in _MODULES))
 _GUESSES = (genesys.guess, cxone.guess)
 
 
@@ -62,10 +65,13 @@ def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
 
 
 def _recognised(delivery: Delivery, hints: Hints) -> Event:
-    for source in _SOURCES:
-        if (event := source(delivery)) is not None:
+    if hints.topic or delivery.envelope is not None or not _TELLING.isdisjoint(delivery.body):
+        for source in _SOURCES:
+            if (event := source(delivery)) is not None:
+                return event
+        if (event := _guessed(delivery, hints)) is not None:
             return event
-    return _guessed(delivery, hints) or plain.read(delivery, hints.paths)
+    return plain.read(delivery, hints.paths)
 
 
 def _guessed(delivery: Delivery, hints: Hints) -> Event | None:

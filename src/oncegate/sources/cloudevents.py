@@ -7,6 +7,8 @@ from oncegate.events import Delivery, Event
 from oncegate.sources.fields import apart, identifier, name, text
 from oncegate.times import moment
 
+TELLING = {"specversion"}
+
 
 def read(delivery: Delivery) -> Event | None:
     body = delivery.body

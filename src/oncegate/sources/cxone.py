@@ -23,6 +23,7 @@ from oncegate.sources.fields import (
 )
 
 SOURCE = "cxone"
+TELLING = {"eventType", "eventObject", "Type", "message"}
 
 _OBJECTS = ("case", "contact", "message", "thread", "brand", "s3Object")
 _ENTITY = places("case.id", "case.ID", "contact.id", "contact.ID", "case.interactionId", "contact.interactionId")

@@ -8,6 +8,7 @@ from oncegate.sources.fields import apart, identifier, named, stated, text, when
 from oncegate.sources.tutorials import ENTITY, STATE, TIME
 from oncegate.times import moment
 
+TELLING = {"detail-type"}
 _MEMBERS = {"version", "id", "detail-type", "source", "account", "time", "region", "resources", "detail", "replay-name"}
 
 

@@ -60,6 +60,7 @@ _USUALLY = slice(73, 77)
 _EARLY = 256
 # How topics of Genesys start. Others are taken for one only if their envelope says so, or in a frame, which has no id.
 _TOPICS = ("v2.", "channel.metadata")
+TELLING = {"topicName", "conversationId"}
 _LONGEST_NAME = 100
 _BARE = ("sessionId", "participantId", "communicationId")
 # What a document of somebody else's names itself by, and no body of a conversation has.

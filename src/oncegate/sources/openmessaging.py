@@ -7,6 +7,7 @@ from oncegate.events import Delivery, Event
 from oncegate.sources.fields import at, envelope_id, folded, identifier, name, state, within_envelope
 from oncegate.times import moment
 
+TELLING = {"channel"}
 _KINDS = {"text": "Text", "structured": "Structured", "receipt": "Receipt", "event": "Event"}
 
 

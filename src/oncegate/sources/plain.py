@@ -29,9 +29,10 @@ class Paths(Struct, frozen=True):
 
 
 PATHS = Paths()
-# The same, for what has nothing of it in a detail.
+# The same, for what has nothing of it in a detail, and for what has nothing of it at all.
 _OUTSIDE = Paths(entity=tutorials.ENTITY, state=tutorials.STATE, time=tutorials.TIME)
-_INSIDE = {member for member, _ in (*tutorials.ENTITY, *tutorials.STATE, *tutorials.TIME)}
+_NOWHERE = Paths(entity=(), state=(), time=())
+_MEMBERS = {member for member, _ in (*tutorials.ENTITY, *tutorials.STATE, *tutorials.TIME)}
 
 
 def paths(
@@ -68,8 +69,8 @@ def has_id(delivery: Delivery, paths: Paths) -> bool:
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     body = delivery.body
     said = _opened(body)
-    if paths is PATHS and (type(detail := said.get("detail")) is not dict or _INSIDE.isdisjoint(detail)):
-        paths = _OUTSIDE
+    if paths is PATHS and (type(detail := said.get("detail")) is not dict or _MEMBERS.isdisjoint(detail)):
+        paths = _NOWHERE if _MEMBERS.isdisjoint(said) else _OUTSIDE
     found = identifier(first(said, paths.id))
     return Event(
         source=paths.source,

@@ -14,6 +14,7 @@ STATE = places("state", "status", "data.state", "data.status")
 _TIMES = ("timestamp", "eventTime", "time", "createdTime", "occurredAt", "createdAt")
 TIME = places(*_TIMES, *(f"data.{name}" for name in _TIMES))
 
+TELLING = {"payload", "source"}
 _KIND = places("eventType", "type")
 _ID = places("id", "eventId")
 _TIME = (*TIME, *places(*(f"payload.{name}" for name in _TIMES)))

@@ -3,9 +3,10 @@
 -- Each request is lengths of where, owner, hash and about; its terms, which are lease, retention, slides, and 1 if it
 -- binds plus 2 if it marks; then where, owner, hash and about. The last three stand in a record as they stand here, so
 -- they are cut out as one block. Answered is a text: the time (I7) and a letter for each request (N granted anew: the
--- client knows the record; G granted, U duplicate, I in flight, X conflict, B buried). The record of the letter that is
--- no N follows it; where there are several, the answer is a list of that text and the records. With an ARGV[3] the places
--- of all requests are noted: the client is not sure that they are; else only where nothing was noted yet.
+-- client knows the record; K known and unchanged: the client judges it; G granted, U duplicate, I in flight, X conflict,
+-- B buried). The record of the letter that is no N follows it; where there are several, the answer is a list of that
+-- text and the records. With an ARGV[3] the places of all requests are noted: the client is not sure that they are; else
+-- only where nothing was noted yet.
 
 local REQUEST, REQUEST_SIZE = '>I4BBI4I8I8I8B', 35
 local MARKS = 2
@@ -73,13 +74,11 @@ while at <= size do
     end
   end
 
-  -- What nearly every known record is: completed, by another, with the same content. It is not taken apart then.
+  -- What nearly every known record is: completed. Whatever this claim is then, it changes nothing, so that the client
+  -- can judge it.
   if value and byte(value) == COMPLETED and slides == 0 and now < struct.unpack('>I7', value, EXPIRES)
-    and byte(value, HASH) == hash and byte(value, OWNER - 1) == owner
-    and sub(value, OWNER + owner, OWNER + owner + hash - 1) == sub(batch, block + owner, block + owner + hash - 1)
-    and sub(value, OWNER, OWNER + owner - 1) ~= sub(batch, block, block + owner - 1)
     and not (later and later[key]) then
-    letter, values[count] = 'U', value
+    letter, values[count] = 'K', value
   end
   if not letter then
     later = later or {}

@@ -49,6 +49,7 @@ from oncegate.stores.redis.taking import give_back, take
 from oncegate.stores.redis.wire import Failed, Reply
 
 _GRANTED_ANEW: Final = ord("N")
+_UNCHANGED: Final = ord("K")
 _VERDICTS: Final[dict[int, type[Any]]] = {
     ord("G"): Granted,
     ord("U"): Duplicate,
@@ -202,6 +203,8 @@ def _verdicts(requests: Sequence[Claim], answered: Iterable[tuple[Call, Reply]])
         for position, letter in zip(call.positions, letters, strict=True):
             if letter == _GRANTED_ANEW:
                 verdicts[position] = step(None, requests[position], now)[1]
+            elif letter == _UNCHANGED:
+                verdicts[position] = step(unpack(next(records)), requests[position], now)[1]
             else:
                 verdicts[position] = _VERDICTS[letter](unpack(next(records)), now)
     return verdicts
