@@ -15,10 +15,8 @@ from tests.kills.worker import Plan, work
 _PATIENCE: Final = 60.0
 _LOOK: Final = 0.002
 
-# Forked from a server that has imported all but opened nothing: starting Python anew would take most of the time.
 # Each fork runs the main module of this process once more, so what `tests.proof` imports is there already too.
 _FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.faults.report", "tests.model.run", "tests.model.ablations"])
 
 
 class Stuck(Exception):

@@ -28,6 +28,10 @@ from oncegate.testing.clock import ManualClock
 
 _RACERS = 8
 _ROUNDS = 20
+# Never a plain fork, which would take over what threads of the tests hold. From a server that has imported
+# `oncegate.testing` (`multiprocessing.set_forkserver_preload`) racers start at once.
+_HAS_SERVER = "forkserver" in multiprocessing.get_all_start_methods()
+_PROCESSES = multiprocessing.get_context("forkserver") if _HAS_SERVER else multiprocessing.get_context("spawn")
 
 
 def race(racers: list[Callable[[], Any]]) -> list[Any]:
@@ -146,11 +150,10 @@ class ProcessRaceContract:
 
 
 def _race_processes(url: str, racer: Callable[..., Any], argument: Any, count: int = 4) -> list[Any]:
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(count)
-    answers = context.SimpleQueue()
+    barrier = _PROCESSES.Barrier(count)
+    answers = _PROCESSES.SimpleQueue()
     processes = [
-        context.Process(target=_run_racer, args=(url, racer, argument, number, barrier, answers))
+        _PROCESSES.Process(target=_run_racer, args=(url, racer, argument, number, barrier, answers))
         for number in range(count)
     ]
     for process in processes:
