@@ -50,6 +50,7 @@ $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Oncegate needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "Setting up $(VENV) (once; a minute or so) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib  # what pip would do on one processor
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
