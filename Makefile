@@ -5,6 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# For two processors: half of the time a test waits, for a lease to end or a server to answer.
+TESTERS := 3
 
 # Hundreds of tests start a Python of their own. None is to compile the package anew, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
@@ -22,7 +24,7 @@ quickstart: $(READY) ## one event in five wrappings through an emulator of AWS: 
 	@$(BIN)/python examples/quickstart/run.py
 
 test: check ## check the code and run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal
 
 check: $(READY) ## lint, strict types, import direction
 	$(BIN)/ruff check .

@@ -15,7 +15,6 @@ from tests.kills.worker import Plan, work
 _PATIENCE: Final = 60.0
 _LOOK: Final = 0.002
 
-# Each fork runs the main module of this process once more, so what `tests.proof` imports is there already too.
 _FORKS: Final = multiprocessing.get_context("forkserver")
 
 
