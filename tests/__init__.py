@@ -1,9 +1,9 @@
-"""The tests."""
+"""The tests, and how they start processes that they need many of."""
 
 import multiprocessing
+from typing import Final
 
-# Processes that are started often are forked from a server that has imported all but opened nothing: starting Python
-# anew would take most of the time. Each fork runs the main module once more, so what `tests.proof` imports is here too.
-multiprocessing.set_forkserver_preload(
-    ["tests.faults.report", "tests.model.run", "tests.model.ablations", "oncegate.testing"]
-)
+# Forked from a server that has imported all but opened nothing: starting Python anew would take most of the time.
+# Each fork runs the main module of this process once more, so what `tests.proof` imports is there already too.
+FORKS: Final = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["oncegate.testing", "tests.faults.report", "tests.model.run", "tests.model.ablations"])
