@@ -1,6 +1,5 @@
 """The crew: the workers of one run, each a process of its own, none of which outlives the run."""
 
-import multiprocessing
 import os
 import signal
 import time
@@ -10,15 +9,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Final
 
+from tests import FORKS
 from tests.kills.worker import Plan, work
 
 _PATIENCE: Final = 60.0
 _LOOK: Final = 0.002
-
-# Forked from a server that has imported all but opened nothing: starting Python anew would take most of the time.
-# Each fork runs the main module of this process once more, so what `tests.proof` imports is there already too.
-_FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.faults.report", "tests.model.run", "tests.model.ablations"])
 
 
 class Stuck(Exception):
@@ -30,7 +25,7 @@ class Crew:
         self._started: list[ForkServerProcess] = []
 
     def start(self, plan: Plan, does: Callable[[Plan], None] = work) -> ForkServerProcess:
-        worker = _FORKS.Process(target=does, args=(plan,), name=plan.name)
+        worker = FORKS.Process(target=does, args=(plan,), name=plan.name)
         worker.start()
         self._started.append(worker)
         return worker

@@ -50,7 +50,7 @@ class Effects:
 
 @pytest.fixture
 def store(dynamo_server: DynamoServer, clock: ManualClock, effects: Effects) -> Iterator[DynamoStore]:
-    with closing(open_store(dynamo_server.url(dynamo_server.new_table(), timeout="1s"), clock=clock)) as opened:
+    with closing(open_store(dynamo_server.url(dynamo_server.new_table(), timeout="3s"), clock=clock)) as opened:
         assert isinstance(opened, DynamoStore)
         yield opened
 

@@ -29,6 +29,7 @@ from oncegate.testing.claiming import ClaimContract, TakeContract
 from oncegate.testing.operating import DocumentContract, OperatorContract
 from oncegate.testing.racing import race
 from oncegate.testing.settling import RenewContract, SettleContract
+from tests import FORKS
 from tests.stores import postgres_server
 from tests.stores.postgres_server import LOCKED_OUT, PostgresServer
 
@@ -36,6 +37,7 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "stores" / "postgres.md"
 
 
 class TestPostgresStore(InboxContract, SharedStoreContract):
+    processes = FORKS
     grants = False
     histories = 60
 

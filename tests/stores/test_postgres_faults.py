@@ -84,15 +84,15 @@ def test_a_terminated_session_is_replaced(store: Store, postgres: PostgresServer
 def test_a_lock_held_for_too_long(url: str, postgres: PostgresServer) -> None:
     """Who holds the table locked is waited for as long as was said; then the server is asked to stop, too."""
     with closing(open_store(f"{url}&oncegate_timeout=300ms")) as store:
-        # Within one transaction, the sessions are seen as they were at the first look, so another looks at them.
-        with postgres.connect() as other, postgres.connect() as db, db.transaction():
+        # Within a transaction the server shows its sessions as they were at the first look, so another one looks.
+        with postgres.connect() as onlooker, postgres.connect() as db, db.transaction():
             db.execute("LOCK TABLE faults.claims")
             started = time.monotonic()
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
                 granted(store)
             assert time.monotonic() - started < 2
             waiting = "SELECT FROM pg_stat_activity WHERE application_name = 'oncegate' AND state = 'active'"
-            while other.execute(waiting).fetchall():  # a cancelled statement takes a moment to end
+            while onlooker.execute(waiting).fetchall():  # a cancelled statement takes a moment to end
                 assert time.monotonic() - started < 10
         granted(store)
 

@@ -32,6 +32,7 @@ from oncegate.testing.asking import (
     stored,
     take,
 )
+from tests import FORKS
 from tests.stores.forking import Forks, run
 from tests.stores.proxy import Proxy
 from tests.stores.redis_server import RedisServer
@@ -39,6 +40,7 @@ from tests.stores.servers import free_port, until
 
 
 class TestRedisStore(SharedStoreContract):
+    processes = FORKS
     histories = 60
 
     @pytest.fixture(autouse=True)

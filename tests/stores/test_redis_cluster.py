@@ -23,11 +23,13 @@ from oncegate.stores.redis import RedisStore
 from oncegate.stores.redis.buckets import Buckets
 from oncegate.testing import SharedStoreContract
 from oncegate.testing.asking import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted
+from tests import FORKS
 from tests.stores.redis_server import RedisCluster, RedisServer
 from tests.stores.servers import until
 
 
 class TestRedisClusterStore(SharedStoreContract):
+    processes = FORKS
     histories = 60
 
     @pytest.fixture(autouse=True)

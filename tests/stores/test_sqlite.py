@@ -33,10 +33,13 @@ from oncegate.testing.asking import (
     take,
 )
 from oncegate.testing.racing import race
+from tests import FORKS
 from tests.stores.forking import Forks, run
 
 
 class TestSqliteStore(InboxContract, SharedStoreContract):
+    processes = FORKS
+
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self.path = tmp_path / "store.db"

@@ -1,6 +1,7 @@
 """The comparison: random histories, run on a store and on the pure function side by side."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 from hypothesis import settings
@@ -32,41 +33,57 @@ from oncegate.testing.clock import ManualClock
 HISTORIES = 200
 
 # Few names, so that histories meet; short times, so that leases and records end within a history.
-_NAMESPACES = st.sampled_from(["a", "b"])
-_KEYS = st.sampled_from([bytes([number]) * 16 for number in range(3)])
-_OWNERS = st.sampled_from([bytes([number]) * 16 for number in range(1, 5)])
-_HASHES = st.sampled_from([b"x" * 16, b"y" * 16])
-_LEASES = st.sampled_from([5, 10])
-_RETENTIONS = st.sampled_from([10, 25, 60])
-_ADVANCES = st.sampled_from([1, 4, 5, 10, 24, 60])
-_BODIES = st.sampled_from([b"", b"null", b'{"a":1}', b"\x00\xff"])
-_ERRORS = st.sampled_from(["boom", "ValueError: \N{SNOWMAN}"])
+_NAMESPACES = ["a", "b"]
+_KEYS = [bytes([number]) * 16 for number in range(3)]
+_OWNERS = [bytes([number]) * 16 for number in range(1, 5)]
+_HASHES = [b"x" * 16, b"y" * 16]
+_LEASES = [5, 10]
+_RETENTIONS = [10, 25, 60]
+_ADVANCES = [1, 4, 5, 10, 24, 60]
+_BODIES = [b"", b"null", b'{"a":1}', b"\x00\xff"]
+_ERRORS = ["boom", "ValueError: \N{SNOWMAN}"]
+_EITHER = [False, True]
 
-_CLAIMS = st.builds(
-    Claim,
+
+def _or_none(values: list[Any]) -> list[Any]:
+    return [None] * len(values) + values
+
+
+def _any_of(*fields: Iterable[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """One choice among all combinations: to choose field by field takes most of the time of a history."""
+    all_of_them = list(product(*fields))
+    return st.sampled_from(range(len(all_of_them))).map(lambda number: all_of_them[number])
+
+
+_CLAIMS = _any_of(
     _NAMESPACES,
     _KEYS,
     _OWNERS,
     _HASHES,
     _LEASES,
     _RETENTIONS,
-    st.builds(About, st.just("plain"), st.none() | st.just("call.ended"), st.none(), st.none() | st.just(7)),
-    st.booleans(),
-    st.sampled_from([False, False, True]),
-    st.sampled_from([0, 0, 40]),
-)
-
-
-_ADMITS = st.builds(
-    Admit,
+    [About("plain", kind, None, at) for kind in (None, "call.ended") for at in (None, 7)],
+    _EITHER,
+    [False, False, True],
+    [0, 0, 40],
+).map(lambda fields: Claim(*fields))
+_ADMITS = _any_of(
     _NAMESPACES,
     _KEYS,
     _OWNERS,
     _HASHES,
     _BODIES,
-    st.builds(About, st.just("plain"), st.none(), st.none() | st.just("call-1"), st.sampled_from([None, 7, 8])),
-    st.booleans(),
-)
+    [About("plain", None, entity, at) for entity in (None, "call-1") for at in (None, 7, 8)],
+    _EITHER,
+).map(lambda fields: Admit(*fields))
+_GUESSES = _any_of(_NAMESPACES, _KEYS, _OWNERS, range(4))
+# What each of them says beside the proof of the claim.
+_SETTLEMENTS: dict[type, st.SearchStrategy[tuple[Any, ...]]] = {
+    Complete: _any_of(_RETENTIONS, _or_none(_BODIES), _or_none(_ERRORS)),
+    Release: _any_of(_or_none(_ERRORS), _EITHER, [0, 0, 7]),
+    Bury: _any_of(_RETENTIONS, _BODIES, _ERRORS),
+    Renew: _any_of(_LEASES),
+}
 
 
 def _happened(record: Record) -> tuple[int, int]:
@@ -91,6 +108,7 @@ class _Comparison(RuleBasedStateMachine):
         super().__init__()
         self.clock = ManualClock()
         self.store = type(self).open_store(self.clock)
+        self.inbox = self.store if isinstance(self.store, Inbox) else None
         self.records: dict[tuple[str, bytes], Record] = {}
         self.documents: dict[tuple[str, bytes], tuple[Document, int]] = {}
 
@@ -117,7 +135,7 @@ class _Comparison(RuleBasedStateMachine):
 
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
-    @rule(by=_ADVANCES)
+    @rule(by=st.sampled_from(_ADVANCES))
     def time_passes(self, by: int) -> None:
         self.clock.advance(by)
 
@@ -125,7 +143,7 @@ class _Comparison(RuleBasedStateMachine):
     def claim(self, requests: list[Claim]) -> None:
         assert self.store.claim(requests) == [self.judge(request) for request in requests]
 
-    @rule(data=st.data(), verb=st.sampled_from([Complete, Release, Bury, Renew]), count=st.integers(1, 3))
+    @rule(data=st.data(), verb=st.sampled_from([*_SETTLEMENTS]), count=st.integers(1, 3))
     def settle(self, data: st.DataObject, verb: type, count: int) -> None:
         operations = [data.draw(self._settlement(verb)) for _ in range(count)]
         ask: Any = self.store.renew if verb is Renew else self.store.settle
@@ -134,25 +152,19 @@ class _Comparison(RuleBasedStateMachine):
     def _settlement(self, verb: type) -> st.SearchStrategy[Any]:
         """Mostly with the proof of a claim that is there; sometimes with an old fence, or with a guess."""
         held = [(*w, r.owner, r.fence - off) for w, r in sorted(self.records.items()) for off in (0, 0, 1)]
-        guessed = st.tuples(_NAMESPACES, _KEYS, _OWNERS, st.integers(0, 3))
-        proofs = st.sampled_from(held) | guessed if held else guessed
-        rest: dict[type, tuple[st.SearchStrategy[Any], ...]] = {
-            Complete: (_RETENTIONS, st.none() | _BODIES, st.none() | _ERRORS),
-            Release: (st.none() | _ERRORS, st.booleans(), st.sampled_from([0, 0, 7])),
-            Bury: (_RETENTIONS, _BODIES, _ERRORS),
-            Renew: (_LEASES,),
-        }
-        return st.tuples(proofs, st.tuples(*rest[verb])).map(lambda parts: verb(*parts[0], *parts[1]))
+        proofs = st.sampled_from(held) | _GUESSES if held else _GUESSES
+        return st.tuples(proofs, _SETTLEMENTS[verb]).map(lambda parts: verb(*parts[0], *parts[1]))
 
-    @precondition(lambda self: isinstance(self.store, Inbox))
+    @precondition(lambda self: self.inbox is not None)
     @rule(requests=st.lists(_ADMITS, min_size=1, max_size=4))
     def admit(self, requests: list[Admit]) -> None:
-        assert isinstance(self.store, Inbox)
-        assert self.store.admit(requests) == list(map(self.judge, requests, behind(requests)))
+        assert self.inbox is not None
+        assert self.inbox.admit(requests) == list(map(self.judge, requests, behind(requests)))
 
-    @rule(namespace=_NAMESPACES, owner=_OWNERS, lease=_LEASES, in_order=st.booleans())
-    def take(self, namespace: str, owner: bytes, lease: int, in_order: bool) -> None:
-        in_order = in_order and isinstance(self.store, Inbox)
+    @rule(fields=_any_of(_NAMESPACES, _OWNERS, _LEASES, _EITHER))
+    def take(self, fields: tuple[str, bytes, int, bool]) -> None:
+        namespace, owner, lease, in_order = fields
+        in_order = in_order and self.inbox is not None
         (entry,) = self.store.take([Want(namespace, owner, lease, in_order)])
         takes = {w: Take(*w, owner, lease) for w in self.records if w[0] == namespace}
         free = [w for w, take in takes.items() if step(self.records[w], take, self.clock.now)[1]]
@@ -172,18 +184,19 @@ class _Comparison(RuleBasedStateMachine):
         busy = any(r.state == IN_PROGRESS and now < r.lease_until for r in line.values())
         return entity is None or (not busy and where == min(line, key=lambda w: (*_happened(line[w]), w)))
 
-    @rule(namespace=_NAMESPACES, key=_KEYS)
-    def redrive(self, namespace: str, key: bytes) -> None:
-        operation = Redrive(namespace, key)
+    @rule(fields=_any_of(_NAMESPACES, _KEYS))
+    def redrive(self, fields: tuple[str, bytes]) -> None:
+        operation = Redrive(*fields)
         assert self.store.redrive([operation]) == [self.judge(operation)]
 
-    @rule(namespace=_NAMESPACES, key=_KEYS, only_dead=st.booleans())
-    def reset(self, namespace: str, key: bytes, only_dead: bool) -> None:
-        operation = Reset(namespace, key, only_dead)
+    @rule(fields=_any_of(_NAMESPACES, _KEYS, _EITHER))
+    def reset(self, fields: tuple[str, bytes, bool]) -> None:
+        operation = Reset(*fields)
         assert self.store.reset([operation]) == [self.judge(operation)]
 
-    @rule(namespace=_NAMESPACES, key=_KEYS, stale=st.booleans(), body=_BODIES, retention=_RETENTIONS)
-    def swap(self, namespace: str, key: bytes, stale: bool, body: bytes, retention: int) -> None:
+    @rule(fields=_any_of(_NAMESPACES, _KEYS, _EITHER, _BODIES, _RETENTIONS))
+    def swap(self, fields: tuple[str, bytes, bool, bytes, int]) -> None:
+        namespace, key, stale, body, retention = fields
         current = self.document((namespace, key)).version
         change = Change(namespace, key, current + stale, body, retention)
         assert self.store.swap([change]) == [not stale]
