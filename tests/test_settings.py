@@ -360,6 +360,12 @@ class TestGate:
         gate.close()
         assert capfd.readouterr().out.count('"status":"processed"') == 1
 
+    def test_terms_that_cannot_be(self, folder: Path) -> None:
+        """Terms that a gate refuses are refused before a store is opened for it."""
+        with pytest.raises(SettingError, match="lease"):
+            self.settings(store=f"sqlite:///{folder}/a.db").gate(lease="soon")
+        assert list(folder.iterdir()) == []
+
     def test_a_store_that_there_is_not(self) -> None:
         """A store that cannot be opened for its URL is told with the place that named it."""
         with pytest.raises(SettingError, match="ONCEGATE_STORE: no store speaks 'mysql'"):

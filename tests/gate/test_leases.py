@@ -98,17 +98,22 @@ class TestForks:
                     renewed.update(lease.key for lease in leases)
                     return super().renew(leases)
 
+            def until_renewed(event):
+                end = time.monotonic() + 10
+                while not renewed and time.monotonic() < end:
+                    time.sleep(0.01)
+
             def handler(event):
-                time.sleep(0.05)
+                until_renewed(event)
                 child = os.fork()
                 if child == 0:
                     renewed.clear()
-                    gate.run({"id": "child"}, lambda event: time.sleep(0.1))
+                    gate.run({"id": "child"}, until_renewed)
                     os._exit(len(renewed))
                 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
             renewed = set()
-            gate = Gate(Watched(), lease="60ms")
+            gate = Gate(Watched(), lease="300ms")
             gate.run({"id": "parent"}, handler)
             """
         done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60)

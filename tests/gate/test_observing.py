@@ -172,8 +172,8 @@ def test_a_lost_lease(store: MemoryStore) -> None:
 
 def test_what_was_settled_is_not_lost(stumbling: Stumbling) -> None:
     """Renewing the rest of a long batch does not look like a loss of what is completed already."""
-    gate = Gate(stumbling, lease="60ms")
-    outcomes = gate.run_batch([{"id": number} for number in range(5)], lambda event: time.sleep(0.05))
+    gate = Gate(stumbling, lease="300ms")
+    outcomes = gate.run_batch([{"id": number} for number in range(3)], lambda event: time.sleep(0.15))
     assert {outcome.status for outcome in outcomes} == {"processed"}
     assert "lease.lost" not in gate.counts
     assert ("renew", 1) in stumbling.calls

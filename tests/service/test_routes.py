@@ -225,6 +225,19 @@ def test_what_cannot_be_kept(tmp_path: Path) -> None:
         Service(load(tmp_path / "oncegate.toml", environ={}), {"/events": lambda event: None}, [])
 
 
+@pytest.mark.parametrize("wrong", ['mode = "mark_first"', 'key = "json:nothing"', 'read.id = "."'])
+def test_a_service_that_cannot_be(tmp_path: Path, wrong: str) -> None:
+    """A service that is refused leaves no store open, whatever was found to be wrong with it."""
+    path = tmp_path / "store" / "oncegate.db"
+    path.parent.mkdir()
+    (tmp_path / "oncegate.toml").write_text(f'store = "sqlite:///{path}"\n{wrong}')
+    settings = load(tmp_path / "oncegate.toml", environ={})
+    with pytest.raises(SettingError) as refused:
+        Service(settings, {"/events": lambda event: None}, [])
+    # An open store has its log beside it, and the error at hand would keep it open.
+    assert [file.name for file in path.parent.iterdir()] == ["oncegate.db"], refused.value
+
+
 class TestLimits:
     def test_too_many_a_second(self, service: Service) -> None:
         """A route that sends too fast is 429 with Retry-After; the others are unaffected."""

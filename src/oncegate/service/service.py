@@ -46,8 +46,12 @@ class Service:
         self._store = settings.open_store()
         self._probe = probe(self._store)
         self._counting = Look(self._count_kept)
-        self._gates = {path: route.gate(self._store, observers=observers) for path, route in self._routes.items()}
-        self._doors = {path: self._door(path, handlers[path], verifiers[path]) for path in self._routes}
+        try:
+            self._gates = {path: route.gate(self._store, observers=observers) for path, route in self._routes.items()}
+            self._doors = {path: self._door(path, handlers[path], verifiers[path]) for path in self._routes}
+        except BaseException:  # nothing will be served, so nothing stays open
+            self._store.close()
+            raise
         self.app = App(
             self._doors,
             self._metrics,

@@ -119,7 +119,11 @@ class Settings(Struct, frozen=True):
         hints = self.hints()
         terms = cast(Wishes, {name: self.values[name] for name in DEFAULTS} | {**wishes})
         key = self.strategy()
-        return Gate(self.open_store() if store is None else store, key=key, observers=observers, hints=hints, **terms)
+        if store is None:
+            self.check_store()
+        # A gate opens the store at a URL when nothing else is wrong; one that was opened here would stay open.
+        place = self.values["store"] if store is None else store
+        return Gate(place, key=key, observers=observers, hints=hints, **terms)
 
 
 def disagreements(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
