@@ -281,7 +281,7 @@ def test_killed_workers(url: str, postgres: PostgresServer, tmp_path: Any) -> No
         worker.kill()
         worker.wait()
     assert sorted(effects(postgres), key=int) == [str(number) for number in range(40)]
-    assert kills == 8
+    assert kills >= 8
     assert len(log.read_text().split()) >= 48
 
 
