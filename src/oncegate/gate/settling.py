@@ -19,7 +19,7 @@ from oncegate.stores.base import Store
 
 _FLUSH_WITHIN = 0.05
 _LOOK_EVERY = _FLUSH_WITHIN / 3
-_IDLE_FOR = 10.0
+_IDLE_FOR = 0.5
 _RETRY_AFTER = (0.05, 0.25)
 _RETRY_EVERY = 0.25
 CLOSE_WITHIN = 10.0
