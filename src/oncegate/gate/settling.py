@@ -159,7 +159,7 @@ class Flusher:
 
     A thread looks at all of them every 17 ms and flushes those that it has seen before, so that a batch that is over
     sooner is written in one piece. To be looked at takes a batch two steps on a dict; to wake a thread for each would
-    take longer than some of its events. The thread starts with the first batch and ends when it has seen none for long.
+    take longer than some of its events. The thread starts with the first batch and ends soon after the last.
     """
 
     def __init__(self) -> None:
