@@ -5,6 +5,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -29,10 +30,11 @@ def in_file(path: Path) -> int:
         return int(db.execute("SELECT count(*) FROM claims").fetchone()[0]) if tables else 0
 
 
-def test_copied_beside_the_writer(tmp_path: Path) -> None:
-    """When enough was written it is copied from the log into the file, and less is not."""
-    path = tmp_path / "once.db"
-    with closing(open_store(f"sqlite:///{path}")) as store:
+@pytest.mark.parametrize("slashes", ["", "/"])
+def test_copied_beside_the_writer(tmp_path: Path, slashes: str) -> None:
+    """When enough was written it is copied from the log into the file, however that is named, and less is not."""
+    path = tmp_path / "once #1?.db"
+    with closing(open_store(f"sqlite:///{slashes}{quote(str(path))}")) as store:
         fill(store, _ROWS // 2)
         time.sleep(0.1)
         assert in_file(path) == 0

@@ -153,10 +153,9 @@ class ProcessRaceContract:
             assert record.state == "C"
 
     def _race(self, racer: Callable[..., Any], argument: Any, count: int = 4) -> list[Any]:
-        barrier = self.processes.Barrier(count)
-        answers = self.processes.SimpleQueue()
+        url, barrier, answers = self.url(), self.processes.Barrier(count), self.processes.SimpleQueue()
         racers = [
-            self.processes.Process(target=_run_racer, args=(self.url(), racer, argument, number, barrier, answers))
+            self.processes.Process(target=_run_racer, args=(url, racer, argument, number, barrier, answers))
             for number in range(count)
         ]
         for process in racers:

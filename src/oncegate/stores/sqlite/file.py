@@ -52,8 +52,9 @@ def connected(path: str, how: str, busy_timeout: int, prepare: Callable[[OwnConn
 
 
 def address(path: str, how: str) -> str:
-    """A file for SQLite, and how it may be opened."""
-    return f"file:{quote(os.path.abspath(path))}?{how}"
+    """A file for SQLite, and how it may be opened. With the empty name of a host, or it would take one from a path that
+    begins with two slashes."""
+    return f"file://{quote(os.path.abspath(path))}?{how}"
 
 
 def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: float) -> None:
