@@ -4,10 +4,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from textwrap import dedent
 
+import pytest
+
 from oncegate import Event, Gate
-from oncegate.claims import COMPLETED, IN_PROGRESS
+from oncegate.claims import COMPLETED, IN_PROGRESS, Renew
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -19,6 +22,18 @@ def succeed(event: Event) -> str:
 
 def heartbeats() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "oncegate-heartbeat"}
+
+
+def have_ended(before: set[threading.Thread]) -> bool:
+    """Wait for those that were not there before to end."""
+    deadline = time.monotonic() + 5
+    while heartbeats() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not heartbeats() - before
+
+
+def _no_room(_thread: threading.Thread) -> None:
+    raise RuntimeError("no room for another thread")
 
 
 class TestHeartbeat:
@@ -59,6 +74,48 @@ class TestHeartbeat:
         assert gate.run({"id": 1}, slow).status == "processed"
         assert others == ["in_flight"]
 
+    def test_a_thread_that_broke_is_replaced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever ended the thread that renews, the next lease to be held starts another."""
+        monkeypatch.setattr(threading, "excepthook", lambda _told: None)
+        before = heartbeats()
+        store = MemoryStore()
+        gate = Gate(store, lease="150ms")
+        renew = store.renew
+        broken = threading.Event()
+
+        def breaks(leases: Sequence[Renew]) -> list[bool]:
+            broken.set()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(store, "renew", breaks)
+        gate.run({"id": 1}, lambda _event: broken.wait(5))
+        assert have_ended(before)
+        monkeypatch.setattr(store, "renew", renew)
+        others = []
+
+        def slow(event: Event) -> None:
+            time.sleep(0.4)
+            others.append(gate.run({"id": 2}, succeed).status)
+
+        assert gate.run({"id": 2}, slow).status == "processed"
+        assert others == ["in_flight"]
+
+    def test_a_thread_that_could_not_start_is_started_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where there is no room for another thread, the caller is told; with room again, the next is renewed."""
+        gate = Gate("memory://", lease="150ms")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _no_room)
+            with pytest.raises(RuntimeError, match="no room"):
+                gate.run({"id": 1}, succeed)
+        others = []
+
+        def slow(event: Event) -> None:
+            time.sleep(0.4)
+            others.append(gate.run({"id": 2}, succeed).status)
+
+        assert gate.run({"id": 2}, slow).status == "processed"
+        assert others == ["in_flight"]
+
     def test_max_hold(self) -> None:
         """A handler that hangs is renewed for max_hold and no longer; then another takes over and it has lost."""
         gate = Gate("memory://", lease="100ms", max_hold="200ms")
@@ -79,10 +136,7 @@ class TestHeartbeat:
         gate = Gate("memory://", lease="50ms")
         gate.run({"id": 1}, lambda event: time.sleep(0.06))
         assert len(heartbeats() - before) == 1
-        deadline = time.monotonic() + 5
-        while heartbeats() - before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert heartbeats() - before == set()
+        assert have_ended(before)
 
 
 class TestForks:

@@ -64,6 +64,8 @@ class Engine:
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
+        if len(identified) == 1 and type(only := identified[0]) is Job and only.key.change is None:
+            return [self._one_through(only, handler)]
         batch = Batch(identified, self.echoes.resolve)
         for together in [[job] for job in batch.jobs] if self.terms.one_by_one else [batch.jobs]:
             self.claimer.claim(together)
@@ -72,6 +74,15 @@ class Engine:
         if batch.echoing:
             self.echoes.confirm(batch.items)
         return batch.outcomes
+
+    def _one_through(self, job: Job, handler: Handler) -> Outcome:
+        """The same for one job alone, without what only several need."""
+        jobs = [job]
+        self.claimer.claim(jobs)
+        self.runner.run(jobs, handler)
+        if job.unguarded is not None:
+            self.runner.run_unguarded(jobs, handler)
+        return job.outcome
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any) -> None:
         """Claim one and run it in a transaction; it has its outcome afterwards. Nothing runs unguarded here."""

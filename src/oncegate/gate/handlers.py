@@ -23,6 +23,11 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, dict, list,
 
 def check_handler(handler: Callable[..., Any], *, may_await: bool = False, given: int | None = 1) -> None:
     """Refuse at once what could never do its work when it is called, with so many arguments if that is known."""
+    if type(handler) is FunctionType:  # as nearly all are, with nothing to say against them
+        code = handler.__code__
+        unfit = _GENERATOR if may_await else _GENERATOR | _COROUTINE
+        if code.co_argcount == given and not code.co_kwonlyargcount and not code.co_flags & unfit:
+            return
     if not callable(handler):
         raise SettingError(f"handler={handler!r} cannot be called")
     flags = _flags(handler)

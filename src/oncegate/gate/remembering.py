@@ -52,6 +52,8 @@ class Memory:
 
     def knows_none(self, jobs: Sequence[Job]) -> bool:
         """Whether not one of these need be asked for: the usual case, and a quick one."""
+        if not (self._new or self._old):
+            return True
         digests = [job.key.digest for job in jobs]
         return self._new.keys().isdisjoint(digests) and self._old.keys().isdisjoint(digests)
 
