@@ -371,13 +371,14 @@ def test_a_lost_answer_is_asked_for_again(proxy: Proxy) -> None:
         assert (after.fence, after.attempts) == (record.fence, 1)
 
 
-def test_a_lost_answer_that_cannot_be_asked_for(proxy: Proxy) -> None:
+def test_a_lost_answer_that_cannot_be_asked_for(server: RedisServer, proxy: Proxy) -> None:
     """A take whose answer is lost is not sent again: it would take another event. The first is free after its lease."""
+    server.client.script_load(TAKE.text)
     with closing(open_store(f"redis://127.0.0.1:{proxy.port}")) as store:
         for key in (b"1" * 16, b"2" * 16):
             assert bury(store, granted(store, key=key), key=key)
             assert redrive(store, key)
-        proxy.lose = TAKE.text[-40:]  # the server does not know the script yet, so it is sent whole
+        proxy.lose = TAKE.digest.encode()
         with pytest.raises(StoreUnavailable, match="has closed the connection"):
             take(store)
         assert take(store) is not None
