@@ -88,6 +88,15 @@ def test_an_answer_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [looked(link, theirs, 5) for _ in range(3)] == [0, 0, 5]
 
 
+def test_large_batches_are_slept_for() -> None:
+    """The answer to much that was asked at once is not looked for, and those to little after it are as before."""
+    with linked() as (link, theirs):
+        assert looked(link, theirs, 5) == 5
+        for size, looks in ((wire._SHORT, 5), (wire._SHORT + 1, 0), (wire._SHORT, 5)):
+            link.send(bytes(size))
+            assert looked(link, theirs, 5) == looks
+
+
 def test_long_waits_are_slept() -> None:
     """To wait for a server that takes its time takes nearly no time of the processor."""
     with linked() as (link, theirs):

@@ -27,12 +27,13 @@ Asked = TypeVar("Asked", bound=Address)
 
 
 class Call(Struct, frozen=True):
-    """One script call on one bucket: the words that follow the script's name. `positions` are those of its requests in
-    the batch that was split; `names` are namespaces that the bucket is told of by it."""
+    """One script call on one bucket: the words that follow the script's name. `requests` are those in it, and
+    `positions` where they are in the batch that was split; `names` are namespaces that the bucket is told of by it."""
 
     bucket: int
     script: Script
     words: Command
+    requests: Sequence[bytes] = ()
     positions: Sequence[int] = ()
     names: Set[str] = frozenset()
 
@@ -90,14 +91,15 @@ class Buckets:
         head: bytes,
         positions: Sequence[int],
     ) -> Call:
-        batch = head + b"".join([request(each) for each in asked])
+        requests = [request(each) for each in asked]
+        batch = head + b"".join(requests)
         if not script.reads_first:
-            return Call(bucket, script, ("1", self._clocks[bucket], batch, self._given()), positions)
+            return Call(bucket, script, ("1", self._clocks[bucket], batch, self._given()), requests, positions)
         first = self._records[bucket] + where_of(asked[0])
         words = ("2", self._clocks[bucket], first, batch, self._given())
         if script.notes and not (names := {each.namespace for each in asked}) <= self._told[bucket]:
-            return Call(bucket, script, (*words, "names"), positions, names)
-        return Call(bucket, script, words, positions)
+            return Call(bucket, script, (*words, "names"), requests, positions, names)
+        return Call(bucket, script, words, requests, positions)
 
     def _given(self) -> str:
         """The time of a clock that a test moves."""

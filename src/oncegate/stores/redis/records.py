@@ -80,7 +80,9 @@ def _spelled(short: bytes) -> str:
     return f"{short[:4].hex()}-{short[4:10].hex('-', 2)}-{short[10:].hex()}"
 
 
-def unpack(value: bytes) -> Record:
+def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Record:
+    """The record of this value. What it is about need not be read if it is this, packed like this, as it mostly is
+    where a copy has come."""
     first, second, third, fourth, owner_length = _HEAD.unpack_from(value)
     state, moment = _STATES[first >> 56], first & _MASK
     hash_at = _OWNER_AT + owner_length
@@ -88,11 +90,14 @@ def unpack(value: bytes) -> Record:
     completed = state == COMPLETED
     result: bytes | None = _NULL if completed else None
     error = payload = lease = None
-    if tail_at + 1 + value[tail_at] == len(value):  # nearly always
-        about: bytes | None = value[tail_at + 1 :]
-    else:
-        about, *rest = _texts(value, tail_at)
-        result, error, payload, lease = rest or (result, None, None, None)
+    tail = value[tail_at:]
+    if about is None or tail != packed:
+        if 1 + tail[0] == len(tail):  # nearly always
+            about = _unpack_about(tail[1:])
+        else:
+            kept, *rest = _texts(tail)
+            about = _unpack_about(kept or b"")
+            result, error, payload, lease = rest or (result, None, None, None)
     return Record(
         state,
         value[_OWNER_AT:hash_at],
@@ -101,7 +106,7 @@ def unpack(value: bytes) -> Record:
         second >> 48 & 0xFF00 | third >> 56,
         value[hash_at:tail_at],
         second & _MASK or None,
-        _unpack_about(about or b""),
+        about,
         third & _MASK,
         moment if completed else None,
         result,
@@ -119,19 +124,20 @@ def unpack_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, I
     return int.from_bytes(head[:_TIME]), head[_TIME:], iter(records)
 
 
-def _texts(value: bytes, at: int) -> list[bytes | None]:
+def _texts(tail: bytes) -> list[bytes | None]:
     """The five texts of a tail, or the first alone."""
     found: list[bytes | None] = []
-    while at < len(value):
-        length = value[at]
+    at = 0
+    while at < len(tail):
+        length = tail[at]
         at += 1
         if length == _NONE:
             found.append(None)
             continue
         if length == _LONG:
-            length = int.from_bytes(value[at : at + 4])
+            length = int.from_bytes(tail[at : at + 4])
             at += 4
-        found.append(value[at : at + length])
+        found.append(tail[at : at + length])
         at += length
     return found + [None] * (5 - len(found)) if len(found) > 1 else found
 

@@ -12,6 +12,7 @@ _NONE: Final = 0xFFFFFFFF
 _UNSTARTED: Final = 2**53
 _NULL: Final = b"null"
 _CLAIM: Final = Struct(">IBBIQQQB")
+_ABOUT_LENGTH: Final = slice(6, 10)
 _SETTLE: Final = Struct(">cIIQII")
 _TAKE: Final = Struct(">IIQ")
 _OPERATE: Final = Struct(">cI")
@@ -24,6 +25,11 @@ def claiming(claim: Claim) -> bytes:
     lengths = len(where), len(owner), len(content), len(about)
     flags = claim.binds + 2 * claim.marks
     return _CLAIM.pack(*lengths, claim.lease, claim.retention, claim.slides, flags) + where + owner + content + about
+
+
+def packed_about(claimed: bytes) -> bytes:
+    """What the request of a claim ends with."""
+    return claimed[-int.from_bytes(claimed[_ABOUT_LENGTH]) :]
 
 
 def settling(ended: Settlement) -> bytes:

@@ -35,6 +35,7 @@ from oncegate.stores.redis.buckets import Buckets, Call, check_replies
 from oncegate.stores.redis.records import unpack, unpack_answer
 from oncegate.stores.redis.requests import (
     claiming,
+    packed_about,
     reading,
     redriving,
     renewing,
@@ -200,11 +201,12 @@ def _verdicts(requests: Sequence[Claim], answered: Iterable[tuple[Call, Reply]])
     verdicts: list[Any] = [None] * len(requests)
     for call, reply in answered:
         now, letters, records = unpack_answer(reply, len(call.positions))
-        for position, letter in zip(call.positions, letters, strict=True):
+        for position, sent, letter in zip(call.positions, call.requests, letters, strict=True):
+            claim = requests[position]
             if letter == _GRANTED_ANEW:
-                verdicts[position] = step(None, requests[position], now)[1]
+                verdicts[position] = step(None, claim, now)[1]
             elif letter == _UNCHANGED:
-                verdicts[position] = step(unpack(next(records)), requests[position], now)[1]
+                verdicts[position] = step(unpack(next(records), claim.about, packed_about(sent)), claim, now)[1]
             else:
                 verdicts[position] = _VERDICTS[letter](unpack(next(records)), now)
     return verdicts

@@ -27,6 +27,7 @@ Command = tuple[str | bytes, ...]
 _packed: Callable[[Command], bytes] = pack_command  # type: ignore[assignment]  # its own types know commands of one word
 _READ_SIZE: Final = 65_536
 _MOMENT: Final = 0.0003
+_SHORT: Final = 4_096
 _MOST_SLEEPS: Final = 256
 _now: Final = time.monotonic
 # redis-py's roots: some errors of its cluster side are no RedisError.
@@ -85,6 +86,7 @@ class Link:
         self._buffer = bytearray(_READ_SIZE)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        self._looks = True
         self._to_sleep = 0
         self._in_vain = 1
 
@@ -93,6 +95,7 @@ class Link:
         return bool(self._poll.poll(0))
 
     def send(self, packed: bytes) -> None:
+        self._looks = len(packed) <= _SHORT
         try:
             self._socket.sendall(packed)
         except (TimeoutError, BlockingIOError) as error:
@@ -118,8 +121,10 @@ class Link:
 
     def _look_out(self) -> bool:
         """Look for an answer, for a moment: to fall asleep and be woken can take longer than a server nearby takes to
-        answer. When none comes in that time, the next ones are slept for: after every look in vain twice as many.
-        Whether there is one."""
+        answer. When none comes in that time, the next ones are slept for: after every look in vain twice as many. So is
+        the answer to a large batch, which takes longer anyway and says nothing about others. Whether there is one."""
+        if not self._looks:
+            return False
         if self._to_sleep:
             self._to_sleep -= 1
             return False
