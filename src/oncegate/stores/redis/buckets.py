@@ -111,19 +111,32 @@ class Buckets:
     def everywhere(self, script: Script, batch: bytes) -> list[Call]:
         return [self.call(bucket, script, batch) for bucket in range(self.count)]
 
-    def ask(self, calls: Sequence[Call]) -> list[Reply]:
+    def ask_alone(self, script: Script, address: Address, request: bytes) -> Reply | None:
+        """What comes back for one request by the shortest way: a reply, or a `Failed` to be gone on from. None if there
+        is something to see to as well, and it was not asked."""
+        bucket = self.of(address.key)
+        if self._hung or self._doubtful or self._settings.wait_replicas or not script.reads_first:
+            return None
+        if script.notes and address.namespace not in self._told[bucket]:
+            return None
+        first = self._records[bucket] + where_of(address)
+        words = ("EVALSHA", script.digest, "2", self._clocks[bucket], first, request, self._given())
+        return self.servers.having(bucket).ask_once(words)
+
+    def ask(self, calls: Sequence[Call], said: Reply | None = None) -> list[Reply]:
         """The replies to these calls, in order; StoreError if one of them failed."""
-        replies = self.replies(calls)
+        replies = self.replies(calls, said)
         if Failed in map(type, replies):
             check_replies(replies)
         return replies
 
-    def replies(self, calls: Sequence[Call]) -> list[Reply]:
-        """A reply or a `Failed` for each call. What may pass in a moment is asked again, a few times at most."""
+    def replies(self, calls: Sequence[Call], said: Reply | None = None) -> list[Reply]:
+        """A reply or a `Failed` for each call. What may pass in a moment is asked again, a few times at most. One call
+        may have been asked before, alone; this was `said`."""
         told = self._told
         if self._hung:
             self._look_past(self._hung)
-        replies = self._ask_first(calls)
+        replies = self._ask_first(calls, said)
         if self._hung:
             self._hung -= self._heard_of(calls, replies)
         if Failed in map(type, replies):
@@ -146,13 +159,14 @@ class Buckets:
             with suppress(StoreError):
                 check_layout(home, self._settings, create=True)
 
-    def _ask_first(self, calls: Sequence[Call]) -> list[Reply]:
+    def _ask_first(self, calls: Sequence[Call], said: Reply | None) -> list[Reply]:
         """One call alone is asked the shortest way, if it may be asked again when that fails."""
         call = calls[0] if len(calls) == 1 else None
         if call is None or not call.script.repeatable or self._settings.wait_replicas:
             return self._ask_once(calls)
-        reply = self.servers.having(call.bucket).ask_once(("EVALSHA", call.script.digest, *call.words))
-        return self._ask_once(calls) if _unknown_script(reply) else [reply]
+        if said is None:
+            said = self.servers.having(call.bucket).ask_once(("EVALSHA", call.script.digest, *call.words))
+        return self._ask_once(calls) if _unknown_script(said) else [said]
 
     def _ask_again(self, calls: Sequence[Call], replies: list[Reply]) -> None:
         self._ask_successors(calls, replies)

@@ -115,6 +115,11 @@ def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Rec
     )
 
 
+def unpack_only(reply: bytes) -> tuple[int, int, bytes]:
+    """What claim.lua answers to one request: the time, a letter, and the record if one goes with it."""
+    return int.from_bytes(reply[:_TIME]), reply[_TIME], reply[_TIME + 1 :]
+
+
 def unpack_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, Iterator[bytes]]:
     """What claim.lua answers: the time, a letter for each of so many requests, and the records that go with some."""
     if isinstance(reply, bytes):

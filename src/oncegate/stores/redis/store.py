@@ -32,7 +32,7 @@ from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.redis import scripts
 from oncegate.stores.redis.browsing import browse_all, browse_key, dead_letters, walk_all
 from oncegate.stores.redis.buckets import Buckets, Call, check_replies
-from oncegate.stores.redis.records import unpack, unpack_answer
+from oncegate.stores.redis.records import unpack, unpack_answer, unpack_only
 from oncegate.stores.redis.requests import (
     claiming,
     packed_about,
@@ -75,9 +75,16 @@ class RedisStore:
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        buckets = self._open()
+        buckets, said = self._open(), None
+        if len(requests) == 1:
+            (claim,) = requests
+            sent = claiming(claim)
+            said = buckets.ask_alone(scripts.CLAIM, claim, sent)
+            if type(said) is bytes:
+                now, letter, value = unpack_only(said)
+                return [_granted(claim, now) if letter == _GRANTED_ANEW else _judged(claim, sent, letter, value, now)]
         calls = buckets.split(scripts.CLAIM, requests, claiming) if requests else []
-        replies = buckets.replies(calls)
+        replies = buckets.replies(calls, said)
         if Failed in map(type, replies):
             self._give_back(requests, calls, replies)
             check_replies(replies)
@@ -148,8 +155,11 @@ class RedisStore:
 
     def _told(self, script: Script, asked: Sequence[Any], request: Callable[[Any], bytes]) -> list[bool]:
         """For scripts that answer with a digit for each request."""
+        said = self._open().ask_alone(script, asked[0], request(asked[0])) if len(asked) == 1 else None
+        if type(said) is bytes:
+            return [said[0] == _YES]
         answers = [False] * len(asked)
-        for call, digits in self._each(script, asked, request):
+        for call, digits in self._each(script, asked, request, said=said):
             for position, digit in zip(call.positions, digits, strict=True):
                 answers[position] = digit == _YES
         return answers
@@ -160,11 +170,12 @@ class RedisStore:
         asked: Sequence[Any],
         request: Callable[[Any], bytes],
         head: bytes = b"",
+        said: Reply | None = None,
     ) -> Iterator[tuple[Call, Reply]]:
         """The calls that a batch falls into, each with its reply."""
         buckets = self._open()
         calls = buckets.split(script, asked, request, head) if asked else []
-        return zip(calls, buckets.ask(calls), strict=True)
+        return zip(calls, buckets.ask(calls, said), strict=True)
 
     def _open(self) -> Buckets:
         buckets = self._buckets
@@ -204,9 +215,19 @@ def _verdicts(requests: Sequence[Claim], answered: Iterable[tuple[Call, Reply]])
         for position, sent, letter in zip(call.positions, call.requests, letters, strict=True):
             claim = requests[position]
             if letter == _GRANTED_ANEW:
-                verdicts[position] = step(None, claim, now)[1]
-            elif letter == _UNCHANGED:
-                verdicts[position] = step(unpack(next(records), claim.about, packed_about(sent)), claim, now)[1]
+                verdicts[position] = _granted(claim, now)
             else:
-                verdicts[position] = _VERDICTS[letter](unpack(next(records)), now)
+                verdicts[position] = _judged(claim, sent, letter, next(records), now)
     return verdicts
+
+
+def _granted(claim: Claim, now: int) -> Any:
+    """Granted anew at this time: what the record is then the server need not say."""
+    return step(None, claim, now)[1]
+
+
+def _judged(claim: Claim, sent: bytes, letter: int, value: bytes, now: int) -> Any:
+    """The verdict on a claim, sent like this, that found a record; one that it leaves as it is is judged here."""
+    if letter == _UNCHANGED:
+        return step(unpack(value, claim.about, packed_about(sent)), claim, now)[1]
+    return _VERDICTS[letter](unpack(value), now)
