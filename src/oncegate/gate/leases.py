@@ -72,10 +72,9 @@ class Heartbeat:
         """Keep these leases alive until they are dropped."""
         with self._lock:
             self._held.update(leases)
-            if self._thread is None and self._held:
-                thread = threading.Thread(target=self._beat, name="oncegate-heartbeat", daemon=True)
-                thread.start()
-                self._thread = thread
+            if self._held and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._beat, name="oncegate-heartbeat", daemon=True)
+                self._thread.start()
 
     def drop(self, leases: Iterable[Lease]) -> None:
         with self._lock:
@@ -84,19 +83,15 @@ class Heartbeat:
 
     def _beat(self) -> None:
         pause = threading.Event()
-        try:
-            while True:
-                pause.wait(self._length / 3e6)
-                with self._lock:
-                    held = list(self._held)
-                    if not held:
-                        self._thread = None
-                        return
-                self._renew([lease for lease in held if self._boot() - lease.held_since < self._max_hold])
-                self._part_with([lease for lease in held if lease.lost or self._boot() >= lease.valid_until])
-        except BaseException:
-            self._thread = None  # the next lease to be held starts another
-            raise
+        while True:
+            pause.wait(self._length / 3e6)
+            with self._lock:
+                held = list(self._held)
+                if not held:
+                    self._thread = None
+                    return
+            self._renew([lease for lease in held if self._boot() - lease.held_since < self._max_hold])
+            self._part_with([lease for lease in held if lease.lost or self._boot() >= lease.valid_until])
 
     def _renew(self, held: list[Lease]) -> None:
         sent_at = self._boot()

@@ -112,10 +112,10 @@ class Buckets:
         return [self.call(bucket, script, batch) for bucket in range(self.count)]
 
     def ask_alone(self, script: Script, address: Address, request: bytes) -> Reply | None:
-        """What comes back for one request by the shortest way: a reply, or a `Failed` to be gone on from. None if there
-        is something to see to as well, and it was not asked."""
+        """What comes back for one request, of a script that reads it first, by the shortest way: a reply, or a `Failed`
+        to be gone on from. None if there is something to see to as well, and it was not asked."""
         bucket = self.of(address.key)
-        if self._hung or self._doubtful or self._settings.wait_replicas or not script.reads_first:
+        if self._hung or self._doubtful or self._settings.wait_replicas:
             return None
         if script.notes and address.namespace not in self._told[bucket]:
             return None

@@ -155,9 +155,11 @@ class RedisStore:
 
     def _told(self, script: Script, asked: Sequence[Any], request: Callable[[Any], bytes]) -> list[bool]:
         """For scripts that answer with a digit for each request."""
-        said = self._open().ask_alone(script, asked[0], request(asked[0])) if len(asked) == 1 else None
-        if type(said) is bytes:
-            return [said[0] == _YES]
+        said = None
+        if len(asked) == 1 and script.reads_first:
+            said = self._open().ask_alone(script, asked[0], request(asked[0]))
+            if type(said) is bytes:
+                return [said[0] == _YES]
         answers = [False] * len(asked)
         for call, digits in self._each(script, asked, request, said=said):
             for position, digit in zip(call.positions, digits, strict=True):
