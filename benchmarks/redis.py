@@ -37,13 +37,14 @@ from tests.stores.redis_server import RedisServer
 _RETENTION_S: Final = RETENTION // 1_000_000
 _SETTLING: Final = 1.0
 _SHOWN: Final = {"claims": "claims, keys given, by 100", "batches": "gate, by 100", "single": "gate, one by one"}
+# Batches through the whole gate, with reading and keys, stand beside those of claims, for which there is an aim.
 _AIMS: Final = {
-    "claims new": 25,
-    "claims duplicate": 60,
-    "batches new": 25,
-    "batches duplicate": 60,
-    "single new": 1.5,
-    "single duplicate": 3,
+    "claims new": Aim("at least", 25),
+    "claims duplicate": Aim("at least", 60),
+    "batches new": None,
+    "batches duplicate": None,
+    "single new": Aim("at least", 1.5),
+    "single duplicate": Aim("at least", 3),
 }
 
 _CALLERS: Final = 64
@@ -135,7 +136,7 @@ def _against_powertools(server: RedisServer, sizes: Sizes, progress: Progress) -
     return [_compared(name, per_event, aim) for name, aim in _AIMS.items()]
 
 
-def _compared(name: str, per_event: Sequence[Round], aim: float) -> Row:
+def _compared(name: str, per_event: Sequence[Round], aim: Aim | None) -> Row:
     how, what = name.split()
     theirs = f"theirs {what}"
     return Row(
@@ -145,7 +146,7 @@ def _compared(name: str, per_event: Sequence[Round], aim: float) -> Row:
         median(per_event, lambda took: 1 / took[theirs]),
         "Powertools, one at a time",
         median(per_event, lambda took: took[theirs] / took[name]),
-        Aim("at least", aim),
+        aim,
     )
 
 
