@@ -21,7 +21,8 @@ _Family = tuple[set[str], Callable[[dict[str, Any]], Iterable[Piece] | None]]
 _FAMILIES: tuple[_Family, ...] = tuple(
     (family.TELLING, family.pieces) for family in (queues, topics, streams, functions, web, batches)
 )
-_TELLING = set[str]().union(*(telling for telling, _ in _FAMILIES))
+# Many documents have a detail: by itself it tells nothing.
+_TELLING = set[str]().union(*(telling for telling, _ in _FAMILIES)) - {"detail"}
 # A string that does not end is one token too: looked at from each of its quotes anew, it would take quadratic time.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
@@ -134,7 +135,7 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: _Found) -> N
 
 
 def _pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
-    if _TELLING.isdisjoint(body):  # as nearly always
+    if _TELLING.isdisjoint(body) and not functions.is_in_detail(body):  # as nearly always
         return None
     for telling, pieces in _FAMILIES:
         if not telling.isdisjoint(body) and (found := pieces(body)) is not None:

@@ -28,4 +28,6 @@ def _is_tutorial(document: dict[str, Any], detail: dict[str, Any]) -> bool:
     """Tutorials write envelopes without a detail-type."""
     if names_genesys(document):
         return True
-    return "conversationId" in detail or "topicName" in detail or within(detail, "payload", "interactionId") is not None
+    if "conversationId" in detail or "topicName" in detail:
+        return True
+    return "payload" in detail and within(detail, "payload", "interactionId") is not None

@@ -11,8 +11,13 @@ _MEMBERS = {"version", "timestamp", "requestPayload", "responseContext", "respon
 TELLING = {"requestPayload", "detail"}
 
 
+def is_in_detail(body: dict[str, Any]) -> bool:
+    """An EventBridge bus as destination has the same record as the detail of an event."""
+    detail = body.get("detail")
+    return type(detail) is dict and "requestPayload" in detail
+
+
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
-    # An EventBridge bus as destination has the same record as the detail of an event.
     record = body if "requestPayload" in body else body.get("detail")
     if not isinstance(record, dict) or "requestPayload" not in record or not _is_invocation(record):
         return None
