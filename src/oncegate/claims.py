@@ -260,7 +260,7 @@ def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdi
         record = _marked(replace(again, expires_at=expires_at, payload_hash=claim.payload_hash), claim, now)
         return record, Granted(record, now)
     if state == COMPLETED:
-        record = _slid(record, claim, now)
+        record = _slid(record, claim, now) if claim.slides else record
         return record, Duplicate(record, now)
     return record, Buried(record, now)
 
@@ -370,7 +370,7 @@ def _marked(record: Record, claim: Claim, now: int) -> Record:
 
 
 def _slid(record: Record, claim: Claim, now: int) -> Record:
-    """A completed record as its duplicate leaves it: only a sliding claim moves the expiry, and only to later."""
+    """A completed record as a sliding claim leaves it: its expiry is only moved to later."""
     expires_at = min(now + claim.retention, record.first_seen + claim.slides)
     if record.expires_at is None or expires_at <= record.expires_at:
         return record

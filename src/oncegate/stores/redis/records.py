@@ -89,7 +89,8 @@ def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Rec
     tail_at = hash_at + (fourth >> 56)
     completed = state == COMPLETED
     result: bytes | None = _NULL if completed else None
-    error = payload = lease = None
+    error = payload = None
+    lease_until = 0 if completed else moment
     tail = value[tail_at:]
     if about is None or tail != packed:
         if 1 + tail[0] == len(tail):  # nearly always
@@ -97,12 +98,14 @@ def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Rec
         else:
             kept, *rest = _texts(tail)
             about = _unpack_about(kept or b"")
-            result, error, payload, lease = rest or (result, None, None, None)
+            result, said, payload, lease = rest or (result, None, None, None)
+            error = None if said is None else said.decode()
+            lease_until = lease_until if lease is None else int.from_bytes(lease)
     return Record(
         state,
         value[_OWNER_AT:hash_at],
         fourth & _MASK,
-        int.from_bytes(lease or b"") if completed else moment,
+        lease_until,
         second >> 48 & 0xFF00 | third >> 56,
         value[hash_at:tail_at],
         second & _MASK or None,
@@ -110,7 +113,7 @@ def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Rec
         third & _MASK,
         moment if completed else None,
         result,
-        None if error is None else error.decode(),
+        error,
         payload,
     )
 
