@@ -10,7 +10,7 @@ import gc
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -74,12 +74,11 @@ def _against_raw(server: RedisServer, sizes: Sizes, progress: Progress) -> Row:
     progress.stage("Redis, batches")
     events = sizes.redis_events
     turns = {"ours": partial(_store_turn, server, events), "raw": partial(_raw_turn, server, events)}
-    rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
+    rounds = _rounds(server, turns, sizes, progress)
     return _rate("Redis claim + complete", rounds, events, "raw", "pipelined SET NX", Aim("at least", 0.8))
 
 
 def _store_turn(server: RedisServer, events: int) -> float:
-    _empty(server)
     store = open_store(server.url)
     seconds = _claims_turn(store, events, repeated=False)
     store.close()
@@ -87,7 +86,6 @@ def _store_turn(server: RedisServer, events: int) -> float:
 
 
 def _raw_turn(server: RedisServer, events: int) -> float:
-    _empty(server)
     batches = fresh(events)
 
     def work() -> None:
@@ -104,10 +102,16 @@ def _set_all(client: Redis, claims: Batch) -> None:
     assert all(pipeline.execute())
 
 
-def _turn_on_empty(server: RedisServer, turn: Turn) -> float:
-    """What a command takes grows with what the server holds: else the figures would depend on the number of rounds."""
-    _empty(server)
-    return turn()
+def _rounds(server: RedisServer, turns: Mapping[str, Turn], sizes: Sizes, progress: Progress) -> list[Round]:
+    """All rounds, every turn on an empty server: what a command takes grows with what that holds, and so the figures
+    would depend on the number of rounds."""
+
+    def on_empty(turn: Turn) -> float:
+        _empty(server)
+        return turn()
+
+    emptied = {name: partial(on_empty, turn) for name, turn in turns.items()}
+    return by_turns(emptied, sizes.rounds, sizes.warm_ups, progress)
 
 
 def _empty(server: RedisServer) -> None:
@@ -129,8 +133,7 @@ def _against_powertools(server: RedisServer, sizes: Sizes, progress: Progress) -
         turns[f"batches {what}"] = partial(_gate_turn, gate, counts["batches"], BATCH, repeated)
         turns[f"single {what}"] = partial(_gate_turn, gate, counts["single"], 1, repeated)
         turns[f"theirs {what}"] = partial(_powertools_turn, guarded, counts["theirs"], repeated)
-    emptied = {name: partial(_turn_on_empty, server, turn) for name, turn in turns.items()}
-    rounds = by_turns(emptied, sizes.rounds, sizes.warm_ups, progress)
+    rounds = _rounds(server, turns, sizes, progress)
     gate.store.close()
     per_event = [{name: seconds / counts[name.split()[0]] for name, seconds in took.items()} for took in rounds]
     return [_compared(name, per_event, aim) for name, aim in _AIMS.items()]
@@ -232,14 +235,13 @@ def _against_idemkit(server: RedisServer, sizes: Sizes, progress: Progress) -> R
         "ours": lambda: _together_turn(server, _gates_arun, events),
         "theirs": lambda: _together_turn(server, _consumers_dispatch, events),
     }
-    rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
+    rounds = _rounds(server, turns, sizes, progress)
     name = f"Redis arun, {_CALLERS} callers"
     return _rate(name, rounds, events, "theirs", "idemkit's consumer", Aim("at least", 4))
 
 
 def _together_turn(server: RedisServer, caller: "Callable[[RedisServer], Caller]", events: int) -> float:
     """The seconds in which so many callers, each taking the next as soon as it is done with one, take all events."""
-    _empty(server)
     return asyncio.run(_together(caller(server), _payloads(events)))
 
 

@@ -95,11 +95,14 @@ class Buckets:
         batch = head + b"".join(requests)
         if not script.reads_first:
             return Call(bucket, script, ("1", self._clocks[bucket], batch, self._given()), requests, positions)
-        first = self._records[bucket] + where_of(asked[0])
-        words = ("2", self._clocks[bucket], first, batch, self._given())
+        words = self._reading_first(bucket, asked[0], batch)
         if script.notes and not (names := {each.namespace for each in asked}) <= self._told[bucket]:
             return Call(bucket, script, (*words, "names"), requests, positions, names)
         return Call(bucket, script, words, requests, positions)
+
+    def _reading_first(self, bucket: int, first: Address, batch: bytes) -> Command:
+        """What is said to a script that reads the record of the first request with the clock."""
+        return "2", self._clocks[bucket], self._records[bucket] + where_of(first), batch, self._given()
 
     def _given(self) -> str:
         """The time of a clock that a test moves."""
@@ -119,9 +122,8 @@ class Buckets:
             return None
         if script.notes and address.namespace not in self._told[bucket]:
             return None
-        first = self._records[bucket] + where_of(address)
-        words = ("EVALSHA", script.digest, "2", self._clocks[bucket], first, request, self._given())
-        return self.servers.having(bucket).ask_once(words)
+        words = self._reading_first(bucket, address, request)
+        return self.servers.having(bucket).ask_once(("EVALSHA", script.digest, *words))
 
     def ask(self, calls: Sequence[Call], said: Reply | None = None) -> list[Reply]:
         """The replies to these calls, in order; StoreError if one of them failed."""
