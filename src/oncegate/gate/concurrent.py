@@ -111,10 +111,8 @@ class Concurrent:
         """Have these kept; each has its outcome afterwards."""
         unknown = [job for job in jobs if job.key.change is not None or not self._means.claimer.recall(job)]
         try:
-            if len(unknown) == 1:
-                await self._gatherer.done(_Admission(unknown[0]))
-            elif unknown:
-                await asyncio.gather(*[self._gatherer.done(_Admission(job)) for job in unknown])
+            if unknown:
+                await self._gatherer.done(*map(_Admission, unknown))
         except BaseException:
             for job in unknown:
                 self.let_go(job)

@@ -18,16 +18,37 @@ _Asked = TypeVar("_Asked")
 Waiter = asyncio.Future[None]
 
 
+class _Waiting(Generic[_Asked]):
+    """Somebody who waits until so many things have been worked on, and what has been so far."""
+
+    __slots__ = ("done", "error", "loop", "number", "waiter")
+
+    def __init__(self, waiter: Waiter, number: int = 1) -> None:
+        self.waiter = waiter
+        self.loop = waiter.get_loop()
+        self.number = number
+        self.done: list[_Asked] = []
+        self.error: BaseException | None = None
+
+    def wake(self) -> None:
+        """To be called when another is done."""
+        if len(self.done) < self.number:
+            return
+        if self.error is None:
+            self.waiter.set_result(None)
+        else:
+            self.waiter.set_exception(self.error)
+
+
 class _Ask(Generic[_Asked]):
-    """What is asked for, since when, and where somebody waits for it, if anybody does."""
+    """What is asked for, since when, and who waits for it, if anybody does."""
 
-    __slots__ = ("asked", "loop", "since", "waiter")
+    __slots__ = ("asked", "since", "waiting")
 
-    def __init__(self, asked: _Asked, waiter: Waiter | None) -> None:
+    def __init__(self, asked: _Asked, waiting: _Waiting[_Asked] | None) -> None:
         self.asked = asked
         self.since = time.monotonic()
-        self.waiter = waiter
-        self.loop = None if waiter is None else waiter.get_loop()
+        self.waiting = waiting
 
 
 class Gathered(Generic[_Asked]):
@@ -70,25 +91,25 @@ class Gatherer(Generic[_Asked]):
         self._again: _Background[_Asked] = Background(f"{name}-again", partial(self._work_off, again), most=most)
         self._local = _Turn()
 
-    async def done(self, asked: _Asked) -> None:
-        """Wait until this has been worked on. A caller that is cancelled does not stop it."""
+    async def done(self, *asked: _Asked) -> None:
+        """Wait until all of these have been worked on. A caller that is cancelled does not stop it."""
         loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
+        waiting: _Waiting[_Asked] = _Waiting(loop.create_future(), len(asked))
         turn = self._local
         if turn.loop is not loop:  # the first in this turn, or in this loop
             turn.loop, turn.handed_in = loop, []
             loop.call_soon(self._pass_on, turn.handed_in)
-        turn.handed_in.append(_Ask(asked, waiter))
+        turn.handed_in.extend([_Ask(each, waiting) for each in asked])
         try:
-            await waiter
+            await waiting.waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # it was answered, and the caller cancelled before it could see that
-                self._orphaned(asked)
+            for each in waiting.done:  # the caller was cancelled before it could see that
+                self._orphaned(each)
             raise
 
     def post(self, asked: _Asked, waiter: Waiter | None = None) -> None:
         """Have this worked on, from any thread."""
-        self._background.put([_Ask(asked, waiter)])
+        self._background.put([_Ask(asked, None if waiter is None else _Waiting(waiter))])
 
     def flush(self, within: float) -> bool:
         """Wait until all that was asked so far has been worked on; False if that takes too long."""
@@ -117,21 +138,21 @@ class Gatherer(Generic[_Asked]):
             undone = set(map(id, gathered.again))
             self._again.put([ask for ask in asks if id(ask.asked) in undone])
             asks = [ask for ask in asks if id(ask.asked) not in undone]
-        for loop in {ask.loop for ask in asks if ask.loop is not None}:
-            theirs = [ask for ask in asks if ask.loop is loop]
+        for loop in {ask.waiting.loop for ask in asks if ask.waiting is not None}:
+            theirs = [(ask.asked, ask.waiting) for ask in asks if ask.waiting is not None and ask.waiting.loop is loop]
             try:
                 loop.call_soon_threadsafe(self._wake, theirs, error)
             except RuntimeError:  # the loop was closed, and all who waited in it are gone
-                for ask in theirs:
-                    self._orphaned(ask.asked)
+                for asked, _ in theirs:
+                    self._orphaned(asked)
 
     # ── in the loop ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _wake(self, asks: list[_Ask[_Asked]], error: BaseException | None) -> None:
-        for ask in asks:
-            if ask.waiter is None or ask.waiter.done():
-                self._orphaned(ask.asked)
-            elif error is None:
-                ask.waiter.set_result(None)
-            else:
-                ask.waiter.set_exception(error)
+    def _wake(self, worked_on: list[tuple[_Asked, _Waiting[_Asked]]], error: BaseException | None) -> None:
+        for asked, waiting in worked_on:
+            if waiting.waiter.done():
+                self._orphaned(asked)
+                continue
+            waiting.done.append(asked)
+            waiting.error = waiting.error or error
+            waiting.wake()
