@@ -2,11 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, keys
+from oncegate import Event, Gate, keys, read
+from oncegate.claims import RELEASED
 from oncegate.errors import SettingError
+from oncegate.gate.concurrent import MOST_AT_A_TIME
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -147,6 +150,29 @@ def test_known_copies_ask_nobody(stumbling: Stumbling) -> None:
     assert statuses(gate, CALL) == ["duplicate"]
     assert asyncio.run(gate.aadmit(CALL))[0].status == "duplicate"
     assert stumbling.calls == []
+
+
+def test_more_than_one_write() -> None:
+    """Where events take several writes, one of which breaks, nothing stays held: what is kept is for whoever takes it
+    next."""
+
+    class Breaking(MemoryStore):
+        writes = 0
+
+        def admit(self, requests: Any) -> Any:
+            self.writes += 1
+            if self.writes == 2:
+                raise RuntimeError("a fault of ours")
+            return super().admit(requests)
+
+    store = Breaking()
+    gate = Gate(store)
+    items = [gate._identify(event) for event in read([{"id": str(number)} for number in range(MOST_AT_A_TIME + 1)])]
+    with pytest.raises(RuntimeError):
+        asyncio.run(gate._engine.aadmit(items, len(items)))
+    gate.close()
+    kept = store.browse(limit=len(items))
+    assert (len(kept), {entry.record.state for entry in kept}) == (MOST_AT_A_TIME, {RELEASED})
 
 
 def test_failures_wait_longer_and_longer(store: MemoryStore, clock: ManualClock) -> None:

@@ -30,8 +30,9 @@ class _Waiting(Generic[_Asked]):
         self.done: list[_Asked] = []
         self.error: BaseException | None = None
 
-    def wake(self) -> None:
-        """To be called when another is done."""
+    def one_is_done(self, asked: _Asked, error: BaseException | None) -> None:
+        self.done.append(asked)
+        self.error = self.error or error
         if len(self.done) < self.number:
             return
         if self.error is None:
@@ -92,7 +93,8 @@ class Gatherer(Generic[_Asked]):
         self._local = _Turn()
 
     async def done(self, *asked: _Asked) -> None:
-        """Wait until all of these have been worked on. A caller that is cancelled does not stop it."""
+        """Wait until all of these, which is at least one, have been worked on. A caller that is cancelled does not stop
+        it."""
         loop = asyncio.get_running_loop()
         waiting: _Waiting[_Asked] = _Waiting(loop.create_future(), len(asked))
         turn = self._local
@@ -152,7 +154,5 @@ class Gatherer(Generic[_Asked]):
         for asked, waiting in worked_on:
             if waiting.waiter.done():
                 self._orphaned(asked)
-                continue
-            waiting.done.append(asked)
-            waiting.error = waiting.error or error
-            waiting.wake()
+            else:
+                waiting.one_is_done(asked, error)

@@ -1,0 +1,85 @@
+"""Gathering: who waits for several things waits for all of them, and what nobody waits for any more is handed back."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from oncegate.gate.gathering import Gathered, Gatherer
+
+
+class Work:
+    """Works two things at a time off, when it is let."""
+
+    def __init__(self, fails: str | None = None) -> None:
+        self.done: list[str] = []
+        self.orphaned: list[str] = []
+        self.go = threading.Semaphore(0)
+        self._fails = fails
+        self.gatherer: Gatherer[str] = Gatherer("test", self._work, self._work, self.orphaned.append, 2)
+
+    def _work(self, gathered: Gathered[str]) -> None:
+        assert self.go.acquire(timeout=10)
+        self.done += gathered.asked
+        if self._fails in gathered.asked:
+            raise RuntimeError("broken")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_all_of_them() -> None:
+    """A caller is woken when the last of what it has asked for is done, and not before."""
+
+    async def main() -> None:
+        work = Work()
+        waiting = asyncio.create_task(work.gatherer.done("a", "b", "c"))
+        work.go.release()
+        await until(lambda: work.done == ["a", "b"])
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        work.go.release()
+        await waiting
+        assert (work.done, work.orphaned) == (["a", "b", "c"], [])
+
+    asyncio.run(main())
+
+
+def test_what_went_wrong_with_one() -> None:
+    """It is told when all are done, so that none is still worked on for a caller that has gone on."""
+
+    async def main() -> None:
+        work = Work(fails="a")
+        waiting = asyncio.create_task(work.gatherer.done("a", "b", "c"))
+        work.go.release()
+        await until(lambda: work.done == ["a", "b"])
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        work.go.release()
+        with pytest.raises(RuntimeError, match="broken"):
+            await waiting
+
+    asyncio.run(main())
+
+
+def test_cancelled_in_between() -> None:
+    """What was done for a caller that is cancelled is handed back, whether before that or after."""
+
+    async def main() -> None:
+        work = Work()
+        waiting = asyncio.create_task(work.gatherer.done("a", "b", "c"))
+        work.go.release()
+        await until(lambda: work.done == ["a", "b"])
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert work.orphaned == ["a", "b"]
+        work.go.release()
+        await until(lambda: work.orphaned == ["a", "b", "c"])
+
+    asyncio.run(main())
