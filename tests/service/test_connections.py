@@ -1,9 +1,9 @@
 """Connections: how many there may be, and that those which only wait shut nobody out."""
 
+import asyncio
 import resource
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from oncegate.service.files import most_connections
 from oncegate.service.protocol import Line
+from tests.service.protocols import Both, Server, in_a_loop, post, turns
 from tests.service.running import INLINE, Service, heard, until
 
 MOST = 20
@@ -131,26 +132,24 @@ def test_refused_while_it_arrives(service: Service, many: ExitStack) -> None:
     assert [sent_anew(service, f"beside refused {number}") for number in range(5)] == [200] * 5
 
 
-def test_who_does_not_read(tmp_path: Path) -> None:
-    """Who asks and does not read the answers is waited for like who is silent."""
-    with Service(tmp_path, *INLINE, "--max-connections", "1") as service, deaf(service):
-        assert sent_anew(service, "heard") == 200
-
-
-def deaf(service: Service) -> socket.socket:
-    """A connection that has asked for much and read nothing. It begins anew if the machine was so slow that more of its
-    requests arrived at once than may wait on a connection, which ends it."""
-    while True:
-        connection = service.connect()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        try:
-            for _ in range(100):
-                connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 14)
-                time.sleep(0.01)
-        except ConnectionError:
-            connection.close()
-        else:
-            return connection
+@in_a_loop
+async def test_who_does_not_read() -> None:
+    """Who waits for an answer keeps its place. Who does not read what it is told is waited for like who is silent, and
+    another takes its place, whatever of it is in hand."""
+    answering = asyncio.Event()
+    server = Server(Both(answering), most=1)
+    protocol, transport = server.connected()
+    protocol.data_received(post(b"one"))
+    _, refused = server.connected()
+    assert refused.written[0].startswith(b"HTTP/1.1 503")
+    protocol.pause_writing()
+    other, heard = server.connected()
+    assert transport.closed
+    other.data_received(post(b"two"))
+    answering.set()
+    await turns()
+    assert heard.written[0].startswith(b"HTTP/1.1 200")
+    other.connection_lost(None)
 
 
 def test_it_is_told_once(service: Service, many: ExitStack, caplog: pytest.LogCaptureFixture) -> None:

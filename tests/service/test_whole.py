@@ -1,21 +1,15 @@
 """Whole requests: what arrives in one piece is answered as what arrives in parts, and with one write."""
 
 import asyncio
-import functools
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
-from oncegate.gate.answers import Answer
-from oncegate.service.protocol import Bounds, bounded
+from tests.service.protocols import Both, connected, connections, in_a_loop, post, turns
 from tests.service.running import INLINE, Service, heard
 
-HEAD = b"POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"
 CLOSE = b"Connection: close\r\n"
 
 
@@ -23,10 +17,6 @@ CLOSE = b"Connection: close\r\n"
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service(tmp_path_factory.mktemp("whole"), *INLINE) as service:
         yield service
-
-
-def post(body: bytes, *headers: bytes) -> bytes:
-    return HEAD % len(body) + b"".join(headers) + b"\r\n" + body
 
 
 def undated(answer: bytes) -> bytes:
@@ -88,83 +78,6 @@ def test_refused_in_the_middle(service: Service) -> None:
     assert b'"event_id":"before"' in answers
 
 
-class Both:
-    """An application that tells how it was asked."""
-
-    def __init__(self, gate: asyncio.Event | None = None) -> None:
-        self.asked: list[str] = []
-        self._gate = gate
-
-    async def answered(self, scope: Any, body: bytes) -> Answer:
-        self.asked.append(f"whole {scope['path']} {body.decode()}")
-        if self._gate is not None:
-            await self._gate.wait()
-        if body == b"break":
-            raise RuntimeError("broken")
-        return Answer(200, b"{}", [(b"content-type", b"application/json")])
-
-    async def __call__(
-        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
-    ) -> None:
-        await receive()
-        self.asked.append(f"parts {scope['path']}")
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-
-class Transport(asyncio.Transport):
-    """Keeps what is written, write by write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        self.written.append(bytes(data))
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None:
-        """There is nothing to read from."""
-
-    def resume_reading(self) -> None:
-        """There is nothing to read from."""
-
-
-def connected(app: Both) -> tuple[Any, Transport]:
-    (found,) = connections(app, 1)
-    return found
-
-
-def connections(app: Both, count: int) -> list[tuple[Any, Transport]]:
-    protocol = bounded(Bounds(1024, 10.0), app)
-    config = uvicorn.Config(app, http=protocol, log_config=None)
-    config.load()
-    state = ServerState()
-    found = [(protocol(config=config, server_state=state, app_state={}), Transport()) for _ in range(count)]
-    for each, transport in found:
-        each.connection_made(transport)
-    return found
-
-
-def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*fixtures: Any, **named: Any) -> None:
-        asyncio.run(test(*fixtures, **named))  # type: ignore[arg-type]  # a coroutine
-
-    return run
-
-
-async def turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 @in_a_loop
 async def test_who_is_asked() -> None:
     """What is posted in one piece is for `answered`, and is answered with one write; all else is for ASGI."""
@@ -213,19 +126,22 @@ async def test_what_breaks_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @in_a_loop
-async def test_nobody_left() -> None:
-    """To a sender that has gone nothing is said; one that does not read is waited for."""
+async def test_nobody_left(caplog: pytest.LogCaptureFixture) -> None:
+    """To a sender that has gone, or is about to be noticed, nothing is said; one that does not read is waited for."""
     gate = asyncio.Event()
-    gone, silent = connected(Both(gate)), connected(Both(gate))
-    for protocol, _ in (gone, silent):
+    gone, leaving, silent = (connected(Both(gate)) for _ in range(3))
+    for protocol, _ in (gone, leaving, silent):
         protocol.data_received(post(b"one"))
     await turns()
     gone[0].connection_lost(None)
+    leaving[1].close()
     silent[0].pause_writing()
     gate.set()
     await turns()
-    assert gone[1].written == silent[1].written == []
+    assert gone[1].written == leaving[1].written == silent[1].written == []
     silent[0].resume_writing()
     await turns()
     assert len(silent[1].written) == 1
-    silent[0].connection_lost(None)
+    assert caplog.text == ""
+    for protocol, _ in (leaving, silent):
+        protocol.connection_lost(None)

@@ -34,6 +34,7 @@ _TITLES = {
     431: "Too many headers",
     503: "Not taken",
 }
+CLOSE = (b"connection", b"close")
 _RETRY_AFTER = 5
 _NOT_TAKEN = "It could not be taken now; deliver it again."
 

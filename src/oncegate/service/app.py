@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from oncegate.gate.answers import Answer, problem
+from oncegate.gate.answers import CLOSE, Answer, problem
 from oncegate.service.addresses import Proxies
 from oncegate.service.door import Door
 from oncegate.service.metrics import CONTENT_TYPE, Metrics
@@ -23,7 +23,6 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _log = logging.getLogger("oncegate.service")
 
 _JSON = [(b"content-type", b"application/json")]
-_CLOSE = [(b"connection", b"close")]
 
 
 class Gone(Exception):
@@ -84,7 +83,7 @@ class App:
                 )
             except NoRoom:
                 self._metrics.shed()
-                answer = problem(503, "too many events are in hand; send it again", headers=_CLOSE)
+                answer = problem(503, "too many events are in hand; send it again", headers=[CLOSE])
         door.latency(time.perf_counter() - start)
         return answer
 
@@ -98,7 +97,7 @@ class App:
         if b"content-encoding" in headers:
             return problem(415, "send the body as it is, without a content encoding")
         if self.draining:
-            return problem(503, "the service is about to stop; send it again", headers=_CLOSE)
+            return problem(503, "the service is about to stop; send it again", headers=[CLOSE])
         return None
 
     async def _heard(self, door: Door, scope: Scope, receive: Receive) -> Answer:

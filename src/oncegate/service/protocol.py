@@ -9,8 +9,8 @@ import httptools
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from oncegate.gate.answers import problem
-from oncegate.service.whole import CLOSE, Answers, Taker, WholeProtocol, response
+from oncegate.gate.answers import CLOSE, problem
+from oncegate.service.whole import Answers, Taker, WholeProtocol, response
 
 _log = logging.getLogger("oncegate.service")
 

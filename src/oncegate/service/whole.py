@@ -8,15 +8,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from oncegate.gate.answers import Answer, problem
+from oncegate.gate.answers import CLOSE, Answer, problem
 
 _log = logging.getLogger("oncegate.service")
-
-CLOSE: Final = (b"connection", b"close")
 
 
 class Answers:
@@ -89,8 +87,8 @@ class WholeProtocol(HttpToolsProtocol):
         self.answers.add(partial(self._send_whole, cycle, answer), self.loop)
 
     def _send_whole(self, cycle: RequestResponseCycle, answer: Answer) -> None:
-        """As uvicorn ends an answer, but with one write."""
-        if cycle.disconnected:
+        """As uvicorn ends an answer, but with one write. Whoever has gone is not told, known to be gone or not yet."""
+        if cycle.disconnected or self.transport.is_closing():
             return
         cycle.keep_alive = cycle.keep_alive and CLOSE not in answer.headers
         cycle.response_started = cycle.response_complete = True
