@@ -32,15 +32,21 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def two_of_three(work: Work) -> asyncio.Task[None]:
+    """Somebody who waits for three things, two of which are done."""
+    waiting = asyncio.create_task(work.gatherer.done("a", "b", "c"))
+    work.go.release()
+    await until(lambda: work.done == ["a", "b"])
+    await asyncio.sleep(0.05)
+    return waiting
+
+
 def test_all_of_them() -> None:
     """A caller is woken when the last of what it has asked for is done, and not before."""
 
     async def main() -> None:
         work = Work()
-        waiting = asyncio.create_task(work.gatherer.done("a", "b", "c"))
-        work.go.release()
-        await until(lambda: work.done == ["a", "b"])
-        await asyncio.sleep(0.05)
+        waiting = await two_of_three(work)
         assert not waiting.done()
         work.go.release()
         await waiting
@@ -54,10 +60,7 @@ def test_what_went_wrong_with_one() -> None:
 
     async def main() -> None:
         work = Work(fails="a")
-        waiting = asyncio.create_task(work.gatherer.done("a", "b", "c"))
-        work.go.release()
-        await until(lambda: work.done == ["a", "b"])
-        await asyncio.sleep(0.05)
+        waiting = await two_of_three(work)
         assert not waiting.done()
         work.go.release()
         with pytest.raises(RuntimeError, match="broken"):
@@ -71,10 +74,7 @@ def test_cancelled_in_between() -> None:
 
     async def main() -> None:
         work = Work()
-        waiting = asyncio.create_task(work.gatherer.done("a", "b", "c"))
-        work.go.release()
-        await until(lambda: work.done == ["a", "b"])
-        await asyncio.sleep(0.05)
+        waiting = await two_of_three(work)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
