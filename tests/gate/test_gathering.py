@@ -78,7 +78,7 @@ def test_cancelled_in_between() -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert work.orphaned == ["a", "b"]
+        await until(lambda: work.orphaned == ["a", "b"])
         work.go.release()
         await until(lambda: work.orphaned == ["a", "b", "c"])
 
