@@ -1,5 +1,6 @@
-"""A gate on a fresh memory store, and stores that fail on demand."""
+"""A gate on a fresh memory store, stores that fail on demand, and waiting for what is to come to pass."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -66,3 +67,9 @@ class Stumbling(MemoryStore):
 @pytest.fixture
 def stumbling() -> Stumbling:
     return Stumbling()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)

@@ -2,11 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from oncegate.gate.gathering import Gathered, Gatherer
+from tests.gate.conftest import until
 
 
 class Work:
@@ -24,12 +24,6 @@ class Work:
         self.done += gathered.asked
         if self._fails in gathered.asked:
             raise RuntimeError("broken")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def two_of_three(work: Work) -> asyncio.Task[None]:

@@ -22,7 +22,7 @@ from oncegate.gate.observing import Notice
 from oncegate.stores.base import Entry, Want
 from oncegate.stores.memory import MemoryStore
 from oncegate.work.inbox import InboxWorker
-from tests.gate.conftest import Stumbling
+from tests.gate.conftest import Stumbling, until
 
 Handler = Callable[[Event], Any]
 
@@ -30,12 +30,6 @@ Handler = Callable[[Event], Any]
 def call(number: int, entity: str = "call-1", second: int = 0) -> dict[str, str]:
     happened = f"2026-01-01T00:00:{second:02}Z"
     return {"id": f"evt-{number}", "type": "call.ended", "conversationId": entity, "timestamp": happened}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def working(gate: Gate, handler: Handler, then: Callable[[InboxWorker], Coroutine[Any, Any, None]], **how: Any) -> None:
