@@ -11,14 +11,16 @@ operation. Rows are tried from the top; the first that matches decides.
     P, lease alive                                 claim      unchanged                       InFlight
     R with a payload                               claim      unchanged                       Duplicate
     R, owner is mine: a late copy of the request   claim      unchanged                       InFlight
-    P with its lease over, or R without a payload  claim      P (marking: C), fence + 1,      Granted
+    R without a payload                            claim      P (marking: C), fence + 1,      Granted
                                                               attempts + 1
+    P with its lease over                          claim      the same, lost + 1; attempts    Granted
+                                                              + 1 only if lost was not 0
     C                                              claim      unchanged; sliding: expiry      Duplicate
                                                               later, up to its limit
     D                                              claim      unchanged                       Buried
 
-    R that is due or P with its lease over,        take       P, fence + 1, attempts + 1      Granted
-    with a payload
+    R that is due or P with its lease over,        take       P, fence + 1, attempts and      Granted
+    with a payload                                            lost as for a claim
     anything else                                  take       unchanged                       None
 
     absent                                         admit      R, attempts 0, payload          Admitted
@@ -27,21 +29,33 @@ operation. Rows are tried from the top; the first that matches decides.
     P with a payload, lease alive, owner is mine   admit      unchanged                       Granted, same fence
     any, other payload hash, key binds content     admit      unchanged                       Conflict
     P, lease alive, without a payload              admit      unchanged                       InFlight
-    R or P with its lease over, without a payload  admit      R, payload attached             Admitted
+    R or P with its lease over, without a payload  admit      R, payload attached; of P,      Admitted
+                                                              lost + 1, and attempts - 1 if
+                                                              lost was 0
     D                                              admit      unchanged                       Buried
     any other                                      admit      unchanged                       Duplicate
 
     P, owner and fence mine                        renew      lease moved; expiry not sooner  True
     P, owner and fence mine                        complete   C, result kept, payload gone    True
-    P, owner and fence mine                        release    R, due after the delay;         True
-                                                              unstarted: due, attempts - 1
+    P, owner and fence mine                        release    R, due after the delay, lost    True
+                                                              0; unavailable: attempts - 1,
+                                                              time of the first such kept;
+                                                              unstarted: due, attempts - 1,
+                                                              lost kept
     P, owner and fence mine                        bury       D, payload and error            True
     C, R or D, owner and fence mine                same again unchanged                       True
     anything else                                  settle     unchanged                       False: the lease is lost
 
+    P, owner and fence of an instance that ended   abandon    lease over, all else kept       True
+    anything else                                  abandon    unchanged                       False
+
     D                                              redrive    R, attempts 0, payload kept     True
     any (only D if asked)                          reset      absent                          True
     anything else                                  either     unchanged                       False
+
+`lost` counts the attempts in a row that were never settled: their worker died, or was stopped for longer than the
+lease. The first of them may have died with a neighbour, so it does not count as an attempt. What has lost one is run
+alone from then on, so every further one counts.
 
 Nothing here reads a clock, draws a random number or does I/O: `now` is the store's time in microseconds.
 The memory and SQLite stores call this function inside their lock or transaction; a store that must judge
@@ -74,7 +88,11 @@ class About(Struct, frozen=True, gc=False, array_like=True):
 
 
 class Record(Struct, frozen=True, gc=False, array_like=True):
-    """All that is kept of one key. Times are microseconds of the store's clock."""
+    """All that is kept of one key. Times are microseconds of the store's clock.
+
+    `lost` counts the attempts in a row that were never settled. `unavailable_since` is the time of the first of the
+    releases in a row that blamed something the handler calls. `handed_to` is the place that a completed event was
+    published to: what happens there is another stage, with a key of its own."""
 
     state: State
     owner: bytes
@@ -89,6 +107,9 @@ class Record(Struct, frozen=True, gc=False, array_like=True):
     result: bytes | None = None
     error: str | None = None
     payload: bytes | None = None
+    lost: int = 0
+    unavailable_since: int | None = None
+    handed_to: str | None = None
 
 
 # ── what can be asked ─────────────────────────────────────────────────────────────────────────────────────
@@ -152,21 +173,28 @@ class Complete(Held, frozen=True, gc=False):
     retention: int
     result: bytes | None = None
     error: str | None = None
+    handed_to: str | None = None
 
 
 class Release(Held, frozen=True, gc=False):
     """What the record itself holds is not taken again before the delay is over, and before all others if it was never
-    started; a delivery may claim it at once."""
+    started; a delivery may claim it at once. `unavailable`: it failed because something that its handler calls is
+    unavailable, so the attempt does not count."""
 
     error: str | None = None
     unstarted: bool = False
     delay: int = 0
+    unavailable: bool = False
 
 
 class Bury(Held, frozen=True, gc=False):
     retention: int
     payload: bytes
     error: str
+
+
+class Abandon(Held, frozen=True, gc=False):
+    """The instance that holds the claim is known to have ended: nobody will settle it."""
 
 
 class Redrive(Address, frozen=True, gc=False):
@@ -180,7 +208,7 @@ class Reset(Address, frozen=True, gc=False):
 
 
 Settlement: TypeAlias = Complete | Release | Bury
-Operation: TypeAlias = Claim | Take | Admit | Renew | Settlement | Redrive | Reset
+Operation: TypeAlias = Claim | Take | Admit | Renew | Settlement | Abandon | Redrive | Reset
 
 
 # ── what can be answered ──────────────────────────────────────────────────────────────────────────────────
@@ -285,9 +313,10 @@ def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admis
     if alive and record.payload is None:
         return record, InFlight(record, now)
     if state in (RELEASED, IN_PROGRESS) and record.payload is None:
+        attempts, lost = _after_loss(record)
         free = replace(record, state=RELEASED, owner=admit.owner, lease_until=now, expires_at=None)
-        record = replace(free, payload=admit.payload, payload_hash=admit.payload_hash)
-        return record, Admitted(record, now)
+        kept = replace(free, payload=admit.payload, payload_hash=admit.payload_hash, attempts=attempts, lost=lost)
+        return kept, Admitted(kept, now)
     if state == DEAD:
         return record, Buried(record, now)
     return record, Duplicate(record, now)
@@ -313,11 +342,18 @@ def _settle(record: Record | None, settlement: Settlement, now: int) -> tuple[Re
     return _buried(record, settlement, now), True
 
 
+def _abandon(record: Record | None, abandon: Abandon, now: int) -> tuple[Record | None, bool]:
+    if record is None or not _mine(record, abandon) or not _alive(record, now):
+        return record, False
+    return replace(record, lease_until=now), True
+
+
 def _redrive(record: Record | None, _redrive: Redrive, _now: int) -> tuple[Record | None, bool]:
     if record is None or record.state != DEAD:
         return record, False
     expires_at = None if record.payload is not None else record.expires_at
-    return replace(record, state=RELEASED, owner=NOBODY, attempts=0, expires_at=expires_at), True
+    free = replace(record, state=RELEASED, owner=NOBODY, attempts=0, expires_at=expires_at)
+    return replace(free, lost=0, unavailable_since=None), True
 
 
 def _reset(record: Record | None, reset: Reset, _now: int) -> tuple[Record | None, bool]:
@@ -335,6 +371,7 @@ _RULES: Final[dict[type, Callable[[Record | None, Any, int], tuple[Record | None
     Complete: _settle,
     Release: _settle,
     Bury: _settle,
+    Abandon: _abandon,
     Redrive: _redrive,
     Reset: _reset,
 }
@@ -366,7 +403,8 @@ def _marked(record: Record, claim: Claim, now: int) -> Record:
     a payload that is kept is not needed any more."""
     if not claim.marks:
         return record
-    return replace(record, state=COMPLETED, completed_at=now, expires_at=now + claim.retention, payload=None)
+    done = replace(record, state=COMPLETED, completed_at=now, expires_at=now + claim.retention, payload=None)
+    return replace(done, lost=0, unavailable_since=None)
 
 
 def _slid(record: Record, claim: Claim, now: int) -> Record:
@@ -377,14 +415,24 @@ def _slid(record: Record, claim: Claim, now: int) -> Record:
     return replace(record, expires_at=expires_at)
 
 
+def _after_loss(record: Record) -> tuple[int, int]:
+    """The attempts that count and those lost in a row, before the next one. The attempt of a record in progress was
+    never settled; if it was the first of such a row it may have died with a neighbour, and does not count."""
+    if record.state != IN_PROGRESS:
+        return record.attempts, record.lost
+    return record.attempts - (not record.lost), record.lost + 1
+
+
 def _granted_again(record: Record, by: Claim | Take, now: int) -> Record:
+    attempts, lost = _after_loss(record)
     return replace(
         record,
         state=IN_PROGRESS,
         owner=by.owner,
         fence=record.fence + 1,
         lease_until=now + by.lease,
-        attempts=record.attempts + 1,
+        attempts=attempts + 1,
+        lost=lost,
     )
 
 
@@ -402,13 +450,19 @@ def _completed(record: Record, complete: Complete, now: int) -> Record:
         now,
         complete.result,
         complete.error,
+        handed_to=complete.handed_to,
     )
 
 
 def _released(record: Record, release: Release, now: int) -> Record:
-    attempts, error = record.attempts - release.unstarted, release.error or record.error
+    given_back = release.unstarted or release.unavailable
+    attempts, error = record.attempts - given_back, release.error or record.error
     due = 0 if release.unstarted else now + release.delay
-    return replace(record, state=RELEASED, lease_until=due, attempts=attempts, error=error)
+    released = replace(record, state=RELEASED, lease_until=due, attempts=attempts, error=error)
+    if release.unstarted:
+        return released
+    since = (record.unavailable_since or now) if release.unavailable else None
+    return replace(released, lost=0, unavailable_since=since)
 
 
 def _buried(record: Record, bury: Bury, now: int) -> Record:
