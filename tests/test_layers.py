@@ -13,7 +13,7 @@ ROOT = Path(oncegate.__file__).parent
 
 # From the first step of an event to the last. A module may import from its own layer and from those before it.
 LAYERS = [
-    ["errors", "wording", "masking", "durations", "clocks", "canonical", "forks", "times"],
+    ["errors", "wording", "masking", "durations", "clocks", "canonical", "forks", "instances", "times"],
     ["signatures"],
     ["events"],
     ["carriers"],

@@ -5,7 +5,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from oncegate import open_store
 from oncegate.stores.base import Inbox
-from tests.service.running import Service, until
+from tests.service.running import HANDLER, Service, until
 
 # The sink is idempotent: a file that is there already is what it should be. `runs` has every time that it was called.
 SINK = """
@@ -99,6 +100,27 @@ def test_killed_under_load(tmp_path: Path, mode: str, kills: int) -> None:
 def test_killed_fifty_times(tmp_path: Path, mode: str) -> None:
     """The same, fifty times over."""
     killed_under_load(tmp_path, 50, mode)
+
+
+@pytest.mark.parametrize("mode", ["inbox", "inline"])
+def test_in_flight_events_run_again_soon(tmp_path: Path, mode: str) -> None:
+    """What a killed service had in flight runs again within 2 s of the restart, though its lease would last 30 s."""
+    first = Service(tmp_path, "--serve-mode", mode, handler=HANDLER)
+    body = {"id": "slow", "do": "wait"}
+    with ThreadPoolExecutor(1) as sender:
+        sent = sender.submit(first.post, body)
+        until(lambda: first.effects() == ["slow"])
+        first.process.kill()
+        with suppress(httpx.HTTPError):
+            sent.result()
+    first.close()
+    (tmp_path / "go").touch()
+    with Service(tmp_path, "--serve-mode", mode, handler=HANDLER) as second:
+        started = time.monotonic()
+        if mode == "inline":
+            assert second.post(body).json()["status"] == "processed"
+        until(lambda: second.effects() == ["slow", "slow"])
+        assert time.monotonic() - started < 2
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

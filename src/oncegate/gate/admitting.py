@@ -9,13 +9,14 @@ from oncegate.claims import Admission, Admit, Admitted, Conflict, Granted
 from oncegate.clocks import Clock
 from oncegate.events import Event
 from oncegate.gate.asking import Asking
-from oncegate.gate.claiming import Claimer, owners
+from oncegate.gate.claiming import Claimer
 from oncegate.gate.echoes import Echoes
 from oncegate.gate.jobs import Bare, Batch, Identified, Job, Refused, about
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.running import Runner
 from oncegate.gate.terms import Terms
+from oncegate.instances import owners
 from oncegate.stores.base import Inbox, Store
 
 

@@ -1,9 +1,7 @@
 """Claiming: from jobs to leases or outcomes, and copies kept of what is refused."""
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from struct import Struct as Layout
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -38,19 +36,13 @@ from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
 from oncegate.gate.settling import settle
 from oncegate.gate.terms import Terms
+from oncegate.instances import owners
 from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store, Want
 
-_OWNER: Final = Layout("16s")
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
 _TAKEN: Final = "something else has the key of the copy"
-
-
-def owners(count: int) -> list[bytes]:
-    """So many names for requests, none like any other. They are drawn at once, as each draw is a system call."""
-    entropy = os.urandom(_OWNER.size * count)
-    return [owner for (owner,) in _OWNER.iter_unpack(entropy)]
 
 
 class Claimer:

@@ -17,9 +17,11 @@ from typing import Any, Final, TypeVar
 from oncegate import forks
 from oncegate.claims import (
     IN_PROGRESS,
+    Abandon,
     Address,
     Complete,
     Held,
+    InFlight,
     Operation,
     Record,
     Renew,
@@ -33,6 +35,7 @@ from oncegate.stores.judged import InboxStore, shown
 from oncegate.stores.lines import behind, in_turn, step_behind
 from oncegate.stores.sqlite.checkpoints import Checkpoints
 from oncegate.stores.sqlite.file import explained, is_of_the_disk, opened, wait_for
+from oncegate.stores.sqlite.instance_locks import InstanceLocks
 from oncegate.stores.sqlite.lending import OwnConnection, is_closed, lend, take_back
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
 from oncegate.stores.sqlite.settings import checked_level
@@ -73,6 +76,7 @@ class SqliteStore(InboxStore):
         self._slice = min(SLICE, self._turns.timeout)
         self._transacting: int | None = None  # the thread whose handler has the connection
         self._checkpoints = Checkpoints(path, self._synchronous)
+        self._instances = InstanceLocks(path)
         self._db: OwnConnection | None = None
         self._connected()
         forks.watch(self)
@@ -93,6 +97,8 @@ class SqliteStore(InboxStore):
             address = (operation.namespace, operation.key)
             before = current.get(address)
             judged = step_behind(before, operation, now, place) if place else step(before, operation, now)
+            if type(judged[1]) is InFlight and self._instances.has_ended(judged[1].record.owner):
+                judged = step(_abandoned(address, judged[1].record, now), operation, now)
             current[address], answer = judged
             answers.append(answer)
         self._sweep(db, "claims", save(db, found, current), now)
@@ -120,6 +126,9 @@ class SqliteStore(InboxStore):
                 self._held.pop(where, None)
 
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+        if ended := self._instances.newly_ended():
+            self._write(partial(self._abandon, ended))
+            self._instances.note(ended)
         # Mostly nothing waits, and then a look that writes nothing costs the disk nothing.
         if not self._read(lambda db, now: any(given(db, wants, now))):
             return [None] * len(wants)
@@ -133,6 +142,15 @@ class SqliteStore(InboxStore):
         save(db, found, taken)
         self._remember(taken)
         return [_entry(where, taken) for where in places]
+
+    def _abandon(self, instances: Sequence[bytes], db: OwnConnection, now: int) -> None:
+        """Free the events that these processes held with their payloads. A claim without a payload is freed when the
+        event is delivered again: to list those would take an index that every claim has to be written into."""
+        for name in instances:
+            found = find(db, db.execute(SQL["held by"], (now, name)).fetchall())
+            freed = {where: _abandoned(where, record, now) for where, record in found.items()}
+            save(db, found, freed)
+            self._remember(freed)
 
     def kept(self, namespace: str) -> int:
         (count,) = self._read(lambda db, _now: db.execute(SQL["kept"], (namespace,)).fetchone())
@@ -241,6 +259,7 @@ class SqliteStore(InboxStore):
         with self._lock:
             self._closed = True
             self._disconnect()
+            self._instances.drop()
 
     def before_fork(self) -> None:
         """A connection that two processes know of would lose what they write, so both start with one of their own.
@@ -258,6 +277,7 @@ class SqliteStore(InboxStore):
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
             self._checkpoints = Checkpoints(self._path, self._synchronous)
+            self._instances = InstanceLocks(self._path)
         if self._transacting != threading.get_ident():
             self._lock.release()
         elif in_child:
@@ -345,7 +365,9 @@ class SqliteStore(InboxStore):
         return self._db
 
     def _open(self) -> OwnConnection:
-        return opened(self._path, self._synchronous, self._busy_timeout)
+        db = opened(self._path, self._synchronous, self._busy_timeout)
+        self._instances.hold()
+        return db
 
     def _disconnect(self) -> None:
         self._checkpoints.end()
@@ -380,6 +402,10 @@ def _identity(file: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _abandoned(where: Where, record: Record, now: int) -> Record | None:
+    return step(record, Abandon(*where, record.owner, record.fence), now)[0]
 
 
 def _entry(where: Where | None, taken: dict[Where, Record | None]) -> Entry | None:

@@ -5,7 +5,8 @@
 --   │ namespace     │ text     │ ┐ primary key                                                    │
 --   │ key           │ blob     │ ┘ 16 bytes                                                       │
 --   │ state         │ text     │ P in progress, R released, C completed, D dead letter            │
---   │ owner         │ blob     │ 16 random bytes of the request that holds or held the claim      │
+--   │ owner         │ blob     │ of the request that holds or held the claim: 8 random bytes for  │
+--   │               │          │ its process, 8 for itself                                        │
 --   │ fence         │ integer  │ rises with every grant                                           │
 --   │ lease_until   │ integer  │ µs; of R, before when it is not to be taken                      │
 --   │ attempts      │ integer  │ grants whose handler may have started                            │
@@ -145,6 +146,11 @@ DELETE FROM claims WHERE namespace = ? AND key = ?;
 SELECT key FROM claims
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND lease_until <= ?
 ORDER BY lease_until LIMIT ?;
+
+-- What a process holds with its payload, by the first half of its owners.
+-- name: held by
+SELECT namespace, key FROM claims INDEXED BY waiting
+WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND lease_until > ? AND substr(owner, 1, 8) = ?;
 
 -- name: kept
 SELECT count(*) FROM claims WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?;

@@ -1,0 +1,211 @@
+"""Claims of a process that has ended are free at once on SQLite; claims of any other process are not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from oncegate.claims import Granted, InFlight
+from oncegate.instances import instance, instance_of, owners
+from oncegate.stores.base import Want
+from oncegate.stores.sqlite import SqliteStore
+from oncegate.stores.sqlite.instance_locks import InstanceLocks
+from oncegate.testing.asking import LEASE, NAMESPACE, claim, complete, granted, stored
+from tests.stores.forking import run
+
+# Claims one event, takes another that the store keeps, says so, and then does nothing.
+HOLDER = """
+import sys, threading
+from oncegate.claims import Granted
+from oncegate.instances import owners
+from oncegate.stores.base import Want
+from oncegate.stores.sqlite import SqliteStore
+from oncegate.testing.asking import LEASE, NAMESPACE, admit, claim
+
+store = SqliteStore(sys.argv[1])
+first, second, third = owners(3)
+assert isinstance(claim(store, owner=first), Granted)
+admit(store, owner=second, key=b"p" * 16)
+(taken,) = store.take([Want(NAMESPACE, third, LEASE)])
+assert taken is not None
+print("ready", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+@contextmanager
+def holder(path: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a claim, and an event that was kept with its payload, both for 30 seconds."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def kept_event(store: SqliteStore) -> bytes | None:
+    (entry,) = store.take([Want(NAMESPACE, owners(1)[0], LEASE)])
+    return None if entry is None else entry.key
+
+
+def test_killed(path: str) -> None:
+    """The claims of a killed process are granted at once, with a higher fence; the killed attempt is on record."""
+    with closing(SqliteStore(path)) as store, holder(path) as process:
+        assert isinstance(before := claim(store), InFlight)
+        assert kept_event(store) is None
+        process.kill()
+        process.wait()
+        time.sleep(0.3)  # two looks at one process are a quarter of a second apart
+        after = granted(store)
+        assert (after.fence, after.lost) == (before.record.fence + 1, 1)
+        assert kept_event(store) == b"p" * 16
+
+
+def test_killed_before_the_store_is_opened(path: str) -> None:
+    """A process that starts after the death of another has the other's events with its first look."""
+    with holder(path):
+        pass
+    with closing(SqliteStore(path)) as store:
+        assert kept_event(store) == b"p" * 16
+        assert granted(store).lost == 1
+
+
+def test_stopped(path: str) -> None:
+    """A stopped process keeps its claims, and may complete them when it goes on."""
+    with closing(SqliteStore(path)) as store, holder(path) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert isinstance(claim(store), InFlight)
+        assert kept_event(store) is None
+
+
+def test_the_model_is_followed(path: str) -> None:
+    """A claim that was abandoned is refused to its former owner once it is granted to another."""
+    with holder(path), closing(SqliteStore(path)) as store:
+        before = stored(store)
+        assert before is not None
+    with closing(SqliteStore(path)) as store:
+        granted(store)
+        assert not complete(store, before)
+
+
+def test_unknown(path: str) -> None:
+    """A claim by an owner that names no process, or one without a file, waits for its lease."""
+    with closing(SqliteStore(path)) as store:
+        granted(store, "ann")
+        assert isinstance(claim(store, "bob"), InFlight)
+        granted(store, owner=b"12345678" * 2, key=b"o" * 16)
+        assert isinstance(claim(store, "bob", key=b"o" * 16), InFlight)
+
+
+def test_our_own(path: str) -> None:
+    """What this process holds is not taken for abandoned, also when it has the store open twice."""
+    with closing(SqliteStore(path)) as store, closing(SqliteStore(path)) as other:
+        granted(store, owner=owners(1)[0])
+        assert isinstance(claim(other), InFlight)
+        other.close()
+        assert os.listdir(f"{path}-instances") == [instance().hex()]
+    assert not os.path.exists(f"{path}-instances")
+
+
+def test_a_child_has_a_name_of_its_own(path: str) -> None:
+    """After a fork each side holds a lock of its own: the end of one frees its claims and not those of the other."""
+    done = run(
+        f"""
+        import os
+        from oncegate.instances import owners
+        from oncegate.stores.sqlite import SqliteStore
+        from oncegate.testing.asking import claim
+        store = SqliteStore({path!r})
+        claim(store, owner=owners(1)[0])
+        child = os.fork()
+        if child == 0:
+            print(type(claim(store, owner=owners(1)[0])).__name__, flush=True)
+            claim(store, owner=owners(1)[0], key=b"c" * 16)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(type(claim(store, owner=owners(1)[0], key=b"c" * 16)).__name__)
+        store.close()
+        """
+    )
+    assert (done.stdout.split(), done.stderr) == (["InFlight", "Granted"], "")
+
+
+def test_a_child_does_not_keep_its_parents_lock(path: str) -> None:
+    """The parent's claims are free when it is killed, although a child that it forked lives on."""
+    code = f"""
+import os, signal, time
+from oncegate.instances import owners
+from oncegate.stores.sqlite import SqliteStore
+from oncegate.testing.asking import claim
+store = SqliteStore({path!r})
+claim(store, owner=owners(1)[0])
+if os.fork() == 0:
+    time.sleep(30)
+    os._exit(0)
+print(os.getpid(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.wait(20) == -signal.SIGKILL
+            with closing(SqliteStore(path)) as store:
+                granted(store)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_noted_once(path: str) -> None:
+    """The file of a process that has ended is listed once, stays for a day, and is then removed."""
+    with holder(path):
+        pass
+    locks = InstanceLocks(path)
+    (ended,) = locks.newly_ended()
+    locks.note([ended])
+    assert InstanceLocks(path).newly_ended() == []
+    assert InstanceLocks(path).has_ended(ended + b"12345678")
+    file = f"{path}-instances/{ended.hex()}"
+    os.utime(file, (time.time() - 90_000,) * 2)
+    assert InstanceLocks(path).newly_ended() == []
+    assert not os.path.exists(file)
+
+
+def test_modes(path: str) -> None:
+    """Nobody but the user of the process can look at the locks, whatever the umask."""
+    before = os.umask(0)
+    try:
+        with closing(SqliteStore(path)):
+            folder = Path(f"{path}-instances")
+            assert [oct(each.stat().st_mode & 0o777) for each in (folder, *folder.iterdir())] == ["0o700", "0o600"]
+    finally:
+        os.umask(before)
+
+
+def test_a_folder_that_cannot_be_made(path: str) -> None:
+    """Without a place for its lock a process works as ever, and nobody takes it for ended."""
+    Path(f"{path}-instances").write_text("in the way")
+    with closing(SqliteStore(path)) as store:
+        assert isinstance(claim(store, owner=owners(1)[0]), Granted)
+        assert isinstance(claim(store), InFlight)
+
+
+def test_owners() -> None:
+    """Owners are 16 bytes that begin with the name of the process, and none is drawn twice."""
+    drawn = owners(1_000)
+    assert len(set(drawn)) == 1_000
+    assert {(instance_of(owner), len(owner)) for owner in drawn} == {(instance(), 16)}
+    assert instance_of(b"short") is None
