@@ -116,6 +116,19 @@ def test_what_cannot_be(history: list[Operation], sign: str) -> None:
     assert any(sign in complaint for complaint in check(history).complaints), check(history).complaints
 
 
+_DEAD, _NEXT = b"dead.pid" + b"1" * 8, b"next.pid" + b"1" * 8
+_HELD = _claimed(_DEAD, 10)
+_TAKEN = _claimed(_NEXT, 500, fence=8)
+
+
+def test_a_process_that_has_ended() -> None:
+    """Where a store may abandon claims, a lease may be cut short, but only of a process that asks for nothing more."""
+    assert check([_HELD, _TAKEN], abandons=True).complaints == []
+    alive = _asked("renew", b"dead.pid" + b"2" * 8, 600, answer=False)
+    for history, abandons in [([_HELD, _TAKEN], False), ([_HELD, _TAKEN, alive], True)]:
+        assert any("two owners at once" in line for line in check(history, abandons=abandons).complaints)
+
+
 _FIRST = _claimed(b"ann", 10, fence=11, lease_until=1_011)
 _AFTER_IT = {"owner": b"ann", "fence": 11, "lease_until": 1_011}
 _RENEWED = _asked("renew", b"ann", 900, fence=11)

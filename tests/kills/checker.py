@@ -15,7 +15,7 @@ whose first answer was lost; here both are one, which was done at any time until
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -23,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate.claims import COMPLETED, DEAD
+from oncegate.instances import instance_of
 from tests.kills.history import Operation, Shown
 from tests.kills.linear import explained
 
@@ -51,13 +52,17 @@ class Check(Struct, frozen=True):
         return [f"history: {each}" for each in self.broken[:_TOLD]]
 
 
-def check(history: Iterable[Operation], *, search: bool = False) -> Check:
-    """With `search`, for a history that is answered in whole, an order of all operations is searched for as well."""
+def check(history: Iterable[Operation], *, search: bool = False, abandons: bool = False) -> Check:
+    """With `search`, for a history that is answered in whole, an order of all operations is searched for as well. With
+    `abandons`, the store may end the lease of a process that has ended: one that asks for nothing from then on."""
     by_key: dict[tuple[str, bytes], list[Operation]] = defaultdict(list)
+    heard: dict[bytes | None, int] = defaultdict(int)
     for operation in history:
         by_key[operation.item.namespace, operation.item.key].append(operation)
+        process = instance_of(operation.item.owner) if abandons else None
+        heard[process] = max(heard[process], operation.begin)
     ahead = _ahead(each for operations in by_key.values() for each in operations)
-    found = _sum([_Key(key.hex()[-8:], operations, ahead).check() for (_, key), operations in by_key.items()])
+    found = _sum([_Key(key.hex()[-8:], each, ahead, heard).check() for (_, key), each in by_key.items()])
     if not search:
         return found
     inexplicable = [key for (_, key), operations in by_key.items() if not explained(operations, ahead)]
@@ -80,8 +85,9 @@ def _sum(checks: list[Check]) -> Check:
 class _Key:
     """The history of one key."""
 
-    def __init__(self, name: str, operations: list[Operation], ahead: int) -> None:
+    def __init__(self, name: str, operations: list[Operation], ahead: int, heard: Mapping[bytes | None, int]) -> None:
         self._name = name
+        self._heard = heard  # when each process last asked for something
         self._ahead = ahead
         self._all = operations
         self._claims = [each for each in operations if each.item.verb == "claim"]
@@ -89,7 +95,7 @@ class _Key:
         self._shown = [(each, each.answer) for each in self._claims if isinstance(each.answer, Shown)]
         self._grants = [(each, answer) for each, answer in self._shown if answer.verdict == "Granted"]
         by_end = sorted((each.end or 0, answer.fence) for each, answer in self._grants)
-        self._ended = [end for end, _ in by_end]
+        self._answered = [end for end, _ in by_end]
         self._highest = list(accumulate((fence for _, fence in by_end), max))
 
     def check(self) -> Check:
@@ -122,7 +128,7 @@ class _Key:
         first = self._first_grants()
         for (_, before), (operation, after) in pairwise(first):
             until = self._held_until(before, operation)
-            if after.at < until and not self._given_back(before, operation):
+            if after.at < until and not self._given_back(before, operation) and not self._ended(before, operation):
                 yield f"two owners at once: {after.fence} was granted {until - after.at} µs before {before.fence} ended"
 
     def _first_grants(self) -> list[tuple[Operation, Shown]]:
@@ -148,6 +154,11 @@ class _Key:
         releases = [each for each in self._of(grant) if each.item.verb == "release" and _begun(each, by)]
         return any(each.answer is not False or _begun(by, each) for each in releases)
 
+    def _ended(self, grant: Shown, by: Operation) -> bool:
+        """Whether the process that held a grant can have ended before another was granted it."""
+        last = self._heard.get(instance_of(grant.owner) or b"")
+        return last is not None and by.end is not None and last < by.end
+
     def _of(self, grant: Shown) -> list[Operation]:
         return [each for each in self._held if (each.item.owner, each.item.fence) == (grant.owner, grant.fence)]
 
@@ -155,7 +166,7 @@ class _Key:
 
     def _highest_before(self, moment: int) -> int:
         """The highest fence whose grant had been answered by then."""
-        known = bisect_left(self._ended, moment)
+        known = bisect_left(self._answered, moment)
         return self._highest[known - 1] if known else 0
 
     def _fences(self) -> Iterator[str]:

@@ -48,7 +48,7 @@ class Run(Struct, frozen=True):
 
 
 def found(kills: int, plan: Plan) -> Run:
-    return Run(kills, judge(plan), check(read_history(plan.folder)))
+    return Run(kills, judge(plan), check(read_history(plan.folder), abandons=not plan.place.remote))
 
 
 @contextmanager
