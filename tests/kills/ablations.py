@@ -12,9 +12,11 @@ from oncegate.errors import StoreUnavailable
 from oncegate.gate.handlers import Handler
 from oncegate.gate.jobs import Job
 from oncegate.gate.running import Runner
+from oncegate.instances import instance, instance_of
 from oncegate.stores.postgres import rows, schema
 from oncegate.stores.redis import RedisStore, buckets, scripts
 from oncegate.stores.sqlite import SqliteStore
+from oncegate.stores.sqlite.instance_locks import InstanceLocks
 
 
 def ablate(name: str) -> None:
@@ -132,6 +134,15 @@ def _started_late() -> None:
     setattr(Runner, "_attempt_each", attempt_each)  # noqa: B010  # mypy takes a method for fixed
 
 
+def _abandons_the_living() -> None:
+    """Every other process is taken for ended, whatever its lock says."""
+
+    def has_ended(_locks: InstanceLocks, owner: bytes) -> bool:
+        return instance_of(owner) != instance()
+
+    setattr(InstanceLocks, "has_ended", has_ended)  # noqa: B010  # mypy takes a method for fixed
+
+
 ABLATIONS: Final[dict[str, Callable[[], None]]] = {
     "unfenced": _unfenced,
     "settled once": _settled_once,
@@ -140,4 +151,5 @@ ABLATIONS: Final[dict[str, Callable[[], None]]] = {
     "committed apart": _committed_apart,
     "in company": _in_company,
     "started late": _started_late,
+    "abandons the living": _abandons_the_living,
 }

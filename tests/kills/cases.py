@@ -104,5 +104,11 @@ STOPPED: Final = (
         "an effect of event-0 began after its lease",
         partial(rise, "run", "claim written", 2, ablation="started late"),
     ),
+    Case(
+        "abandons the living",
+        "the claim of a worker that is only stopped is taken for abandoned",
+        "two owners at once",
+        partial(rise, "run", "half-way", 2, ablation="abandons the living"),
+    ),
 )
 CASES: Final = KILLED + STOPPED

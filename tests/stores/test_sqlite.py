@@ -369,8 +369,9 @@ def test_a_file_that_was_removed(tmp_path: Path) -> None:
     """What is written to a file that was removed would be lost with the process, so nothing is."""
     store = open_store(f"sqlite:///{tmp_path}/store.db")
     store.claim([claim_of()])
-    for each in tmp_path.iterdir():
-        each.unlink()
+    for each in tmp_path.glob("store.db*"):
+        if each.is_file():
+            each.unlink()
     with pytest.raises(StoreUnavailable, match="was removed or replaced while it was in use"):
         store.claim([claim_of(key=b"2" * 16)])
     other = open_store(f"sqlite:///{tmp_path}/store.db")
