@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from oncegate.events import StateChange
-from oncegate.timelines import MOST_ANCHORS, Placed, Timeline, place, read, written
+from oncegate.timelines import MOST_ANCHORS, MOST_JOINED, Placed, Timeline, place, read, written
 
 WINDOW = 500
 RANKS = {"alerting": 1, "connected": 2, "held": 3, "disconnected": 4}
@@ -53,12 +54,12 @@ class TestRule:
         assert keys_of([("held", 800), ("held", 0), ("held", 400)])[2] == "held@0"
 
     def test_another_state_between(self) -> None:
-        """What another state lies strictly between is apart; what has the time of one of them is ordered by rank."""
+        """A different state separates two emissions only if its time lies strictly between theirs; ranks never do."""
         assert keys_of([("held", 0), ("connected", 100), ("held", 200)]) == ["held@0", "connected@100", "held@200"]
-        assert keys_of([("held", 0), ("connected", 0), ("held", 200)])[2] == "held@0"
-        assert keys_of([("held", 0), ("disconnected", 0), ("held", 200)])[2] == "held@200"
-        assert keys_of([("held", 0), ("connected", 200), ("held", 200)])[2] == "held@200"
-        assert keys_of([("held", 0), ("disconnected", 200), ("held", 200)])[2] == "held@0"
+        for other in ("connected", "disconnected"):
+            for tie in (0, 200):
+                assert keys_of([("held", 0), (other, tie), ("held", 200)])[2] == "held@0"
+                assert keys_of([("held", 200), (other, tie), ("held", 0)])[2] == "held@200"
 
     def test_a_blocked_nearest_is_not_passed_over(self) -> None:
         """If another state lies before the nearest, the emission is an anchor; it does not look for one further on."""
@@ -82,8 +83,76 @@ class TestRule:
         placed = placed_all([("connected", 100), ("held", 100), ("connected", 100), ("alerting", 0), ("held", 700)])
         assert [each.stale for each in placed] == [False, False, True, True, False]
 
+    def test_an_echo_is_as_stale_as_what_it_joins(self) -> None:
+        """A joined emission is the event of its anchor: a state that comes after the anchor makes it stale."""
+        assert placed_all([("held", 0), ("disconnected", 0), ("held", 1)])[2].stale
+        assert placed_all([("held", 0), ("connected", 1), ("held", 1)])[2].stale
+        assert not placed_all([("held", 1), ("connected", 1), ("held", 0)])[2].stale
+
+    def test_a_copy_after_a_split(self) -> None:
+        """An emission that has joined an anchor keeps its key, whatever is known by the time its copy comes."""
+        split = [("held", 0), ("held", 400), ("connected", 200)]
+        assert keys_of([*split, ("held", 400)])[3] == "held@0"
+        assert keys_of([*split, ("held", 401)])[3] == "held@401"
+        assert keys_of([("held", 0), ("held", 400), ("held", 600), ("held", 400)])[3] == "held@0"
+
+    def test_joined_times_are_bounded(self) -> None:
+        """A timeline remembers only so many joined emissions of an anchor, the first ones; the others still join."""
+        timeline = placed_all([("held", at) for at in range(MOST_JOINED + 10)])[-1].timeline
+        (anchor,) = timeline.anchors
+        assert anchor.joined == tuple(range(1, MOST_JOINED + 1))
+        assert (anchor.first, anchor.last) == (0, MOST_JOINED + 9)
+        assert place(timeline, change("held", anchor.last), b"own").timeline is timeline
+
+    def test_a_timeline_of_an_older_version(self) -> None:
+        """A timeline that was written before joined emissions were remembered is read, and goes on."""
+        anchor = [0, RANKS["held"], "held", b"held@0", 0, 100]
+        (kept,) = place(read(msgpack.encode([[anchor]])), change("held", 200), b"own").timeline.anchors
+        assert (kept.key, kept.last, kept.joined) == (b"held@0", 200, (200,))
+
+
+class Model:
+    """The rule stated once more, without a timeline: a list of anchors, and where each emission went when it came."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.anchors: list[Emission] = []
+        self.went: dict[Emission, Emission] = {}
+
+    def place(self, state: str, at: int) -> Emission:
+        if (state, at) not in self.went:
+            self.went[state, at] = self._joined(state, at) or (state, at)
+            if self.went[state, at] == (state, at):
+                self.anchors.append((state, at))
+        return self.went[state, at]
+
+    def _joined(self, state: str, at: int) -> Emission | None:
+        near = sorted((abs(when - at), when) for other, when in self.anchors if other == state)
+        if not near or near[0][0] > self.window:
+            return None
+        low, high = sorted((near[0][1], at))
+        apart = any(other != state and low < when < high for other, when in self.anchors)
+        return None if apart else (state, near[0][1])
+
+
+# Few times in a short window: ties, separations and copies are frequent.
+CROWDED = st.lists(st.tuples(STATES, st.integers(0, 12)), max_size=25)
+
 
 class TestGuarantees:
+    @settings(max_examples=400)
+    @given(CROWDED, st.integers(0, 6), st.permutations(range(len(RANKS))))
+    def test_against_a_model(self, emissions: list[Emission], window: int, order: list[int]) -> None:
+        """In any order, with ties and copies, emissions go where the rule says, whatever ranks the states have."""
+        model, timeline = Model(window), Timeline()
+        ranks = dict(zip(RANKS, order, strict=True))
+        for state, at in emissions:
+            said = StateChange(b"t" * 16, state, at, ranks[state], window)
+            placed = place(timeline, said, own_key(state, at))
+            timeline = placed.timeline
+            assert placed.key == own_key(*model.place(state, at))
+        assert {(anchor.state, anchor.at) for anchor in timeline.anchors} == set(model.anchors)
+
     @given(
         st.lists(st.integers(0, WINDOW), min_size=1, max_size=8),
         st.lists(st.tuples(STATES, st.integers(2 * WINDOW + 1, 9_000)), max_size=8),

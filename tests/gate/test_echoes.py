@@ -236,6 +236,39 @@ class TestSplitsAndStaleness:
         assert gate.counts["timeline.split"] == 1
         assert len(handler.runs) == 5
 
+    def test_states_of_one_millisecond(self, gate: Gate, handler: Handler) -> None:
+        """A state of the same time does not separate an echo from its event, whichever of the two ranks higher."""
+        for number, (state, other) in enumerate((("alerting", "connected"), ("connected", "alerting"))):
+            at = 10_000 * number
+            batch = [(state, at), (other, at), (state, at + 200)]
+            outcomes = [gate.run(emission(*each, n=n), handler) for n, each in enumerate(batch)]
+            assert told(outcomes) == [("processed", None), ("processed", None), ("duplicate", "state-echo")]
+
+    @pytest.mark.parametrize("batch", [False, True])
+    def test_a_redelivery_after_a_split(self, gate: Gate, handler: Handler, batch: bool) -> None:
+        """It answers with the result of the event that ran, and names it."""
+        there, echo = emission("held", 0, id="ran"), emission("held", 400, id="echo")
+        payloads = [there, echo, emission("connected", 200, id="between")]
+        if batch:
+            gate.run_batch(payloads, handler)
+        else:
+            for payload in payloads:
+                gate.run(payload, handler)
+        assert gate.counts["timeline.split"] == 1
+        again = gate.run(echo, handler)
+        assert told([again]) == [("duplicate", "state-echo")]
+        assert again.result == "held"
+        assert again.reason.startswith("Duplicate of ran, processed")
+        assert [event.id for event in handler.runs] == ["ran", "between"]
+
+    def test_a_redelivery_to_the_inbox_after_a_split(self, tmp_path: Path) -> None:
+        """An echo that was a duplicate of an event in the inbox stays one after a split, run or not."""
+        gate = Gate(f"sqlite:///{tmp_path}/a.db", key=CHANGE, remember=None)
+        payloads = [emission("held", 0), emission("held", 400), emission("connected", 200), emission("held", 400)]
+        outcomes = [gate.admit([each])[0] for each in payloads]
+        gate.close()
+        assert [outcome.status for outcome in outcomes] == ["accepted", "duplicate", "accepted", "duplicate"]
+
     def test_stale(self, gate: Gate, handler: Handler) -> None:
         """A handler can see that a newer state is known; the event passes by default."""
         for each in (("connected", 1000), ("alerting", 0)):
