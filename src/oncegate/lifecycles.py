@@ -12,11 +12,13 @@ UNKNOWN: Final = 25
 
 RANKS: Final[Mapping[str, int]] = {
     # any conversation
+    "none": 0,
     "created": 1,
     "scheduled": 2,
     "start": 3,
     "started": 3,
     "queued": 8,
+    "waiting": 8,
     "dialing": 10,
     "contacting": 12,
     "offering": 14,
@@ -24,6 +26,7 @@ RANKS: Final[Mapping[str, int]] = {
     "alerting": 16,
     "uploading": 18,
     "converting": 18,
+    "accepted": 19,
     "answered": 20,
     "connected": 20,
     "transmitting": 22,
@@ -36,7 +39,47 @@ RANKS: Final[Mapping[str, int]] = {
     "terminated": 42,
     "acw": 50,
     "wrapup": 52,
+    "complete": 54,
     "completed": 54,
+    # Genesys: how a session, a wait in a queue or a flow ended
+    "client": 40,
+    "endpoint": 40,
+    "error": 40,
+    "other": 40,
+    "peer": 40,
+    "spam": 40,
+    "system": 40,
+    "timeout": 40,
+    "transfer": 40,
+    "abandon": 40,
+    "abandoned": 40,
+    "success": 40,
+    "failure": 40,
+    # Genesys transcriptions and evaluations
+    "session_started": 3,
+    "session_ongoing": 20,
+    "session_ended": 40,
+    "inprogress": 28,
+    "finished": 44,
+    # Genesys audits
+    "create": 1,
+    "update": UNKNOWN,
+    "delete": 40,
+    # Genesys presence and routing status, which have no order: users go from any of them to any other
+    "available": UNKNOWN,
+    "away": UNKNOWN,
+    "break": UNKNOWN,
+    "busy": UNKNOWN,
+    "communicating": UNKNOWN,
+    "idle": UNKNOWN,
+    "interacting": UNKNOWN,
+    "meal": UNKNOWN,
+    "meeting": UNKNOWN,
+    "not_responding": UNKNOWN,
+    "off_queue": UNKNOWN,
+    "offline": UNKNOWN,
+    "on_queue": UNKNOWN,
+    "training": UNKNOWN,
     # NICE digital cases
     "new": 4,
     "open": 20,
@@ -51,9 +94,11 @@ RANKS: Final[Mapping[str, int]] = {
     "inqueue": 8,
     "routing": 12,
     "callback": 13,
+    "incoming": 14,
     "active": 20,
     "holding": 24,
     "refused": 30,
+    "disconnected (final)": 41,
     "endcontact": 44,
     # messages and their receipts
     "published": 10,
@@ -61,10 +106,18 @@ RANKS: Final[Mapping[str, int]] = {
     "delivered": 20,
     "read": 30,
     "failed": 30,
+    "typing": UNKNOWN,
     # members of a queue
     "true": 20,
     "false": 40,
 }
+
+# States that only a member says. As the last word of a type they are no state: `session.client` is no end of a session,
+# and two `case.update` are not one change.
+_NEVER_A_TYPE: Final = frozenset(
+    {"none", "client", "endpoint", "error", "other", "peer", "system", "create", "delete"}
+    | {state for state, rank in RANKS.items() if rank == UNKNOWN}
+)
 
 
 class Told(Struct, frozen=True):
@@ -83,7 +136,8 @@ class States:
     ) -> None:
         self._ranks = ranks(rank)
         self._same = meanings(aliases)
-        self._known = self._ranks.keys() | self._same.keys() | set(self._same.values())
+        given = {state.casefold() for state in rank or ()}
+        self._known = (self._ranks.keys() - _NEVER_A_TYPE) | given | self._same.keys() | set(self._same.values())
 
     def told(self, kind: str, said: str | None) -> Told | None:
         """What an event of a type tells with the state that it says, if it says one.

@@ -297,6 +297,15 @@ class TestSplitsAndStaleness:
         assert (outcome.status, outcome.acked, len(handler.runs)) == ("skipped", True, 1)
         assert "a newer state of its entity is known" in outcome.reason
 
+    @pytest.mark.parametrize("first", ["accepted", "waiting"])
+    def test_one_millisecond_ends_in_the_later_state(self, store: MemoryStore, handler: Handler, first: str) -> None:
+        """Of `waiting` and `accepted` in one millisecond the last to take effect is `accepted`, echoes included."""
+        gate = Gate(store, key=CHANGE, on_stale="skip")
+        then = "waiting" if first == "accepted" else "accepted"
+        for state, at in ((first, 0), (then, 0), ("waiting", 1), ("accepted", 2), ("waiting", 3)):
+            gate.run(emission(state, at, n=at), handler)
+        assert [event.state for event in handler.runs] == ["accepted"] if first == "accepted" else ["waiting", "accepted"]
+
 
 class TestStoreTrouble:
     def test_swaps_that_run_out(self, handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
