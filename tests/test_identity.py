@@ -9,6 +9,8 @@ import pytest
 
 from oncegate import keys, read
 from oncegate.events import Event
+from oncegate.sources import Hints
+from oncegate.sources.plain import paths
 
 SAMPLES = {
     sample["name"]: sample["document"]
@@ -278,6 +280,43 @@ def test_source_and_id() -> None:
         document = SAMPLES[name]
         assert apart(document, {**document, "id": "other"}, {**document, "source": "other"})
         assert keys.auto(only(document)) == keys.auto(only({**document, "time": None, "replay-name": "r"}))
+
+
+TUTORIAL_KEYS = [
+    keys.auto,
+    keys.content,
+    keys.fields("conversationId", "eventType", "timestamp"),
+    keys.fields("detail.conversationId", "detail.eventType", "detail.timestamp"),
+    keys.fields("entity", "type", "occurred_at", round="1m"),
+    keys.state_change(),
+    keys.state_change(entity="detail.conversationId", state="detail.eventType"),
+]
+
+
+@pytest.mark.parametrize("key", TUTORIAL_KEYS)
+@pytest.mark.parametrize("left_out", [(), ("id",), ("status",), ("id", "state"), ("state", "status")])
+def test_a_tutorials_detail_alone(key: keys.Strategy, left_out: tuple[str, ...]) -> None:
+    """The detail by itself, as the input path `$.detail` hands it over, has the key that it has in its envelope."""
+    whole = {"conversationId": "c-1", "timestamp": "2026-02-03T04:05:06.123Z", "eventType": "conversation.ended"}
+    detail = without({**whole, "state": "ended", "status": "closed", "id": "x-1"}, *left_out)
+    envelopes = [
+        {"id": "e-1", "source": "genesys.cloud", "detail-type": "Conversation"},
+        {"id": "e-2", "source": "aws.partner/genesys.com/a/b", "detail-type": "v2.x", "time": "2026-03-01T00:00:00Z"},
+        {"source": "genesys"},
+    ]
+    arrived = [detail, json.dumps(detail), *({**envelope, "detail": detail} for envelope in envelopes)]
+    assert len({str(key(only(each))) for each in arrived}) == 1
+
+
+@pytest.mark.parametrize("member", ["conversationId", "eventType", "timestamp"])
+def test_less_than_a_tutorials_detail(member: str) -> None:
+    """What lacks one of its members, or has an id at a path of the user's, is an event of somebody else's."""
+    detail = {"id": "x", "conversationId": "c-1", "timestamp": "2026-02-03T04:05:06Z", "eventType": "ended", "nr": 7}
+    assert only(detail).source == "genesys"
+    assert only(without(detail, member)).source == "plain"
+    assert only({**detail, "eventId": "y"}).source == "plain"
+    (event,) = read(detail, hints=Hints(paths=paths(id="nr")))
+    assert (event.source, event.id) == ("plain", "7")
 
 
 def test_tutorials() -> None:

@@ -227,9 +227,18 @@ def _found(event: Event, dotted: str) -> Any:
     steps = path(dotted)
     found = into(event.body, steps)
     if found is None and event.source != "plain" and event.raw:
-        found = into(decode(event.raw), steps)
+        found = _in_document(decode(event.raw), steps)
     if found is None and dotted in _READ:
         return _as_read(event, dotted)
+    return found
+
+
+def _in_document(document: Any, steps: Path) -> Any:
+    """What is at a path in the document that arrived. Where an input path handed over the detail alone, a path that
+    leads through the `detail` finds what it finds in the envelope."""
+    found = into(document, steps)
+    if found is None and steps[0] == "detail" and isinstance(document, dict) and "detail" not in document:
+        return into(document, steps[1:])
     return found
 
 

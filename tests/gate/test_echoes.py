@@ -304,7 +304,8 @@ class TestSplitsAndStaleness:
         then = "waiting" if first == "accepted" else "accepted"
         for state, at in ((first, 0), (then, 0), ("waiting", 1), ("accepted", 2), ("waiting", 3)):
             gate.run(emission(state, at, n=at), handler)
-        assert [event.state for event in handler.runs] == ["accepted"] if first == "accepted" else ["waiting", "accepted"]
+        ran = ["accepted"] if first == "accepted" else ["waiting", "accepted"]
+        assert [event.state for event in handler.runs] == ran
 
 
 class TestStoreTrouble:

@@ -76,10 +76,13 @@ def _recognised(delivery: Delivery, hints: Hints) -> Event:
 
 def _guessed(delivery: Delivery, hints: Hints) -> Event | None:
     """What settings say that it is, else what it looks like. A guess stands back for any id, which would be lost; the
-    topic of bare bodies only for one at a path that was given, as such a body may well have an `id`."""
+    topic of bare bodies only for one at a path that was given, as such a body may well have an `id`. The detail of a
+    tutorial has an `id` too, and stands back for any path that was given."""
     is_plain = plain.has_id(delivery, hints.paths)
     if hints.topic and not (is_plain and hints.paths.id != plain.PATHS.id):
         return genesys.read_as(delivery, hints.topic)
+    if hints.paths == plain.PATHS and (event := tutorials.guess(delivery)) is not None:
+        return event
     if is_plain:
         return None
     return next((event for guess in _GUESSES if (event := guess(delivery)) is not None), None)
