@@ -355,3 +355,83 @@ class TestFiles:
         (tmp_path / "oncegate.toml").write_text('max_age = "1h"\non_too_old = "bury"')
         (tmp_path / "event.json").write_text('{"id": "evt-2", "timestamp": "2020-01-01T00:00:00Z"}')
         assert "so a delivery that comes now is buried, as it happened " in oncegate(*given)[1]
+
+
+ROUTES = """
+key = "event_id"
+[route.desk]
+signature = "none"
+key = 'fields("call")'
+[route.crm]
+signature = "none"
+namespace = "sales"
+key = 'fields("nr")'
+[route.crm.read]
+id = "nr"
+"""
+
+
+class TestRoutes:
+    @pytest.fixture
+    def files(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """Settings with two routes, an event that each has processed, and one that nobody knows."""
+        (tmp_path / "oncegate.toml").write_text(ROUTES)
+        nothing = Gate(gate.store, namespace="desk", key=keys.fields("call"))
+        nothing.run({"id": "evt-1", "call": 7}, lambda event: None)
+        hinted = Gate(gate.store, namespace="sales", key=keys.fields("nr"))
+        hinted.run({"nr": "n-1"}, lambda event: None)
+        gate.run({"id": "evt-9", "call": 9}, lambda event: None)
+        for name, event in {
+            "desk": {"id": "evt-2", "call": 7},
+            "sales": {"nr": "n-1"},
+            "none": {"id": "evt-9", "call": 8},
+            "new": {"id": "evt-3", "call": 8},
+        }.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(event))
+
+    @pytest.mark.usefixtures("files")
+    def test_the_key_of_its_route(self, oncegate: Run) -> None:
+        """An event is looked up by the key of each route in its namespace; the answer says which were tried."""
+        told = oncegate("explain", "--file", "desk.json")
+        assert told[0] == exits.OK
+        assert told[1].splitlines()[1].startswith("Not run: its key is that of evt-1, ")
+        assert fact(told, "namespace") == "desk"
+        assert fact(told, "tried").startswith("desk (known in namespace desk, key ")
+        assert "; crm (no key: Refused: the fields key needs nr" in fact(told, "tried")
+        assert "; (no route) (not known in namespace default, key " in fact(told, "tried")
+        told = oncegate("explain", "--file", "sales.json")
+        assert (told[0], fact(told, "namespace")) == (exits.OK, "sales")
+        (event,) = json.loads(oncegate("explain", "--file", "none.json", "--output", "json")[1])["events"]
+        assert event["record"]["namespace"] == "default"
+        tried = [(each["route"], each["namespace"], each["known"], each["key"] is None) for each in event["tried"]]
+        assert tried == [
+            ("desk", "desk", False, False),
+            ("crm", "sales", False, True),
+            ("(no route)", "default", True, False),
+        ]
+
+    @pytest.mark.usefixtures("files")
+    def test_not_known_to_any(self, oncegate: Run) -> None:
+        """What no route knows names the routes that were tried, with the key that it has on each."""
+        told = oncegate("explain", "--file", "new.json")
+        assert told[0] == exits.NOT_FOUND
+        assert told[1].splitlines()[1].startswith("Not known to any of the routes desk, crm and (no route): ")
+        assert fact(told, "tried").count("not known in namespace") == 2
+
+    @pytest.mark.usefixtures("files")
+    def test_a_namespace(self, oncegate: Run) -> None:
+        """--namespace chooses the route that has it, or the settings of no route; a --key comes before a route's."""
+        given = ("explain", "--file", "desk.json", "--namespace")
+        assert fact(oncegate(*given, "desk"), "made_of") == '[["call"],7]'
+        assert "tried" not in oncegate(*given, "desk")[1]
+        assert oncegate(*given, "default")[0] == exits.NOT_FOUND
+        assert fact(oncegate(*given, "elsewhere"), "made_of") == '["evt-2"]'
+        assert fact(oncegate(*given, "desk", "--key", "content"), "strategy") == "content"
+
+    @pytest.mark.usefixtures("files")
+    def test_a_record(self, oncegate: Run, gate: Gate) -> None:
+        """A record with its payload is explained by the key of the route whose namespace it is in."""
+        Gate(gate.store, namespace="desk", key=keys.fields("call"), max_attempts=1).run(
+            {"id": "evt-5", "call": 5}, fail
+        )
+        assert fact(oncegate("explain", "evt-5"), "made_of") == '[["call"],5]'

@@ -9,7 +9,7 @@ import msgspec
 
 from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.cli import exits
-from oncegate.cli.explaining import Explained, Explainer
+from oncegate.cli.explaining import Explained, Explainers, Tried
 from oncegate.cli.finding import Search, search
 from oncegate.cli.found import Found, events_of, refuse_unreadable
 from oncegate.cli.options import LOOKED_IN, counted, looked_at, namespace_of, output_option, with_settings
@@ -45,15 +45,15 @@ def explain(wanted: str | None, file: str | None, scan: int, settings: Settings,
     """Say whether an event was run, and why or why not.
 
     ID is a key, the id that an event first came with, or that of what it is about, such as a conversation. With --file
-    the keys of the events in it are made as the settings say, and each is looked up. Nothing is claimed, run or
-    changed.
+    the keys of the events in it are made as the settings say, and each is looked up. If the settings have routes, the
+    key of each route is tried in its namespace; --namespace chooses one. Nothing is claimed, run or changed.
 
     Exit codes: 0 it is known, 4 it is not, 2 the command cannot be meant, 3 the store cannot be used.
     """
     if (wanted is None) is (file is None) or wanted == "":
         raise click.UsageError("name one ID (a key, an event id, a conversation), or a --file of events")
     with closing(looked_at(settings)) as store:
-        explainer = Explainer(store, settings)
+        explainer = Explainers(store, settings)
         if wanted is not None:
             _explain_id(store, settings, explainer, wanted, scan, output)
         else:
@@ -63,7 +63,7 @@ def explain(wanted: str | None, file: str | None, scan: int, settings: Settings,
 # ── by an id ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _explain_id(store: Store, settings: Settings, explainer: Explainer, wanted: str, scan: int, output: str) -> None:
+def _explain_id(store: Store, settings: Settings, explainer: Explainers, wanted: str, scan: int, output: str) -> None:
     found = search(store, namespace_of(settings), wanted, scan)
     explained = [explainer.record(entry) for entry in found.entries]
     if output == "json":
@@ -126,7 +126,7 @@ def _show_table(explained: list[Explained]) -> None:
 # ── by a payload ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _explain_file(explainer: Explainer, file: str, output: str) -> None:
+def _explain_file(explainer: Explainers, file: str, output: str) -> None:
     refuse_unreadable([file])
     known = count = 0
 
@@ -182,7 +182,14 @@ def _facts(explained: Explained) -> dict[str, Any]:
         facts.setdefault("key", str(key))
         facts |= {"strategy": _strategy(key), "made_of": msgspec.json.encode(key.parts).decode()}
     facts |= {"kind": explained.kind, "differs_in": ", ".join(explained.differs) or None}
+    facts["tried"] = "; ".join(map(_tried, explained.tried)) if len(explained.tried) > 1 else None
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _tried(tried: Tried) -> str:
+    if tried.key is None:
+        return f"{tried.route} (no key: {tried.problem})"
+    return f"{tried.route} ({'known' if tried.known else 'not known'} in namespace {tried.namespace}, key {tried.key})"
 
 
 def _strategy(key: Key) -> str:
@@ -201,4 +208,5 @@ def _as_json(explained: Explained) -> dict[str, Any]:
         "kind": explained.kind,
         "differs_in": list(explained.differs),
         "timeline": timeline,
+        "tried": [msgspec.structs.asdict(each) for each in explained.tried],
     }

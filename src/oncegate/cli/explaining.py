@@ -1,9 +1,12 @@
 """Explaining: a record or an event, and all that the store and the payload tell of it."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate import keys
+from oncegate.carriers import delivery
 from oncegate.claims import Address
 from oncegate.cli.deciding import decision, named, origin
 from oncegate.cli.options import namespace_of
@@ -16,6 +19,8 @@ from oncegate.gate.jobs import Bare, Job, Refused, kind_by_evidence
 from oncegate.gate.observing import Observers
 from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.settings import Settings
+from oncegate.settings.routes import by_route
+from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
@@ -24,11 +29,27 @@ _UNKNOWN = (
     "Not known: nothing is remembered under its key, so a delivery that comes now {then}; it was never seen, or it was"
     " processed longer ago than it is remembered (retention, {retention} by these settings)."
 )
+_UNKNOWN_TO_ALL = (
+    "Not known to any of the routes {routes}: nothing is remembered under the keys that it has there; it was never"
+    " seen, or it was processed longer ago than it is remembered (retention)."
+)
+
+
+class Tried(Struct, frozen=True):
+    """A route whose key was looked up: its name, its namespace, the key that the event has there, and whether a record
+    was found. `problem` is why it has no key there."""
+
+    route: str
+    namespace: str
+    key: str | None
+    known: bool
+    problem: str | None = None
 
 
 class Explained(Struct, frozen=True):
     """The decision, and what it rests on as far as that is known: the record, the parts of the key, why a copy is one,
-    where a conflicting one differs, and the states of the entity by time, key and whether it is this event's."""
+    where a conflicting one differs, the states of the entity by time, key and whether it is this event's, and the
+    routes whose keys were tried."""
 
     sentence: str
     at: int
@@ -37,6 +58,61 @@ class Explained(Struct, frozen=True):
     kind: str | None = None
     differs: tuple[str, ...] = ()
     timeline: tuple[tuple[int, str, str, bool], ...] = ()
+    tried: tuple[Tried, ...] = ()
+
+
+class Explainers:
+    """One explainer for each route, as each has a namespace, a key and a way of reading of its own. They are made when
+    they are asked for, since the key of a route may be a function that is imported then."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._routes = by_route(settings)
+        self._made: dict[str, Explainer] = {}
+
+    @property
+    def hints(self) -> Hints:
+        """By which a file is read first."""
+        return self._of(next(iter(self._routes))).hints
+
+    def record(self, entry: Entry) -> Explained:
+        """A record, by the key of the route whose namespace it is in."""
+        own = (name for name, route in self._routes.items() if route["namespace"] == entry.namespace)
+        *_, last = self._routes
+        return self._of(next(own, last)).record(entry)
+
+    def event(self, event: Event) -> Explained:
+        """An event, by the key that it has on each route: where it is known, else nowhere."""
+        told = [self._of(name).event(self._read(event, name)) for name in self._routes]
+        tried = tuple(map(self._tried, self._routes, told))
+        found = next((each for each in told if each.entry is not None), None)
+        if found is not None or len(told) == 1 or not any(each.key for each in told):
+            return replace(found or told[0], tried=tried)
+        return Explained(
+            _UNKNOWN_TO_ALL.format(routes=_listed([each.route for each in tried])), told[0].at, tried=tried
+        )
+
+    def _of(self, name: str) -> "Explainer":
+        if name not in self._made:
+            self._made[name] = Explainer(self._store, self._routes[name])
+        return self._made[name]
+
+    def _read(self, event: Event, name: str) -> Event:
+        """The event as its route reads it."""
+        hints = self._of(name).hints
+        return (
+            event if hints == self.hints else replace(understood(delivery(event.raw), hints), evidence=event.evidence)
+        )
+
+    def _tried(self, name: str, told: Explained) -> Tried:
+        key = None if told.key is None else str(told.key)
+        problem = None if key else told.sentence
+        return Tried(name, self._routes[name]["namespace"], key, told.entry is not None, problem)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 class Explainer:

@@ -14,6 +14,7 @@ from oncegate.wording import unknown
 
 ROUTE: Final = "route"
 UNSIGNED: Final = "none"
+NO_ROUTE: Final = "(no route)"  # no name of a route, so that none is mistaken for it
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 # By what a route's table calls them: what is the same for all routes, such as the store, is none of theirs.
@@ -46,6 +47,32 @@ def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tup
         problems += route.read(table)
         routes[name] = Settings(route.values, route.origins, refused=frozenset(route.refused))
     return routes, problems + list(_shared_namespaces(routes, settings))
+
+
+def by_route(settings: Settings) -> dict[str, Settings]:
+    """The settings by which events are judged, for each route by its name, those of no route last. A namespace that was
+    chosen by flag or variable leaves only its own. Flags for reading and keys come before what a route says."""
+    wanted = settings["namespace"] if _is_given(settings, "namespace", SETTINGS["namespace"].variable) else None
+    found = {
+        name: _with_flags(route, settings)
+        for name, route in settings.routes.items()
+        if wanted in (None, route["namespace"])
+    }
+    if all(route["namespace"] != settings["namespace"] for route in found.values()):
+        found[NO_ROUTE] = settings
+    return found
+
+
+def _is_given(settings: Settings, path: str, *origins: str) -> bool:
+    return settings.origins[path] in (SETTINGS[path].flag, *origins)
+
+
+def _with_flags(route: Settings, settings: Settings) -> Settings:
+    flags = [setting.path for setting in (KEY, *READ) if _is_given(settings, setting.path)]
+    if not flags:
+        return route
+    values = {**route.values, **{path: settings.values[path] for path in flags}}
+    return Settings(values, {**route.origins, **{path: settings.origins[path] for path in flags}})
 
 
 class _Route:
