@@ -35,7 +35,7 @@ def test_what_each_key_loses() -> None:
 def test_every_strategy_is_in_the_guide() -> None:
     """Each strategy that there is has its row."""
     page = GUIDES[0].read_text()
-    for name in ("auto", "event_id", "content", "fields", "once_per", "first", "state_change"):
+    for name in ("auto", "event_id", "webhook_id", "content", "fields", "once_per", "first", "state_change"):
         assert callable(getattr(keys, name))
         assert f"| `keys.{name}" in page
 

@@ -282,6 +282,58 @@ def test_source_and_id() -> None:
         assert keys.auto(only(document)) == keys.auto(only({**document, "time": None, "replay-name": "r"}))
 
 
+def test_open_messaging_by_id_and_time() -> None:
+    """Id and time together are unique, as Genesys documents; receipts of one id and time differ in their status."""
+    text, receipt = SAMPLES["Open Messaging text"], SAMPLES["Open Messaging receipt"]
+    for document in (text, receipt):
+        later = changed(document, "channel.time", "2026-02-03T04:05:07.000Z")
+        assert apart(document, later)
+        spelt = changed(document, "channel.time", "2026-02-03T05:05:06.123+01:00")
+        assert not apart(document, spelt)
+    assert apart(
+        text, *({**receipt, "status": status} for status in ("Published", "Sent", "Delivered", "Read", "Failed"))
+    )
+
+
+CLOUD = {"specversion": "1.0", "id": "ce-1", "source": "/desk", "type": "call.ended", "subject": "c-1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("application/json", b'{"call": 7, "text": "caf\xc3\xa9"}'),
+        ("application/vnd.desk+json; charset=utf-8", b'[1, {"a": null}]'),
+        ("application/json", b'"text"'),
+        ("text/plain", b'{"no": "json"}'),
+        ("text/plain", "café".encode()),
+        ("application/octet-stream", b"\xff\x00\xfe"),
+    ],
+)
+def test_cloudevents_in_base64(kind: str, data: bytes) -> None:
+    """One event sent in binary mode, and in structured mode with its data in base64, is one event with one body."""
+    headers = {f"ce-{name}": value for name, value in CLOUD.items()} | {"content-type": kind}
+    (binary,) = read(data, headers)
+    encoded = base64.b64encode(data).decode()
+    lines = f"{encoded[:4]}\n{encoded[4:]}"
+    for text in (encoded, lines):
+        structured = only({**CLOUD, "datacontenttype": kind, "data_base64": text})
+        assert structured.body == binary.body
+        assert keys.auto(structured) == keys.auto(binary)
+        assert keys.content_hash(structured) == keys.content_hash(binary)
+
+
+def test_cloudevents_whose_base64_is_none() -> None:
+    """What is no base64, or no JSON where JSON is announced, cannot be read; data comes before data_base64."""
+    said = [
+        read({**CLOUD, "data_base64": "?"}),
+        read({**CLOUD, "data_base64": 7}),
+        read({**CLOUD, "datacontenttype": "application/json", "data_base64": "eA=="}),
+    ]
+    assert all(event.problem for (event,) in said)
+    assert only({**CLOUD, "data_base64": "eA=="}).body == "x"
+    assert only({**CLOUD, "data": {"a": 1}, "data_base64": "eA=="}).body == {"a": 1}
+
+
 TUTORIAL_KEYS = [
     keys.auto,
     keys.content,

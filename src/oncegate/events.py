@@ -1,9 +1,11 @@
 """An event: what a delivery says happened, in one normal form whatever the wrapping."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class StateChange(Struct, frozen=True, gc=False):
@@ -75,6 +77,7 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     `identity` is what the source says makes it this event and no other; where that takes its content too, the source
     gives the `content_hash`.
     It is nothing to the garbage collector, as JSON cannot hold it; what puts an event into its own body is never freed.
+    `webhook_id` is the id of the Standard Webhook that it came in, where the signature of that was found to be right.
     An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler. One with a
     `frame` is no event: a heartbeat, a confirmation. One that was made by hand may have no raw bytes; its dead letter
     then holds its body as JSON, and is read anew from that.
@@ -95,7 +98,18 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     problem: str | None = None
     frame: str | None = None
     evidence: Evidence = NO_EVIDENCE
+    webhook_id: str | None = None
     stale: bool = False
     key: Key | None = None
     attempt: int = 0
     fence: int = 0
+
+
+def with_webhook_id(events: Sequence[Event], signed_id: str | None) -> list[Event]:
+    """The events of one request with the id that was signed with it (`Verifier.signed_id`). Of several, each has its
+    place behind a dot, which no such id has: they are other events, and a retry has them in the same order."""
+    if signed_id is None:
+        return list(events)
+    if len(events) == 1:
+        return [replace(events[0], webhook_id=signed_id)]
+    return [replace(event, webhook_id=f"{signed_id}.{place}") for place, event in enumerate(events)]

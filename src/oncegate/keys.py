@@ -51,6 +51,14 @@ def event_id(event: Event) -> Key:
     return make("event_id", event, event.own_id or [event.id])
 
 
+def webhook_id(event: Event) -> Key:
+    """The `webhook-id` of a Standard Webhook, which its sender signs and keeps when it sends the message again. Events
+    that came in any other way have none."""
+    if event.webhook_id is None:
+        raise MissingKey("webhook_id", ("the signed webhook-id of a Standard Webhook",))
+    return make("webhook_id", event, [event.webhook_id])
+
+
 @overload
 def content(event: Event, /) -> Key: ...
 @overload
@@ -167,7 +175,7 @@ def strategy(given: Callable[[Event], Any]) -> Strategy:
     """Any callable as a strategy: it may answer a Key, or the parts of one (a value or a list of values)."""
     if not callable(given):
         raise SettingError(f"key={given!r} is no strategy; use keys.auto, keys.event_id, keys.fields(…) or a function")
-    if given is auto or given is event_id or given is content:
+    if given is auto or given is event_id or given is webhook_id or given is content:
         return given
     if given in _MAKERS:
         name = getattr(given, "__name__", "")

@@ -13,6 +13,7 @@ from oncegate.doctor.facts import (
     Function,
     Queue,
     Redis,
+    Route,
     Rule,
     Store,
     Table,
@@ -70,7 +71,10 @@ table = Table(name="crm-claims")
 store = Store(url="dynamodb://crm-claims?region=eu-central-1", scheme="dynamodb", skew=2_000_000)
 redis = Redis(host="cache", port=6379)
 
+SIGNED = Route(path="/events/billing", key="webhook_id", signature="standard-webhooks")
+
 BEHIND_A_QUEUE: Final = Facts(
+    routes=(SIGNED,),
     store=store,
     redis=redis,
     queue=queue,
@@ -118,6 +122,11 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
         ("warning", lacking(BEHIND_A_QUEUE, archives=(Archive(name="calls", bus=PARTNER, days=0),))),
     ],
     "settings.attempts": [("warning", Facts(terms=agree({"retention": "299s", "lease": "30s"})))],
+    "settings.signed": [
+        ("warning", lacking(BEHIND_A_QUEUE, routes=(SIGNED, Route(path="/events", key="auto")))),
+        ("warning", lacking(BEHIND_A_QUEUE, routes=(Route(path="/events/crm", key="event_id", signature="none"),))),
+        ("note", lacking(BEHIND_A_QUEUE, routes=(Route(path="/events/bus", key="auto", signature="api-key"),))),
+    ],
     "store.reachable": [("error", lacking(BEHIND_A_QUEUE, store={"problem": "it cannot be reached"}))],
     "store.present": [
         ("note", Facts(store=Store(url="sqlite:///oncegate.db", scheme="sqlite", absent="there is no file")))

@@ -197,12 +197,26 @@ class TestStores:
         assert "\n1 note. " in out
         assert out.endswith(" no EventBridge rule (9).\n")
 
+    def test_routes_that_are_not_signed(self, oncegate: Run, tmp_path: Path) -> None:
+        """Each route whose key is made of parts that nobody signs is named; those whose body is signed are not."""
+        routes = {"open": "none", "bus": "api-key", "crm": "cxone", "billing": "standard-webhooks"}
+        tables = [f'[route.{name}]\nsignature = "{signature}"\n' for name, signature in routes.items()]
+        (tmp_path / "oncegate.toml").write_text("".join(tables))
+        open_store(f"sqlite:///{tmp_path}/oncegate.db").close()
+        code, out, _ = oncegate("doctor", "--output", "json")
+        found = [(each["rule"], each["severity"], each["what"]) for each in json.loads(out)["findings"]]
+        assert found == [
+            ("settings.signed", "warning", "/events/open"),
+            ("settings.signed", "note", "/events/bus"),
+        ]
+        assert code == exits.WARNINGS_FOUND
+
     def test_a_sound_store(self, oncegate: Run, tmp_path: Path) -> None:
         """Of an SQLite file on a local disk there is nothing to say."""
         open_store(f"sqlite:///{tmp_path}/oncegate.db").close()
         code, out, _ = oncegate("doctor")
         assert code == exits.OK
-        assert f"\n7 of {len(RULES)} rules could be asked, and all of these are kept. 28 rules had nothing" in out
+        assert f"\n7 of {len(RULES)} rules could be asked, and all of these are kept. 29 rules had nothing" in out
         code, out, _ = oncegate("doctor", "--output", "json")
         assert json.loads(out)["unasked"]["queue.lease"] == "queue"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Gate, signatures
+from oncegate import Gate, keys, signatures
 from oncegate.errors import SettingError
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -61,6 +61,44 @@ class TestRequests:
         assert handle(both, Context())["statusCode"] == 401
         one = {**request, "multiValueHeaders": {"X-Hub-Signature-256": [right]}}
         assert handle(one, Context())["statusCode"] == 200
+
+
+def test_headers_that_are_not_signed(store: MemoryStore) -> None:
+    """No header changes the key, the source or the kind of what was signed: a copy stays a copy."""
+    handle = Gate(store).lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
+    spread = {"ce-specversion": "1.0", "ce-id": "other", "ce-source": "s", "ce-type": "t", "webhook-id": "msg_2"}
+    for wrap in (gateway, function_url):
+        for headers in ({}, spread):
+            request = signed(wrap('{"id": "evt-1"}'))
+            handle({**request, "headers": {**request["headers"], **headers}}, Context())
+            several = {name: [value] for name, value in {**request["headers"], **headers}.items()}
+            handle({**request, "headers": None, "multiValueHeaders": several}, Context())
+    (entry,) = store.browse()
+    assert (entry.record.about.source, entry.record.about.delivery_id) == ("plain", "evt-1")
+
+
+class TestWebhookIds:
+    def test_a_message_runs_once(self, store: MemoryStore) -> None:
+        """The signed id is the key: a retry of a message is a duplicate, its body under another id is not."""
+        key = bytes(range(24))
+
+        def request(name: str) -> dict[str, Any]:
+            mac = base64.b64encode(hmac.new(key, f"{name}.1770091506.{{}}".encode(), "sha256").digest()).decode()
+            sent = {"webhook-id": name, "webhook-timestamp": "1770091506", "webhook-signature": f"v1,{mac}"}
+            return {**gateway("{}"), "headers": sent}
+
+        gate = Gate(store, key=keys.webhook_id, wall=ManualClock(1_770_091_506_000_000))
+        handle = gate.lambda_handler(lambda event: event.webhook_id, signature=signatures.standard_webhooks(key))
+        said = [json.loads(handle(request(name), Context())["body"])["status"] for name in ("m-1", "m-1", "m-2")]
+        assert said == ["processed", "duplicate", "processed"]
+
+    def test_refused_where_no_id_is_signed(self, store: MemoryStore) -> None:
+        """A function whose requests have no signed id is refused when it is made."""
+        gate = Gate(store, key=keys.webhook_id)
+        for signature in (None, signatures.open_messaging(SECRET)):
+            with pytest.raises(SettingError, match=r"needs signature=oncegate\.signatures\.standard_webhooks"):
+                gate.lambda_handler(print, signature=signature)
+        assert "needs the signed webhook-id of a Standard Webhook" in gate.run({"id": "evt-1"}, print).reason
 
 
 def test_what_is_no_request(gate: Gate) -> None:

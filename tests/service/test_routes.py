@@ -55,6 +55,15 @@ id = "meta.id"
 """
 
 
+# What a sender, or somebody in between, may put beside a body whose signature it cannot make.
+UNSIGNED = [
+    {"ce-specversion": "1.0", "ce-id": "other", "ce-source": "s", "ce-type": "t"},
+    {"content-type": "application/cloudevents+json"},
+    {"webhook-id": "msg_2", "idempotency-key": "k-2", "x-request-id": "r-2"},
+    {"replay-name": "backfill", "x-amz-sns-message-type": "Notification", "x-amz-sns-message-id": "m-2"},
+]
+
+
 class CountingStore(MemoryStore):
     """Counts how often it is asked for anything."""
 
@@ -124,6 +133,70 @@ def service(
     service.close()
 
 
+BY_WEBHOOK_ID = """
+store = "memory://"
+log = "off"
+key = "{key}"
+[serve]
+mode = "inline"
+[route.crm]
+signature = "{signature}"
+secret_env = "CRM_NOW"
+"""
+
+
+class TestWebhookIds:
+    @pytest.fixture
+    def app(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: list[tuple[str, str | None]]
+    ) -> Iterator[App]:
+        monkeypatch.setenv("CRM_NOW", whsec(0))
+        (tmp_path / "oncegate.toml").write_text(BY_WEBHOOK_ID.format(key="webhook_id", signature="standard-webhooks"))
+        settings = load(tmp_path / "oncegate.toml", environ={})
+        service = Service(settings, {"/events/crm": lambda event: effects.append(("crm", event.webhook_id))}, [])
+        yield service.app
+        service.close()
+
+    def test_a_message_runs_once(self, app: App, effects: list[Any]) -> None:
+        """A retry under the same id, signed anew, is a duplicate; the same body under another id is another event."""
+        body = b'{"invoice": "paid"}'
+        sent = [
+            signed(whsec(0), body),
+            signed(whsec(0), body, time.time() + 5),
+            signed(whsec(0), body, message="msg_2"),
+        ]
+        answers = posted(app, [("/events/crm", body, headers) for headers in [*sent, sent[1]]])
+        assert [answer.json()["status"] for answer in answers] == ["processed", "duplicate", "processed", "duplicate"]
+        assert effects == [("crm", "msg_1"), ("crm", "msg_2")]
+
+    def test_other_content(self, app: App) -> None:
+        """The same id with another body is a conflict, and no duplicate."""
+        bodies = b'{"invoice": 1}', b'{"invoice": 2}'
+        answers = posted(app, [("/events/crm", body, signed(whsec(0), body)) for body in bodies])
+        assert [answer.json()["status"] for answer in answers] == ["processed", "conflict"]
+
+    def test_several_events_in_one_message(self, app: App, effects: list[Any]) -> None:
+        """Each event of a message is one, and each is known when the message is sent again."""
+        body = b'[{"invoice": "paid"}, {"invoice": "paid"}]'
+        answers = posted(app, [("/events/crm", body, signed(whsec(0), body)) for _ in "12"])
+        assert [[each["status"] for each in answer.json()["outcomes"]] for answer in answers] == [
+            ["processed"] * 2,
+            ["duplicate"] * 2,
+        ]
+        assert effects == [("crm", "msg_1.0"), ("crm", "msg_1.1")]
+
+    @pytest.mark.parametrize("key", ["webhook_id", "keys.webhook_id", "first(event_id, webhook_id)"])
+    @pytest.mark.parametrize("signature", ["cxone", "genesys-open-messaging", "bearer", "none"])
+    def test_refused_on_other_routes(
+        self, key: str, signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where the header is not signed the service does not start."""
+        monkeypatch.setenv("CRM_NOW", "a secret of many bytes")
+        (tmp_path / "oncegate.toml").write_text(BY_WEBHOOK_ID.format(key=key, signature=signature))
+        with pytest.raises(SettingError, match=r"needs signature=standard-webhooks, .* choose another key"):
+            Service(load(tmp_path / "oncegate.toml", environ={}), {"/events/crm": print}, [])
+
+
 class TestSignatures:
     @pytest.mark.parametrize("name", [name for name in SENDERS if not name.startswith("hmac")])
     def test_the_store_is_never_called(self, name: str) -> None:
@@ -176,6 +249,23 @@ class TestSignatures:
         answers = posted(service.app, [("/events/crm", body, headers), ("/events/crm", body, {**headers, **spread})])
         assert [answer.json()["status"] for answer in answers] == ["processed", "duplicate"]
         assert post(service.app, "/events/open", b'{"conversation": 1}', spread).json()["event_id"] == "other"
+
+    @pytest.mark.parametrize("name", [name for name in SENDERS if not name.startswith("hmac")])
+    def test_nothing_that_is_not_signed_tells_of_the_event(self, name: str) -> None:
+        """However a route is signed, no other header changes the key, the source or the kind of a copy."""
+        sender, body, stamp = SENDERS[name], b'{"id": "evt-1"}', str(int(time.time()))
+        gate = Gate(MemoryStore())
+        app = _app(gate, verifier=verifier_of(name, {"a": sender.secret(1)}))
+        headers = sender.headers(sender.secret(1), body, stamp)
+        first, again, *others = posted(
+            app,
+            [("/events", body, headers) for _ in "12"] + [("/events", body, {**each, **headers}) for each in UNSIGNED],
+        )
+        assert first.json()["status"] == "processed"
+        assert (again.json()["status"], again.json()["kind"]) == ("duplicate", "redelivery")
+        told = {tuple(answer.json()[each] for each in ("status", "kind", "key", "event_id")) for answer in others}
+        assert told == {("duplicate", "redelivery", first.json()["key"], "evt-1")}
+        assert [entry.record.about.source for entry in gate.store.browse()] == ["plain"]
 
     def test_secrets_are_nowhere(self, service: Service, caplog: pytest.LogCaptureFixture) -> None:
         """No answer, log line or repr has a secret, or the signature that would have been right."""

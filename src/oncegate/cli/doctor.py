@@ -12,7 +12,7 @@ from rich.text import Text
 from oncegate.cli import exits
 from oncegate.cli.options import output_option, with_settings
 from oncegate.cli.output import clean, say, show_facts, show_json, show_table
-from oncegate.doctor.facts import Facts, Unread
+from oncegate.doctor.facts import Facts, Route, Unread
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import RULES, judged, unasked
 from oncegate.doctor.stores import seen
@@ -20,6 +20,7 @@ from oncegate.durations import times
 from oncegate.errors import MissingExtra
 from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.masking import masked
+from oncegate.service.routes import is_described, routes_of
 from oncegate.settings import Settings
 from oncegate.settings.known import SETTINGS, STORE
 
@@ -62,11 +63,21 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
 
 def _of_settings(settings: Settings, asked: dict[str, str | None]) -> Facts:
     """What the settings say, and their store; one that nobody chose is not looked for beside a deployment."""
-    facts = Facts(terms=agree({name: settings[name] for name in DEFAULTS}))
+    facts = Facts(terms=agree({name: settings[name] for name in DEFAULTS}), routes=_routes(settings))
     if settings.chosen("store") is None and _named(asked):
         return facts
     found = seen(settings["store"], masked(settings["store"]))
     return replace(facts, store=found.store, redis=found.redis, clocks=found.clocks)
+
+
+def _routes(settings: Settings) -> tuple[Route, ...]:
+    """The routes of the service, if the settings describe one."""
+    if not is_described(settings):
+        return ()
+    return tuple(
+        Route(path=path, key=route["key"], signature=route["serve.signature"])
+        for path, route in routes_of(settings).items()
+    )
 
 
 def _with_deployment(

@@ -126,8 +126,17 @@ class Store(Struct, frozen=True, kw_only=True):
     skew: int | None = None
 
 
+class Route(Struct, frozen=True, kw_only=True):
+    """A route of the service, by its path. `signature` is None where none was named."""
+
+    path: str
+    key: str
+    signature: str | None = None
+
+
 class Facts(Struct, frozen=True, kw_only=True):
     terms: Terms = agree({})
+    routes: tuple[Route, ...] = ()
     store: Store | None = None
     redis: Redis | None = None
     queue: Queue | None = None

@@ -194,6 +194,8 @@ class Gate:
 
         With a `signature`, such as `oncegate.signatures.cxone(secret)`, requests by HTTP that were not signed so are
         refused before anything of them is read. Nothing else is asked for one."""
+        if self._identify.by_webhook_id and not getattr(signature, "signs_id", False):
+            raise SettingError("key=keys.webhook_id needs signature=oncegate.signatures.standard_webhooks(secret)")
         handler: Callable[[Any, Any], dict[str, Any]] = import_module("oncegate.gate.lambdas").LambdaHandler(
             function,
             microseconds(reserve, "reserve"),

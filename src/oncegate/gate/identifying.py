@@ -25,6 +25,11 @@ class Identifier:
         self._wall = wall
         self._observers = observers
 
+    @property
+    def by_webhook_id(self) -> bool:
+        """Whether only what came in a signed Standard Webhook has a key."""
+        return self._key is keys.webhook_id
+
     def __call__(self, event: Event) -> Identified:
         if event.problem is not None:
             return Refused(Outcome("invalid", event, error=event.problem))

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError
-from oncegate.events import Event
+from oncegate.events import Event, with_webhook_id
 from oncegate.gate.answers import keep_refused, problem
 from oncegate.gate.arrivals import Arrival, Read, Record, arrival, response
 from oncegate.gate.engine import Engine
@@ -26,7 +26,7 @@ from oncegate.gate.jobs import NO_TIME, Identified, Job
 from oncegate.gate.log import fields_of, spelt, write_line
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.signed import refusal
+from oncegate.gate.signed import checked
 
 if TYPE_CHECKING:
     from oncegate.signatures import Verifier
@@ -79,12 +79,13 @@ class LambdaHandler:
 
     def __call__(self, event: Any, context: Any = None) -> dict[str, Any]:
         time = self._time(context)
-        if self._signature is not None and (refused := refusal(event, self._signature, self._wall())) is not None:
-            code, reason = refused
-            request_id = getattr(context, "aws_request_id", None)
-            self._say("WARNING", message="a request was refused", code=code, reason=reason, request_id=request_id)
-            return response(problem(code, reason))
-        arrived = arrival(event, self._read)
+        signed_id = None
+        if self._signature is not None:
+            request = checked(event, self._signature, self._wall())
+            if isinstance(request, tuple):
+                return self._refuse(*request, context)
+            event, signed_id = request.event, request.id
+        arrived = arrival(event, lambda payload: with_webhook_id(self._read(payload), signed_id))
         outcomes = self._through(arrived, time)
         self._observers.outcomes(outcomes)
         if arrived.keeps:
@@ -93,6 +94,11 @@ class LambdaHandler:
         self._observers.flush(_FLUSH_WITHIN)
         rest = iter(outcomes)
         return arrived.answer([list(islice(rest, len(record.events))) for record in arrived.records])
+
+    def _refuse(self, code: int, reason: str, context: Any) -> dict[str, Any]:
+        request_id = getattr(context, "aws_request_id", None)
+        self._say("WARNING", message="a request was refused", code=code, reason=reason, request_id=request_id)
+        return response(problem(code, reason))
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
 

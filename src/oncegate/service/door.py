@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from oncegate.clocks import Clock, wall
 from oncegate.errors import TooManyEvents
-from oncegate.events import Event
+from oncegate.events import Event, with_webhook_id
 from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
 from oncegate.service.limits import LiveKeys, Rate
@@ -94,15 +94,17 @@ class Door:
 
     async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], room: Room) -> Answer:
         """Whatever goes wrong here is no acknowledgement. Only what may come in takes a place in the room."""
+        signed_id = None
         if self._verifier is not None:
             verdict = self._verifier.check(headers, body, self._wall())
             if isinstance(verdict, Refused):
                 return self._refuse(verdict, sender())
+            signed_id = self._verifier.signed_id(headers)
         if self.limits is not NO_LIMITS and (wait := self.limits.wait()):
             return self._limit(wait, sender())
         room.enter()
         try:
-            outcomes = await self._taken(body, headers)
+            outcomes = await self._taken(body, headers, signed_id)
         except TooManyEvents:
             return self._refuse_many(sender())
         except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
@@ -115,12 +117,13 @@ class Door:
         self._count_kinds(outcomes)
         return answer_of(outcomes, discreet=True)
 
-    async def _taken(self, body: bytes, headers: Sequence[Header]) -> list[Outcome]:
-        """Headers are no part of what is signed, so they say something of an event only where nothing is signed."""
+    async def _taken(self, body: bytes, headers: Sequence[Header], signed_id: str | None) -> list[Outcome]:
+        """Headers are no part of what is signed, but for the id of a Standard Webhook: all others say something of an
+        event only where nothing is signed."""
         if self._verifier is None and b"ce-specversion" in dict(headers):
             return await self.taking.take(read(body, _texts(headers), self._hints, most=self._most))
         events = self._copies.lend(body) or read(body, hints=self._hints, most=self._most)
-        outcomes = await self.taking.take(events)
+        outcomes = await self.taking.take(events if signed_id is None else with_webhook_id(events, signed_id))
         self._copies.take_back(body, events, outcomes)
         return outcomes
 

@@ -9,11 +9,13 @@ from oncegate.settings import Settings
 from oncegate.settings.known import TABLES
 from oncegate.settings.routes import UNSIGNED
 from oncegate.settings.secrets import secrets_of
+from oncegate.settings.strategies import uses_webhook_id
 from oncegate.signatures import Verifier, verifier_of
 from oncegate.signatures.names import check_name
 from oncegate.stores import keeps_events
 
 DEFAULT = "default"
+_SIGNS_IDS = "standard-webhooks"
 
 
 def routes_of(settings: Settings) -> dict[str, Settings]:
@@ -52,6 +54,18 @@ def verifier_for(route: Settings) -> Verifier | None:
         return verifier_of(signature, secrets, options)
 
 
+def check_keys(settings: Settings) -> None:
+    """Refuse the key `webhook_id` on routes whose senders do not sign the header: anybody could write another id there,
+    and have an event run again."""
+    for route in routes_of(settings).values():
+        signature = route["serve.signature"]
+        if signature != _SIGNS_IDS and uses_webhook_id(route["key"]):
+            raise SettingError(
+                f"{route.where('key')}: key={route['key']} needs signature={_SIGNS_IDS}, and the signature of this"
+                f" route is {signature or UNSIGNED}, which does not sign the header webhook-id; choose another key"
+            )
+
+
 def _refuse_unused(route: Settings) -> None:
     """Refuse what is said of a signature where none is checked."""
     secrets = secrets_of(route)
@@ -68,11 +82,15 @@ def proxies_of(settings: Settings) -> Proxies:
     return Proxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
 
 
+def is_described(settings: Settings) -> bool:
+    """Whether the settings say anything of a service."""
+    return bool(settings.routes) or any(settings.chosen(each.path) is not None for each in TABLES["serve"])
+
+
 def check_mode(settings: Settings) -> None:
     """Refuse a service whose store could not keep what it accepts, without opening it. Where nothing is said of a
     service there may be none."""
-    chosen = [setting.path for setting in TABLES["serve"] if settings.chosen(setting.path) is not None]
-    if settings["serve.mode"] == "inline" or not (chosen or settings.routes):
+    if settings["serve.mode"] == "inline" or not is_described(settings):
         return
     keeps = keeps_events(settings["store"])
     for route in routes_of(settings).values():

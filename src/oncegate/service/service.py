@@ -19,7 +19,7 @@ from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.looks import Look, probe
 from oncegate.service.metrics import Metrics
 from oncegate.service.room import Room
-from oncegate.service.routes import name_of, proxies_of, routes_of, unkept, verifier_for
+from oncegate.service.routes import check_keys, name_of, proxies_of, routes_of, unkept, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
 from oncegate.signatures import Verifier
@@ -39,6 +39,7 @@ class Service:
         self._settings = settings
         self.ended = True
         self._routes = routes_of(settings)
+        check_keys(settings)
         verifiers = {path: verifier_for(route) for path, route in self._routes.items()}
         proxies = proxies_of(settings)
         self._metrics = Metrics()

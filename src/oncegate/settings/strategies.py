@@ -5,7 +5,7 @@ The text is parsed and never evaluated: names of strategies, calls of them, and 
 
 import ast
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from oncegate import keys
 from oncegate.errors import SettingError
@@ -15,7 +15,7 @@ from oncegate.wording import unknown
 _Strategy = Callable[..., Any]
 
 # Which of the names in `keys` stand for a strategy by themselves, and which make one when called.
-_READY: Final = ("auto", "event_id", "content")
+_READY: Final = ("auto", "event_id", "webhook_id", "content")
 _MAKERS: Final = ("content", "fields", "first", "once_per", "state_change")
 _OFFERED: Final = {name: getattr(keys, name) for name in dict.fromkeys(_READY + _MAKERS) if hasattr(keys, name)}
 
@@ -33,6 +33,21 @@ def parsed(written: str) -> _Strategy:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SettingError(f"key={written!r} cannot be read; write it like auto or {_EXAMPLE}") from error
+
+
+def uses_webhook_id(written: str) -> bool:
+    """Whether a strategy is `webhook_id`, or has it among those that it tries."""
+    if names_function(written):
+        return False
+    try:
+        nodes = ast.walk(ast.parse(written.strip(), mode="eval"))
+        return any(_is_name(node) and _name(node) == "webhook_id" for node in nodes)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # `parsed` says what is wrong with it
+
+
+def _is_name(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
+    return isinstance(node, ast.Name | ast.Attribute)
 
 
 _EXAMPLE: Final = 'fields("data.case.id"), or module:function'

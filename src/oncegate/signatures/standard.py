@@ -25,6 +25,8 @@ class StandardScheme(Scheme):
     """Several signatures may come at once, while the sender changes its secret; those of other versions are passed
     over, as the specification asks."""
 
+    id_header = _ID
+
     def __init__(self, tolerance: Duration) -> None:
         self._tolerance = microseconds(tolerance, "tolerance")
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from oncegate.signatures.headers import Headers
+from oncegate.signatures.headers import Headers, picked
 from oncegate.signatures.keyring import Secret, Secrets, keys_of
 from oncegate.signatures.verdict import Refused, Verdict, Verified
 
@@ -24,7 +24,10 @@ class Given(Struct, frozen=True):
 
 
 class Scheme(ABC):
-    """A way of signing. It sees the headers before any secret does, so what it refuses says nothing of secrets."""
+    """A way of signing. It sees the headers before any secret does, so what it refuses says nothing of secrets.
+    `id_header` is the header with the id of a message, where that is signed with the body."""
+
+    id_header: str | None = None
 
     @abstractmethod
     def given(self, headers: Headers, now: int) -> Given | Refused:
@@ -53,6 +56,17 @@ class Verifier:
     def labels(self) -> tuple[str, ...]:
         """The labels of the secrets, in their order."""
         return tuple(self._keys)
+
+    @property
+    def signs_id(self) -> bool:
+        """Whether the id of a message is signed with the body, as with Standard Webhooks."""
+        return self._scheme.id_header is not None
+
+    def signed_id(self, headers: Headers) -> str | None:
+        """The id that was signed with a request that `check` has found genuine; None where no id is signed."""
+        header = self._scheme.id_header
+        found = None if header is None else picked(headers, (header,))
+        return None if header is None or found is None or isinstance(found, Refused) else found[header]
 
     def check(self, headers: Headers, body: Body, now: int) -> Verdict:
         """Whether the request is genuine. `body` is what was sent, byte for byte; `now` is the time of day in

@@ -3,6 +3,7 @@
 from typing import Any
 
 from oncegate.canonical import content_digest, decode
+from oncegate.carriers.pieces import from_base64, to_base64
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import apart, identifier, name, text
 from oncegate.times import moment
@@ -34,11 +35,27 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def _data(body: dict[str, Any]) -> Any:
-    """What the event carries. JSON that was put in as text is the same as JSON."""
-    data = body.get("data", body.get("data_base64"))
+    """What the event carries. JSON that was put in as text, or as base64, is the same as JSON."""
+    data = body.get("data")
+    if data is None and (encoded := body.get("data_base64")) is not None:
+        return _decoded(from_base64(encoded, "data_base64 of the CloudEvent"), text(body.get("datacontenttype")))
     if isinstance(data, str) and data[:1] in ("{", "[") and "json" in str(body.get("datacontenttype", "json")):
         try:
             return decode(data.encode("utf-8", "surrogatepass"))
         except ValueError:
             return data
     return {} if data is None else data
+
+
+def _decoded(raw: bytes, kind: str | None) -> Any:
+    """Bytes as carriers read them from the body of a request in binary mode: JSON, else text, else base64."""
+    if kind is None or "json" in kind.lower():
+        try:
+            return decode(raw) if raw else {}
+        except ValueError as error:
+            if kind is not None:
+                raise ValueError(f"the data of the CloudEvent cannot be read: {error}") from error
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return to_base64(raw)

@@ -4,7 +4,7 @@ from typing import Any
 
 from oncegate.canonical import content_digest
 from oncegate.events import Delivery, Event
-from oncegate.sources.fields import at, envelope_id, folded, identifier, name, state, within_envelope
+from oncegate.sources.fields import apart, at, envelope_id, folded, identifier, name, state, within_envelope
 from oncegate.times import moment
 
 TELLING = {"channel"}
@@ -29,8 +29,9 @@ def read(delivery: Delivery) -> Event | None:
         state=said,
         occurred_at=told,
         own_id=() if message is None else (message,),
-        # A receipt has the id of the message it is about, so the id alone is not enough.
-        identity=("openmessaging", name(channel.get("id")), message, kind, folded(said))
+        # Genesys documents that id and time together are unique. A receipt has the id of the message it is about, and
+        # two receipts may have the same time: type and status tell them apart.
+        identity=("openmessaging", name(channel.get("id")), message, kind, folded(said), apart(delivery, told))
         if message is not None
         else within_envelope(delivery, told),
         content_hash=content_digest(body) if message is None else None,

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from oncegate.doctor.facts import Facts
-from oncegate.doctor.findings import Finding, error, warning
+from oncegate.doctor.findings import Finding, error, note, warning
 from oncegate.durations import spoken
+from oncegate.settings.routes import UNSIGNED
 
 _DAY: Final = 86_400
 _SECOND: Final = 1_000_000
 _ASYNC_AGE: Final = 6 * 3_600  # for how long Lambda keeps what it was handed
 _LEASES: Final = 10
+_TOKENS: Final = ("bearer", "api-key")  # they prove who sends, and say nothing of what is sent
 
 
 def retention(facts: Facts) -> Iterator[Finding]:
@@ -66,4 +68,28 @@ def attempts(facts: Facts) -> Iterator[Finding]:
     )
 
 
-RULES: Final = (retention, replays, attempts)
+def signed(facts: Facts) -> Iterator[Finding]:
+    """Every part of a route's key is signed by its sender."""
+    for route in facts.routes:
+        mend = "oncegate config check"
+        if route.path == "/events":
+            mend = "oncegate serve --signature standard-webhooks --secret-env WEBHOOK_SECRET"
+        if route.signature in (None, UNSIGNED):
+            yield warning(
+                route.path,
+                f"key={route.key} is made of parts that nobody signs: the body, and the ce-… headers of CloudEvents",
+                "Whoever reaches the address can send an event under the key of another: the genuine one is then taken"
+                " for a duplicate or a conflict. Name the signature of the sender and its secret in the settings.",
+                mend,
+            )
+        elif route.signature in _TOKENS:
+            yield note(
+                route.path,
+                f"key={route.key} is made of the body, which signature={route.signature} does not sign",
+                "Whoever has seen the token can send an event under any key. Prefer a signature where the sender has"
+                " one, and let only TLS carry the token.",
+                mend,
+            )
+
+
+RULES: Final = (retention, replays, attempts, signed)
