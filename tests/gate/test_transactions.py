@@ -1,8 +1,10 @@
 """Transactions: the effect and its completion are one write."""
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.claims import Complete, Held
 from oncegate.errors import SettingError
+from oncegate.gate import JsonLog, Notice
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
 from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, granted, stored
@@ -120,6 +123,35 @@ class TestTransaction:
         gate = Gate(store, boot=lambda: boot.advance("30s") or boot.now)  # type: ignore[func-returns-value]
         assert gate.transaction({"id": "a"}, write).status == "in_flight"
         assert effects(store) == []
+
+    @pytest.mark.parametrize(("took", "warned"), [("30s", False), ("31s", True)])
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_holding_the_file_for_longer_than_a_lease(
+        self, store: SqliteStore, took: str, warned: bool, fails: bool
+    ) -> None:
+        """A handler that kept all others from writing for longer than a lease is warned of, once, with the event."""
+        boot, stream, notices = ManualClock(), StringIO(), list[Notice]()
+
+        def handler(event: Event, connection: sqlite3.Connection) -> None:
+            boot.advance(took)
+            if fails:
+                raise ValueError("boom")
+
+        gate = Gate(store, lease="30s", boot=boot, observers=[JsonLog(stream), notices.append])
+        outcome = gate.transaction({"id": "evt-1"}, handler)
+        gate._observers.flush(5)
+        lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+        told = [line for line in lines if "warning" in line]
+        assert gate.counts.get("transaction.held", 0) == len(told) == warned
+        assert len(lines) == 1 + warned
+        if warned:
+            assert (told[0]["warning"], told[0]["event_id"]) == ("transaction.held", "evt-1")
+            assert (told[0]["key"], told[0]["attempt"]) == (str(outcome.key), 1)
+            assert told[0]["reason"].startswith(
+                "its handler held the store's file for 31 s, longer than the lease of 30 s: "
+            )
+            (notice,) = [notice for notice in notices if notice.name == "transaction.held"]
+            assert (notice.event and notice.event.id, notice.key) == ("evt-1", outcome.key)
 
     def test_where_it_cannot_be(self, store: SqliteStore) -> None:
         """Stores without transactions, and the mode that completes first, are refused before anything is claimed."""

@@ -53,7 +53,7 @@ class Engine:
         self.echoes = Echoes(store, terms, self.claimer, observers)
         heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
         self._unsettled = unsettled = unsettled or Unsettled(store, boot, memory.settled)
-        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory, unsettled)
+        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory, unsettled, observers)
         self.runner = Runner(self._means)
 
     def under(self, **changes: Any) -> "Engine":

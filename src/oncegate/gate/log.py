@@ -6,10 +6,13 @@ from typing import Any, Final, TextIO
 
 from msgspec import json
 
+from oncegate.events import Event, Key
 from oncegate.gate.observing import Notice
 from oncegate.gate.outcome import Outcome
 
 _LONGEST_NAME: Final = 256
+# What is worth a line of its own, beside that of the event's outcome.
+_WARNINGS: Final = ("transaction.held",)
 
 
 class JsonLog:
@@ -20,9 +23,10 @@ class JsonLog:
 
     def __call__(self, notice: Notice) -> None:
         outcome = outcome_of(notice)
-        if outcome is None:
-            return
-        write_line({"time": spelt(notice.at), **fields_of(outcome, notice.namespace)}, self._stream)
+        if outcome is not None:
+            write_line({"time": spelt(notice.at), **fields_of(outcome, notice.namespace)}, self._stream)
+        elif notice.name in _WARNINGS and notice.event is not None:
+            write_line({"time": spelt(notice.at), **_warning(notice, notice.event)}, self._stream)
 
 
 def outcome_of(notice: Notice) -> Outcome | None:
@@ -64,16 +68,25 @@ def short(name: str | None) -> str | None:
 
 def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:
     """What a line says of an outcome; nothing in it is of the payload but what names the event."""
-    event = outcome.event
     return {
         "status": outcome.status,
         "kind": outcome.kind,
+        **_names_of(outcome.event, outcome.key, namespace),
+        "reason": outcome.discreet,
+    }
+
+
+def _warning(notice: Notice, event: Event) -> dict[str, Any]:
+    return {"warning": notice.name, **_names_of(event, notice.key, notice.namespace), "reason": notice.detail}
+
+
+def _names_of(event: Event, key: Key | None, namespace: str) -> dict[str, Any]:
+    return {
         "event_id": event.id,
-        "key": None if outcome.key is None else str(outcome.key),
+        "key": None if key is None else str(key),
         "namespace": namespace,
         "source": short(event.source),
         "type": short(event.type),
         "entity": short(event.entity),
         "attempt": event.attempt or None,
-        "reason": outcome.discreet,
     }

@@ -12,6 +12,8 @@ Every notice has a dotted name:
     inbox.failed       the store could not be asked for what waits; `detail` says why
     breaker.opened     the store failed or was slow too often, and is left alone for a while; `detail` says why
     breaker.closed     it has answered again
+    transaction.held   a handler of `gate.transaction` kept all others from writing to the store for longer than the
+                       lease; `detail` says for how long
     timeline.split     a state change lies between emissions that were taken for one
     observer.failed    an observer raised; only counted
     observer.dropped   observers were too slow, and a notice was thrown away; only counted

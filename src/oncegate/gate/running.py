@@ -9,6 +9,7 @@ from msgspec import Struct
 from oncegate import forks
 from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
+from oncegate.durations import spoken
 from oncegate.errors import SettingError, StoreError
 from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import Claimer
@@ -24,6 +25,7 @@ from oncegate.gate.endings import (
 from oncegate.gate.handlers import Handler, TransactionHandler, plain
 from oncegate.gate.jobs import NO_TIME, Bare, Job
 from oncegate.gate.leases import Heartbeat
+from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
 from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, Unsettled, is_passing, settle
@@ -50,6 +52,7 @@ class Means(Struct, frozen=True):
     heartbeat: Heartbeat
     memory: Memory
     unsettled: Unsettled
+    observers: Observers
 
 
 class Runner:
@@ -142,11 +145,11 @@ class Runner:
     def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
         store = cast(Transactional, self._means.store)  # the gate has asked
         endings: list[Ending] = []
-        began = False
+        began: int | None = None
 
         def effect(connection: Any) -> Complete:
             nonlocal began
-            began = True
+            began = self._means.boot()
             endings.append(self._means.endings.processed(job, plain(handler(job.event, connection))))
             complete = endings[0].settlement
             assert isinstance(complete, Complete)  # noqa: S101  # processed() completes
@@ -161,14 +164,26 @@ class Runner:
                 raise failure.cause from None
             return self._means.endings.failed(job, failure.cause)
         except SettingError:  # the connection will not do
-            job.started = began
+            job.started = began is not None
             raise
         except StoreError as error:
-            if not began:
+            if began is None:
                 return self._means.endings.untried(job, f"its transaction could not begin ({error})")
             return self._means.endings.released(job, f"its transaction was rolled back ({error})")
+        finally:
+            if began is not None:
+                self._warn_of_holding(job, self._means.boot() - began)
         self._settled(endings or [self._means.endings.processed(job, None)], [accepted], sent_at)
         return None
+
+    def _warn_of_holding(self, job: Job, held: int) -> None:
+        """Tell of a handler that kept all others from writing for longer than a lease: theirs may have ended unrenewed,
+        and what they ran runs again."""
+        lease = self._means.terms.lease
+        if held > lease and getattr(self._means.store, "transactions_exclude_others", False):
+            why = f"its handler held the store's file for {spoken(held)}, longer than the lease of {spoken(lease)}"
+            detail = f"{why}: nobody else could claim, renew or complete meanwhile"
+            self._means.observers.tell("transaction.held", job.event, job.key, detail=detail)
 
     def _run_marked(self, jobs: Sequence[Job], handler: Handler) -> None:
         """Run what is completed already. What fails, or is never started, is kept as a dead letter of its own."""

@@ -51,6 +51,7 @@ _Work = Callable[[OwnConnection, int], _T]
 
 class SqliteStore(InboxStore):
     fork_order = 0
+    transactions_exclude_others = True  # nobody else can write while a handler has a transaction
 
     def __init__(
         self,
