@@ -16,6 +16,7 @@
     ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
     ├── Bury                  raised by a handler: no attempt can ever work
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
+    ├── UnknownSource         a Lambda function was invoked by an AWS source that is not read
     ├── TargetError           what simulated traffic is sent to cannot be used
     ├── AwsError              a request to AWS was refused, or there was no answer
     ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
@@ -137,6 +138,17 @@ class Bury(OncegateError):
     def __init__(self, reason: str, *, public: bool = False) -> None:
         self.public = public
         super().__init__(reason)
+
+
+class UnknownSource(OncegateError):
+    """A Lambda function was invoked by an AWS source whose payload no carrier reads; nothing was acknowledged."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        super().__init__(
+            f"this function was invoked by {source!r}, which lambda_handler does not read; nothing was run. Remove "
+            "that trigger, or handle it before Oncegate; allow_unknown_sources=True runs the payload as one plain event"
+        )
 
 
 class NotTaken(OncegateError):

@@ -93,7 +93,24 @@ def failed(payload: Any) -> dict[str, Any]:
     }
 
 
+def kafka(**more: Any) -> dict[str, Any]:
+    record = {"topic": "calls", "partition": 0, "offset": 15, "timestamp": 1770091506123, "key": encoded("conv-1")}
+    return {"eventSource": "aws:kafka", "records": {"calls-0": [{**record, "value": encoded(TEXT), **more}]}}
+
+
+def active(**more: Any) -> dict[str, Any]:
+    message = {"messageID": "ID:1", "redelivered": False, "timestamp": 1770091506123, "data": encoded(TEXT), **more}
+    return {"eventSource": "aws:mq", "messages": [message]}
+
+
+def rabbit(headers: Any = None, **more: Any) -> dict[str, Any]:
+    properties = {"messageId": "r-1", "timestamp": "Feb 3, 2026, 4:05:06 AM", "headers": headers}
+    message = {"basicProperties": properties, "redelivered": False, "data": encoded(TEXT), **more}
+    return {"eventSource": "aws:rmq", "rmqMessagesByQueue": {"calls::/": [message]}}
+
+
 NAMED = Evidence(message_id="m-1")
+LOGGED = Evidence(message_id="calls-0-15", sent_at=SENT, group="conv-1")
 ARRIVED = Evidence(message_id="m-1", receive_count=3, sent_at=SENT, group="g")
 STREAMED = Evidence(message_id="s-1", sent_at=SENT)
 NOTIFIED = Evidence(message_id="n-1", sent_at=SENT)
@@ -122,6 +139,15 @@ CARRIED: list[tuple[str, Any, Evidence]] = [
     ("Kinesis by boto3", {"Records": [{"Data": TEXT.encode(), "SequenceNumber": "s-1"}]}, Evidence(message_id="s-1")),
     ("Firehose", firehose(TEXT), Evidence(message_id="f-1", sent_at=SENT)),
     ("SNS in Firehose", firehose(json.dumps(sns(TEXT))), Evidence(message_id="f-1", sent_at=SENT)),
+    ("Kafka", kafka(), LOGGED),
+    ("Kafka of one's own", {**kafka(), "eventSource": "SelfManagedKafka"}, LOGGED),
+    ("Kafka by Pipes", [{"eventSource": "aws:kafka", **kafka()["records"]["calls-0"][0]}], LOGGED),
+    ("ActiveMQ", active(), Evidence("ID:1", 1, SENT)),
+    ("ActiveMQ, once more", active(redelivered=True), Evidence("ID:1", 2, SENT)),
+    ("ActiveMQ by Pipes", [{"eventSource": "aws:amq", **active()["messages"][0]}], Evidence("ID:1", 1, SENT)),
+    ("RabbitMQ", rabbit(), Evidence("r-1", 1)),
+    ("RabbitMQ, for the fourth time", rabbit({"x-delivery-count": 3}, redelivered=True), Evidence("r-1", 4)),
+    ("SNS in Kafka", kafka(value=encoded(json.dumps(sns(TEXT)))), LOGGED),
     ("API Gateway", gateway(TEXT), ASKED),
     ("a function URL, in base64", function_url(TEXT), ASKED),
     ("base64 in lines, by a template", {**function_url(TEXT, "\r\n"), "isBase64Encoded": "true"}, ASKED),
@@ -205,6 +231,43 @@ def test_dead_letter_of_a_rule() -> None:
     assert event.evidence.failure == "SDK_CLIENT_ERROR: timeout"
 
 
+SAID = list(b"\xc3\xbcber")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        kafka(headers=[{"trace": [1]}, {"kafka_dlt-exception-message": SAID}]),
+        kafka(headers=[{"__connect.errors.exception.message": [byte - 256 if byte > 127 else byte for byte in SAID]}]),
+        rabbit({"x-first-death-reason": {"bytes": SAID}}),
+        rabbit({"x-first-death-reason": "über"}),
+        active(properties={"dlqDeliveryFailureCause": "über"}),
+    ],
+)
+def test_dead_letters_of_a_broker(payload: Any) -> None:
+    """A record from a dead-letter topic or queue tells why it was there; its headers are in no key."""
+    (event,), (bare,) = read(payload), read(EVENT)
+    assert event.evidence.failure == "über"
+    assert keys.auto(event) == keys.auto(bare)
+
+
+def test_records_of_a_broker_that_cannot_be_read() -> None:
+    """Each is a problem of its own, whatever stands in its place; what Kafka deletes is no event."""
+    batch = kafka()
+    batch["records"] = {"calls-0": [{"value": "*"}, 7, *batch["records"]["calls-0"]], "calls-1": "nothing"}
+    assert [event.problem is None for event in read(batch)] == [False, False, True, False]
+    (deleted,) = read(kafka(value=None))
+    assert "without a value" in str(deleted.frame)
+    assert "no base64" in str(read(active(data=None))[0].problem)
+
+
+@pytest.mark.parametrize("key", ["*", encoded("k")[:3], base64.b64encode(b"\xff").decode(), None, 5, ""])
+def test_a_kafka_key_that_is_no_text(key: Any) -> None:
+    """It stays as it is, or is left out: the event is the same."""
+    (event,) = read(kafka(key=key))
+    assert (event.body, event.evidence.group) == (EVENT, key if isinstance(key, str) and key else None)
+
+
 def test_a_replayed_event_says_so() -> None:
     """A replay is known by its name, and is the same event."""
     envelope = {"id": "e", "source": "shop", "detail-type": "Sold", "detail": {"a": 1}}
@@ -281,6 +344,9 @@ def test_nothing_to_read(payload: Any) -> None:
         {"records": [{"recordId": "1", "data": encoded(TEXT), "id": 1}]},
         {"records": [{"recordId": "1", "data": encoded(TEXT)}], "id": 1},
         {"Records": [{"eventSource": "aws:s3"}]},
+        {"eventSource": "aws:kafka", "a": 1},
+        {"eventSource": ["aws:kafka"], "records": {}},
+        {"records": {"calls-0": [{"topic": "calls", "value": encoded(TEXT)}]}},
         {"events": [{"eventType": "x"}]},
         {"events": [{"Type": "x"}], "id": 1},
         {"detail": "short", "id": 1},

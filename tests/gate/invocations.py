@@ -100,6 +100,43 @@ def firehose(*documents: Any) -> dict[str, Any]:
     return {"invocationId": "i-1", "deliveryStreamArn": "arn:aws:firehose:x", "region": "us-east-1", "records": records}
 
 
+def kafka_record(document: Any, offset: int = 15, partition: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "topic": "calls",
+        "partition": partition,
+        "offset": offset,
+        "timestamp": 1770091506123,
+        "timestampType": "CREATE_TIME",
+        "key": _base64("c-1"),
+        "value": _base64(document),
+        "headers": [],
+        **more,
+    }
+
+
+def kafka(*records: dict[str, Any], source: str = "aws:kafka") -> dict[str, Any]:
+    """A batch of a Kafka event source mapping: the records by topic and partition."""
+    places: dict[str, list[Any]] = {}
+    for record in records:
+        places.setdefault(f"{record['topic']}-{record['partition']}", []).append(record)
+    return {"eventSource": source, "bootstrapServers": "b-1.example.com:9092", "records": places}
+
+
+def active(*documents: Any) -> dict[str, Any]:
+    """A batch of an ActiveMQ broker."""
+    messages = [
+        {"messageID": f"ID:b-1-{at}", "messageType": "jms/text-message", "redelivered": False, "data": _base64(each)}
+        for at, each in enumerate(documents, 1)
+    ]
+    return {"eventSource": "aws:mq", "eventSourceArn": "arn:aws:mq:x:1:broker:b:b-1", "messages": messages}
+
+
+def rabbit(*documents: Any) -> dict[str, Any]:
+    """A batch of a RabbitMQ broker."""
+    messages = [{"basicProperties": {"headers": {}}, "redelivered": False, "data": _base64(each)} for each in documents]
+    return {"eventSource": "aws:rmq", "eventSourceArn": "arn:x", "rmqMessagesByQueue": {"calls::/": messages}}
+
+
 def destination(document: Any) -> dict[str, Any]:
     context = {"requestId": "req-0", "condition": "RetriesExhausted", "approximateInvokeCount": 3}
     return {
@@ -142,7 +179,7 @@ def fifo(*records: tuple[int, str, bool]) -> dict[str, Any]:
     return {"Records": [message(envelope(n, fail=bad), f"m-{n}", group) for n, group, bad in records]}
 
 
-def missed(answer: dict[str, Any]) -> list[str]:
+def missed(answer: dict[str, Any]) -> list[Any]:
     """The records that an answer names as failed."""
     assert list(answer) == ["batchItemFailures"]
     return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]

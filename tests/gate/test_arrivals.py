@@ -9,22 +9,26 @@ import pytest
 
 from oncegate import Event, Gate, keys, read
 from oncegate.claims import About, Claim, Reset
-from oncegate.errors import NotTaken
+from oncegate.errors import NotTaken, SettingError, UnknownSource
 from oncegate.stores.memory import MemoryStore
 from tests.gate.conftest import Stumbling
 from tests.gate.invocations import (
     Context,
     Handler,
+    active,
     destination,
     envelope,
     firehose,
     function_url,
     gateway,
+    kafka,
+    kafka_record,
     message,
     missed,
     nothing,
     notification,
     piped_shard_record,
+    rabbit,
     shard_record,
     table_record,
 )
@@ -45,6 +49,11 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
     "SQS by a pipe": lambda document: [message(document)],
     "Kinesis": lambda document: {"Records": [shard_record(document)]},
     "Kinesis by a pipe": lambda document: [piped_shard_record(document)],
+    "Kafka": lambda document: kafka(kafka_record(document)),
+    "Kafka of one's own": lambda document: kafka(kafka_record(document), source="SelfManagedKafka"),
+    "Kafka by a pipe": lambda document: [{"eventSource": "aws:kafka", **kafka_record(document)}],
+    "ActiveMQ": active,
+    "RabbitMQ": rabbit,
     "Firehose": firehose,
     "API Gateway": gateway,
     "function URL": function_url,
@@ -298,6 +307,150 @@ def test_groups_of_a_standard_queue_say_nothing_about_order(gate: Gate, handler:
     assert missed(gate.lambda_handler(handler)({"Records": records}, Context())) == ["m-1"]
 
 
+# ── Kafka and Amazon MQ ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_kafka_partitions_stop_each_by_itself(gate: Gate, handler: Handler) -> None:
+    """A partition stops at its first failure, whose offset is reported; the others go on."""
+    failing = {(0, 11), (0, 12), (2, 31)}
+    places = [(0, 10), (0, 11), (0, 12), (1, 20), (1, 21), (2, 30), (2, 31), (2, 32)]
+    records = [
+        kafka_record(envelope(offset, fail=(partition, offset) in failing), offset, partition)
+        for partition, offset in places
+    ]
+    answer = gate.lambda_handler(handler)(kafka(*records), Context())
+    assert missed(answer) == [{"partition": "calls-0", "offset": 11}, {"partition": "calls-2", "offset": 31}]
+    assert sorted(handler.seen) == [10, 11, 20, 21, 30, 31]
+
+
+def test_what_kafka_delivers_again(gate: Gate, handler: Handler) -> None:
+    """A batch that comes again as a whole is a batch of duplicates, but for what failed."""
+    batch = kafka(kafka_record(envelope(1), 1), kafka_record(envelope(2), 2), kafka_record(envelope(3, fail=True), 3))
+    handle = gate.lambda_handler(handler)
+    assert handle(batch, Context()) == handle(batch, Context())
+    assert handler.seen == [1, 2, 3, 3]
+
+
+def test_a_kafka_record_that_cannot_be_named(gate: Gate, handler: Handler) -> None:
+    """Without its offset there is nothing to report, so all of the batch fails."""
+    batch = kafka(kafka_record(envelope(1), 1), kafka_record(envelope(2, fail=True), offset=None))  # type: ignore[arg-type]
+    with pytest.raises(NotTaken, match="no id"):
+        gate.lambda_handler(handler)(batch, Context())
+
+
+def test_an_unreadable_kafka_record(gate: Gate, handler: Handler) -> None:
+    """It is reported like one that failed; a record without a value is no event, and holds nothing up."""
+    batch = kafka(kafka_record(envelope(1), 1, value=None), kafka_record("no JSON", 2), kafka_record(envelope(3), 3))
+    assert missed(gate.lambda_handler(handler)(batch, Context())) == [{"partition": "calls-0", "offset": 2}]
+    assert (handler.seen, gate.counts["event.skipped"]) == ([], 1)
+
+
+def test_kafka_by_a_pipe_stops_too(gate: Gate, handler: Handler) -> None:
+    """A pipe has no report for Kafka: the partition stops, and the invocation fails."""
+    records = [kafka_record(envelope(n, fail=n == 2), n) for n in (1, 2, 3)]
+    with pytest.raises(NotTaken, match="2 of 3 events not taken"):
+        gate.lambda_handler(handler)([{"eventSource": "aws:kafka", **record} for record in records], Context())
+    assert handler.seen == [1, 2]
+
+
+@pytest.mark.parametrize("batch", [active, rabbit])
+class TestAmazonMq:
+    def test_a_failure_fails_the_batch(self, batch: Callable[..., Any], gate: Gate, handler: Handler) -> None:
+        """Amazon MQ knows no failed records: the invocation fails, and what was completed is a duplicate next time."""
+        event = batch(envelope(1), envelope(2, fail=True), envelope(3))
+        for _ in range(2):
+            with pytest.raises(NotTaken, match="1 of 3 events not taken"):
+                gate.lambda_handler(handler)(event, Context())
+        assert handler.seen == [1, 2, 3, 2]
+        assert gate.counts["event.duplicate"] == 2
+
+    def test_an_unreadable_message(self, batch: Callable[..., Any], gate: Gate, handler: Handler) -> None:
+        """It would fail its batch for ever, so it is kept as a dead letter and acknowledged."""
+        assert gate.lambda_handler(handler)(batch(envelope(1), "no JSON"), Context())["statusCode"] == 400
+        assert (handler.seen, len(gate.store.dead_letters())) == ([1], 1)
+
+
+def test_failures_that_nobody_would_read(gate: Gate, handler: Handler) -> None:
+    """With report_failures=False a batch with a failed record fails as a whole, and one without does not."""
+    handle = gate.lambda_handler(handler, report_failures=False)
+    good, bad = kafka_record(envelope(1), 1), kafka_record(envelope(2, fail=True), 2)
+    for event in (kafka(good, bad), {"Records": [message(envelope(2, fail=True))]}):
+        with pytest.raises(NotTaken, match="report_failures"):
+            handle(event, Context())
+    assert handle(kafka(good), Context()) == NOTHING_MISSED
+
+
+# ── what is not for us ────────────────────────────────────────────────────────────────────────────────────
+
+LATTICE = {"method": "POST", "path": "/", "headers": {}, "body": "{}", "isBase64Encoded": False, "version": "2.0"}
+FOREIGN: list[tuple[str, Any]] = [
+    ("aws:s3", {"Records": [{"eventSource": "aws:s3", "eventName": "ObjectCreated:Put", "s3": {}}]}),
+    ("aws:ses", {"Records": [{"eventSource": "aws:ses", "ses": {}}]}),
+    ("aws:docdb", {"eventSource": "aws:docdb", "eventSourceArn": "arn:x", "events": [{"event": {}}]}),
+    ("aws:kafka", {"eventSource": "aws:kafka", "records": "elsewhere"}),
+    ("aws:new", {"eventSource": "aws:new", "messages": []}),
+    ("acme:bus", {"eventSource": "acme:bus", "eventSourceArn": "arn:x", "records": []}),
+    ("aws:new", [{"eventSource": "aws:new", "data": "e30="}]),
+    ("CloudFront", {"Records": [{"cf": {"request": {}}}]}),
+    ("unknown Records", {"Records": [{"messageId": "chat-1", "body": "{hello}"}]}),
+    ("unknown records", {"records": {"calls-0": [kafka_record({"a": 1})]}}),
+    ("VPC Lattice", {**LATTICE, "requestContext": {"serviceNetworkArn": "arn:x", "targetGroupArn": "arn:y"}}),
+    ("VPC Lattice", {"raw_path": "/", "method": "POST", "headers": {}, "body": "{}", "is_base64_encoded": False}),
+    ("awslogs", {"awslogs": {"data": "H4sIAAAAAAAA"}}),
+    ("Cognito", {"version": "1", "triggerSource": "PreSignUp_SignUp", "userPoolId": "p", "request": {}}),
+    ("Lex", {"invocationSource": "FulfillmentCodeHook", "bot": {"name": "b"}, "sessionState": {}}),
+    ("Amazon Connect", {"Name": "ContactFlowEvent", "Details": {"ContactData": {}, "Parameters": {}}}),
+    ("Alexa", {"version": "1.0", "context": {"System": {}}, "request": {"type": "LaunchRequest"}}),
+    ("authorizer", {"type": "TOKEN", "methodArn": "arn:x", "authorizationToken": "t"}),
+    ("authorizer", {"type": "REQUEST", "routeArn": "arn:x", "requestContext": {"http": {}}, "rawPath": "/"}),
+    ("AppSync", {"arguments": {}, "identity": None, "info": {"fieldName": "f"}}),
+    ("CloudFormation", {"RequestType": "Create", "ResponseURL": "https://x", "StackId": "arn:x"}),
+    ("AWS Config", {"invokingEvent": "{}", "resultToken": "t"}),
+    ("Secrets Manager", {"Step": "createSecret", "SecretId": "s", "ClientRequestToken": "t"}),
+]
+
+
+@pytest.mark.parametrize(("source", "event"), FOREIGN, ids=[name for name, _ in FOREIGN])
+class TestUnknownSources:
+    def test_refused(self, source: str, event: Any, gate: Gate, handler: Handler) -> None:
+        """What AWS invokes a function with and nothing here reads is refused by its name: nothing runs or is kept."""
+        with pytest.raises(UnknownSource, match=source) as raised:
+            gate.lambda_handler(handler)(event, Context())
+        assert "allow_unknown_sources" in str(raised.value)
+        assert (handler.seen, gate.store.browse()) == ([], [])
+
+    def test_allowed(self, source: str, event: Any, gate: Gate) -> None:
+        """If that is allowed, it is read like anything else."""
+        gate.lambda_handler(nothing, allow_unknown_sources=True)(event, Context())
+        assert len(gate.store.browse()) == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"id": 1, "Records": [1, 2]},
+        {"id": 1, "records": {"a": [1]}},
+        {"eventSource": "crm", "type": "call.ended"},
+        {"records": {"a": 1}},
+        {"request": {"type": "x"}, "context": {"user": 1}},
+        {"triggerSource": "me"},
+        envelope(1, eventSource="aws:s3", awslogs={"data": "x"}),
+        table_record(1),
+    ],
+)
+def test_events_of_ones_own(event: Any, gate: Gate, handler: Handler) -> None:
+    """An event is not taken for an invocation of somebody else's because of a name or two."""
+    assert gate.lambda_handler(handler)(event, Context())["statusCode"] == 200
+    assert len(handler.seen) == 1
+
+
+@pytest.mark.parametrize("option", ["allow_unknown_sources", "report_failures"])
+def test_options_that_are_true_or_false(gate: Gate, option: str) -> None:
+    """Anything else is refused when the handler is made."""
+    with pytest.raises(SettingError, match=f"{option}='no' must be True or False"):
+        gate.lambda_handler(nothing, **{option: "no"})  # type: ignore[arg-type]
+
+
 # ── Firehose ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -328,6 +481,14 @@ def test_events_are_posted(gate: Gate, wrap: Callable[[Any, str], Any], method: 
     answer = gate.lambda_handler(boom)(wrap(None, method), Context())
     assert (answer["statusCode"], answer["headers"]["allow"]) == (405, "POST")
     assert gate.store.browse() == []
+
+
+def test_a_health_check_is_told_from_events(gate: Gate) -> None:
+    """The answer to a load balancer's health check names it; nothing is run or kept."""
+    check = {**gateway(None, "GET"), "headers": {"user-agent": "ELB-HealthChecker/2.0"}}
+    answer = gate.lambda_handler(boom)(check, Context())
+    assert (answer["statusCode"], gate.store.browse()) == (405, [])
+    assert "ELB-HealthChecker" in answer["body"]
 
 
 @pytest.mark.parametrize("wrap", [gateway, function_url])

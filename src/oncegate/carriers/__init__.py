@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from oncegate.canonical import decode, encode, written
-from oncegate.carriers import batches, eventbridge, functions, queues, streams, topics, web
+from oncegate.carriers import batches, brokers, eventbridge, functions, queues, streams, topics, web
 from oncegate.carriers.pieces import Piece, merged
 from oncegate.errors import TooManyEvents
 from oncegate.events import NO_EVIDENCE, Delivery, Evidence
@@ -19,7 +19,7 @@ DEEPEST = 8
 
 _Family = tuple[set[str], Callable[[dict[str, Any]], Iterable[Piece] | None]]
 _FAMILIES: tuple[_Family, ...] = tuple(
-    (family.TELLING, family.pieces) for family in (queues, topics, streams, functions, web, batches)
+    (family.TELLING, family.pieces) for family in (queues, topics, streams, brokers, functions, web, batches)
 )
 # Many documents have a detail: by itself it tells nothing.
 _TELLING = set[str]().union(*(telling for telling, _ in _FAMILIES)) - {"detail"}

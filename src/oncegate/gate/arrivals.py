@@ -1,9 +1,13 @@
 """Arrivals: what an AWS Lambda function is invoked with, and what each kind of invocation is answered.
 
 Batch      SQS, Kinesis and DynamoDB streams, by a mapping or a pipe      the records that have to come again
+           Kafka, by a mapping                                            where each partition has to start again
 Firehose   a transformation of a stream                                   a result for each record
 Request    API Gateway, a function URL, a load balancer                   an HTTP response
-Direct     all else: EventBridge, SNS, arrays of events, destinations     a result, or the invocation fails
+Direct     all else: EventBridge, SNS, Amazon MQ, arrays of events,       a result, or the invocation fails
+           destinations, Kafka by a pipe
+
+What AWS invokes a function with that is none of these has an `unknown_source`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncegate.carriers import queues, streams
+from oncegate.carriers import brokers, queues, streams, topics
 from oncegate.carriers.pieces import text, within
 from oncegate.carriers.web import is_invocation
 from oncegate.errors import NotTaken
@@ -26,6 +30,29 @@ Read: TypeAlias = Callable[[Any], list[Event]]
 
 _STREAM: Final = "stream"
 _UNNAMED: Final = "A record has no id to report it by, so that all of them have to be delivered again."
+_HEALTH_CHECK: Final = "a health check of a load balancer (ELB-HealthChecker) is no event"
+_LONGEST_SOURCE: Final = 100
+# What invokes a function with something that is no event, and the members by which that is known.
+_FOREIGN: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
+    ("VPC Lattice", (("requestContext", "serviceNetworkArn"),)),
+    ("VPC Lattice", (("requestContext", "targetGroupArn"),)),
+    ("VPC Lattice", (("raw_path",), ("is_base64_encoded",))),
+    ("CloudWatch Logs (awslogs)", (("awslogs",),)),
+    ("Cognito (triggerSource)", (("triggerSource",), ("userPoolId",))),
+    ("Lex (invocationSource)", (("invocationSource",), ("bot",))),
+    ("Amazon Connect (ContactData)", (("Details", "ContactData"),)),
+    ("Alexa", (("context", "System"), ("request", "type"))),
+    ("a Bedrock agent (actionGroup)", (("agent",), ("actionGroup",))),
+    ("an API Gateway authorizer (methodArn)", (("methodArn",), ("type",))),
+    ("an API Gateway authorizer (routeArn)", (("routeArn",), ("type",))),
+    ("AppSync", (("arguments",), ("info", "fieldName"))),
+    ("CloudFormation (ResponseURL)", (("RequestType",), ("ResponseURL",), ("StackId",))),
+    ("CodePipeline", (("CodePipeline.job",),)),
+    ("AWS Config (invokingEvent)", (("invokingEvent",), ("resultToken",))),
+    ("Secrets Manager (rotation)", (("Step",), ("SecretId",), ("ClientRequestToken",))),
+    ("S3 Batch Operations", (("invocationSchemaVersion",), ("tasks",))),
+    ("S3 Object Lambda", (("xAmzRequestId",), ("getObjectContext",))),
+)
 
 
 class Record(Struct, frozen=True):
@@ -35,7 +62,7 @@ class Record(Struct, frozen=True):
     """
 
     events: list[Event]
-    name: str | None = None
+    name: str | dict[str, Any] | None = None
     lane: str | None = None
 
 
@@ -66,7 +93,62 @@ def arrival(event: Any, read: Read) -> Arrival:
             return Batch([_mapped(record, read) for record in records], from_stream=_is_streamed(records[0]))
         if isinstance(event.get("records"), list) and streams.pieces(event) is not None:
             return Firehose(event, read)
+        if event.get("eventSource") in brokers.KAFKA and isinstance(event.get("records"), dict):
+            return Batch(_partitions(event, read), from_stream=True)
+    if isinstance(event, list) and any(map(_is_kafka, event)):
+        return Direct([Record(read([record]), lane=brokers.partition(record)) for record in event])
     return Direct([Record(read(event))])
+
+
+# ── what is not for us ────────────────────────────────────────────────────────────────────────────────────
+
+
+def unknown_source(event: Any) -> str | None:
+    """What this invocation comes from, if AWS sent it and no carrier reads it; None for all else, such as an event of
+    the user's own. Read as one plain event it would be acknowledged, whatever it holds."""
+    if isinstance(event, list):
+        return next((source for record in event if (source := _unread_source(record)) is not None), None)
+    if not isinstance(event, dict) or "detail-type" in event:
+        return None
+    for source, paths in _FOREIGN:
+        if all(within(event, *path) is not None for path in paths):
+            return source
+    return _unread_source(event) or _unread_container(event)
+
+
+def _unread_source(record: Any) -> str | None:
+    """The `eventSource` of a record or batch that AWS sent and that cannot be opened."""
+    if not isinstance(record, dict):
+        return None
+    source = text(record.get("eventSource")) or text(record.get("EventSource"))
+    if source is None or not (source.startswith("aws:") or source in brokers.KAFKA or _names_arn(record)):
+        return None
+    return None if _is_known(record) else source[:_LONGEST_SOURCE]
+
+
+def _unread_container(event: dict[str, Any]) -> str | None:
+    """`Records`, or `records` by partition, of which none can be opened. What has an id of its own is an event."""
+    if "id" in event or "eventId" in event:
+        return None
+    records = event.get("Records")
+    if isinstance(records, list) and records and not any(map(_is_known, records)):
+        if any(isinstance(record, dict) and "cf" in record for record in records):
+            return "CloudFront (cf)"
+        return next((source for record in records if (source := _unread_source(record))), "unknown Records")
+    parts = event.get("records")
+    if isinstance(parts, dict) and parts and all(isinstance(part, list) for part in parts.values()):
+        return None if brokers.pieces(event) is not None else "unknown records"
+    return None
+
+
+def _names_arn(record: dict[str, Any]) -> bool:
+    return any(isinstance(record.get(name), str) for name in ("eventSourceARN", "eventSourceArn"))
+
+
+def _is_known(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    return _is_record(record) or any(family.pieces(record) is not None for family in (topics, brokers))
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -82,9 +164,12 @@ class Batch(Arrival):
         self._from_stream = from_stream
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
-        """Exactly those that were not taken. An empty name would pass for success, and a wrong one fails them all."""
+        """Exactly those that were not taken; of each lane of a stream, the first. An empty name would pass for success,
+        and a wrong one fails them all."""
         missed = [record for record, found in zip(self.records, outcomes, strict=True) if not _acked(found)]
-        names = [record.name for record in (missed[:1] if self._from_stream else missed)]
+        if self._from_stream:
+            missed = list({record.lane: record for record in reversed(missed)}.values())[::-1]
+        names = [record.name for record in missed]
         if not all(names):
             raise NotTaken(_missed(outcomes), _UNNAMED)
         return {"batchItemFailures": [{"itemIdentifier": name} for name in names]}
@@ -121,6 +206,24 @@ def _piped(record: Any, read: Read) -> Record:
     """A record as a pipe hands it over, which knows those of streams by another name."""
     mapped = _mapped(record, read)
     return replace(mapped, name=text(record.get("eventID"))) if _is_streamed(record) else mapped
+
+
+def _is_kafka(record: Any) -> bool:
+    return isinstance(record, dict) and record.get("eventSource") in brokers.KAFKA and "topic" in record
+
+
+def _partitions(event: dict[str, Any], read: Read) -> list[Record]:
+    """The records of a Kafka batch. A partition is a lane: it starts again from the offset that is reported for it."""
+    return [
+        Record(read({**event, "records": {place: [record]}}), _offset(place, record), place)
+        for place, records in event["records"].items()
+        for record in brokers.listed(records)
+    ]
+
+
+def _offset(place: str, record: Any) -> dict[str, Any] | None:
+    offset = within(record, "offset")
+    return {"partition": place, "offset": offset} if type(offset) is int else None
 
 
 def _is_fifo(record: dict[str, Any]) -> bool:
@@ -167,13 +270,15 @@ class Request(Arrival):
     def __init__(self, event: dict[str, Any], read: Read) -> None:
         method = event.get("httpMethod") or within(event, "requestContext", "http", "method") or "POST"
         self._posted = method == "POST"
+        self._checked = str(within(event, "headers", "user-agent")).startswith("ELB-HealthChecker")
         # A request without a body has a null there, or nothing at all.
         super().__init__([Record(read({"body": None, **event}))] if self._posted else [])
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
         if self._posted:
             return response(answer_of(outcomes[0], discreet=True))
-        return response(problem(405, "events are posted", headers=[(b"allow", b"POST")]))
+        why = f"{_HEALTH_CHECK}; events are posted" if self._checked else "events are posted"
+        return response(problem(405, why, headers=[(b"allow", b"POST")]))
 
 
 def response(answer: Answer) -> dict[str, Any]:
@@ -189,7 +294,7 @@ class Direct(Arrival):
     """Nobody reads the result of an asynchronous invocation; that it failed is what has it delivered again."""
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
-        (found,) = outcomes
+        found = [outcome for record in outcomes for outcome in record]
         if missed := _missed(outcomes):
             count = f"{len(missed)} of {len(found)} events not taken, the first: " if len(found) > 1 else ""
             raise NotTaken(missed, count + missed[0].discreet)

@@ -179,13 +179,19 @@ class Gate:
         return self._told([item.outcome])[0]
 
     def lambda_handler(
-        self, function: AsyncHandler | Handler, *, reserve: Duration = "1s", signature: "Verifier | None" = None
+        self,
+        function: AsyncHandler | Handler,
+        *,
+        reserve: Duration = "1s",
+        signature: "Verifier | None" = None,
+        report_failures: bool = True,
+        allow_unknown_sources: bool = False,
     ) -> Callable[[Any, Any], dict[str, Any]]:
         """The handler of an AWS Lambda function that runs `function` once for each event.
 
         It finds out by itself what it is invoked with, and answers each as it must be: the failed records of a batch
-        from SQS, Kinesis or a pipe, an HTTP response, a result, or NotTaken to have an event delivered again. An async
-        function runs in an event loop that is kept from one invocation to the next.
+        from SQS, Kinesis, Kafka or a pipe, an HTTP response, a result, or NotTaken to have an event delivered again. An
+        async function runs in an event loop that is kept from one invocation to the next.
 
         `reserve` is how much time of an invocation is left for its end: no handler starts in it, and what is then left
         is delivered again. It should be a little longer than the function takes for one event; it is never more than
@@ -193,7 +199,13 @@ class Gate:
         not matter; for requests by HTTP it does.
 
         With a `signature`, such as `oncegate.signatures.cxone(secret)`, requests by HTTP that were not signed so are
-        refused before anything of them is read. Nothing else is asked for one."""
+        refused before anything of them is read. Nothing else is asked for one.
+
+        With `report_failures=False` a batch of which a record failed raises NotTaken instead of naming the record: for
+        an event source mapping without ReportBatchItemFailures, which would take the answer for success.
+
+        What AWS invokes the function with and no carrier reads, such as a Cognito trigger, raises UnknownSource;
+        `allow_unknown_sources=True` runs it as one plain event."""
         if self._identify.by_webhook_id and not getattr(signature, "signs_id", False):
             raise SettingError("key=keys.webhook_id needs signature=oncegate.signatures.standard_webhooks(secret)")
         handler: Callable[[Any, Any], dict[str, Any]] = import_module("oncegate.gate.lambdas").LambdaHandler(
@@ -205,6 +217,8 @@ class Gate:
             observers=self._observers,
             wall=self._wall,
             signature=signature,
+            report_failures=report_failures,
+            allow_unknown_sources=allow_unknown_sources,
         )
         return handler
 

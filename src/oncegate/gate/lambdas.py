@@ -16,10 +16,10 @@ from weakref import finalize
 from msgspec import Struct
 
 from oncegate.clocks import Clock
-from oncegate.errors import SettingError
+from oncegate.errors import NotTaken, SettingError, UnknownSource
 from oncegate.events import Event, with_webhook_id
 from oncegate.gate.answers import keep_refused, problem
-from oncegate.gate.arrivals import Arrival, Read, Record, arrival, response
+from oncegate.gate.arrivals import Arrival, Read, Record, arrival, response, unknown_source
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine
 from oncegate.gate.jobs import NO_TIME, Identified, Job
@@ -36,6 +36,7 @@ _LONGEST_LEASE: Final = 50_000_000
 _PAST_THE_END: Final = 2
 _SECOND: Final = 1_000_000
 _FLUSH_WITHIN: Final = 0.5
+_UNREPORTED: Final = "Some records were not taken, and report_failures is off: all of them have to be delivered again."
 _BEHIND: Final = "one before it has to be taken first"
 
 
@@ -60,8 +61,13 @@ class LambdaHandler:
         observers: Observers,
         wall: Clock,
         signature: "Verifier | None",
+        report_failures: bool,
+        allow_unknown_sources: bool,
     ) -> None:
         check_handler(function, may_await=True)
+        for name, value in (("report_failures", report_failures), ("allow_unknown_sources", allow_unknown_sources)):
+            if not isinstance(value, bool):
+                raise SettingError(f"{name}={value!r} must be True or False")
         if signature is not None and not hasattr(signature, "check"):
             raise SettingError("signature is a verifier, such as oncegate.signatures.cxone(secret) makes")
         self._function = function
@@ -73,12 +79,16 @@ class LambdaHandler:
         self._observers = observers
         self._wall = wall
         self._signature = signature
+        self._report_failures = report_failures
+        self._allow_unknown_sources = allow_unknown_sources
         self._loop = _Loop()
         if is_coroutine(function):
             import_module("asyncio")  # now, where Lambda gives a start all of a processor, not with the first event
 
     def __call__(self, event: Any, context: Any = None) -> dict[str, Any]:
         time = self._time(context)
+        if not self._allow_unknown_sources and (source := unknown_source(event)) is not None:
+            raise UnknownSource(source)
         signed_id = None
         if self._signature is not None:
             request = checked(event, self._signature, self._wall())
@@ -93,7 +103,10 @@ class LambdaHandler:
         self._log(outcomes, getattr(context, "aws_request_id", None))
         self._observers.flush(_FLUSH_WITHIN)
         rest = iter(outcomes)
-        return arrived.answer([list(islice(rest, len(record.events))) for record in arrived.records])
+        answer = arrived.answer([list(islice(rest, len(record.events))) for record in arrived.records])
+        if not self._report_failures and answer.get("batchItemFailures"):
+            raise NotTaken([outcome for outcome in outcomes if not outcome.acked], _UNREPORTED)
+        return answer
 
     def _refuse(self, code: int, reason: str, context: Any) -> dict[str, Any]:
         request_id = getattr(context, "aws_request_id", None)

@@ -1,0 +1,134 @@
+"""Kafka and Amazon MQ: batches as Lambda hands them over, and single records as EventBridge Pipes does.
+
+    Kafka      records               lists by topic and partition; value and key are base64, a header is a list of bytes
+    ActiveMQ   messages              a list; data is base64
+    RabbitMQ   rmqMessagesByQueue    lists by queue and virtual host; data is base64, a header may be {"bytes": […]}
+
+Keys, headers and properties are evidence: no event's key is made of them.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from oncegate.carriers.pieces import Piece, from_base64, text, within
+from oncegate.events import Evidence
+from oncegate.times import moment
+
+KAFKA = ("aws:kafka", "SelfManagedKafka")
+TELLING = {"eventSource"}
+# What a dead-letter topic or queue adds to say why the record is there: Spring, Kafka Connect, RabbitMQ and ActiveMQ.
+_FAILURES = (
+    "kafka_dlt-exception-message",
+    "__connect.errors.exception.message",
+    "x-first-death-reason",
+    "dlqDeliveryFailureCause",
+)
+_TOMBSTONE = "a Kafka record without a value, which deletes its key"
+
+
+def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
+    source = body.get("eventSource")
+    for sources, container, telling, read in _BROKERS:
+        if source in sources:
+            held = body.get(container)
+            if isinstance(held, dict):
+                return (read(record) for records in held.values() for record in listed(records))
+            if isinstance(held, list):
+                return map(read, held)
+            return [read(body)] if telling in body else None
+    return None
+
+
+def listed(records: Any) -> list[Any]:
+    """The records of one partition or queue; what is no list is one record, which cannot be read."""
+    return records if isinstance(records, list) else [records]
+
+
+def partition(record: Any) -> str | None:
+    """The topic and the number of a Kafka record's partition, as Lambda writes it: `calls-0`."""
+    topic, number = text(within(record, "topic")), within(record, "partition")
+    return None if topic is None or type(number) is not int else f"{topic}-{number}"
+
+
+def _kafka(record: Any) -> Piece:
+    place, offset, headers = partition(record), within(record, "offset"), _headers(within(record, "headers"))
+    evidence = Evidence(
+        message_id=None if place is None or type(offset) is not int else f"{place}-{offset}",
+        sent_at=moment(within(record, "timestamp")),
+        failure=_failure(headers),
+        group=_key(within(record, "key")),
+    )
+    if isinstance(record, dict) and record.get("value") is None and place is not None:
+        return Piece(record, evidence, frame=_TOMBSTONE)
+    return _opened(record, "value", "value of a Kafka record", evidence)
+
+
+def _active(message: Any) -> Piece:
+    evidence = Evidence(
+        message_id=text(within(message, "messageID")),
+        receive_count=_receives(message, None),
+        sent_at=moment(within(message, "timestamp")),
+        failure=_failure(within(message, "properties")),
+    )
+    return _opened(message, "data", "data of an ActiveMQ message", evidence)
+
+
+def _rabbit(message: Any) -> Piece:
+    properties = within(message, "basicProperties")
+    headers = within(properties, "headers")
+    evidence = Evidence(
+        message_id=text(within(properties, "messageId")),
+        receive_count=_receives(message, within(headers, "x-delivery-count")),
+        sent_at=moment(within(properties, "timestamp")),
+        failure=_failure(headers),
+    )
+    return _opened(message, "data", "data of a RabbitMQ message", evidence)
+
+
+_BROKERS: tuple[tuple[tuple[str, ...], str, str, Callable[[Any], Piece]], ...] = (
+    (KAFKA, "records", "topic", _kafka),
+    (("aws:mq", "aws:amq"), "messages", "data", _active),
+    (("aws:rmq",), "rmqMessagesByQueue", "data", _rabbit),
+)
+
+
+def _opened(record: Any, member: str, what: str, evidence: Evidence) -> Piece:
+    try:
+        return Piece(from_base64(within(record, member), what), evidence)
+    except ValueError as error:
+        return Piece(record, evidence, str(error))
+
+
+def _receives(message: Any, returned: Any) -> int | None:
+    """How often the broker has delivered it: one more than it was returned, or two if it only says that it was."""
+    if type(returned) is int and returned >= 0:
+        return returned + 1
+    redelivered = within(message, "redelivered")
+    return (2 if redelivered else 1) if type(redelivered) is bool else None
+
+
+def _headers(headers: Any) -> dict[str, Any]:
+    """Kafka's headers, each an object of its own; of several with one name the last counts."""
+    named = [header for header in headers if isinstance(header, dict)] if isinstance(headers, list) else []
+    return {name: value for header in named for name, value in header.items()}
+
+
+def _failure(headers: Any) -> str | None:
+    found = (within(headers, name) for name in _FAILURES)
+    return next((said for value in found if (said := _said(value))), None)
+
+
+def _said(value: Any) -> str | None:
+    """A header as text: it is text, or its bytes, which Java writes from -128 to 127."""
+    listed_ = within(value, "bytes") or value
+    if isinstance(listed_, list) and all(type(each) is int for each in listed_):
+        return bytes(each & 0xFF for each in listed_).decode("utf-8", "replace") or None
+    return text(value)
+
+
+def _key(key: Any) -> str | None:
+    """A Kafka key as text; one that is no UTF-8 text stays base64."""
+    try:
+        return from_base64(key, "key").decode() or None
+    except ValueError:
+        return text(key)
