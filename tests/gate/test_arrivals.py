@@ -549,7 +549,9 @@ def test_nothing_at_all(gate: Gate) -> None:
         assert gate.lambda_handler(boom)(event, Context())["statusCode"] == 200
 
 
-@pytest.mark.parametrize("event", [None, 7, True, "", "no JSON", [[1]], {1}, float("nan")])
+@pytest.mark.parametrize(
+    "event", [None, 7, True, "", "no JSON", [[1]], {1}, float("nan"), {}, [{}], envelope() | {"detail": {}}]
+)
 def test_what_is_no_event(store: MemoryStore, event: Any) -> None:
     """It is kept as a dead letter before its 400, once however often it comes."""
     handle = Gate(store).lambda_handler(boom)

@@ -289,7 +289,7 @@ class TestNamespaces:
 
     def test_the_key_of_the_route(self, service: Service, effects: list[Any]) -> None:
         """A route has a key, hints and policies of its own."""
-        bodies = [b'{"meta": {"id": 1}, "conversation": 7}', b'{"meta": {"id": 2}, "conversation": 7}', b"{}"]
+        bodies = [b'{"meta": {"id": 1}, "conversation": 7}', b'{"meta": {"id": 2}, "conversation": 7}', b'{"n": 1}']
         answers = [post(service.app, "/events/open", body).json()["status"] for body in bodies]
         assert answers == ["processed", "duplicate", "unguarded"]
         assert effects == [("open", "1"), ("open", None)]

@@ -66,8 +66,7 @@ TEMPLATE = "v2.detail.events.conversation.{id}.customer.end"
         (envelope({"conversationId": CALL, "status": "ended"}, "my.app", ENDED), TEMPLATE, CALL),
         (envelope({"conversationId": CALL, "eventType": ENDED}), TEMPLATE, CALL),
         (topic(f"v2.users.{USER}.presence", None), "v2.users.{id}.presence", USER),
-        ({**topic(f"v2.users.{USER}.presence", None), "detail": None}, "v2.users.{id}.presence", USER),
-        (envelope({"eventBody": None}, kind=f"v2.users.{USER}.presence"), "v2.users.{id}.presence", USER),
+        (envelope({"eventBody": None, "n": 0}, kind=f"v2.users.{USER}.presence"), "v2.users.{id}.presence", USER),
         (envelope({"a": 1}, "my.app", "v2.order-created"), "v2.order-created", None),
     ],
 )
@@ -122,12 +121,10 @@ def test_around_a_payload() -> None:
     assert (event.source, event.type, event.state) == ("cxone", "x", "ended")
 
 
-@pytest.mark.parametrize("detail", [None, "hello", ["a"], 5, "missing"])
+@pytest.mark.parametrize("detail", ["hello", ["a"], 5, 0, False])
 def test_an_envelope_around_no_object(detail: Any) -> None:
     """An event of EventBridge is known by source and id, whatever its detail is; without an id, by its time too."""
     document = envelope(detail, "desk")
-    if detail == "missing":
-        del document["detail"]
     event = only(document)
     assert (event.source, event.id, event.type, event.identity) == ("eventbridge", "e-1", "Something", ("desk", "e-1"))
     assert only({**document, "replay-name": "backfill"}).evidence.replay == "backfill"
@@ -135,6 +132,29 @@ def test_an_envelope_around_no_object(detail: Any) -> None:
     assert (flattened.source, flattened.entity) == ("plain", "c")
     nameless = [{**document, "id": None, "time": f"2026-04-30T00:00:0{n}Z"} for n in (1, 1, 2)]
     assert len({str(keys.auto(only(each))) for each in nameless}) == 2
+
+
+EMPTY: list[Any] = [None, {}, "", [], "{}", {"a": None}, {"a": "", "b": {}, "c": [], "d": None}, '{"a": null}']
+
+
+@pytest.mark.parametrize("detail", [*EMPTY, "missing"])
+@pytest.mark.parametrize("source", ["desk", "genesys.cloud", "aws.partner/genesys.com/x"])
+@pytest.mark.parametrize("kind", ["Something", "v2.users.{id}.presence", None])
+def test_an_envelope_around_nothing(detail: Any, source: str, kind: str | None) -> None:
+    """What has no value in its detail is no event, whatever the envelope says."""
+    document = envelope(detail, source, kind or "x")
+    if detail == "missing":
+        del document["detail"]
+    elif kind is None and source != "desk":
+        del document["detail-type"]
+    (event,) = read(document)
+    assert event.problem == "the detail of the envelope is empty: it has no member with a value"
+
+
+@pytest.mark.parametrize("document", [{"id": 1, "detail": None}, {"a": 1}, {"a": None}, {"detail": {}, "id": 1}])
+def test_what_only_has_an_empty_member(document: Any) -> None:
+    """A document of one's own is an event for all that, with the key of its id or its content."""
+    assert only(document).source == "plain"
 
 
 def test_a_version_that_is_a_number() -> None:

@@ -58,6 +58,10 @@ def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
         return Event(source="plain", body={}, raw=delivery.raw, frame=delivery.frame, evidence=delivery.evidence)
     if type(delivery.body) is not dict:
         return _unreadable(delivery, f"an event is a JSON object, not {_kind(delivery.body)}")
+    if not delivery.body and delivery.envelope is None:
+        return _unreadable(delivery, "the event is empty: {} has no member")
+    if eventbridge.is_empty(delivery):
+        return _unreadable(delivery, "the detail of the envelope is empty: it has no member with a value")
     try:
         return _recognised(delivery, hints)
     except ValueError as error:

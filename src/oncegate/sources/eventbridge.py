@@ -1,8 +1,11 @@
 """EventBridge events of any other sender."""
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from oncegate.canonical import content_digest
+from oncegate.carriers.eventbridge import names_genesys
 from oncegate.events import Delivery, Event
 from oncegate.sources.fields import apart, identifier, named, stated, text, when
 from oncegate.sources.tutorials import ENTITY, STATE, TIME
@@ -10,6 +13,18 @@ from oncegate.times import moment
 
 TELLING = {"detail-type"}
 _MEMBERS = {"version", "id", "detail-type", "source", "account", "time", "region", "resources", "detail", "replay-name"}
+
+
+def is_empty(delivery: Delivery) -> bool:
+    """Whether this is an envelope whose detail says nothing: it has no member, or none with a value. 0 and false are
+    values."""
+    if delivery.envelope is not None:
+        return all(map(_says_nothing, delivery.body.values()))
+    document = delivery.body
+    if "detail-type" not in document and "detail" not in document:
+        return False
+    named_ = _is_bare(document) or (names_genesys(document) and document.keys() <= _MEMBERS)
+    return named_ and _says_nothing(document.get("detail"))
 
 
 def read(delivery: Delivery) -> Event | None:
@@ -39,12 +54,20 @@ def read(delivery: Delivery) -> Event | None:
     )
 
 
+def _is_bare(document: dict[str, Any]) -> bool:
+    return {"detail-type", "source"} <= document.keys() <= _MEMBERS
+
+
+def _says_nothing(value: Any) -> bool:
+    return value is None or value == "" or value == {} or value == []
+
+
 def _read_bare(delivery: Delivery) -> Event | None:
-    """An envelope whose detail is no object, or is not there: it is known by source and id all the same. With other
+    """An envelope whose detail is no object: it is known by source and id all the same. With other
     members it is what somebody has made of an envelope, and they are what it says."""
     document = delivery.body
-    if not {"detail-type", "source"} <= document.keys() <= _MEMBERS:
+    if not _is_bare(document):
         return None
     detail, replay = document.get("detail"), text(document.get("replay-name"))
     evidence = replace(delivery.evidence, replay=replay) if replay else delivery.evidence
-    return read(replace(delivery, body={} if detail is None else detail, envelope=document, evidence=evidence))
+    return read(replace(delivery, body=detail, envelope=document, evidence=evidence))
