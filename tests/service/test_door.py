@@ -123,6 +123,16 @@ def test_headers_that_say_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_headers_that_are_no_text() -> None:
+    """An id that is not UTF-8 is refused; one that is, is the same with and without escapes."""
+    door = door_of(lambda event: None)
+    asked = [
+        (BODY, [(b"ce-specversion", b"1.0"), (b"ce-id", each), (b"ce-source", b"/a"), (b"ce-type", b"t"), *HEADERS])
+        for each in (b"\xff", b"\xfe", b"%FF", "ÿ".encode(), b"%C3%BF")
+    ]
+    assert statuses(door, *asked) == ["invalid", "invalid", "invalid", "processed", "duplicate"]
+
+
 def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many different bodies come again, only so many are kept; large ones are not."""
     monkeypatch.setattr(doors, "_MOST_COPIES", 4)

@@ -213,6 +213,22 @@ def test_cloudevents_with_broken_data() -> None:
     assert "data of the CloudEvent" in event.problem
 
 
+@pytest.mark.parametrize("name", ["ce-id", "ce-source", "ce-type", "ce-subject", "ce-time"])
+@pytest.mark.parametrize("value", ["%FF%FE", "a%C3", "%ED%A0%80", "\udcff"])
+def test_cloudevents_whose_headers_are_no_text(name: str, value: str) -> None:
+    """What is not UTF-8 is refused by its name: with other characters in its place, different ids would be one."""
+    headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t", name: value}
+    (event,) = read(b"{}", headers=headers)
+    assert event.problem == f"the header {name} is not UTF-8; send UTF-8, with % escapes"
+
+
+def test_cloudevents_with_other_letters() -> None:
+    """What is UTF-8 is the same with and without escapes; a percent sign that begins none stays."""
+    headers = {"ce-specversion": "1.0", "ce-source": "s", "ce-type": "t"}
+    found = [only(b"{}", headers={**headers, "ce-id": each}).id for each in ("%C3%BC%20", "ü ", "50%", "%zz")]
+    assert found == ["ü ", "ü ", "50%", "%zz"]
+
+
 def test_a_cloudevent_batch() -> None:
     """A batch is its events."""
     one = document("CloudEvent")

@@ -13,6 +13,7 @@ _PROXIES = ("httpMethod", "routeKey", "rawPath")
 SIGNS = (*_PROXIES, "isBase64Encoded")
 TELLING = {"requestContext"}
 _CE = "ce-"
+_LONGEST_NAME = 100
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
@@ -49,11 +50,14 @@ def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Pie
     named = {str(name).lower(): value for name, value in headers.items()}
     if evidence.request_id is None and (request_id := text(named.get("x-request-id"))):
         evidence = Evidence(request_id=request_id)
-    attributes = {name[len(_CE) :]: _unescaped(str(value)) for name, value in named.items() if name.startswith(_CE)}
-    if "specversion" not in attributes or not isinstance(content, bytes | str):
+    if f"{_CE}specversion" not in named or not isinstance(content, bytes | str):
         return Piece(content, evidence) if content else Piece(b"", evidence, "the request has no body")
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     kind = str(named.get("content-type", "application/json"))
+    try:
+        attributes = {name[len(_CE) :]: _unescaped(name, value) for name, value in named.items() if name[:3] == _CE}
+    except ValueError as error:
+        return Piece(raw, evidence, str(error))
     try:
         return Piece({**attributes, "datacontenttype": kind, **_data(raw, kind)}, evidence)
     except ValueError as error:
@@ -72,10 +76,14 @@ def _data(raw: bytes, kind: str) -> dict[str, Any]:
         return {"data_base64": to_base64(raw)}
 
 
-def _unescaped(value: str) -> str:
-    """A header's value without its percent signs; urllib.parse would take longer to import than all of this."""
-    raw = _ESCAPED.sub(lambda escape: bytes.fromhex(escape[1].decode()), value.encode("utf-8", "surrogatepass"))
-    return raw.decode("utf-8", "replace")
+def _unescaped(name: str, value: Any) -> str:
+    """A header's value without its percent signs; urllib.parse would take longer to import than all of this. What is
+    not UTF-8 is refused: with a replacement character for its bytes, different ids would become one."""
+    try:
+        raw = str(value).encode("utf-8", "surrogateescape")
+        return _ESCAPED.sub(lambda escape: bytes.fromhex(escape[1].decode()), raw).decode()
+    except UnicodeError as error:
+        raise ValueError(f"the header {name[:_LONGEST_NAME]} is not UTF-8; send UTF-8, with % escapes") from error
 
 
 def _headers(body: dict[str, Any]) -> dict[str, Any]:

@@ -144,4 +144,10 @@ class Door:
 
 
 def _texts(headers: Sequence[Header]) -> Mapping[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    """Headers as text. Attributes of a CloudEvent are UTF-8; bytes that are not stay apart, and are refused as such."""
+    return {
+        name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
+        if name[:3] == b"ce-"
+        else value.decode("latin-1")
+        for name, value in headers
+    }
