@@ -383,7 +383,8 @@ def _alive(record: Record, now: int) -> bool:
 
 
 def _mine(record: Record, held: Held) -> bool:
-    return record.owner == held.owner and record.fence == held.fence
+    """An empty owner proves nothing: what belongs to nobody has one."""
+    return record.owner == held.owner and record.fence == held.fence and held.owner != NOBODY
 
 
 def _first(claim: Claim, now: int) -> Record:

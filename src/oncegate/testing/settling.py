@@ -111,6 +111,19 @@ class SettleContract:
         assert stored(store) == before
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
+    @pytest.mark.parametrize("state", ["claimed", "redriven"])
+    def test_no_owner(self, store: Store, settle: Settle, state: str) -> None:
+        """An empty owner proves nothing: not even what was claimed with one, or belongs to nobody, is settled by it."""
+        record = granted(store) if state == "redriven" else granted(store, owner=b"")
+        if state == "redriven":
+            assert bury(store, record)
+            assert redrive(store)
+        before = stored(store)
+        assert settle(store, record, owner=b"") is False
+        assert complete(store, record, b"null", owner=b"") is False
+        assert stored(store) == before
+
+    @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     @pytest.mark.parametrize("off", [-1, 1])
     def test_not_the_fence(self, store: Store, settle: Settle, off: int) -> None:
         """The right owner with another fence is refused, and nothing is written."""

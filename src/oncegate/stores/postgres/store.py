@@ -273,7 +273,7 @@ class PostgresStore:
 
     def _transact(self, db: psycopg.Connection[Any], held: Held, effect: Callable[[Any], Complete], now: int) -> bool:
         (pledge,) = self._ask(db, "pledge", ())
-        if not self._ask(db, "held", (held.namespace, held.key, held.owner, held.fence, now)):
+        if not self._ask(db, "held", (held.namespace, held.key, held.owner or None, held.fence, now)):
             return False
         complete = self._effected(db, effect)
         self._redeem(db, pledge)

@@ -60,7 +60,7 @@ local function settle(i)
   one, start = cut(start, one)
   two = cut(start, two)
   local value = get(keys[i])
-  if not value or sub(value, PROOF, PROOF + #proof - 1) ~= proof then
+  if not value or #proof == NOBODY or sub(value, PROOF, PROOF + #proof - 1) ~= proof then
     return '0'
   end
   local r = parse(value)

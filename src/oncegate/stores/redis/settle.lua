@@ -6,6 +6,7 @@
 
 local REQUEST = '>c1I4I4I8I4I4'
 local PROOF = 26 -- where it is in a record
+local NOBODY = 8 -- its length with an empty owner, which proves nothing
 local STRETCH = KEPT_ON / 2 * 1000
 local IN_PROGRESS = byte('P')
 
@@ -38,7 +39,7 @@ for i = 1, count do
   local expires = value and struct.unpack('>I7', value, EXPIRES)
   local about = value and PROOF + proof + byte(value, HASH)
   if verb == 'c' and value and sub(value, PROOF, PROOF + proof - 1) == sub(batch, at + where, at + where + proof - 1)
-    and byte(value) == IN_PROGRESS and byte(value, BY_256) == 0 and now < expires
+    and proof > NOBODY and byte(value) == IN_PROGRESS and byte(value, BY_256) == 0 and now < expires
     and about + byte(value, about) == #value and now + retention - expires <= STRETCH
     and not (later and later[key]) then
     if retention ~= last_retention then
