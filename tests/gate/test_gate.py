@@ -178,6 +178,27 @@ class TestBatch:
         assert [outcome.event.id for outcome in outcomes] == ["1", "2", "3", None, "4"]
         assert statuses(outcomes) == ["processed", "processed", "processed", "invalid", "processed"]
 
+    @pytest.mark.parametrize("known", [False, True])
+    def test_copies_have_results_of_their_own(self, gate: Gate, known: bool) -> None:
+        """A caller that changes the result of one outcome changes that of no other."""
+        if known:
+            gate.run({"id": 1}, lambda event: {"cases": [1]})
+        outcomes = gate.run_batch([{"id": 1}] * 3, lambda event: {"cases": [1]})
+        outcomes[1].result["cases"].append(2)
+        outcomes[1].result["more"] = True
+        assert [outcome.result for outcome in outcomes] == [
+            {"cases": [1]},
+            {"cases": [1, 2], "more": True},
+            {"cases": [1]},
+        ]
+
+    @pytest.mark.parametrize("result", [{"lock": object()}, {"n": float("nan")}], ids=["no JSON", "nan"])
+    def test_copies_of_a_result_that_cannot_be_copied(self, gate: Gate, result: Any) -> None:
+        """The copy has none, as one that comes later has none, and says why."""
+        first, copy = gate.run_batch([{"id": 1}] * 2, lambda event: result)
+        assert (first.result, copy.status, copy.result) == (result, "duplicate", None)
+        assert "its result was not copied, because it is no JSON value" in copy.reason
+
     def test_copies_are_coalesced(self, gate: Gate) -> None:
         """Copies within a batch are duplicates of the first, with its result."""
         handler = Handler("done")

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncegate.canonical import digest, written
+from oncegate.canonical import digest, told_apart, written
 from oncegate.claims import About, Record
 from oncegate.events import Event, Key
 from oncegate.gate.leases import Lease
@@ -18,6 +19,9 @@ _RETRIED_FOR: Final = 5 * 86_400_000_000
 _NEVER: Final = 2**63
 _LONGEST: Final = 256  # characters
 _NOT_YET: Final[Any] = None
+
+_IMMUTABLE: Final = (str, int, float, bytes)
+_NOT_COPIED: Final = "its result was not copied, because it is no JSON value"
 
 CALL: Final = "call"  # the source of what is no event from outside but the call of a guarded function
 TOO_LATE: Final = "its lease ran out before the handler could start"
@@ -88,13 +92,26 @@ class Copy:
             return self.kept
         first, claimed = self._first.outcome, self._first.event
         event = replace(self.job.event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
+        result, lost = _copied(first.result)
         if first.status not in ("processed", "accepted"):
-            return replace(first, event=event)
-        return Outcome("duplicate", event, first.key, self._kind(), first.result)
+            return replace(first, event=event, result=result)
+        return Outcome("duplicate", event, first.key, self._kind(), result, lost)
 
     def _kind(self) -> Kind:
         same = self.job.payload_hash == self._first.payload_hash
         return kind_by_evidence(self.job.event, self.job.key, arrived_as(self._first.event), same_content=same)
+
+
+def _copied(result: Any) -> tuple[Any, str | None]:
+    """The result for another outcome, as the store would give it back; none, and why, if JSON cannot say it. Were it
+    the same object, a caller that changes one would change all."""
+    if result is None or isinstance(result, _IMMUTABLE):
+        return result, None
+    try:
+        raw = msgspec.json.encode(result)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None, _NOT_COPIED
+    return (msgspec.json.decode(raw), None) if told_apart(result, raw) else (None, _NOT_COPIED)
 
 
 class Refused:
