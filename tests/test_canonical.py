@@ -83,7 +83,7 @@ def test_parsed_and_written_agree(value: Any) -> None:
         (b"1e999", "^a number in it is out of range$"),
         (b"[-1E400]", "^a number in it is out of range$"),
         (b'{"card":4111111111111111e999}', "^a number in it is out of range$"),
-        (b'{"card":' + b"4" * 5_000 + b"}", "^a number in it is out of range$"),
+        (b'{"card":' + b"4" * 5_000 + b"}", "^a number in it has more than 1000 digits; the maximum is 1000$"),
         (b'"\\ud800 and more"', r"^an escape from \\ud800 to \\udfff stands alone"),
         (b'"\xff"', "not UTF-8"),
         (b'"\xed\xa0\x80"', "not UTF-8"),
@@ -97,6 +97,14 @@ def test_no_json(raw: bytes, said: str) -> None:
     """Anything but strict JSON in strict UTF-8 is refused with a plain sentence."""
     with pytest.raises(ValueError, match=said):
         decode(raw)
+
+
+def test_the_length_of_a_number() -> None:
+    """The limit holds to the digit, wherever the number stands and whatever the digits are."""
+    for at in range(120):
+        assert decode(b" " * at + b"7" * 1_000) == int("7" * 1_000)
+        with pytest.raises(ValueError, match="the maximum is 1000"):
+            decode(b"[" + b" " * at + b"0.1234567890"[: 2 + at % 9] + b"5" * 1_001 + b"]")
 
 
 def test_a_member_that_stands_twice() -> None:

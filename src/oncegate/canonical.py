@@ -13,10 +13,16 @@ import msgspec
 
 HASH_SIZE = 16
 DEEPEST = 64
+MOST_DIGITS = 1_000
 
 _OUT_OF_RANGE = "a number in it is out of range"  # which one is not said: sentences about payloads stand in logs
+_TOO_LONG = f"a number in it has more than {MOST_DIGITS} digits; the maximum is {MOST_DIGITS}"
 _LONE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")  # the first half of a pair, without the second
 _ROUND = bytes.maketrans(b"[{]}", b"(())")
+_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
+_SAMPLED = 100
+_SAMPLE = b"0" * (MOST_DIGITS // _SAMPLED)
+_RUN = b"0" * (MOST_DIGITS + 1)
 _OTHERS = bytes(set(range(256)) - set(b"[{]}"))
 
 
@@ -53,6 +59,8 @@ def decode(raw: bytes) -> Any:
     # What is left when brackets are taken out tells their number in a third of the time that bytes.count takes.
     if 2 * len(raw) - len(raw.replace(b"[", b"")) - len(raw.replace(b"{", b"")) > DEEPEST and _depth(raw) > DEEPEST:
         raise ValueError(f"the JSON is nested deeper than {DEEPEST} levels")
+    if has_long_number(raw):
+        raise ValueError(_TOO_LONG)
     try:
         return _decode(raw)
     except UnicodeDecodeError as error:
@@ -69,14 +77,25 @@ def decode(raw: bytes) -> Any:
         raise ValueError(f"the text is not JSON: {error}") from error
 
 
+def has_long_number(raw: bytes) -> bool:
+    """Whether a number has too many digits in a row: arithmetic and printing take quadratic time with it. Such a run
+    shows in every hundredth byte; only then are all bytes outside of strings looked at."""
+    if len(raw) <= MOST_DIGITS or _SAMPLE not in raw[::_SAMPLED].translate(_ALIKE):
+        return False
+    return _RUN in _outside_strings(raw).translate(_ALIKE)
+
+
+def _outside_strings(raw: bytes) -> bytes:
+    return b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+
+
 def _depth(raw: bytes) -> int:
     """How deep brackets outside strings are nested. Python's own limit differs from version to version.
 
     What is escaped is taken away, then strings, then all but the brackets, and then the innermost pairs, level by
     level: a loop over the bytes in Python took longer than all the rest for a batch of a few events.
     """
-    outside = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-    brackets = outside.translate(_ROUND, _OTHERS)
+    brackets = _outside_strings(raw).translate(_ROUND, _OTHERS)
     for depth in range(DEEPEST + 1):
         fewer = brackets.replace(b"()", b"")
         if len(fewer) == len(brackets):

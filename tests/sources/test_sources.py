@@ -78,6 +78,18 @@ def test_numbers_have_one_spelling_on_both_ways(spelt: str) -> None:
     assert keys.auto(found[0]) == keys.auto(found[1])
 
 
+@pytest.mark.parametrize("number", ["9" * 1_001, "-" + "1" * 4_000, "0." + "3" * 2_000, "1e" + "0" * 1_500 + "1"])
+@pytest.mark.parametrize("short", [True, False])
+def test_numbers_of_thousands_of_digits(number: str, short: bool) -> None:
+    """They are refused with the limit, on both ways; a string may be as long as it likes."""
+    whole = document("customer end") if short else {"id": 1, "n": "MESSAGE"}
+    text = json.dumps(whole).replace('"MESSAGE"', "%s")
+    (event,) = read((text % number).encode())
+    assert event.problem == "a number in it has more than 1000 digits; the maximum is 1000"
+    only((text % ("9" * 1_000)).encode())
+    only((text % f'"\\\\ \\"{number}"').encode())
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)
 def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
     """The raw bytes that a dead letter keeps are read as the same event again, whatever it came in."""
@@ -96,6 +108,8 @@ def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
         ({"topicName": "v2.system.socket_closing", "eventBody": {}}, "v2.system.socket_closing"),
         ({"topicName": "v2.system.token_revoked", "eventBody": None}, "v2.system.token_revoked"),
         ({"topicName": "channel.metadata"}, "channel.metadata"),
+        ({"result": "200", "status": "subscribed"}, "notification channel itself (subscribed)"),
+        ({"result": 200, "status": "subscribed"}, "notification channel itself (subscribed)"),
         ({"topicName": "channel.metadata", "eventBody": "x"}, "channel.metadata"),
         ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "to be confirmed"),
         ({"Type": "UnsubscribeConfirmation", "TopicArn": "arn:x", "Message": "bye"}, "end of an SNS subscription"),
@@ -125,7 +139,12 @@ def test_an_evaluation_without_a_version() -> None:
 
 def test_only_a_channels_own_messages_are_frames() -> None:
     """What another topic says, with or without a body, is an event."""
-    for said in ({"topicName": "channel.opened", "eventBody": {"id": 1}}, {"topicName": "v2.users.u-1.presence"}):
+    for said in (
+        {"topicName": "channel.opened", "eventBody": {"id": 1}},
+        {"topicName": "v2.users.u-1.presence"},
+        {"result": "200", "status": "subscribed", "id": 1},
+        {"result": "404", "status": "subscribed"},
+    ):
         assert only(said).frame is None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from oncegate.canonical import content_digest
+from oncegate.canonical import content_digest, has_long_number
 from oncegate.carriers.eventbridge import names_genesys
 from oncegate.events import NO_EVIDENCE, Delivery, Event, Evidence
 from oncegate.sources.fields import at, identifier, latest, name, named, parsed, state, stated, text, when
@@ -60,7 +60,9 @@ _USUALLY = slice(73, 77)
 _EARLY = 256
 # How topics of Genesys start. Others are taken for one only if their envelope says so, or in a frame, which has no id.
 _TOPICS = ("v2.", "channel.metadata")
-TELLING = {"topicName", "conversationId"}
+TELLING = {"topicName", "conversationId", "result"}
+# How a notification channel answers a subscription over its WebSocket.
+_ACKNOWLEDGED = ({"result": "200", "status": "subscribed"}, {"result": 200, "status": "subscribed"})
 _LONGEST_NAME = 100
 _BARE = ("sessionId", "participantId", "communicationId")
 # What a document of somebody else's names itself by, and no body of a conversation has.
@@ -73,7 +75,9 @@ def read(delivery: Delivery) -> Event | None:
     detail = delivery.body
     topic_name = detail.get("topicName")
     if type(topic_name) is not str:
-        return None if delivery.envelope is None else _read_by_envelope(delivery, delivery.envelope)
+        if delivery.envelope is not None:
+            return _read_by_envelope(delivery, delivery.envelope)
+        return _frame("subscribed", detail, delivery.raw, delivery.evidence) if detail in _ACKNOWLEDGED else None
     if not topic_name.lower().startswith(_TOPICS) and _is_others(delivery):
         return None
     body = parsed(detail.get("eventBody"))
@@ -96,7 +100,7 @@ def read_short(raw: bytes) -> Event | None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     detail = envelope.detail
-    if envelope.source == "lambda" or detail.topic[:3] != "v2.":
+    if envelope.source == "lambda" or detail.topic[:3] != "v2." or has_long_number(raw):
         return None
     return _read(envelope, detail.topic, detail.body, detail.timestamp, raw, NO_EVIDENCE)
 
