@@ -57,6 +57,14 @@ def firehose(*texts: str) -> dict[str, Any]:
     return {"invocationId": "i", "deliveryStreamArn": "arn:d", "records": [record]}
 
 
+def binary_kinesis(data: bytes) -> dict[str, Any]:
+    return {"eventSource": "aws:kinesis", "kinesis": {"data": base64.b64encode(data).decode(), "sequenceNumber": "s"}}
+
+
+def binary_firehose(data: bytes) -> dict[str, Any]:
+    return {"invocationId": "i", "records": [{"recordId": "f-1", "data": base64.b64encode(data).decode()}]}
+
+
 def gateway(body: str | None, **more: Any) -> dict[str, Any]:
     return {
         "httpMethod": "POST",
@@ -201,6 +209,26 @@ def test_a_broken_object_in_a_stream_record() -> None:
     assert [event.raw for event in events if event.problem] == [b"{oops}", b"}", b'{"cut":']
 
 
+@pytest.mark.parametrize("wrap", [binary_kinesis, binary_firehose])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x08\x01}\n\x12]\n{}\n[]",
+        b"{\x00}\n{\x01}",
+        b"\xff{}\n{}",
+        b'{"a": "\xff"}\n{"b": 1}',
+        b"Obj\x01{}\n{}\n",
+        b"log [INFO] one\nlog [WARN] two\n",
+    ],
+)
+def test_a_record_that_is_no_json_text(wrap: Callable[[bytes], Any], data: bytes) -> None:
+    """Binary data, and text that does not begin like JSON, is one problem that keeps its bytes, wherever it has
+    brackets or newlines."""
+    (event,) = read(wrap(data))
+    assert event.problem is not None
+    assert event.raw == data
+
+
 def test_a_record_made_to_take_long() -> None:
     """A string of a megabyte that never ends is given up in one look."""
     start = time.perf_counter()
@@ -266,6 +294,31 @@ def test_a_kafka_key_that_is_no_text(key: Any) -> None:
     """It stays as it is, or is left out: the event is the same."""
     (event,) = read(kafka(key=key))
     assert (event.body, event.evidence.group) == (EVENT, key if isinstance(key, str) and key else None)
+
+
+def test_changes_of_a_table() -> None:
+    """Each record of a DynamoDB stream is an event as it stands, beside others or alone."""
+    records = [
+        {"eventID": name, "eventName": "INSERT", "eventSource": "aws:dynamodb", "dynamodb": {"SequenceNumber": name}}
+        for name in ("1", "2", "3")
+    ]
+    events = read({"Records": records})
+    assert [event.body for event in events] == records
+    assert len({str(keys.auto(event)) for event in events}) == 3
+    assert [keys.auto(event) for event in events] == [keys.auto(read(record)[0]) for record in records]
+
+
+@pytest.mark.parametrize("kind", ["CONNECT", "DISCONNECT"])
+@pytest.mark.parametrize("body", [{}, {"body": None}, {"body": ""}])
+def test_a_websocket_that_opens_or_ends(kind: str, body: dict[str, Any]) -> None:
+    """What API Gateway says of a connection is no event; what comes over it is."""
+    context = {"routeKey": "$connect", "eventType": kind, "connectionId": "c=", "requestId": "q-1"}
+    event = {"headers": {}, "requestContext": context, "isBase64Encoded": False, **body}
+    (told,) = read(event)
+    assert (told.problem, told.evidence) == (None, ASKED)
+    assert kind in str(told.frame)
+    (said,) = read({**event, "requestContext": {**context, "eventType": "MESSAGE"}, "body": TEXT})
+    assert (said.frame, said.body) == (None, EVENT)
 
 
 def test_a_replayed_event_says_so() -> None:

@@ -514,6 +514,14 @@ def test_a_request_with_several_events(gate: Gate, handler: Handler) -> None:
     assert [each["status"] for each in json.loads(answer["body"])["outcomes"]] == ["processed", "failed", "processed"]
 
 
+@pytest.mark.parametrize("kind", ["CONNECT", "DISCONNECT"])
+def test_a_websocket_that_opens_or_ends(gate: Gate, kind: str) -> None:
+    """It is answered, so that the connection is made, and nothing is run or kept."""
+    context = {"eventType": kind, "connectionId": "c="}
+    answer = gate.lambda_handler(boom)({"requestContext": context, "isBase64Encoded": False}, Context())
+    assert (answer["statusCode"], gate.store.browse()) == (200, [])
+
+
 # ── several events directly ───────────────────────────────────────────────────────────────────────────────
 
 

@@ -23,6 +23,7 @@ _FAMILIES: tuple[_Family, ...] = tuple(
 )
 # Many documents have a detail: by itself it tells nothing.
 _TELLING = set[str]().union(*(telling for telling, _ in _FAMILIES)) - {"detail"}
+_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # JSON text has none of them, not even in strings
 # A string that does not end is one token too: looked at from each of its quotes anew, it would take quadratic time.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
@@ -149,7 +150,11 @@ def _nested(items: list[Any]) -> Piece:
 
 
 def _split(raw: bytes) -> Iterator[bytes]:
-    """The JSON texts in these bytes, which are cut after every bracket that closes an outermost one; or they as one."""
+    """The JSON texts in these bytes, which are cut after every bracket that closes an outermost one. What does not
+    begin like JSON, or is no text, is one piece: brackets and newlines in binary data mean nothing."""
+    if raw.lstrip()[:1] not in (b"{", b"[") or _CONTROLS.search(raw) or not _is_utf8(raw):
+        yield raw
+        return
     depth = start = 0
     for token in _TOKENS.finditer(raw):
         if token[0] in (b"{", b"["):
@@ -162,3 +167,11 @@ def _split(raw: bytes) -> Iterator[bytes]:
     rest = raw[start:].strip()
     if rest or not start:
         yield rest or raw
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

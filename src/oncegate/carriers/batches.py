@@ -27,7 +27,7 @@ def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
 def _is_record(record: Any) -> bool:
     if not isinstance(record, dict) or _TELLING_RECORDS.isdisjoint(record):
         return False
-    return any(family.pieces(record) is not None for family in (queues, topics, streams))
+    return streams.is_change(record) or any(family.pieces(record) is not None for family in (queues, topics, streams))
 
 
 def _is_polled(record: Any) -> bool:

@@ -25,6 +25,11 @@ def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
     return None
 
 
+def is_change(record: Any) -> bool:
+    """A record of a DynamoDB stream: a change of a table, which is an event as it stands."""
+    return isinstance(record, dict) and record.get("eventSource") == "aws:dynamodb"
+
+
 def _is_transformed(body: dict[str, Any], records: list[Any]) -> bool:
     """What Firehose invokes a function with, or posts. An event may have records and the id of a request as well; what
     has no id of its own may hold a record that cannot be read."""

@@ -12,16 +12,24 @@ _PROXIES = ("httpMethod", "routeKey", "rawPath")
 # What a request to a function has one of, beside its context. With the last, also what comes over a WebSocket.
 SIGNS = (*_PROXIES, "isBase64Encoded")
 TELLING = {"requestContext"}
+_CONNECTIONS = {
+    "CONNECT": "the opening of a WebSocket connection (CONNECT)",
+    "DISCONNECT": "the end of a WebSocket connection (DISCONNECT)",
+}
 _CE = "ce-"
 _LONGEST_NAME = 100
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 def pieces(body: dict[str, Any]) -> list[Piece] | None:
-    if "requestContext" not in body or not _is_request(body):
+    if "requestContext" not in body:
         return None
     request_id = text(within(body, "requestContext", "requestId"))
     evidence = Evidence(request_id=request_id) if request_id else NO_EVIDENCE
+    if (frame := _connection(body)) is not None:
+        return [Piece(body, evidence, frame=frame)]
+    if not _is_request(body):
+        return None
     content = "" if body.get("body") is None else body["body"]
     if is_base64(body):
         try:
@@ -29,6 +37,14 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
         except ValueError as error:
             return [Piece(body, evidence, str(error))]
     return [request(content, _headers(body), evidence)]
+
+
+def _connection(body: dict[str, Any]) -> str | None:
+    """What API Gateway says of a WebSocket itself, which carries no message."""
+    kind = within(body, "requestContext", "eventType")
+    if not isinstance(kind, str) or within(body, "requestContext", "connectionId") is None:
+        return None
+    return _CONNECTIONS.get(kind)
 
 
 def _is_request(body: dict[str, Any]) -> bool:

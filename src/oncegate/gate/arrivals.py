@@ -182,18 +182,14 @@ def _is_record(record: Any) -> bool:
 def _is_streamed(record: Any) -> bool:
     if not isinstance(record, dict) or "records" in record:
         return False
-    return _is_change(record) or streams.pieces(record) is not None
-
-
-def _is_change(record: dict[str, Any]) -> bool:
-    return record.get("eventSource") == "aws:dynamodb"
+    return streams.is_change(record) or streams.pieces(record) is not None
 
 
 def _mapped(record: Any, read: Read) -> Record:
     """A record as Lambda's own mapping hands it over."""
     if not isinstance(record, dict):
         return Record(read(record))
-    if _is_change(record):
+    if streams.is_change(record):
         return Record(read(record), text(within(record, "dynamodb", "SequenceNumber")), _STREAM)
     if pieces := queues.pieces(record):
         evidence = pieces[0].evidence
