@@ -492,7 +492,7 @@ def test_a_health_check_is_told_from_events(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("wrap", [gateway, function_url])
-@pytest.mark.parametrize("document", [None, "", []])
+@pytest.mark.parametrize("document", [None, "", [], {}, [{}], {**envelope(), "detail": {}}])
 def test_a_request_without_an_event(gate: Gate, wrap: Callable[[Any], Any], document: Any) -> None:
     """It is no event, however the front spells that there is no body."""
     assert gate.lambda_handler(boom)(wrap(document), Context())["statusCode"] == 400

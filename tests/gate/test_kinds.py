@@ -1,5 +1,6 @@
 """Kinds: why a duplicate exists, by the evidence there is; and where a conflict differs."""
 
+import base64
 from typing import Any
 
 import pytest
@@ -58,6 +59,28 @@ class TestKinds:
         body = '{"conversationId":"c-1","status":"open"}'
         assert second(gate, message(body, "m-1"), message(body, "m-1")).kind == "redelivery"
         assert second(gate, message(body, "m-2")).kind == "re-emission"
+
+    def test_a_kafka_record(self, gate: Gate) -> None:
+        """The same partition and offset again is a redelivery; the same content at another was sent anew."""
+
+        def record(offset: int, headers: Any = None) -> dict[str, Any]:
+            value = base64.b64encode(b'{"conversationId":"c-1","status":"open"}').decode()
+            said = {"topic": "calls", "partition": 0, "offset": offset, "value": value, "headers": headers}
+            return {"eventSource": "aws:kafka", "records": {"calls-0": [said]}}
+
+        assert second(gate, record(1), record(1, [{"trace": [1]}])).kind == "redelivery"
+        assert second(gate, record(2)).kind == "re-emission"
+
+    @pytest.mark.parametrize(("source", "container"), [("aws:mq", "messages"), ("aws:rmq", "rmqMessagesByQueue")])
+    def test_a_message_without_an_id(self, gate: Gate, source: str, container: str) -> None:
+        """Only the broker's flag tells whether it delivers a message again or was sent another that says the same."""
+
+        def batch(*, redelivered: bool) -> dict[str, Any]:
+            said = {"data": base64.b64encode(b'{"status":"open"}').decode(), "redelivered": redelivered}
+            return {"eventSource": source, container: [said] if source == "aws:mq" else {"calls::/": [said]}}
+
+        assert second(gate, batch(redelivered=False), batch(redelivered=True)).kind == "redelivery"
+        assert second(gate, batch(redelivered=False)).kind == "re-emission"
 
     def test_re_emission(self, gate: Gate) -> None:
         """The same content under another envelope's id was emitted anew."""

@@ -242,5 +242,7 @@ def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_conte
         return "replay"
     if key.change is not None and not same_content:
         return "state-echo"
-    arrived = arrived_as(event)
+    arrived, evidence = arrived_as(event), event.evidence
+    if arrived is None and evidence.receive_count == 1 and evidence.request_id is None:
+        return "re-emission"  # a broker that gives no id, but says that it has not delivered this message before
     return "redelivery" if arrived == original and (same_content or arrived is not None) else "re-emission"
