@@ -318,7 +318,7 @@ def test_kafka_partitions_stop_each_by_itself(gate: Gate, handler: Handler) -> N
         kafka_record(envelope(offset, fail=(partition, offset) in failing), offset, partition)
         for partition, offset in places
     ]
-    answer = gate.lambda_handler(handler)(kafka(*records), Context())
+    answer = gate.lambda_handler(handler, report_failures=True)(kafka(*records), Context())
     assert missed(answer) == [{"partition": "calls-0", "offset": 11}, {"partition": "calls-2", "offset": 31}]
     assert sorted(handler.seen) == [10, 11, 20, 21, 30, 31]
 
@@ -326,22 +326,32 @@ def test_kafka_partitions_stop_each_by_itself(gate: Gate, handler: Handler) -> N
 def test_what_kafka_delivers_again(gate: Gate, handler: Handler) -> None:
     """A batch that comes again as a whole is a batch of duplicates, but for what failed."""
     batch = kafka(kafka_record(envelope(1), 1), kafka_record(envelope(2), 2), kafka_record(envelope(3, fail=True), 3))
-    handle = gate.lambda_handler(handler)
+    handle = gate.lambda_handler(handler, report_failures=True)
     assert handle(batch, Context()) == handle(batch, Context())
     assert handler.seen == [1, 2, 3, 3]
+
+
+def test_kafka_whose_mapping_reads_no_report(gate: Gate, handler: Handler) -> None:
+    """Unless the mapping is known to read reports, a failed record fails the invocation: it would be lost otherwise."""
+    batch = kafka(kafka_record(envelope(1), 1), kafka_record("no JSON", 2), kafka_record(envelope(3, fail=True), 3))
+    with pytest.raises(NotTaken):
+        gate.lambda_handler(handler)(batch, Context())
+    assert (handler.seen, len(gate.store.dead_letters())) == ([1, 3], 1)
 
 
 def test_a_kafka_record_that_cannot_be_named(gate: Gate, handler: Handler) -> None:
     """Without its offset there is nothing to report, so all of the batch fails."""
     batch = kafka(kafka_record(envelope(1), 1), kafka_record(envelope(2, fail=True), offset=None))  # type: ignore[arg-type]
     with pytest.raises(NotTaken, match="no id"):
-        gate.lambda_handler(handler)(batch, Context())
+        gate.lambda_handler(handler, report_failures=True)(batch, Context())
 
 
 def test_an_unreadable_kafka_record(gate: Gate, handler: Handler) -> None:
     """It is reported like one that failed; a record without a value is no event, and holds nothing up."""
     batch = kafka(kafka_record(envelope(1), 1, value=None), kafka_record("no JSON", 2), kafka_record(envelope(3), 3))
-    assert missed(gate.lambda_handler(handler)(batch, Context())) == [{"partition": "calls-0", "offset": 2}]
+    assert missed(gate.lambda_handler(handler, report_failures=True)(batch, Context())) == [
+        {"partition": "calls-0", "offset": 2}
+    ]
     assert (handler.seen, gate.counts["event.skipped"]) == ([], 1)
 
 
@@ -375,9 +385,9 @@ def test_failures_that_nobody_would_read(gate: Gate, handler: Handler) -> None:
     handle = gate.lambda_handler(handler, report_failures=False)
     good, bad = kafka_record(envelope(1), 1), kafka_record(envelope(2, fail=True), 2)
     for event in (kafka(good, bad), {"Records": [message(envelope(2, fail=True))]}):
-        with pytest.raises(NotTaken, match="report_failures"):
+        with pytest.raises(NotTaken, match=r"not taken|report_failures"):
             handle(event, Context())
-    assert handle(kafka(good), Context()) == NOTHING_MISSED
+    assert handle(kafka(good), Context())["statusCode"] == 200
 
 
 # ── what is not for us ────────────────────────────────────────────────────────────────────────────────────
@@ -447,7 +457,7 @@ def test_events_of_ones_own(event: Any, gate: Gate, handler: Handler) -> None:
 @pytest.mark.parametrize("option", ["allow_unknown_sources", "report_failures"])
 def test_options_that_are_true_or_false(gate: Gate, option: str) -> None:
     """Anything else is refused when the handler is made."""
-    with pytest.raises(SettingError, match=f"{option}='no' must be True or False"):
+    with pytest.raises(SettingError, match=f"{option}='no' must be True(, False)? or (False|None)"):
         gate.lambda_handler(nothing, **{option: "no"})  # type: ignore[arg-type]
 
 

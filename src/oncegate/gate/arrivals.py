@@ -81,8 +81,9 @@ class Arrival(ABC):
         """What the function returns, given the outcomes of each record; NotTaken if it is to fail."""
 
 
-def arrival(event: Any, read: Read) -> Arrival:
-    """What this invocation is. Never raises: what is nothing else is a direct event, readable or not."""
+def arrival(event: Any, read: Read, *, kafka_reports: bool = False) -> Arrival:
+    """What this invocation is. Never raises: what is nothing else is a direct event, readable or not. A batch of Kafka
+    whose mapping does not read reports is direct, too: a failed record must fail the invocation, or is lost."""
     if isinstance(event, list) and event and all(map(_is_record, event)):
         return Batch([_piped(record, read) for record in event])
     if isinstance(event, dict) and "detail-type" not in event:
@@ -94,7 +95,8 @@ def arrival(event: Any, read: Read) -> Arrival:
         if isinstance(event.get("records"), list) and streams.pieces(event) is not None:
             return Firehose(event, read)
         if event.get("eventSource") in brokers.KAFKA and isinstance(event.get("records"), dict):
-            return Batch(_partitions(event, read), from_stream=True)
+            partitions = _partitions(event, read)
+            return Batch(partitions, from_stream=True) if kafka_reports else Direct(partitions)
     if isinstance(event, list) and any(map(_is_kafka, event)):
         return Direct([Record(read([record]), lane=brokers.partition(record)) for record in event])
     return Direct([Record(read(event))])

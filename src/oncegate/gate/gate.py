@@ -184,7 +184,7 @@ class Gate:
         *,
         reserve: Duration = "1s",
         signature: "Verifier | None" = None,
-        report_failures: bool = True,
+        report_failures: bool | None = None,
         allow_unknown_sources: bool = False,
     ) -> Callable[[Any, Any], dict[str, Any]]:
         """The handler of an AWS Lambda function that runs `function` once for each event.
@@ -201,8 +201,10 @@ class Gate:
         With a `signature`, such as `oncegate.signatures.cxone(secret)`, requests by HTTP that were not signed so are
         refused before anything of them is read. Nothing else is asked for one.
 
-        With `report_failures=False` a batch of which a record failed raises NotTaken instead of naming the record: for
-        an event source mapping without ReportBatchItemFailures, which would take the answer for success.
+        An event source mapping without ReportBatchItemFailures takes every answer for success. With
+        `report_failures=False` a batch of which a record failed raises NotTaken instead of naming the record. By
+        default the records of SQS and of streams are named, and a batch of Kafka raises: its mappings read the report
+        in provisioned mode only. `report_failures=True` names the records of Kafka, too.
 
         What AWS invokes the function with and no carrier reads, such as a Cognito trigger, raises UnknownSource;
         `allow_unknown_sources=True` runs it as one plain event."""

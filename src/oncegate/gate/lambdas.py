@@ -61,13 +61,14 @@ class LambdaHandler:
         observers: Observers,
         wall: Clock,
         signature: "Verifier | None",
-        report_failures: bool,
+        report_failures: bool | None,
         allow_unknown_sources: bool,
     ) -> None:
         check_handler(function, may_await=True)
-        for name, value in (("report_failures", report_failures), ("allow_unknown_sources", allow_unknown_sources)):
-            if not isinstance(value, bool):
-                raise SettingError(f"{name}={value!r} must be True or False")
+        if not isinstance(report_failures, bool | None):
+            raise SettingError(f"report_failures={report_failures!r} must be True, False or None")
+        if not isinstance(allow_unknown_sources, bool):
+            raise SettingError(f"allow_unknown_sources={allow_unknown_sources!r} must be True or False")
         if signature is not None and not hasattr(signature, "check"):
             raise SettingError("signature is a verifier, such as oncegate.signatures.cxone(secret) makes")
         self._function = function
@@ -95,16 +96,15 @@ class LambdaHandler:
             if isinstance(request, tuple):
                 return self._refuse(*request, context)
             event, signed_id = request.event, request.id
-        arrived = arrival(event, lambda payload: with_webhook_id(self._read(payload), signed_id))
+        reports = self._report_failures is True
+        arrived = arrival(event, lambda each: with_webhook_id(self._read(each), signed_id), kafka_reports=reports)
         outcomes = self._through(arrived, time)
         self._observers.outcomes(outcomes)
-        if arrived.keeps:
-            outcomes = keep_refused(outcomes, self._engine.claimer.keep)
         self._log(outcomes, getattr(context, "aws_request_id", None))
         self._observers.flush(_FLUSH_WITHIN)
         rest = iter(outcomes)
         answer = arrived.answer([list(islice(rest, len(record.events))) for record in arrived.records])
-        if not self._report_failures and answer.get("batchItemFailures"):
+        if self._report_failures is False and answer.get("batchItemFailures"):
             raise NotTaken([outcome for outcome in outcomes if not outcome.acked], _UNREPORTED)
         return answer
 
@@ -139,7 +139,8 @@ class LambdaHandler:
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _through(self, arrived: Arrival, time: _Time) -> list[Outcome]:
-        """All events, wave by wave: one of each lane, and all that are in none. An outcome for each, in order."""
+        """All events, wave by wave: one of each lane, and all that are in none. An outcome for each, in order. A lane
+        stops at what has to be delivered again; what is refused for good and kept does not stop it."""
         engine = self._engine_for(arrived, time)
         events = [event for record in arrived.records for event in record.events]
         lanes = _lanes(arrived.records)
@@ -149,11 +150,13 @@ class LambdaHandler:
         while lanes:
             wave = list(islice(lanes, beside))
             heads = [lanes[lane].popleft() for lane in wave]
-            for lane, head, outcome in zip(
-                wave, heads, self._run([events[i] for i in heads], engine, time), strict=True
-            ):
+            found = self._run([events[i] for i in heads], engine, time)
+            if arrived.keeps:
+                found = keep_refused(found, self._engine.claimer.keep)
+            for lane, head, outcome in zip(wave, heads, found, strict=True):
                 outcomes[head] = outcome
-                behind = lanes.pop(lane) if not (outcome.acked and lanes[lane]) else ()
+                goes_on = outcome.acked or outcome.kept is not None
+                behind = lanes.pop(lane) if not (goes_on and lanes[lane]) else ()
                 outcomes.update((index, Outcome("in_flight", events[index], error=_BEHIND)) for index in behind)
         return [outcomes[index] for index in range(len(events))]
 
