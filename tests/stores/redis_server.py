@@ -1,6 +1,7 @@
 """Redis servers for tests: one alone, and clusters of them."""
 
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,15 @@ def executable() -> str:
 
 
 class RedisServer(ServerProcess):
-    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *options: str, port: int | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.port = port or free_port()
         command = [executable(), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)]
         # Files are kept, since the store warns of a server that keeps none; no test asks the disk for more.
         durable = ["--appendonly", "yes", "--appendfsync", "no", "--save", ""]
         quick = ["--repl-diskless-sync-delay", "0"]
-        super().__init__([*command, *durable, *quick, *options], folder)
+        super().__init__([*command, *durable, *quick, *options], folder, environment)
         self.client: Any = redis.Redis(port=self.port, socket_timeout=5)
         self.wait()
 

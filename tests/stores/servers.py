@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,15 +39,18 @@ def until(ready: Callable[[], bool], what: str, patience: float = _PATIENCE) -> 
 class ServerProcess:
     """A server that this process has started. What it prints goes to a file in its folder."""
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._command = command
+        self._environment = os.environ | (environment or {})
         self.start()
 
     def start(self) -> None:
         with (self.folder / "output.log").open("ab") as output:
-            self._process = subprocess.Popen(self._command, cwd=self.folder, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                self._command, cwd=self.folder, stdout=output, stderr=output, env=self._environment
+            )
 
     @property
     def pid(self) -> int:

@@ -21,7 +21,7 @@
 --   │ dead          │ boolean  │ true for a dead letter, else null                                │
 --   └───────────────┴──────────┴──────────────────────────────────────────────────────────────────┘
 --   documents             one row per versioned document: namespace, key → version, body, expires_at
---   meta                  one row: the version of this schema, and what keeps time from going back
+--   meta                  one row: the version of this schema, and `high`, which keeps time from going back
 --   pledges               never a committed row: what a handler's transaction owes before it may commit
 --   readable              the claims for people: keys in hex, times as times
 --
@@ -97,10 +97,7 @@ SELECT namespace, encode(key, 'hex') AS key, state, attempts, source, type, enti
        encode(result, 'escape') AS result, octet_length(payload) AS payload_bytes
 FROM oncegate.claims;
 
--- The store's time in µs: the server's clock, or `clock` in its place. It never goes back by more than a second,
--- also when the clock is set back or a replica with a slower one takes over: every half second the time is noted in
--- `high`, and when the clock is found behind that, time goes on at the clock's pace, `ahead` of it, until the clock has
--- caught up. Noting it with every batch would have every batch wait for every other; so nobody waits to note it.
+-- The store's time in µs. Schema 2 replaces this function.
 CREATE FUNCTION oncegate.tick(clock bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     second CONSTANT bigint := 1000000;
@@ -558,6 +555,30 @@ END $$;
 
 CREATE CONSTRAINT TRIGGER hold_to_pledge AFTER INSERT ON oncegate.pledges
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION oncegate.hold_to_pledge();
+
+-- name: schema 2
+-- The store's time in µs: the server's clock, or `clock` in its place, but never earlier than `high`. Every half second
+-- the time is noted there, so that it goes back by no more than that when the clock is set back or a replica with a
+-- slower one takes over. Time then stands still until the clock has caught up, but for a microsecond with each call, so
+-- that grants one after another have rising fences. Nothing that the clock does meanwhile counts as time that has passed:
+-- a correction looks the same, and would end leases. Noting the time with every batch would have every batch wait for
+-- every other; so nobody waits to note it. `ahead` is no longer used.
+CREATE OR REPLACE FUNCTION oncegate.tick(clock bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    second CONSTANT bigint := 1000000;
+    wall CONSTANT bigint := coalesce(clock, (extract(epoch FROM clock_timestamp()) * second)::bigint);
+    noted bigint;
+    now bigint;
+BEGIN
+    SELECT high INTO noted FROM oncegate.meta WHERE id = 1;
+    IF wall >= noted AND wall < noted + second / 2 THEN
+        RETURN wall;
+    END IF;
+    now := greatest(wall, noted + 1);
+    UPDATE oncegate.meta SET high = now, ahead = 0
+    WHERE id = (SELECT id FROM oncegate.meta WHERE id = 1 AND high = noted FOR UPDATE SKIP LOCKED);
+    RETURN now;
+END $$;
 
 -- What there is at a place that was just connected to.
 -- name: look

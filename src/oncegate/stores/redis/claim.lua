@@ -49,7 +49,7 @@ while at <= size do
         rear = '\255\255\255\7' .. struct.pack('>I7', now + lease)
       end
       front = struct.pack(HEAD, state, moment, 0, now + retention, 1, now, hash, now, owner)
-      kept = string.format('%.0f', math.ceil(retention / 1000) + KEPT_ON)
+      kept = string.format('%.0f', math.ceil((now - clock + retention) / 1000) + KEPT_ON)
     end
     ahead[key] = nil
     if call('SET', key, front .. sub(batch, block, at - 1) .. rear, 'NX', 'PX', kept) then

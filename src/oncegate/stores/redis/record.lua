@@ -6,7 +6,8 @@
 -- so that all of a bucket lies in one slot and a script can work on any of it. A place is a namespace in UTF-8, escaped
 -- so that it holds no zero byte, and a zero byte: places and keys joined sort as (namespace, key) does.
 --
---   t                 string  the latest time granted by and what the server's clock said then, both I7
+--   t                 string  the latest time granted by and what the server's clock said then, both I7; the second is
+--                             for processes of an earlier version, which may still be running
 --   n                 set     the places that records were claimed in
 --   r <place> <key>   string  one record, see below; Redis drops it a minute after it has expired
 --   v <place> <key>   string  one document: version I7, expires_at I7, body
@@ -66,14 +67,15 @@ if KEYS[2] then
   ahead[KEYS[2]] = first
 end
 
--- The store's time. It follows the server's clock and never goes back or stands still: when that clock is behind what
--- was noted (it was set back, or a replica took over), time goes on at half its pace until it has caught up. That of a
--- test may stand still. Who grants something notes the time; a look, a completion or a duplicate comes to the same at an
--- earlier one.
+-- The store's time: the server's clock, but never earlier than what was noted. When that clock is behind (it was set
+-- back, or a replica took over), time stands still until the clock has caught up, but for a microsecond with each call,
+-- so that no two grants have one fence. Nothing that the clock does meanwhile counts as time that has passed: a
+-- correction looks the same, and would end leases. That of a test may stand still altogether. Who grants something notes
+-- the time; a look, a completion or a duplicate comes to the same at an earlier one.
 local now = clock
 if noted then
-  local high, then_ = struct.unpack('>I7I7', noted)
+  local high = struct.unpack('>I7', noted)
   if clock <= high then
-    now = ARGV[2] == '0' and high + math.max(1, math.floor((clock - then_) / 2)) or high
+    now = ARGV[2] == '0' and high + 1 or high
   end
 end

@@ -99,9 +99,9 @@ local function find(where)
   end
 end
 
--- In milliseconds; a retention may be shorter than one.
+-- In milliseconds; a retention may be shorter than one. Redis counts by the server's clock, which may be behind.
 local function kept_for(expires)
-  return math.ceil((expires - now) / 1000) + KEPT_ON
+  return math.ceil((expires - clock) / 1000) + KEPT_ON
 end
 
 local function write(key, value, expires)
