@@ -13,7 +13,8 @@ from oncegate.stores.breaker import IN_A_ROW, Breaker
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 
-SLOW = 50_000
+MS = 1_000
+SLOW = 50 * MS
 
 
 class Server:
@@ -70,6 +71,12 @@ def break_it(breaker: Breaker, server: Server) -> None:
         assert not refused(breaker, server)
 
 
+def answer(breaker: Breaker, server: Server, takes: int, *, times: int) -> None:
+    server.takes = takes
+    for _ in range(times):
+        assert breaker.call(server, [1]) == [1]
+
+
 class TestOpening:
     def test_by_errors_in_a_row(self, breaker: Breaker, server: Server, changes: list[str]) -> None:
         """After so many errors in a row the store is not asked any more; the refusal says why, and until when."""
@@ -86,15 +93,41 @@ class TestOpening:
             assert not refused(breaker, server)
 
     def test_by_slow_answers(self, breaker: Breaker, server: Server) -> None:
-        """Answers later than the bound count as failures, though they are answers; those as late as it do not."""
-        server.takes = SLOW
-        for _ in range(2 * IN_A_ROW):
-            assert breaker.call(server, [1]) == [1]
-        server.takes = SLOW + 1
-        for _ in range(IN_A_ROW):
-            assert breaker.call(server, [1]) == [1]
-        with pytest.raises(StoreUnavailable, match="it took 50 ms to answer"):
+        """Answers later than the bound count as failures, though they are answers; those as late as it do not. The
+        refusal says how late, what the limit was, and which setting it comes from."""
+        answer(breaker, server, 2 * MS, times=21)
+        answer(breaker, server, SLOW, times=2 * IN_A_ROW)
+        answer(breaker, server, 2 * MS, times=21)
+        answer(breaker, server, 200 * MS, times=IN_A_ROW)
+        slow = r"it took 200 ms to answer, and 50 ms is the limit\); the setting breaker"
+        with pytest.raises(StoreUnavailable, match=slow):
             breaker.call(server, [1])
+
+    @pytest.mark.parametrize("first", [0, 1, 4])
+    def test_not_by_a_store_that_is_far_away(self, breaker: Breaker, server: Server, first: int) -> None:
+        """A store that answers in 60 ms every time is well, whatever its first few answers took."""
+        answer(breaker, server, 2 * MS, times=first)
+        answer(breaker, server, 60 * MS, times=200)
+        answer(breaker, server, 600 * MS, times=20)
+        assert not refused(breaker, server)
+
+    def test_by_what_is_slow_for_a_store_that_is_far_away(self, breaker: Breaker, server: Server) -> None:
+        """The limit is ten times the median of the last answers, where that is more than the setting."""
+        answer(breaker, server, 60 * MS, times=20)
+        answer(breaker, server, 601 * MS, times=IN_A_ROW)
+        with pytest.raises(StoreUnavailable, match="it took 601 ms to answer, and 600 ms is the limit"):
+            breaker.call(server, [1])
+
+    def test_a_new_pace(self, breaker: Breaker, server: Server, boot: ManualClock, changes: list[str]) -> None:
+        """A store that is slower from some day on is refused for a minute or two, and then used as it is."""
+        answer(breaker, server, 2 * MS, times=50)
+        answer(breaker, server, 200 * MS, times=IN_A_ROW)
+        since = boot.now
+        while changes[-1] == "breaker.opened" and boot.now - since < 120_000 * MS:
+            boot.advance("1s")
+            refused(breaker, server)
+        assert changes[-1] == "breaker.closed"
+        answer(breaker, server, 200 * MS, times=100)
 
     def test_endings_go_through(self, breaker: Breaker, server: Server, changes: list[str]) -> None:
         """What must be recorded is tried even so, and if that is answered the store is back."""
@@ -106,9 +139,11 @@ class TestOpening:
 
     def test_large_batches_may_take_longer(self, breaker: Breaker, server: Server) -> None:
         """A batch has as much time again for every ten things in it."""
+        answer(breaker, server, 1, times=21)
         server.takes = 10 * SLOW
         for _ in range(2 * IN_A_ROW):
             breaker.call(server, list(range(100)))
+        answer(breaker, server, 1, times=21)
         server.takes = 12 * SLOW
         for _ in range(IN_A_ROW):
             breaker.call(server, list(range(100)))

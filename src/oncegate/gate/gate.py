@@ -48,8 +48,9 @@ class Gate:
     `dead_letter_retention` is how long a dead letter is kept. What the store holds and failed is left alone for
     `backoff`, twice as long after each further attempt, and for `backoff_limit` at most. For `remember`, at most 60 s,
     this process answers copies of what it saw completed by itself; None has it ask the store every time.
-    A store over a network that answered five times in a row with an error, or later than `breaker`, is left alone for a
-    while, and events are refused at once; None has it asked whatever it does.
+    A store over a network that answered five times in a row with an error, or later than `breaker` and than ten times
+    the median of its last answers, is left alone for a while, and events are refused at once; None has it asked
+    whatever it does.
 
     How often. `max_attempts=None` leaves the counting to the platform that delivers again, such as a queue with a
     redrive policy; no failing event is buried then.

@@ -65,8 +65,8 @@ _MEANINGS: Final = {
     "sliding": "Whether retention counts from the latest copy on instead of from the completion.",
     "sliding_limit": "With `sliding`, how long an event is remembered at most.",
     "remember": "For how long a process answers copies of what it saw completed by itself; at most 60s.",
-    "breaker": "A store over a network that fails, or takes longer than this, five times in a row is left alone for a"
-    " while.",
+    "breaker": "A store over a network that fails five times in a row is left alone for a while; so is one that takes"
+    " longer than this, and than ten times its median, five times in a row.",
     "max_attempts": "A failure at this attempt buries; `off` leaves the counting to the platform.",
     "max_result": "A handler's result of more bytes than this is not kept for the duplicates.",
     "max_in_hand": "How many events `arun` takes at a time.",

@@ -6,11 +6,18 @@
                                                         └── it failed or was slow: twice the pause
 
 While it is open, asking for claims is refused at once. Endings and renewals go through always: their effects are done
-or under way, and what is not recorded will be done again. An answer to a call that was begun before the breaker last
+or under way, and what is not recorded will be done again.
+
+An answer is slow if it took longer than `breaker` and than ten times the median of the last answers: a store that is
+far away answers in 60 ms every time, and is well. Slow answers join the median, too. So a store that answers at a new
+pace from some day on is refused for a minute or two, and then used as it is.
+
+An answer to a call that was begun before the breaker last
 changed says nothing about how things are now, and does not count: every change begins a new generation.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
@@ -23,6 +30,8 @@ from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
 
 IN_A_ROW: Final = 5
 _AT_ONCE: Final = 10
+_RECENT: Final = 21
+_TIMES_MEDIAN: Final = 10
 _FIRST_PAUSE: Final = 1_000_000
 _LONGEST_PAUSE: Final = 30_000_000
 
@@ -30,8 +39,8 @@ _Answer = TypeVar("_Answer")
 
 
 class Breaker:
-    """`slow` is the time in microseconds from which on an answer counts as a failure, longer for a batch: as much again
-    for every ten things in it. `told` hears of each change."""
+    """`slow` is the time in microseconds up to which no answer is slow, longer for a batch: as much again for every ten
+    things in it. `told` hears of each change."""
 
     def __init__(self, slow: int, boot: Clock, told: Callable[[str, str], object] | None = None) -> None:
         self._slow = slow
@@ -42,6 +51,7 @@ class Breaker:
         self._failures = 0
         self._pause = _FIRST_PAUSE
         self._open_until: int | None = None
+        self._recent: deque[int] = deque(maxlen=_RECENT)  # how long the last answers took, each for ten things
         self._probing = False
         self._why = ""
         self._watch = forks.holding(self._lock, self._let_try)
@@ -67,11 +77,20 @@ class Breaker:
         except BaseException:
             self._abandon(generation)
             raise
-        took = self._boot() - sent_at
-        slow = took > self._slow * (1 + len(batch) // _AT_ONCE)
+        took = (self._boot() - sent_at) // (1 + len(batch) // _AT_ONCE)
+        slow = self._too_slow(took) if took > self._slow else None
+        self._recent.append(took)
         if slow or self._failures or self._open_until is not None:  # else there is nothing to count
-            self._count(generation, f"it took {spoken(took)} to answer" if slow else None)
+            self._count(generation, slow)
         return answer
+
+    def _too_slow(self, took: int) -> str | None:
+        """What is wrong with an answer that took longer than `slow`, if anything is: it may be as usual."""
+        recent = sorted(list(self._recent))  # noqa: C414  # a copy in one step: other threads append
+        limit = max(self._slow, _TIMES_MEDIAN * recent[len(recent) // 2]) if recent else took
+        if took <= limit:
+            return None
+        return f"it took {spoken(took)} to answer, and {spoken(limit)} is the limit"
 
     def _admitted(self) -> int:
         with self._lock:
@@ -81,7 +100,8 @@ class Breaker:
             if left > 0 or self._probing:
                 again = f"again in {spoken(left)}" if left > 0 else "again just now"
                 raise StoreUnavailable(
-                    f"the store is left alone after failures in a row, and asked {again} ({self._why})"
+                    f"the store is left alone after failures in a row, and asked {again} ({self._why}); "
+                    "the setting breaker says how slow it may be"
                 )
             self._probing = True
             return self._generation
