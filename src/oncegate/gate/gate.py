@@ -19,11 +19,12 @@ from oncegate.gate.identifying import Identifier
 from oncegate.gate.jobs import Bare, Job, Refused
 from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.terms import Wishes, agree, check_keeping
+from oncegate.gate.terms import Terms, Wishes, agree, check_keeping
 from oncegate.gate.working import Lent, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
 from oncegate.stores.base import Inbox, Joining, Store, Transactional
+from oncegate.stores.late import open_or_wait
 
 if TYPE_CHECKING:
     from oncegate.gate.calls import Calls
@@ -59,7 +60,8 @@ class Gate:
     effects that are better lost than doubled. What fails is kept as a dead letter; results are not kept.
 
     What if. `on_missing_key="unguarded"` runs events without a key instead of refusing them;
-    `on_store_error="unguarded"` runs those of the `unguarded_types` when the store cannot be asked for a claim.
+    `on_store_error="unguarded"` runs those of the `unguarded_types` when the store cannot be asked for a claim, also if
+    a store over a network is away when the gate is made.
     `on_conflict` says what becomes of other content under a known key: "bury" keeps it as a dead letter, "run" runs it
     as an event of its own, "duplicate" drops it. `on_replay="run"` runs a replayed event once more for each replay's
     name. Events that happened more than `max_age` ago are counted, and with `on_too_old="bury"` buried.
@@ -86,7 +88,7 @@ class Gate:
         self._wall = wall
         self._identify = Identifier(key, terms, wall, self._observers)
         self._hints = _checked(hints)
-        self.store = _opened(store)
+        self.store = _opened(store, terms)
         self._engine = Engine(self.store, terms, boot, self._observers, hints)
 
     def run(self, payload: Any, handler: Handler) -> Outcome:
@@ -389,7 +391,9 @@ class Gate:
         return outcomes
 
 
-def _opened(store: str | Store) -> Store:
+def _opened(store: str | Store, terms: Terms) -> Store:
+    if isinstance(store, str) and terms.on_store_error == "unguarded":
+        return open_or_wait(store)
     if isinstance(store, str):
         return open_store(store)
     if isinstance(store, type) or not hasattr(store, "claim"):

@@ -1,6 +1,7 @@
 """The service put together: from settings to an application, and from start to stop."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from functools import partial
 from oncegate.claims import Address
 from oncegate.clocks import since_boot, wall
 from oncegate.durations import microseconds
-from oncegate.errors import SettingError
+from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
@@ -24,6 +25,8 @@ from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
 from oncegate.signatures import Verifier
 from oncegate.stores.base import Entry, Inbox, Store
+
+_log = logging.getLogger("oncegate.service")
 
 _AT_WORK = 256
 _PAGE = 1_000
@@ -44,7 +47,8 @@ class Service:
         proxies = proxies_of(settings)
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
-        self._store = settings.open_store()
+        self._may_be_late = any(route["on_store_error"] == "unguarded" for route in self._routes.values())
+        self._store = settings.open_store(late=self._may_be_late)
         self._probe = probe(self._store)
         self._counting = Look(self._count_kept)
         try:
@@ -106,7 +110,12 @@ class Service:
         for path, door in self._doors.items():
             if (limit := door.limits.live_keys) is not None:
                 known = _known(self._store, self._routes[path]["namespace"])
-                await asyncio.to_thread(limit.count_in, known)
+                try:
+                    await asyncio.to_thread(limit.count_in, known)
+                except StoreUnavailable as error:
+                    if not self._may_be_late:
+                        raise
+                    _log.warning("route %s: max_live_keys counts from 0: %s", name_of(path), error)
 
     def _count_kept(self) -> None:
         """Counted when somebody asks: it is the store that knows, since others keep and take too."""

@@ -74,7 +74,8 @@ _MEANINGS: Final = {
     "max_age": "Events that happened longer ago than this are counted as too old.",
     "on_too_old": "What becomes of events older than `max_age`.",
     "on_missing_key": "What becomes of events that lack a part of their key.",
-    "on_store_error": "What becomes of events when the store cannot be asked; `unguarded` needs `unguarded_types`.",
+    "on_store_error": "What becomes of events when the store cannot be asked; `unguarded` needs `unguarded_types`, and"
+    " starts without a store that is away.",
     "unguarded_types": "The event types that may run, and so run twice, while the store is away.",
     "on_conflict": "What becomes of other content under a known key.",
     "on_replay": "Whether a replayed event is a duplicate or runs once more for each replay.",

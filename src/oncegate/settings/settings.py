@@ -19,6 +19,7 @@ from oncegate.sources import Hints
 from oncegate.sources.plain import paths
 from oncegate.stores import check_url, look_at_store, open_store
 from oncegate.stores.base import Store
+from oncegate.stores.late import open_or_wait
 
 DEFAULT: Final = "default"
 
@@ -88,9 +89,11 @@ class Settings(Struct, frozen=True):
                 paths(**{name: value})
         return Hints(topic, paths(**chosen))
 
-    def open_store(self, *, create: bool = True) -> Store:
+    def open_store(self, *, create: bool = True, late: bool = False) -> Store:
+        """The store. `late`: one that is away is opened when it is back."""
         with self.placed("store"):
-            return open_store(self.values["store"], create=create)
+            url = self.values["store"]
+            return open_or_wait(url) if late else open_store(url, create=create)
 
     def look_at_store(self) -> Store:
         """The store, for those who only read it."""

@@ -1,6 +1,7 @@
 """Stores: where claims are kept. `open_store` finds the one that a URL names."""
 
 from importlib import import_module
+from typing import Any
 
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError
@@ -54,8 +55,14 @@ def check_url(url: str) -> None:
 
 def keeps_events(url: str) -> bool:
     """Whether the store at a URL keeps events until they are run."""
+    return issubclass(store_class(url), Inbox)
+
+
+def store_class(url: str) -> type[Any]:
+    """The class of the store at a URL."""
     module, _, _, kind = _STORES[scheme_of(url)]
-    return issubclass(getattr(import_module(module), kind), Inbox)
+    found: type[Any] = getattr(import_module(module), kind)
+    return found
 
 
 def scheme_of(url: str) -> str:
