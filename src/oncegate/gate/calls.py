@@ -33,10 +33,9 @@ from oncegate.gate.identifying import Identifier
 from oncegate.gate.jobs import CALL, Identified
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
+from oncegate.gate.patience import Patience
 
 _RUN: Final = ("__main__", "__mp_main__")  # the program itself, and as multiprocessing names it in other processes
-_FIRST_PAUSE: Final = 0.01
-_LONGEST_PAUSE: Final = 0.25
 
 
 class Calls:
@@ -72,7 +71,7 @@ class Calls:
     def _plain(self, call: "_Call", wait: int) -> Callable[..., Any]:
         @wraps(call.function)
         def once(*args: Any, **kwargs: Any) -> Any:
-            run, patience = _Run(call.function, args, kwargs), _Patience(wait)
+            run, patience = _Run(call.function, args, kwargs), Patience(wait)
             while True:
                 (outcome,) = self._engine.through([call.identify(args, kwargs)], run)
                 pause = patience.pause() if outcome.status == "in_flight" else None
@@ -85,7 +84,7 @@ class Calls:
     def _awaited(self, call: "_Call", wait: int) -> Callable[..., Any]:
         @wraps(call.function)
         async def once(*args: Any, **kwargs: Any) -> Any:
-            run, patience = _Run(call.function, args, kwargs), _Patience(wait)
+            run, patience = _Run(call.function, args, kwargs), Patience(wait)
             while True:
                 outcome = await self._engine.athrough(call.identify(args, kwargs), run.awaited)
                 pause = patience.pause() if outcome.status == "in_flight" else None
@@ -233,22 +232,6 @@ class _Run:
             self.error = error
             raise
         return self.result
-
-
-class _Patience:
-    """The pauses of a call that waits for another: each longer than the one before, the last up to the end."""
-
-    def __init__(self, wait: int) -> None:
-        self._deadline = time.monotonic() + wait / 1e6
-        self._next = _FIRST_PAUSE
-
-    def pause(self) -> float | None:
-        """How long to wait until the next look; None if that was the last."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            return None
-        pause, self._next = min(self._next, left), min(2 * self._next, _LONGEST_PAUSE)
-        return pause
 
 
 def _own_name(function: Callable[..., Any]) -> str:

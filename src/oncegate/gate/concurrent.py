@@ -40,6 +40,7 @@ from oncegate.gate.leases import Lease
 from oncegate.gate.room import Room
 from oncegate.gate.running import Means, Runner
 from oncegate.gate.settling import CLOSE_WITHIN, Ending
+from oncegate.gate.waiting import Copies, ended_by
 from oncegate.stores.base import Patient, Together
 
 MOST_AT_A_TIME: Final = 256
@@ -78,6 +79,7 @@ class Concurrent:
         self._gatherer: Gatherer[_Asked] = Gatherer(
             "oncegate-writer", self._write, self._settle, self._orphaned, MOST_AT_A_TIME
         )
+        self.copies = Copies(means.terms.max_in_hand // 2)
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
         self._pooling = threading.Lock()
@@ -167,7 +169,7 @@ class Concurrent:
                 if not job.held:
                     return
                 if self._means.terms.marks_first or job.event.attempt != self._means.terms.max_attempts:
-                    await self.run_granted(job, handler)
+                    await self._run_watched(job, handler)
                     return
                 await self._gatherer.done(self._means.endings.unstarted(job))
                 job.held = False
@@ -177,9 +179,19 @@ class Concurrent:
         try:
             await self._gatherer.done(job)
             if job.held:
-                await self.run_granted(job, handler)
+                await self._run_watched(job, handler)
         finally:
             room.end_alone(alone)
+
+    async def _run_watched(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        """Run what is held; copies that come meanwhile may wait for its end."""
+        digest = job.key.digest
+        first = self.copies.begin(digest)
+        try:
+            await self.run_granted(job, handler)
+        finally:
+            if first:
+                self.copies.end(digest, ended_by(job.outcome))
 
     async def run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
         """Run what is held, however it was granted; it has its outcome afterwards."""

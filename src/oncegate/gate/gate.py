@@ -106,14 +106,24 @@ class Gate:
         check_handler(handler)
         return self._told(self._engine.through([self._identify(event) for event in events], handler))
 
-    async def arun(self, payload: Any, handler: AsyncHandler | Handler) -> Outcome:
+    async def arun(self, payload: Any, handler: AsyncHandler | Handler, *, wait: Duration | Literal[0] = 0) -> Outcome:
         """Take one event through the gate, from a coroutine; the handler may be async or plain.
+
+        While another is at the event, its copy waits for the end of that for up to `wait`, and is in flight only then.
+        Half of `max_in_hand` may wait at a time; the others do not.
 
         Callers that ask at the same time share their writes. A plain handler runs in a thread. An async one
         is cancelled when the claim is lost, and when the caller is cancelled: then the event is released. A plain one
         cannot be stopped; it runs on, and is settled when it is done."""
         check_handler(handler, may_await=True)
-        return self._told([await self._engine.athrough(self._identify(self._only_event(payload)), handler)])[0]
+        longest = microseconds(wait, "wait", or_none=True) if wait else 0
+        event = self._only_event(payload)
+        outcome = await self._engine.athrough(self._identify(event), handler)
+        if longest and outcome.status == "in_flight":
+            outcome = await self._engine.concurrent.copies.waited(
+                outcome, lambda: self._engine.athrough(self._identify(event), handler), longest
+            )
+        return self._told([outcome])[0]
 
     @overload
     def once(self, function: Callable[_P, _R]) -> Callable[_P, _R]: ...

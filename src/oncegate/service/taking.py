@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
+from datetime import timedelta
 from typing import Any, Protocol
 
 from oncegate.durations import Duration, times
@@ -19,6 +21,7 @@ from oncegate.work.handling import logged, trace
 _log = logging.getLogger("oncegate.service")
 
 _LOOK_EVERY = 1.0
+_WAIT = 5.0
 
 
 class Taking(Protocol):
@@ -71,7 +74,8 @@ class Kept:
 
 
 class Inline:
-    """Runs the handler while the sender waits; beside that, what people have redriven."""
+    """Runs the handler while the sender waits; beside that, what people have redriven. The sender of a copy waits a few
+    seconds for the first, and is told to send it again only then."""
 
     left_running = 0  # whoever closes the service waits for them a little longer, and then sees
 
@@ -85,10 +89,19 @@ class Inline:
 
     async def _run(self, events: Sequence[Event]) -> list[Outcome]:
         """A single event shares its writes with those of other requests; several share theirs with one another."""
+        until = time.monotonic() + _WAIT
         if len(events) == 1 or is_async(self._handler):
-            return [await self._gate.arun(event, self._handler) for event in events]
+            return [await self._run_one(event, until) for event in events]
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._gate.run_batch, events, self._handler)
+        outcomes = await loop.run_in_executor(self._threads, self._gate.run_batch, events, self._handler)
+        return [
+            await self._run_one(event, until) if outcome.status == "in_flight" else outcome
+            for event, outcome in zip(events, outcomes, strict=True)
+        ]
+
+    async def _run_one(self, event: Event, until: float) -> Outcome:
+        wait = timedelta(seconds=max(0.0, until - time.monotonic()))
+        return await self._gate.arun(event, self._handler, wait=wait)
 
     async def work(self, stop: asyncio.Event) -> None:
         while not await _within(_LOOK_EVERY, stop.wait()):
