@@ -23,6 +23,7 @@
     │   └── QueueUnavailable  may pass by itself: the network, a limit
     └── StoreError
         ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
+        │   └── StoreReadOnly it can be read, and takes no writes now: it is full, or has become a replica
         └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
             ├── NoStore       nobody has made one there yet, and it was not to be made now
             └── Unkeepable    one record is more than the store can keep; all others are none the worse
@@ -178,15 +179,27 @@ class QueueUnavailable(QueueError):
 
 class StoreError(OncegateError):
     """The store could not do what it was asked. If only its answer was lost, it may have been done; asking again does
-    no harm."""
+    no harm. `brief` says it to those who are not to know where the store is."""
+
+    brief = "it failed"
 
 
 class StoreUnavailable(StoreError):
     """The store cannot answer now; the same call may work later."""
 
+    brief = "it does not answer"
+
+
+class StoreReadOnly(StoreUnavailable):
+    """The store can be read and takes no writes now; nothing was written."""
+
+    brief = "it takes no writes"
+
 
 class StoreRefused(StoreError):
     """The store cannot be used as it is; a person has to look."""
+
+    brief = "it is not set up as it must be"
 
 
 class NoStore(StoreRefused):

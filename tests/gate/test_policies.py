@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, keys
-from oncegate.errors import SettingError, StoreUnavailable, Unreadable
+from oncegate.errors import SettingError, StoreReadOnly, StoreUnavailable, Unreadable
 from oncegate.events import Evidence
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -82,6 +82,72 @@ class TestMissingKey:
         with pytest.raises(Unreadable, match="the event_id key needs id"):
             Gate(store, key=keys.event_id).seen({"type": "x"})
         assert Gate(store, key=keys.event_id, on_missing_key="unguarded").seen({"type": "x"}) is False
+
+
+class ReadOnly(MemoryStore):
+    """A store that takes no writes when it is told to, and may not be readable either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writable = self.readable = True
+        self.reads = 0
+
+    def _apply(self, operations: Any, **how: Any) -> Any:
+        if not self.writable:
+            raise StoreReadOnly("the store is full")
+        return super()._apply(operations, **how)
+
+    def browse(self, *args: Any, **wanted: Any) -> Any:
+        self.reads += 1
+        if not self.readable:
+            raise StoreUnavailable("the store is away")
+        return super().browse(*args, **wanted)
+
+
+class TestNoWrites:
+    def test_what_is_known(self) -> None:
+        """Of a store that takes no writes, what is done, kept or buried is told by reading; nothing else is answered or
+        run, but for what may run unguarded."""
+        store, handler, failing = ReadOnly(), Handler(), Handler(ValueError("boom"))
+        gate = Gate(store, remember=None, max_attempts=2, on_store_error="unguarded", unguarded_types=["alarm"])
+        gate.run({"id": "done", "type": "alarm"}, handler)
+        gate.admit([b'{"id": "kept"}'])
+        for _ in range(2):
+            gate.run({"id": "buried"}, failing)
+        gate.run({"id": "released"}, failing)
+        store.writable = False
+        events = [
+            {"id": "done", "type": "alarm"},
+            b'{"id": "kept"}',
+            {"id": "buried"},
+            {"id": "released"},
+            {"id": "done", "type": "alarm", "other": 1},
+            {"id": "new"},
+            {"id": "new", "type": "alarm"},
+        ]
+        outcomes = gate.run_batch(events, handler)
+        said = ["duplicate", "duplicate", "buried", "failed", "unguarded", "failed", "unguarded"]
+        assert [outcome.status for outcome in outcomes] == said
+        assert outcomes[0].result == "done"
+        assert len(handler.runs) == 1 + said.count("unguarded")
+        assert [outcome.status for outcome in gate.admit([b'{"id": "kept"}', b'{"id": 1}'])] == ["duplicate", "failed"]
+        assert gate.seen({"id": "done", "type": "alarm"}) is True
+        with pytest.raises(StoreReadOnly):
+            gate.seen({"id": "new"})
+
+    def test_what_cannot_be_read(self) -> None:
+        """A store that cannot be read either is tried once a second, whatever comes."""
+        store, boot = ReadOnly(), ManualClock(0)
+        gate = Gate(store, boot=boot, remember=None)
+        gate.run({"id": "done"}, Handler())
+        store.writable = store.readable = False
+        for _ in range(2):
+            outcomes = gate.run_batch([{"id": number} for number in range(20)], Handler())
+            assert {outcome.status for outcome in outcomes} == {"failed"}
+        assert store.reads == 1
+        store.readable = True
+        boot.advance("1s")
+        assert gate.run({"id": "done"}, Handler()).status == "duplicate"
 
 
 class TestStoreError:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.errors import StoreUnavailable
+from oncegate.errors import StoreReadOnly, StoreUnavailable
 from oncegate.stores.breaker import IN_A_ROW, Breaker
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -24,6 +24,7 @@ class Server:
         self._boot = boot
         self.takes = 0
         self.fails = False
+        self.error: StoreUnavailable = StoreUnavailable("no route")
         self.asked = 0
 
     def __call__(self, batch: Sequence[Any]) -> list[Any]:
@@ -31,7 +32,7 @@ class Server:
         if self.takes:
             self._boot.advance(self.takes)
         if self.fails:
-            raise StoreUnavailable("no route")
+            raise self.error
         return list(batch)
 
 
@@ -158,6 +159,28 @@ class TestOpening:
         boot.advance("1s")
         server.fails = False
         assert breaker.call(server, [1]) == [1]
+
+
+class TestReads:
+    def test_while_no_writes_are_taken(self, breaker: Breaker, server: Server, changes: list[str]) -> None:
+        """A store that takes no writes can be read while it is left alone, and an answer to that does not close the
+        breaker; the refusal of all else tells what it was opened by."""
+        server.error = StoreReadOnly("it is full")
+        break_it(breaker, server)
+        with pytest.raises(StoreReadOnly, match="it is full"):
+            breaker.call(server, [1])
+        server.fails = False
+        assert breaker.call(server, [1], reads=True) == [1]
+        assert changes == ["breaker.opened"]
+        assert refused(breaker, server)
+
+    def test_while_nothing_is_answered(self, breaker: Breaker, server: Server) -> None:
+        """One that fails altogether is not read either."""
+        break_it(breaker, server)
+        asked = server.asked
+        with pytest.raises(StoreUnavailable) as raised:
+            breaker.call(server, [1], reads=True)
+        assert (type(raised.value), server.asked) == (StoreUnavailable, asked)
 
 
 class TestClosing:

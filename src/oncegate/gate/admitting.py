@@ -76,7 +76,7 @@ class Admitter:
         if not unknown:
             return None
         admit = cast(Inbox, self._store).admit
-        return Asking(admit, self._requests(unknown), unknown, self._judge, self._unanswered)
+        return Asking(admit, self._requests(unknown), unknown, self._judge, self._unanswered, self._claimer.known)
 
     def _unanswered(self, jobs: Sequence[Job], error: str) -> None:
         for job in jobs:

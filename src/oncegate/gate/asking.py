@@ -9,24 +9,29 @@ from msgspec import Struct
 
 from oncegate.claims import Operation
 from oncegate.clocks import Clock
-from oncegate.errors import StoreError
+from oncegate.errors import StoreError, StoreReadOnly
 from oncegate.stores.base import Together
 
 
 class Asking(Struct, frozen=True):
     """Requests of one kind, and what they are for. `answered` gets that, the answers and when they were asked for;
-    `failed` gets it and why there are none."""
+    `failed` gets it and why there are none. Where the store takes no writes, `known` gets the requests and what they
+    are for, and gives back what it could not answer by reading."""
 
     verb: Callable[[Sequence[Any]], Sequence[Any]]
     requests: Sequence[Operation]
     about: Sequence[Any]
     answered: Callable[[Sequence[Any], Sequence[Any], int], None]
     failed: Callable[[Sequence[Any], str], None]
+    known: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
 
     def ask(self, boot: Clock) -> None:
         sent_at = boot()
         try:
             answers = self.verb(self.requests)
+        except StoreReadOnly as error:
+            if left := self.about if self.known is None else self.known(self.requests, self.about):
+                self.failed(left, str(error))
         except StoreError as error:
             self.failed(self.about, str(error))
         else:

@@ -12,6 +12,7 @@ from oncegate.canonical import digest
 from oncegate.carriers import delivery
 from oncegate.claims import (
     COMPLETED,
+    Admit,
     Buried,
     Bury,
     Claim,
@@ -21,9 +22,10 @@ from oncegate.claims import (
     InFlight,
     Record,
     Verdict,
+    step,
 )
-from oncegate.clocks import Clock
-from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.clocks import Clock, wall
+from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable
 from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
@@ -40,6 +42,7 @@ from oncegate.instances import owners
 from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store, Want
 
+_UNREAD_FOR: Final = 1_000_000
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
 _TAKEN: Final = "something else has the key of the copy"
@@ -55,6 +58,7 @@ class Claimer:
         self._memory = memory
         self._observers = observers
         self._hints = hints
+        self._unread_until = 0
 
     def claim(self, jobs: Sequence[Job]) -> None:
         """Claim all with one write. Each job gets a lease, a reason to run without one, or an outcome."""
@@ -67,7 +71,7 @@ class Claimer:
         if not unknown:
             return None
         requests = self._requests(unknown, marks=self._terms.marks_first)
-        return Asking(self._store.claim, requests, unknown, self._judge, self.unanswered)
+        return Asking(self._store.claim, requests, unknown, self._judge, self.unanswered, self.known)
 
     def recall(self, job: Job) -> bool:
         """Answer from the memory of completions, if it can."""
@@ -95,6 +99,35 @@ class Claimer:
                 job.unguarded = error
             else:
                 job.outcome = Outcome("failed", job.event, job.key, error=error)
+
+    def known(self, requests: Sequence[Claim | Admit], jobs: Sequence[Job]) -> list[Job]:
+        """Answer what can be known by reading from a store that takes no writes: what is done already, or buried. The
+        others are given back. A store that cannot be read either is not asked again for a moment."""
+        unknown = []
+        for request, job in zip(requests, jobs, strict=True):
+            verdict = self._found_by_reading(request)
+            if verdict is None:
+                unknown.append(job)
+            else:
+                job.outcome = _outcome(job, verdict)
+                self._tell_of_loosened(job, verdict.record)
+        return unknown
+
+    def _found_by_reading(self, request: Claim | Admit) -> Duplicate | Buried | None:
+        if self._boot() < self._unread_until:
+            return None
+        try:
+            entries = self._store.browse(request.namespace, key=request.key, limit=1)
+        except StoreError:
+            self._unread_until = self._boot() + _UNREAD_FOR
+            return None
+        for entry in entries:
+            # It has not expired, or it were not shown; the store's time is not told, but is no earlier than this.
+            since = entry.record.completed_at or entry.record.first_seen
+            verdict = step(entry.record, request, since)[1]
+            if isinstance(verdict, Duplicate | Buried):
+                return replace(verdict, at=max(since, wall()))
+        return None
 
     def _judge(self, jobs: Sequence[Job], verdicts: Sequence[Verdict], sent_at: int) -> None:
         conflicts, granted = [], len(jobs)
@@ -182,7 +215,13 @@ class Claimer:
         """Mark one event as done, without running anything; False if it was known. Raises StoreError."""
         if self.recall(job):
             return False
-        (verdict,) = self._store.claim(self._requests([job], marks=True))
+        requests = self._requests([job], marks=True)
+        try:
+            (verdict,) = self._store.claim(requests)
+        except StoreReadOnly:
+            if self.known(requests, [job]):
+                raise
+            return False
         if isinstance(verdict, Conflict):
             if self.answer_conflicts([(job, verdict)], {}):
                 return self.mark(job)

@@ -12,6 +12,7 @@ import msgspec
 from oncegate.gate.answers import CLOSE, Answer, problem
 from oncegate.service.addresses import Proxies
 from oncegate.service.door import Door
+from oncegate.service.looks import Readiness
 from oncegate.service.metrics import CONTENT_TYPE, Metrics
 from oncegate.service.openapi import DOCUMENT
 from oncegate.service.room import NoRoom, Room
@@ -39,7 +40,7 @@ class App:
         *,
         room: Room | None = None,
         proxies: Proxies | None = None,
-        ready: Callable[[], Awaitable[bool]] | None = None,
+        readiness: Readiness | None = None,
         counting: Callable[[], Awaitable[object]] | None = None,
         starting: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -49,7 +50,7 @@ class App:
         self._metrics = metrics
         self._room = room or Room()
         self._proxies = proxies or Proxies()
-        self._ready = ready
+        self._readiness = readiness
         self._counting = counting
         self._starting = starting
         self._stop: Callable[[], object] | None = None
@@ -143,11 +144,11 @@ class App:
             return problem(503, "the service must be started again")
         return Answer(200, b'{"status":"ok"}', _JSON)
 
-    async def _readiness(self) -> Answer:
+    async def _ready(self) -> Answer:
         if self.draining:
             return problem(503, "the service is about to stop")
-        if self._ready is not None and not await self._ready():
-            return problem(503, "the store cannot be used")
+        if self._readiness is not None and (brief := await self._readiness.problem()) is not None:
+            return problem(503, f"the store cannot be used: {brief}; see the log")
         return Answer(200, b'{"status":"ready"}', _JSON)
 
     async def _numbers(self) -> Answer:
@@ -181,6 +182,8 @@ class App:
         stop = asyncio.Event()
         self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
         workers = [asyncio.create_task(self._at_work(door, stop)) for door in self._doors.values()]
+        if self._readiness is not None:
+            workers.append(asyncio.create_task(self._readiness.watch(stop)))
         await send({"type": "lifespan.startup.complete"})
         await receive()
         stop.set()
@@ -191,7 +194,7 @@ class App:
 _DESCRIPTION = msgspec.json.encode(DOCUMENT)
 _PLACES: Mapping[str, Callable[[App], Awaitable[Answer]]] = {
     "/healthz": App._health,
-    "/readyz": App._readiness,
+    "/readyz": App._ready,
     "/metrics": App._numbers,
     "/openapi.json": App._description,
 }

@@ -17,7 +17,7 @@ from oncegate.gate.observing import Observer
 from oncegate.service.app import App
 from oncegate.service.door import NO_LIMITS, Door, Limits
 from oncegate.service.limits import LiveKeys, Rate
-from oncegate.service.looks import Look, probe
+from oncegate.service.looks import Look, Readiness
 from oncegate.service.metrics import Metrics
 from oncegate.service.room import Room
 from oncegate.service.routes import check_keys, name_of, proxies_of, routes_of, unkept, verifier_for
@@ -49,7 +49,7 @@ class Service:
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
         self._may_be_late = any(route["on_store_error"] == "unguarded" for route in self._routes.values())
         self._store = settings.open_store(late=self._may_be_late)
-        self._probe = probe(self._store)
+        self._readiness = Readiness(self._store)
         self._counting = Look(self._count_kept)
         try:
             self._gates = {path: route.gate(self._store, observers=observers) for path, route in self._routes.items()}
@@ -62,7 +62,7 @@ class Service:
             self._metrics,
             room=Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
             proxies=proxies,
-            ready=self._probe.answered,
+            readiness=self._readiness,
             counting=self._counting.answered,
             starting=self._start,
         )
@@ -98,7 +98,7 @@ class Service:
         self.ended = not closing.is_alive() and not any(door.taking.left_running for door in self._doors.values())
 
     def _close(self) -> None:
-        self._probe.close()
+        self._readiness.close()
         self._counting.close()
         self._threads.shutdown()
         for gate in self._gates.values():

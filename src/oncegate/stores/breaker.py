@@ -25,7 +25,7 @@ from oncegate import forks
 from oncegate.claims import Address, Admission, Admit, Claim, Renew, Settlement, Verdict
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
-from oncegate.errors import StoreError, StoreUnavailable, Unkeepable
+from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
 from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
 
 IN_A_ROW: Final = 5
@@ -54,16 +54,27 @@ class Breaker:
         self._recent: deque[int] = deque(maxlen=_RECENT)  # how long the last answers took, each for ten things
         self._probing = False
         self._why = ""
+        self._refusal: type[StoreUnavailable] = StoreUnavailable
         self._watch = forks.holding(self._lock, self._let_try)
 
     def _let_try(self) -> None:
         """A child of a fork has no part in what its parent is just trying."""
         self._probing = False
 
-    def call(self, ask: Callable[[Sequence[Any]], _Answer], batch: Sequence[Any], *, always: bool = False) -> _Answer:
-        """Ask the store, if it is to be asked; a refusal says why and until when."""
+    def call(
+        self,
+        ask: Callable[[Sequence[Any]], _Answer],
+        batch: Sequence[Any],
+        *,
+        always: bool = False,
+        reads: bool = False,
+    ) -> _Answer:
+        """Ask the store, if it is to be asked; a refusal says why and until when. What only `reads` is asked for also
+        while it takes no writes, and then says nothing of how it is."""
         generation = self._generation  # before the look whether it is open: what opens it meanwhile is of a later one
         if self._open_until is not None and not always:
+            if reads and self._refusal is StoreReadOnly:
+                return ask(batch)
             generation = self._admitted()
         sent_at = self._boot()
         try:
@@ -72,7 +83,7 @@ class Breaker:
             self._count(generation, None)
             raise
         except StoreError as error:
-            self._count(generation, str(error))
+            self._count(generation, str(error), read_only=isinstance(error, StoreReadOnly))
             raise
         except BaseException:
             self._abandon(generation)
@@ -99,26 +110,27 @@ class Breaker:
             left = self._open_until - self._boot()
             if left > 0 or self._probing:
                 again = f"again in {spoken(left)}" if left > 0 else "again just now"
-                raise StoreUnavailable(
+                raise self._refusal(
                     f"the store is left alone after failures in a row, and asked {again} ({self._why}); "
                     "the setting breaker says how slow it may be"
                 )
             self._probing = True
             return self._generation
 
-    def _count(self, generation: int, failure: str | None) -> None:
+    def _count(self, generation: int, failure: str | None, *, read_only: bool = False) -> None:
         change = None
         with self._lock:
             if generation == self._generation:
-                change = self._failed(failure) if failure is not None else self._answered()
+                change = self._failed(failure, read_only) if failure is not None else self._answered()
         if change is not None and self._told is not None:
             self._told(change, self._why)
 
-    def _failed(self, why: str) -> str | None:
+    def _failed(self, why: str, read_only: bool) -> str | None:
         if self._open_until is not None and not self._probing:
             return None  # what goes through always has failed once more: that is known
         self._failures += 1
         self._why = why
+        self._refusal = StoreReadOnly if read_only else StoreUnavailable
         if self._failures < IN_A_ROW and self._open_until is None:
             return None
         self._generation += 1
@@ -160,7 +172,7 @@ class Guarded:
         return self._breaker.call(self._store.take, wants)
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
-        return self._breaker.call(self._store.load, addresses)
+        return self._breaker.call(self._store.load, addresses, reads=True)
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
         return self._breaker.call(self._store.swap, changes)

@@ -38,6 +38,9 @@ from oncegate.stores.dynamodb.table import prepare
 from oncegate.stores.dynamodb.transactions import Transaction, Writes
 from oncegate.stores.judged import JudgedStore, shown
 
+_PROBE = "oncegate probe"
+_NEVER = "attribute_exists(id) AND attribute_not_exists(id)"
+
 
 class DynamoStore(JudgedStore):
     remote = True
@@ -132,6 +135,12 @@ class DynamoStore(JudgedStore):
         except Changed as changed:
             return stamp_of(changed.item) == stamp
         return True
+
+    def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
+        """See `oncegate.stores.base.Probed`. The condition cannot be met, so nothing is written; but a table that may
+        not be written, or has no capacity left for it, says so before it looks at the condition."""
+        with suppress(Changed):
+            self._calls.ask("put_item", Item={"id": {"S": _PROBE}}, ConditionExpression=_NEVER)
 
     # ── for people ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import psycopg
 
-from oncegate.errors import StoreError, StoreRefused, StoreUnavailable, Unkeepable
+from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable, Unkeepable
 
 
 class Late(psycopg.OperationalError):
@@ -13,7 +13,8 @@ class Late(psycopg.OperationalError):
 
 
 # The first two letters of an error's code name its class, all five the error: see appendix A of Postgres's manual.
-_PASSING: Final = ("08", "40", "53", "55", "57", "58", "25006")
+_PASSING: Final = ("08", "40", "53", "55", "57", "58")
+_UNWRITABLE: Final = ("25006", "53100")  # a read-only transaction, a full disk
 _UNKNOWN: Final = "what was asked may have been done or not; asking again does no harm"
 _RIGHTS: Final = "42501"
 _UNKEPT: Final = ("22", "54")
@@ -38,6 +39,8 @@ def explained(error: psycopg.Error, place: str) -> StoreError:
         return StoreUnavailable(f"{place} did not answer in time; {_UNKNOWN}")
     if code is None:
         return StoreUnavailable(f"the connection to {place} was lost ({line_of(error)}); {_UNKNOWN}")
+    if code in _UNWRITABLE:
+        return StoreReadOnly(f"{place} takes no writes now ({line_of(error)}); nothing was written")
     if code.startswith(_PASSING):
         return StoreUnavailable(f"{place} could not do it now ({line_of(error)}); try again")
     if code == _RIGHTS:

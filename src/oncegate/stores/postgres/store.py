@@ -222,6 +222,11 @@ class PostgresStore:
             rows = self._ask(db, statement, wanted)
         return [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
 
+    def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
+        """See `oncegate.stores.base.Probed`."""
+        with self._connections.borrowed() as db:
+            self._ask(db, "probe", ())
+
     def close(self) -> None:
         self._connections.close()
         self._lent.close()

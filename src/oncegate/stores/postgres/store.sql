@@ -562,7 +562,7 @@ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION oncegate.hold_to_ple
 -- slower one takes over. Time then stands still until the clock has caught up, but for a microsecond with each call, so
 -- that grants one after another have rising fences. Nothing that the clock does meanwhile counts as time that has passed:
 -- a correction looks the same, and would end leases. Noting the time with every batch would have every batch wait for
--- every other; so nobody waits to note it. `ahead` is no longer used.
+-- every other; so nobody waits to note it, and a server that takes no writes can be read. `ahead` is no longer used.
 CREATE OR REPLACE FUNCTION oncegate.tick(clock bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     second CONSTANT bigint := 1000000;
@@ -575,6 +575,9 @@ BEGIN
         RETURN wall;
     END IF;
     now := greatest(wall, noted + 1);
+    IF current_setting('transaction_read_only')::boolean THEN
+        RETURN now;
+    END IF;
     UPDATE oncegate.meta SET high = now, ahead = 0
     WHERE id = (SELECT id FROM oncegate.meta WHERE id = 1 AND high = noted FOR UPDATE SKIP LOCKED);
     RETURN now;
@@ -688,6 +691,11 @@ ORDER BY namespace LIMIT %(limit)s;
 -- Asked before a handler's transaction and not in it, where noting the time would lock it for as long as that takes.
 -- name: time
 SELECT oncegate.tick(%s);
+
+-- Whether something can be written: one who is just writing this row shows it, too.
+-- name: probe
+UPDATE oncegate.meta SET high = high
+WHERE id = (SELECT id FROM oncegate.meta WHERE id = 1 FOR UPDATE SKIP LOCKED) RETURNING id;
 
 -- A handler's transaction: it begins with a pledge and the lock on its claim, and ends as one that is still the same.
 -- name: pledge

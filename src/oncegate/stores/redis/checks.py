@@ -12,11 +12,14 @@ _VERSION: Final = 1
 LAYOUT_TAG: Final = b"layout"
 
 
+class MayEvict(StoreRefused):
+    """Records may be evicted, by a policy that nobody has allowed."""
+
+    brief = "it may evict records (maxmemory-policy)"
+
+
 def check(server: Server, settings: Settings) -> None:
-    (reply,) = ask(server, [("INFO", "everything")])
-    if isinstance(reply, Failed):
-        raise explained(reply.error, server.name)
-    info = parsed(reply)
+    info = _info(server, "everything")
     _check_version(info, server.name)
     _check_kind(info, server.name, settings)
     _check_eviction(info, server.name, allowed=settings.evicting)
@@ -25,6 +28,19 @@ def check(server: Server, settings: Settings) -> None:
             f"Redis at {server.name} keeps no append-only file: what was claimed and completed since its last snapshot "
             "is forgotten when it stops, and runs again if it is delivered again; set appendonly yes"
         )
+
+
+def check_again(server: Server, settings: Settings) -> None:
+    """What may have changed while the server ran."""
+    if not settings.evicting:
+        _check_eviction(_info(server, "memory"), server.name)
+
+
+def _info(server: Server, section: str) -> dict[str, str]:
+    (reply,) = ask(server, [("INFO", section)])
+    if isinstance(reply, Failed):
+        raise explained(reply.error, server.name)
+    return parsed(reply)
 
 
 def _warn(sentence: str) -> None:
@@ -69,7 +85,7 @@ def _check_eviction(info: dict[str, str], place: str, *, allowed: bool = False) 
         return
     may = f"Redis at {place} may evict records to make room (maxmemory-policy {policy}), and an evicted event would "
     if not allowed:
-        raise StoreRefused(f"{may}run again; set maxmemory-policy noeviction")
+        raise MayEvict(f"{may}run again; set maxmemory-policy noeviction")
     _warn(f"{may}run again, an evicted dead letter be lost; it is allowed to here (evicting=allowed)")
 
 

@@ -5,8 +5,8 @@
 -- they are cut out as one block. Answered is a text: the time (I7) and a letter for each request (N granted anew: the
 -- client knows the record; K known and unchanged: the client judges it; G granted, U duplicate, I in flight, X conflict,
 -- B buried). The record of the letter that is no N follows it; where there are several, the answer is a list of that
--- text and the records. With an ARGV[3] the places of all requests are noted: the client is not sure that they are; else
--- only where nothing was noted yet.
+-- text and the records. With an ARGV[3] the places of all requests but K are noted: the client is not sure that they are;
+-- else only where nothing was noted yet. For K nothing is written at all, so that a server which takes no writes answers.
 
 local REQUEST, REQUEST_SIZE = '>I4BBI4I8I8I8B', 35
 local MARKS = 2
@@ -32,9 +32,6 @@ while at <= size do
   count = count + 1
   local key = keys and keys[count] or base .. 'r' .. sub(batch, start + REQUEST_SIZE, block - 1)
   local letter, value = nil, ahead[key]
-  if ARGV[3] or not noted then
-    call('SADD', base .. 'n', sub(key, #base + 2, string.find(key, '\0', #base + 2, true)))
-  end
 
   -- New events come with new ones and duplicates with duplicates: so it is first written as if it were new, and after
   -- the first one that is not, all others are read ahead.
@@ -79,6 +76,8 @@ while at <= size do
   if value and byte(value) == COMPLETED and slides == 0 and now < struct.unpack('>I7', value, EXPIRES)
     and not (later and later[key]) then
     letter, values[count] = 'K', value
+  elseif ARGV[3] or not noted then
+    call('SADD', base .. 'n', sub(key, #base + 2, string.find(key, '\0', #base + 2, true)))
   end
   if not letter then
     later = later or {}

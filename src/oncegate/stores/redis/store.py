@@ -32,6 +32,7 @@ from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.redis import scripts
 from oncegate.stores.redis.browsing import browse_all, browse_key, dead_letters, walk_all
 from oncegate.stores.redis.buckets import Buckets, Call, check_replies
+from oncegate.stores.redis.checks import check_again
 from oncegate.stores.redis.records import unpack, unpack_answer, unpack_only
 from oncegate.stores.redis.requests import (
     claiming,
@@ -150,6 +151,13 @@ class RedisStore:
 
     def walk(self, namespace: str | None = None) -> Iterator[Entry]:
         return walk_all(self._open(), namespace)
+
+    def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
+        """See `oncegate.stores.base.Probed`. A swap of nothing notes the time, and that is a write."""
+        buckets = self._open()
+        buckets.ask(buckets.everywhere(scripts.SWAP, b""))
+        for server in buckets.servers.all():
+            check_again(server, self._settings)
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────
 

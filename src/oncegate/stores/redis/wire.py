@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
-from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
+from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable
 from oncegate.stores.redis.settings import Settings
 
 # Of texts only: were a signal's handler to raise while it spells a number, hiredis would crash the process.
@@ -335,10 +335,10 @@ _MEANINGS: Final[list[_Meaning]] = [
     (errors.AskError, StoreUnavailable, "the cluster of {place} is moving the slot ({error}); try again"),
     (errors.TryAgainError, StoreUnavailable, "the cluster of {place} is moving the slot ({error}); try again"),
     (errors.ClusterDownError, StoreUnavailable, "the cluster of {place} does not answer for all slots ({error})"),
-    (errors.ReadOnlyError, StoreUnavailable, "Redis at {place} has become a read-only replica; nothing was written"),
+    (errors.ReadOnlyError, StoreReadOnly, "Redis at {place} has become a read-only replica; nothing was written"),
     (
         errors.OutOfMemoryError,
-        StoreUnavailable,
+        StoreReadOnly,
         "Redis at {place} is out of memory; nothing was written: make room or raise maxmemory",
     ),
     (errors.BusyLoadingError, StoreUnavailable, "Redis at {place} is still loading its data; try again"),
@@ -371,10 +371,10 @@ _SAID: Final[list[tuple[str, type[StoreError], str]]] = [
         StoreRefused,
         "Redis at {place} has no database of this number ({error}); name a lower one, or raise its setting databases",
     ),
-    ("MISCONF", StoreUnavailable, "Redis at {place} cannot save its data, so it takes none ({error})"),
+    ("MISCONF", StoreReadOnly, "Redis at {place} cannot save its data, so it takes none ({error})"),
     (
         "NOREPLICAS",
-        StoreUnavailable,
+        StoreReadOnly,
         "Redis at {place} has fewer replicas than it wants, so it takes no data ({error})",
     ),
     ("BUSY", StoreUnavailable, "Redis at {place} is busy with a script ({error}); try again"),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import quote
 
-from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
+from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable
 from oncegate.stores.sqlite.lending import OwnConnection
 from oncegate.stores.sqlite.rows import SQL
 
@@ -139,7 +139,7 @@ def is_of_the_disk(error: sqlite3.Error) -> bool:
 def explained(error: sqlite3.Error, path: str) -> StoreError:
     match _code(error):
         case sqlite3.SQLITE_FULL:
-            return StoreUnavailable(f"the disk that holds {path} is full; nothing was written: make room")
+            return StoreReadOnly(f"the disk that holds {path} is full; nothing was written: make room")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreUnavailable(f"another process held {path} locked for too long; nothing was written")
         case sqlite3.SQLITE_IOERR:
