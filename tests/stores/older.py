@@ -73,7 +73,7 @@ RECORDS: Final = {
     ),
     "retried": replace(_first(2), owner=_name("cid", b"."), fence=START + 3, attempts=2, error="boom"),
     "admitted": _kept(b'{"id":"evt-5"}'),
-    "taken": _kept(b'{"id":"evt-6"}', state=IN_PROGRESS, lease_until=START + 2 + LEASE, attempts=1),
+    "taken": _kept(b'{"id":"evt-6"}', state=IN_PROGRESS, fence=START + 3, lease_until=START + 2 + LEASE, attempts=1),
 }
 DOCUMENT: Final = Document(START + 2, b"[]")
 
