@@ -1,5 +1,6 @@
 """Stores that an earlier version wrote are read, and go on."""
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
 from tests.stores.older import DATA, DAY, LEASE, START, assert_goes_on, key
 from tests.stores.postgres_server import PostgresServer
+from tests.stores.redis_server import RedisServer
 
 
 def test_sqlite(tmp_path: Path) -> None:
@@ -94,13 +96,14 @@ def test_postgres_beside_a_process_of_the_version_before(postgres: PostgresServe
     with postgres.connect() as old:
         old.prepare_threshold = 0
         assert old.execute(_CLAIM_1, said | {"key": b"new"}).fetchone() == (None, None, None, None)
-        assert old.execute(_TAKE_1, said).fetchone() == (key("admitted"), "P", 1, b'{"id":"evt-5"}')
+        assert old.execute(_TAKE_1, said).fetchone() == (key("redriven"), "P", 1, b'{"id":"evt-7"}')
         with closing(open_store(url, clock=ManualClock(START + 5))) as store:
             assert old.execute(_SETTLE_1, said | {"key": b"new", "fence": START + 4}).fetchone() == (None,)
             assert old.execute(_CLAIM_1, said | {"key": b"new"}).fetchone() == ("G", "C", 1, None)
             said["now"] = START + 4 + LEASE
             assert old.execute(_CLAIM_1, said | {"key": key("held")}).fetchone() == ("G", "P", 1, None)
             assert old.execute(_ADMIT_1, said | {"key": key("retried")}).fetchone() == ("A", "R", 1, b"kept")
+            assert old.execute(_TAKE_1, said).fetchone() == (key("admitted"), "P", 1, b'{"id":"evt-5"}')
             assert old.execute(_TAKE_1, said).fetchone() == (key("taken"), "P", 1, b'{"id":"evt-6"}')
             records = {entry.key: entry.record for entry in store.browse()}
     assert {each: record.lost for each, record in records.items() if record.lost} == {
@@ -109,3 +112,18 @@ def test_postgres_beside_a_process_of_the_version_before(postgres: PostgresServe
         key("taken"): 1,
     }
     assert (records[b"new"].state, records[b"new"].result) == ("C", b"h" * 16)
+
+
+def test_redis(redis_server: RedisServer) -> None:
+    """Records of layout 1 are read as they are, and written as those of this one when they change."""
+    redis_server.client.flushall()
+    for name, value in json.loads((DATA / "redis.json").read_text()).items():
+        where = bytes.fromhex(name)
+        if isinstance(value, str):
+            redis_server.client.set(where, bytes.fromhex(value))
+        elif isinstance(value, list):
+            redis_server.client.sadd(where, *map(bytes.fromhex, value))
+        else:
+            redis_server.client.zadd(where, {bytes.fromhex(member): score for member, score in value.items()})
+    clock = ManualClock(START)
+    assert_goes_on(open_store(redis_server.url, clock=clock), clock)

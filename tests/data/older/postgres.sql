@@ -540,7 +540,15 @@ INSERT INTO oncegate.claims (
 INSERT INTO oncegate.claims (
     namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
     source, type, entity, occurred_at, delivery_id, first_seen, completed_at, result, error, payload
+) VALUES ('crm', '\x6d61726b65642d2d2d2d2d2d2d2d2d2d', 'C', '\x616e6e2e2e2e2e2e2e2e2e2e2e2e2e2e', 1765551752000002, 1765551782000002, 1, '\x68686868686868686868686868686868', 1766156552000002, 'genesys', 'v2.detail.events.conversation.{id}.customer.end', 'conversation-1', 1765551751000000, 'evt-1', 1765551752000002, 1765551752000002, NULL, NULL, NULL);
+INSERT INTO oncegate.claims (
+    namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
+    source, type, entity, occurred_at, delivery_id, first_seen, completed_at, result, error, payload
 ) VALUES ('crm', '\x6e756c6c2d2d2d2d2d2d2d2d2d2d2d2d', 'C', '\x616e6e2e2e2e2e2e2e2e2e2e2e2e2e2e', 1765551752000002, 0, 1, '\x68686868686868686868686868686868', 1766156552000002, 'genesys', 'v2.detail.events.conversation.{id}.customer.end', 'conversation-1', 1765551751000000, 'evt-1', 1765551752000002, 1765551752000002, '\x6e756c6c', NULL, NULL);
+INSERT INTO oncegate.claims (
+    namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
+    source, type, entity, occurred_at, delivery_id, first_seen, completed_at, result, error, payload
+) VALUES ('crm', '\x726564726976656e2d2d2d2d2d2d2d2d', 'R', '\x', 1765551752000002, 0, 0, '\x68686868686868686868686868686868', NULL, 'genesys', 'v2.detail.events.conversation.{id}.customer.end', 'conversation-1', 1765551751000000, 'evt-1', 1765551752000002, NULL, NULL, 'ValueError: boom', '\x7b226964223a226576742d37227d');
 INSERT INTO oncegate.claims (
     namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
     source, type, entity, occurred_at, delivery_id, first_seen, completed_at, result, error, payload
