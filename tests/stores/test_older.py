@@ -1,5 +1,6 @@
 """Stores that an earlier version wrote are read, and go on."""
 
+import base64
 import json
 import sqlite3
 from contextlib import closing
@@ -13,6 +14,7 @@ from oncegate.errors import StoreRefused
 from oncegate.stores import look_at_store
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
+from tests.stores.dynamo_server import DynamoServer
 from tests.stores.older import DATA, DAY, LEASE, START, assert_goes_on, key
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
@@ -127,3 +129,25 @@ def test_redis(redis_server: RedisServer) -> None:
             redis_server.client.zadd(where, {bytes.fromhex(member): score for member, score in value.items()})
     clock = ManualClock(START)
     assert_goes_on(open_store(redis_server.url, clock=clock), clock)
+
+
+def test_dynamodb(dynamo_server: DynamoServer) -> None:
+    """Items without the attributes of today are read; those that have nothing to tell are written without them."""
+    table, clock = dynamo_server.new_table(), ManualClock(START)
+    store = open_store(dynamo_server.url(table), clock=clock)
+    for item in json.loads((DATA / "dynamodb.json").read_text()):
+        kept = {name: _attribute(*value.items()) for name, value in item.items()}
+        dynamo_server.client.put_item(TableName=table, Item=kept)
+    assert_goes_on(store, clock)
+    items = {item["key"]["S"]: item for item in dynamo_server.client.scan(TableName=table)["Items"]}
+    new = {"lost", "unavailableSince", "handedTo"}
+    told = {bytes.fromhex(name).rstrip(b"-").decode(): new & item.keys() for name, item in items.items()}
+    assert {name: names for name, names in told.items() if names} == {
+        "retried": {"handedTo"},
+        "held": {"unavailableSince"},
+    }
+
+
+def _attribute(value: tuple[str, str]) -> dict[str, Any]:
+    kind, said = value
+    return {kind: base64.b64decode(said) if kind == "B" else said}
