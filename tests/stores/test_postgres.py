@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from oncegate import Event, Gate, open_store
-from oncegate.claims import Admitted, InFlight, Redrive
+from oncegate.claims import Admitted, Redrive
 from oncegate.clocks import Clock, since_boot
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable, Unkeepable
 from oncegate.stores.base import Store
@@ -25,7 +25,7 @@ from oncegate.stores.postgres.connections import Connections
 from oncegate.stores.postgres.rows import statements
 from oncegate.stores.postgres.settings import read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
-from oncegate.testing.asking import ABOUT, admit, claim, claim_of, complete, granted, take
+from oncegate.testing.asking import ABOUT, admit, claim_of, complete, granted, take
 from oncegate.testing.claiming import ClaimContract, TakeContract
 from oncegate.testing.operating import DocumentContract, OperatorContract
 from oncegate.testing.racing import race
@@ -325,23 +325,6 @@ class TestMigrations:
             assert db.execute("SELECT count(*) FROM older.claims WHERE colour IS NULL").fetchone() == (1,)
         for opened in stores:
             opened.close()
-
-    def test_a_store_whose_clock_was_set_back(self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A store of the first schema, whose time was ahead of the clock, keeps its leases when it is upgraded."""
-        url = f"{postgres.url()}?oncegate_schema=behind"
-        known = schema.migrations
-        monkeypatch.setattr(schema, "migrations", lambda sql: known(sql)[:1])
-        clock = ManualClock()
-        with closing(open_store(url, clock=clock)) as old:
-            granted(old, key=b"1" * 16)
-            clock.advance(-3_600_000_000)
-            record = granted(old)
-        monkeypatch.undo()
-        with closing(open_store(url, clock=clock)) as store:
-            assert isinstance(claim(store, "bob"), InFlight)
-            clock.advance(3_600_000_000)
-            assert isinstance(claim(store, "bob"), InFlight)
-            assert complete(store, record)
 
     def test_a_failed_migration_leaves_the_old_schema(
         self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
