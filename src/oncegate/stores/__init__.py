@@ -53,9 +53,10 @@ def check_url(url: str) -> None:
 
 
 def keeps_events(url: str) -> bool:
-    """Whether the store at a URL keeps events until they are run."""
-    module, _, _, kind = _STORES[scheme_of(url)]
-    return issubclass(getattr(import_module(module), kind), Inbox)
+    """Whether the store at a URL keeps events until they are run, also when this process ends."""
+    scheme = scheme_of(url)
+    module, _, _, kind = _STORES[scheme]
+    return scheme != "memory" and issubclass(getattr(import_module(module), kind), Inbox)
 
 
 def scheme_of(url: str) -> str:
