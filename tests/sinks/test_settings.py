@@ -59,6 +59,10 @@ def test_nothing_chosen() -> None:
     ("flags", "problem"),
     [
         (
+            {"serve__publish": "sqs://q", "mode": "mark_first"},
+            "--publish: mode='mark_first' completes an event before it is published",
+        ),
+        (
             {"serve__forward": "https://a.example", "serve__publish": "sqs://q"},
             "--forward and --publish: an event goes one way only; keep one of them, and set the others to off",
         ),

@@ -55,6 +55,11 @@ def _handler(settings: Settings, path: str) -> Handler | AsyncHandler:
     value, where = settings[path], settings.where(path)
     if path.endswith(".handler"):
         return log_only if value == LOG_ONLY else load_any_handler(value, where)
+    if path.endswith(".publish") and settings["mode"] == "mark_first":
+        raise SettingError(
+            f"{where}: mode='mark_first' completes an event before it is published, so that who receives it there would"
+            " take it for done; publish with mode='lease', the default"
+        )
     try:
         return publish(value) if path.endswith(".publish") else forward(value, **_wishes(settings, _FORWARD))
     except SettingError as error:

@@ -4,7 +4,7 @@ read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settl
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -14,9 +14,9 @@ from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler
+from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, place_of
 from oncegate.gate.identifying import Identifier
-from oncegate.gate.jobs import Bare, Job, Refused
+from oncegate.gate.jobs import ANYWHERE, Bare, Job, Refused, handed_to
 from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import Wishes, agree, check_keeping
@@ -101,7 +101,8 @@ class Gate:
 
     def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
         check_handler(handler)
-        return self._told(self._engine.through([self._identify(event) for event in events], handler))
+        identified = handed_to(place_of(handler), [self._identify(event) for event in events])
+        return self._told(self._engine.through(identified, handler))
 
     async def arun(self, payload: Any, handler: AsyncHandler | Handler) -> Outcome:
         """Take one event through the gate, from a coroutine; the handler may be async or plain.
@@ -110,7 +111,8 @@ class Gate:
         is cancelled when the claim is lost, and when the caller is cancelled: then the event is released. A plain one
         cannot be stopped; it runs on, and is settled when it is done."""
         check_handler(handler, may_await=True)
-        return self._told([await self._engine.athrough(self._identify(self._only_event(payload)), handler)])[0]
+        (item,) = handed_to(place_of(handler), [self._identify(self._only_event(payload))])
+        return self._told([await self._engine.athrough(item, handler)])[0]
 
     @overload
     def once(self, function: Callable[_P, _R]) -> Callable[_P, _R]: ...
@@ -232,7 +234,8 @@ class Gate:
             batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain
         )
         engine = self._engine.under(max_attempts=None)
-        lent = Lent(engine, self._events, self._identify, self._observers, engine.boot)
+        identify = partial(self._identify, trusted=True)
+        lent = Lent(engine, self._events, identify, self._observers, engine.boot)
         worker: Worker = import_module("oncegate.work.sqs").SqsWorker(queue, handler, ways, lent)
         return worker
 
@@ -261,12 +264,14 @@ class Gate:
         What is "accepted" is durable, and is run by whoever works off the `inbox`, here or in another process. All else
         is answered as `run_batch` would: a copy of what is kept or done is a duplicate."""
         self._check_inbox("admit()")
-        return self._told(self._engine.admit([self._identify(event) for event in self._all_events(payloads, "admit")]))
+        identified = [self._identify(event) for event in self._all_events(payloads, "admit")]
+        return self._told(self._engine.admit(handed_to(ANYWHERE, identified)))
 
     async def aadmit(self, payload: Any) -> list[Outcome]:
         """The same for one payload, from a coroutine. Callers that ask at the same time share their writes."""
         self._check_inbox("aadmit()")
-        items = await self._engine.aadmit([self._identify(event) for event in self._events(payload)])
+        identified = handed_to(ANYWHERE, [self._identify(event) for event in self._events(payload)])
+        items = await self._engine.aadmit(identified)
         return self._told([item.outcome for item in items])
 
     def inbox(
@@ -318,6 +323,7 @@ class Gate:
             if job.key.digest in outcomes:
                 self._engine.runner.give_back([job])
                 break
+            handed_to(place_of(handler), waiting)
             self._engine.runner.run_alone(job, handler)
             outcomes[job.key.digest] = job.outcome
         return self._told(list(outcomes.values()))

@@ -21,8 +21,8 @@ from oncegate.events import Event
 from oncegate.gate.answers import keep_refused, problem
 from oncegate.gate.arrivals import Arrival, Read, Record, arrival, response
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine
-from oncegate.gate.jobs import NO_TIME, Identified, Job
+from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine, place_of
+from oncegate.gate.jobs import NO_TIME, Identified, Job, handed_to
 from oncegate.gate.log import fields_of, spelt, write_line
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -56,7 +56,7 @@ class LambdaHandler:
         *,
         engine: Engine,
         read: Read,
-        identify: Callable[[Event], Identified],
+        identify: Callable[..., Identified],
         observers: Observers,
         wall: Clock,
         signature: "Verifier | None",
@@ -131,17 +131,18 @@ class LambdaHandler:
             wave = list(islice(lanes, beside))
             heads = [lanes[lane].popleft() for lane in wave]
             for lane, head, outcome in zip(
-                wave, heads, self._run([events[i] for i in heads], engine, time), strict=True
+                wave, heads, self._run([events[i] for i in heads], engine, time, arrived), strict=True
             ):
                 outcomes[head] = outcome
                 behind = lanes.pop(lane) if not (outcome.acked and lanes[lane]) else ()
                 outcomes.update((index, Outcome("in_flight", events[index], error=_BEHIND)) for index in behind)
         return [outcomes[index] for index in range(len(events))]
 
-    def _run(self, events: Sequence[Event], engine: Engine, time: _Time) -> list[Outcome]:
+    def _run(self, events: Sequence[Event], engine: Engine, time: _Time, arrived: Arrival) -> list[Outcome]:
         if time.start_by is not None and engine.boot() >= time.start_by:
             return [Outcome("in_flight", event, error=NO_TIME) for event in events]
-        identified = [self._identify(event) for event in events]
+        identified = [self._identify(event, trusted=arrived.trusted) for event in events]
+        handed_to(place_of(self._function), identified)
         for item in identified:
             if isinstance(item, Job) and time.start_by is not None:
                 item.start_by = time.start_by

@@ -13,6 +13,7 @@ from oncegate.gate import Gate
 from oncegate.gate.answers import keep_refused
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.jobs import ANYWHERE
 from oncegate.gate.outcome import Outcome
 from oncegate.work.handling import logged, trace
 
@@ -45,7 +46,7 @@ class Kept:
         self._gate = gate
         self._threads = threads
         self._runs = handler is not None
-        self._worker = gate.inbox(handler or _never, at_work=at_work, drain=drain)
+        self._worker = gate.inbox(_never if handler is None else handler, at_work=at_work, drain=drain)
         self._failures = 0
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
@@ -111,6 +112,9 @@ class Inline:
 async def _never(event: Event) -> NoReturn:
     """Stands in for a handler where nothing is run."""
     raise AssertionError(event)
+
+
+_never.publishes_to = ANYWHERE  # type: ignore[attr-defined]  # whoever works off the inbox may publish
 
 
 async def _within(seconds: float, awaited: Awaitable[object]) -> bool:
