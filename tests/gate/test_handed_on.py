@@ -290,12 +290,11 @@ class Sink:
             queue.write(f"{event.key}\\n")
         os.kill(os.getpid(), 9)
 
-Gate(sys.argv[1], lease="1s").run({"id": "evt-1", "type": "call.ended"}, Sink())
+Gate(sys.argv[1], lease="300ms").run({"id": "evt-1", "type": "call.ended"}, Sink())
 """
 
 
-@pytest.mark.parametrize("published_again", [False, True])
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize(("kind", "published_again"), [("sqlite", False), ("sqlite", True), ("redis", True)])
 def test_killed_after_it_was_sent(
     request: pytest.FixtureRequest, tmp_path: Path, effects: Effects, kind: str, published_again: bool
 ) -> None:
