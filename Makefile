@@ -18,7 +18,7 @@ help: ## show what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(READY) ## start the service on the embedded store, with a curl line to try
-	@$(BIN)/oncegate serve
+	@$(BIN)/oncegate serve --handler log
 
 quickstart: $(READY) ## one event in five wrappings through an emulator of AWS: one effect
 	@$(BIN)/python examples/quickstart/run.py

@@ -24,7 +24,8 @@ Told = dict[str, Any]
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
     progress.stage(f"webhooks, {_CONNECTIONS} connections")
-    serve = ["-m", "oncegate", "serve", "--port", "0", "--log", "off", "--store", "sqlite:///webhooks.db"]
+    serve = ["-m", "oncegate", "serve", "--port", "0", "--handler", "log", "--log", "off"]
+    serve += ["--store", "sqlite:///webhooks.db"]
     bare_server, keeping_server = ["-m", "benchmarks.bare"], ["-m", "benchmarks.bare", "--keeping"]
     with (
         _started(folder, "bare", bare_server) as bare,

@@ -55,7 +55,7 @@ def test_commands_exist(typed: str) -> None:
 
 def test_the_line_to_try_is_the_one_printed() -> None:
     """The README shows the very line that `make run` prints."""
-    printed = _WELCOME.format(version="", url="http://127.0.0.1:8080", store="")
+    printed = _WELCOME.format(version="", url="http://127.0.0.1:8080", store="", done="", note="")
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
 

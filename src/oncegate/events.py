@@ -39,7 +39,10 @@ class Key(Struct, frozen=True, gc=False):
 
 
 class Evidence(Struct, frozen=True, gc=False):
-    """What the transport says of one arrival. It tells duplicates apart; it is never part of a key."""
+    """What the transport says of one arrival. It tells duplicates apart; it is never part of a key.
+
+    `handed_key` is the key under which a gate has published the event to a queue or a bus, if the message says so. It
+    is for ingresses to decide whether to believe it; over HTTP anyone could say so."""
 
     message_id: str | None = None
     receive_count: int | None = None
@@ -48,6 +51,7 @@ class Evidence(Struct, frozen=True, gc=False):
     replay: str | None = None
     failure: str | None = None
     group: str | None = None
+    handed_key: str | None = None
 
 
 NO_EVIDENCE = Evidence()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oncegate import keys, read
+from oncegate.carriers import deliveries
 from oncegate.errors import TooManyEvents
 from oncegate.events import Evidence
 
@@ -504,3 +505,33 @@ def test_too_many_are_refused_at_once(body: bytes) -> None:
     with pytest.raises(TooManyEvents):
         read(body, most=1_000)
     assert time.process_time() - began < 0.5
+
+
+HANDED = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("payload", "key"),
+    [
+        (sqs(TEXT) | {"messageAttributes": {"oncegate-key": {"stringValue": HANDED}}}, HANDED),
+        (BOTO3 | {"MessageAttributes": {"oncegate-key": {"StringValue": HANDED}}}, HANDED),
+        (EVENT | {"oncegate-key": HANDED}, HANDED),
+        (sqs(json.dumps(EVENT | {"oncegate-key": HANDED})), HANDED),
+        ({"detail-type": "x", "source": "y", "resources": ["arn:z", f"oncegate:{HANDED}"], "detail": EVENT}, HANDED),
+        ({"detail-type": "x", "source": "y", "detail": EVENT | {"oncegate-key": HANDED}}, HANDED),
+        (sqs(TEXT) | {"messageAttributes": {"oncegate-key": {"stringValue": "none"}}}, None),
+        (sqs(TEXT) | {"messageAttributes": {"oncegate-key": 5}}, None),
+        ({"detail-type": "x", "source": "y", "resources": [f"oncegate:{HANDED}0", 5], "detail": EVENT}, None),
+        ({"detail-type": "x", "source": "y", "resources": HANDED, "detail": EVENT}, None),
+    ],
+)
+def test_the_key_of_a_publisher(payload: Any, key: str | None) -> None:
+    """The key that a gate has published an event under is evidence, wherever it stands, and no part of what is said."""
+    (found,) = deliveries(payload)
+    assert (found.evidence.handed_key, found.body) == (key, EVENT)
+
+
+def test_what_only_looks_like_the_key_of_a_publisher() -> None:
+    """A member of that name that has no key in it is a member like any other."""
+    (found,) = deliveries(EVENT | {"oncegate-key": "mine"})
+    assert (found.evidence.handed_key, found.body) == (None, EVENT | {"oncegate-key": "mine"})

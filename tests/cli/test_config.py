@@ -160,7 +160,24 @@ class TestCheck:
                 "oncegate.toml, serve.signature_options: there is no signature",
             ),
             ('[serve]\nsignature = "foo"', "oncegate.toml, serve.signature: there is no signature foo; there are"),
-            ('store = "redis://h"\n[serve]\nmode = "inbox"', "inbox() needs a store that keeps events"),
+            (
+                'store = "redis://h"\n[serve]\nhandler = "json:dumps"',
+                "serve.mode=inbox: redis:// cannot keep events until they are run; choose serve.mode=inline, which",
+            ),
+            (
+                'store = "dynamodb://Table"\n[serve]\nport = 1',
+                "or keep the inbox in SQLite (sqlite:///oncegate.db) or Postgres (postgresql://…)",
+            ),
+            ('store = "memory://"\n[serve]\nhandler = "log"', "serve.mode=inbox: memory:// cannot keep events"),
+            (
+                '[serve]\nmode = "inline"',
+                "oncegate.toml, serve.mode=inline: POST /events has no handler to run while the sender waits; name one",
+            ),
+            (
+                '[serve]\nmode = "inline"\n[route.a]\nsignature = "none"\nhandler = "log"\n'
+                '[route.b]\nsignature = "none"',
+                "serve.mode=inline: POST /events/b has no handler",
+            ),
             (
                 'mode = "mark_first"\n[serve]\nport = 1',
                 "mode='mark_first' would mark them before; or choose serve.mode",
@@ -172,8 +189,7 @@ class TestCheck:
         (tmp_path / "oncegate.toml").write_text(toml)
         code, _, checked = oncegate("config", "check")
         assert (code, said in checked, checked.count("Error: ")) == (exits.USAGE, True, 1), checked
-        if 'redis://h"' not in toml:  # serve would ask that server first
-            assert oncegate("serve")[2] == checked
+        assert oncegate("serve")[2] == checked
 
     def test_what_work_would_refuse(self, oncegate: Run, tmp_path: Path) -> None:
         """Each setting that SQS would not allow is found, and said as `work` says it."""

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from oncegate import Event, Gate, keys, open_store, read
-from oncegate.claims import About, Claim
+from oncegate.claims import About, Claim, Redrive
 from oncegate.cli import exits
 from oncegate.errors import RetryLater
 from tests.cli.conftest import Run, on_terminal
+from tests.gate.test_handed_on import Sink, put
 
 
 def fail(event: Event) -> None:
@@ -44,6 +45,39 @@ class TestDecisions:
         assert (fact(told, "key"), fact(told, "state"), fact(told, "attempts")) == (str(outcome.key), "completed", "1")
         assert (fact(told, "fence").isdecimal(), fact(told, "result")) == (True, '{"case":7}')
         assert first_line(oncegate("explain", str(outcome.key)))[:12] == first_line(told)[:12]
+
+    def test_published(self, oncegate: Run, gate: Gate) -> None:
+        """What was published says where and when, and what became of it there; both records are shown."""
+        sink = Sink()
+        outcome = gate.run({"id": "evt-1"}, sink)
+        said = " ".join(first_line(oncegate("explain", "evt-1")).split())
+        assert said.startswith("Run: evt-1 was published to sqs://q?region=eu-central-1 at 2")
+        assert "; nothing has taken it from there yet, in this store and namespace; a copy that comes to its" in said
+        assert "Nothing has taken it from there yet" in oncegate("keys", "show", str(outcome.key))[1]
+        gate.run(sink.sent[0], fail)
+        assert (
+            "; became a dead letter there at its first attempt, because ValueError" in oncegate("explain", "evt-1")[1]
+        )
+        (dead,) = gate.store.dead_letters()
+        gate.store.redrive([Redrive(dead.namespace, dead.key)])
+        gate.run_waiting(lambda event: None)
+        for wanted in ("evt-1", str(outcome.key)):
+            told = oncegate("explain", wanted)
+            assert "; ran there at 2" in first_line(told)
+            assert (str(outcome.key) in told[1], dead.key.hex() in told[1]) == (True, True)
+        found = json.loads(oncegate("explain", "evt-1", "--output", "json")[1])["records"]
+        assert [each["record"]["handed_to"] for each in found] == ["sqs://q?region=eu-central-1"]
+        assert [each["key"] for each in found[0]["handed_on"]] == [dead.key.hex()]
+        shown = oncegate("keys", "show", str(outcome.key))[1]
+        assert "It was published to sqs://q?region=eu-central-1 " in shown
+        assert "It was processed " in shown
+        assert f"the key {dead.key.hex()}; reset that too" in oncegate("keys", "reset", str(outcome.key), "--yes")[1]
+
+    def test_as_it_was_published(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """A file of what a bus has made of an event finds the event by the key that it carries."""
+        outcome = gate.run({"id": "evt-1"}, Sink())
+        (tmp_path / "put.json").write_text(json.dumps(put({"id": "evt-1"}, str(outcome.key))))
+        assert " evt-1 was published to " in oncegate("explain", "--file", "put.json")[1]
 
     def test_marked(self, oncegate: Run, gate: Gate) -> None:
         """What was only marked is not said to have run."""

@@ -22,7 +22,7 @@ class Service:
         self._effects = folder / "effects.jsonl"
         with self._effects.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--lease", "1s"],
+                [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "log", "--lease", "1s"],
                 cwd=folder,
                 stdout=log,
                 stderr=subprocess.PIPE,

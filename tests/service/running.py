@@ -47,12 +47,14 @@ class Service:
         environ: Mapping[str, str] = NO_VARIABLES,
         handler: str = HANDLER,
         verify: Any = True,
+        handled: bool = True,
     ) -> None:
         self.folder = folder
         (folder / "app.py").write_text(handler)
         if toml:
             (folder / "oncegate.toml").write_text(toml)
-        command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "app:handle", *options]
+        command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", *options]
+        command += ["--handler", "app:handle"] if handled else []
         self.log = (folder / "log").open("a+")
         self.errors = (folder / "errors").open("a+")
         before = self.errors.tell()

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,11 @@ import httpx
 import pytest
 
 from oncegate import Gate, open_store
+from oncegate.claims import Redrive
+from oncegate.cli.work import handlers_of_inbox
+from oncegate.errors import SettingError
 from oncegate.service.taking import Kept
+from oncegate.settings import load
 from oncegate.stores.memory import MemoryStore
 from tests.service.running import HANDLER, Service, until
 
@@ -204,3 +210,82 @@ def test_a_worker_that_dies_is_noticed() -> None:
 
     with pytest.raises(Fatal, match="broken"):
         asyncio.run(main())
+
+
+WORKER = (
+    HANDLER
+    + """
+def noted(event):
+    with open("noted", "a") as file:
+        file.write(f"{event.id}\\n")
+    raise ValueError("never")
+"""
+)
+
+
+@contextmanager
+def worker(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker of the inbox in a process of its own."""
+    command = [sys.executable, "-m", "oncegate", "work", "inbox", "--log", "json", *options]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
+def test_without_a_handler(tmp_path: Path) -> None:
+    """A service that was given nothing to run says so, and keeps every event for a worker, which runs it once."""
+    with Service(tmp_path, handled=False) as service:
+        assert "No handler: events are stored for `oncegate work inbox --handler …`." in service.welcome
+        assert service.post({"id": "evt-1"}).json()["status"] == "accepted"
+        assert service.post({"id": "evt-1"}).json()["status"] == "duplicate"
+        assert states(service) == ["R"]
+        with worker(tmp_path, "--handler", "app:handle"):
+            until(lambda: states(service) == ["C"])
+            assert service.post({"id": "evt-1"}).json()["status"] == "duplicate"
+            service.post({"id": "evt-2"})
+            until(lambda: states(service) == ["C", "C"])
+        assert service.effects() == ["evt-1", "evt-2"]
+        assert service.stop() in (0, -signal.SIGTERM)
+
+
+def test_a_worker_of_all_routes(tmp_path: Path) -> None:
+    """A worker takes the events of every route, with the settings of the route and its own handler where it names one;
+    the service runs only those of the routes that have one."""
+    toml = (
+        '[route.kept]\nsignature = "none"\n'
+        '[route.strict]\nsignature = "none"\nmax_attempts = 1\n'
+        '[route.own]\nsignature = "none"\nhandler = "app:noted"\nmax_attempts = 1\n'
+    )
+    with Service(tmp_path, toml=toml, handler=WORKER, handled=False) as service:
+        assert "/events/kept  unsigned: whoever can reach it may send; no handler" in service.welcome
+        assert "/events/own  unsigned: whoever can reach it may send\n" in service.welcome
+        service.post({"id": "1"}, "/events/kept")
+        service.post({"id": "2", "do": "fail"}, "/events/strict")
+        service.post({"id": "3"}, "/events/own")
+        until(lambda: sorted(states(service)) == ["D", "R", "R"])
+        service.stop()
+    with closing(open_store(f"sqlite:///{tmp_path}/oncegate.db")) as store:
+        store.redrive([Redrive("own", entry.key) for entry in store.browse("own")])
+    with worker(tmp_path, "--handler", "app:handle"):
+        until(lambda: sorted(states(service)) == ["C", "D", "D"])
+    assert sorted(service.effects()) == ["1", "2"]
+    assert set((tmp_path / "noted").read_text().split()) == {"3"}
+
+
+def test_a_worker_of_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--namespace has a worker take one namespace only; without it, each needs a handler."""
+    monkeypatch.chdir(tmp_path)
+    toml = '[route.a]\nsignature = "none"\nhandler = "log"\nlease = "7s"\n[route.b]\nsignature = "none"\n'
+    (tmp_path / "oncegate.toml").write_text(toml)
+    with pytest.raises(SettingError, match="events of b: name what is called with each event"):
+        handlers_of_inbox(load(environ={}))
+    ((namespace, (route, _)),) = handlers_of_inbox(load(environ={}, flags={"namespace": "a"})).items()
+    assert (namespace, route["lease"]) == ("a", "7s")
+    everything = handlers_of_inbox(load(environ={}, flags={"work.handler": "json:dumps"}))
+    assert {name: handler is json.dumps for name, (_, handler) in everything.items()} == {
+        "a": False,
+        "b": True,
+        "default": True,
+    }

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -102,6 +103,29 @@ class TestQueue:
         outcome = Gate("memory://").run({"id": "1", "text": "x" * 1_100_000}, to("sqs://plain"))
         assert outcome.status == "buried"
         assert "does not take this event (InvalidParameterValue: " in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        ("sqs://q?region=eu-central-1", "sqs://q?region=eu-central-1"),
+        ("sqs://q?timeout=3s&region=eu-central-1", "sqs://q?region=eu-central-1"),
+        ("sqs://q", "sqs://q?region=eu-central-1"),
+        (
+            "sqs://q/?region=eu-central-1&account=123456789012&endpoint=http://127.0.0.1:1",
+            "sqs://q?region=eu-central-1",
+        ),
+        ("sqs://q?region=us-east-1", "sqs://q?region=us-east-1"),
+        ("sqs://Q", "sqs://Q?region=eu-central-1"),
+        ("eventbridge://bus?source=crm", "eventbridge://bus?region=eu-central-1"),
+        ("eventbridge://bus/?region=eu-central-1", "eventbridge://bus?region=eu-central-1"),
+    ],
+)
+def test_one_spelling_of_a_place(written: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue or a bus has one spelling in records, however and wherever it is written; others have others."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    with closing(publisher(written)) as made:
+        assert made.publishes_to == place
 
 
 class TestBus:

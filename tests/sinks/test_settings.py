@@ -28,6 +28,7 @@ def test_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             f'allow_private = true\npins = ["{SERVER_PIN}"]\nhosts = ["127.0.0.1"]\ntimeout = "5s"\n'
         )
         handler = handler_of(load(environ={}))
+        assert handler is not None
         assert Gate("memory://").run({"id": "1"}, handler).status == "processed"
         handler.close()  # type: ignore[union-attr]  # sinks have it
         assert receiver.received[0][1]["X-Api-Key"] == "1"
@@ -47,13 +48,20 @@ def test_work() -> None:
 
 
 def test_nothing_chosen() -> None:
-    """Without a handler, a URL or a queue, being logged is all that happens to an event."""
-    assert asyncio.run(Gate("memory://").arun({"id": "1"}, handler_of(given()))).status == "processed"
+    """Without a handler, a URL or a queue there is nothing to run; that events are only logged has to be said."""
+    assert handler_of(given()) is None
+    logging = handler_of(given(serve__handler="log"))
+    assert logging is not None
+    assert asyncio.run(Gate("memory://").arun({"id": "1"}, logging)).status == "processed"
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
+        (
+            {"serve__publish": "sqs://q", "mode": "mark_first"},
+            "--publish: mode='mark_first' completes an event before it is published",
+        ),
         (
             {"serve__forward": "https://a.example", "serve__publish": "sqs://q"},
             "--forward and --publish: an event goes one way only; keep one of them, and set the others to off",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from oncegate.canonical import decode, encode, written
 from oncegate.carriers import batches, brokers, eventbridge, functions, queues, streams, topics, web
-from oncegate.carriers.pieces import Piece, merged
+from oncegate.carriers.pieces import HANDED_KEY, Piece, merged, without_key
 from oncegate.errors import TooManyEvents
 from oncegate.events import NO_EVIDENCE, Delivery, Evidence
 
@@ -102,6 +102,8 @@ def _unwrap(
         if pieces is None:
             raw = encode(value) if raw is None else raw
             inner = eventbridge.delivery(value, raw, evidence) if "detail" in value else None
+            if HANDED_KEY in value:  # the detail of an envelope that a rule has taken off
+                value, evidence = without_key(value, evidence)
             found.append(inner or Delivery(value, raw, None, evidence, polled=polled))
             return
     elif type(value) is list:

@@ -1,9 +1,11 @@
 """EventBridge's envelope, of which the detail is the body. It stays with the delivery, as it names the event."""
 
-from typing import Any
+from typing import Any, Final
 
-from oncegate.carriers.pieces import merged, parsed, within
+from oncegate.carriers.pieces import HANDED_KEY, handed_key, merged, parsed, within, without_key
 from oncegate.events import Delivery, Evidence
+
+_RESOURCE: Final = "oncegate:"
 
 
 def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delivery | None:
@@ -13,10 +15,22 @@ def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delive
         detail = parsed(detail)  # as PutEvents wants it
     if type(detail) is not dict or not ("detail-type" in document or _is_tutorial(document, detail)):
         return None
-    replay = document.get("replay-name")
+    replay, resources = document.get("replay-name"), document.get("resources")
     if type(replay) is str:
         evidence = merged(evidence, Evidence(replay=replay))
+    if resources and (key := _handed_key(resources)) is not None:
+        evidence = merged(evidence, Evidence(handed_key=key))
+    if HANDED_KEY in detail:
+        detail, evidence = without_key(detail, evidence)
     return Delivery(detail, raw, None, evidence, document)
+
+
+def _handed_key(resources: Any) -> str | None:
+    """The key that a gate has put on a bus as a resource."""
+    if type(resources) is not list:
+        return None
+    told = (each.removeprefix(_RESOURCE) for each in resources if type(each) is str and each.startswith(_RESOURCE))
+    return next(filter(None, map(handed_key, told)), None)
 
 
 def names_genesys(document: dict[str, Any]) -> bool:

@@ -1,13 +1,18 @@
 """What a carrier carries: its pieces, each with what the transport says of it."""
 
 import binascii
-from typing import Any
+import re
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from oncegate.canonical import decode
 from oncegate.events import NO_EVIDENCE, Evidence
+
+# By this name a gate that publishes an event tells its key: as an attribute of a message, or in a detail.
+HANDED_KEY: Final = "oncegate-key"
+_KEY: Final = re.compile("[0-9a-f]{32}")
 
 
 class Piece(Struct, frozen=True):
@@ -34,6 +39,20 @@ def whole(value: Any) -> int | None:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         return int(value)
     return value if type(value) is int else None
+
+
+def handed_key(value: Any) -> str | None:
+    """The key that a gate has published something under, if this is one."""
+    return value if isinstance(value, str) and _KEY.fullmatch(value) else None
+
+
+def without_key(body: dict[str, Any], evidence: Evidence) -> tuple[dict[str, Any], Evidence]:
+    """A document without the key that a gate has put into it, which is no part of what it says."""
+    key = handed_key(body.get(HANDED_KEY))
+    if key is None:
+        return body, evidence
+    rest = {name: value for name, value in body.items() if name != HANDED_KEY}
+    return rest, merged(evidence, Evidence(handed_key=key))
 
 
 def within(value: Any, *names: str) -> Any:

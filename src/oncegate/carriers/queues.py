@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oncegate.carriers.pieces import Piece, is_json, text, whole, within
+from oncegate.carriers.pieces import HANDED_KEY, Piece, handed_key, is_json, text, whole, within
 from oncegate.events import Evidence
 from oncegate.times import moment
 
@@ -41,13 +41,14 @@ def _is_bare(body: dict[str, Any], name: str, content: str, members: set[str]) -
 
 
 def _message(message: dict[str, Any], body: str, name: str, attributes: str, user_attributes: str) -> Piece:
-    system = message.get(attributes)
+    system, own = message.get(attributes), message.get(user_attributes)
     evidence = Evidence(
         message_id=text(message.get(name)),
         receive_count=whole(within(system, "ApproximateReceiveCount")),
         sent_at=moment(within(system, "SentTimestamp")),
-        failure=_failure(message.get(user_attributes)),
+        failure=_failure(own),
         group=text(within(system, "MessageGroupId")),
+        handed_key=handed_key(_attribute(own, (HANDED_KEY,))) if own and isinstance(own, dict) else None,
     )
     content = message.get(body)
     if content is None or content == "":

@@ -62,8 +62,11 @@ def _made(event: Event, make: keys.Strategy) -> Key | None:
         return None
 
 
-def decision(record: Record, now: int, why: Why | None = None) -> str:
-    """Whether the event was run, why or why not, and what becomes of a copy that comes now."""
+def decision(record: Record, now: int, why: Why | None = None, there: Record | None = None) -> str:
+    """Whether the event was run, why or why not, and what becomes of a copy that comes now. `there` is the record of
+    what was handed on."""
+    if record.state == COMPLETED and record.handed_to is not None:
+        return _published(record, there, now)
     if record.state == COMPLETED:
         return _completed(record, now)
     if record.state == DEAD:
@@ -85,6 +88,30 @@ def _completed(record: Record, now: int) -> str:
         ways = "by mark_first or seen, or as another emission of a change that was processed"
         return f"Marked as done: {named(record)} was recorded {done} in one write, {ways}; {copy}."
     return f"Run: {named(record)} was processed {done}, {_at(record)}; {copy}."
+
+
+def _published(record: Record, there: Record | None, now: int) -> str:
+    until = f", until {moment(record.expires_at)}" if record.expires_at is not None else ""
+    when = moment(record.completed_at)
+    return (
+        f"Run: {named(record)} was published to {record.handed_to} at {when}; {_ran(there, now)};"
+        f" a copy that comes to its publisher now is a duplicate and is not published again{until}."
+    )
+
+
+def _ran(there: Record | None, now: int) -> str:
+    """What became of it where it was published to."""
+    if there is None:
+        return "nothing has taken it from there yet, in this store and namespace"
+    if there.state == COMPLETED and there.handed_to is not None:
+        return f"published from there to {there.handed_to} at {moment(there.completed_at)}"
+    if there.state == COMPLETED:
+        return f"ran there at {moment(there.completed_at)}, {_at(there)}"
+    if there.state == DEAD:
+        return f"became a dead letter there {_at(there)}, because {_line(there.error or 'no reason is kept')}"
+    if there.state == IN_PROGRESS and now < there.lease_until:
+        return f"a worker there is at it, {_at(there)}"
+    return f"tried there, {_at(there)}, and runs again when it is delivered"
 
 
 def _in_progress(record: Record, now: int) -> str:

@@ -65,7 +65,7 @@ def explain(wanted: str | None, file: str | None, scan: int, settings: Settings,
 
 def _explain_id(store: Store, settings: Settings, explainer: Explainers, wanted: str, scan: int, output: str) -> None:
     found = search(store, namespace_of(settings), wanted, scan)
-    explained = [explainer.record(entry) for entry in found.entries]
+    explained = _without_stages([explainer.record(entry) for entry in found.entries])
     if output == "json":
         shown = [_as_json(each) for each in explained]
         told = {"looked_through": found.looked_through, "cut": found.cut}
@@ -81,6 +81,12 @@ def _explain_id(store: Store, settings: Settings, explainer: Explainers, wanted:
         if output != "json":
             say_error(_headline(wanted, found, explained, settings))
         raise click.exceptions.Exit(exits.NOT_FOUND)
+
+
+def _without_stages(explained: list[Explained]) -> list[Explained]:
+    """Records of where an event was handed on to are shown with that of the event."""
+    shown = {(stage.namespace, stage.key) for each in explained for stage in each.handed_on}
+    return [each for each in explained if each.entry is None or (each.entry.namespace, each.entry.key) not in shown]
 
 
 def _headline(wanted: str, found: Search, explained: list[Explained], settings: Settings) -> str:
@@ -162,6 +168,9 @@ def _show(explained: Explained) -> None:
     say(explained.sentence)
     if facts := _facts(explained):
         show_facts(facts)
+    for stage in explained.handed_on:
+        print()
+        show_facts({name: value for name, value in fields(stage, moment).items() if value is not None})
     if explained.timeline:
         print()
         rows = [(moment(at), state, key, "this event" if own else "") for at, state, key, own in explained.timeline]
@@ -209,4 +218,5 @@ def _as_json(explained: Explained) -> dict[str, Any]:
         "differs_in": list(explained.differs),
         "timeline": timeline,
         "tried": [msgspec.structs.asdict(each) for each in explained.tried],
+        "handed_on": [fields(stage) for stage in explained.handed_on],
     }

@@ -8,14 +8,15 @@ from msgspec.structs import replace
 from oncegate import keys
 from oncegate.carriers import delivery
 from oncegate.claims import Address
-from oncegate.cli.deciding import decision, named, origin
+from oncegate.cli.deciding import Why, decision, named, origin
 from oncegate.cli.options import namespace_of
+from oncegate.cli.records import stages
 from oncegate.clocks import wall
 from oncegate.durations import spoken
 from oncegate.events import Event, Key
 from oncegate.gate.differences import differences
 from oncegate.gate.identifying import Identifier
-from oncegate.gate.jobs import Bare, Job, Refused, kind_by_evidence
+from oncegate.gate.jobs import HANDED_ON, Bare, Job, Refused, kind_by_evidence
 from oncegate.gate.observing import Observers
 from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.settings import Settings
@@ -49,7 +50,7 @@ class Tried(Struct, frozen=True):
 class Explained(Struct, frozen=True):
     """The decision, and what it rests on as far as that is known: the record, the parts of the key, why a copy is one,
     where a conflicting one differs, the states of the entity by time, key and whether it is this event's, and the
-    routes whose keys were tried."""
+    routes whose keys were tried, and the records of where it was handed on to."""
 
     sentence: str
     at: int
@@ -59,6 +60,7 @@ class Explained(Struct, frozen=True):
     differs: tuple[str, ...] = ()
     timeline: tuple[tuple[int, str, str, bool], ...] = ()
     tried: tuple[Tried, ...] = ()
+    handed_on: tuple[Entry, ...] = ()
 
 
 class Explainers:
@@ -129,15 +131,22 @@ class Explainer:
         now = wall()
         known = origin(entry, self._make, self.hints)
         if known is None:
-            return Explained(decision(entry.record, now), now, entry)
+            return self._decided(entry, now)
         key = known.key if known.why == "own" else None
-        told = Explained(decision(entry.record, now, known.why), now, entry, key)
-        return self._with_timeline(told, entry.namespace, key)
+        return self._with_timeline(self._decided(entry, now, known.why, key), entry.namespace, key)
+
+    def _decided(
+        self, entry: Entry, now: int, why: Why | None = None, key: Key | None = None, kind: str | None = None
+    ) -> Explained:
+        handed_on = stages(self._store, entry)
+        there = handed_on[0].record if handed_on else None
+        said = decision(entry.record, now, why, there)
+        return Explained(said, now, entry, key, kind, handed_on=tuple(handed_on))
 
     def event(self, event: Event) -> Explained:
         """An event, by the key that a gate would claim it under."""
         now = wall()
-        item = self._identify(event)
+        item = self._identify(event, trusted=True)
         if isinstance(item, Refused):
             return Explained(item.outcome.reason, now)
         if isinstance(item, Bare):
@@ -149,6 +158,8 @@ class Explainer:
         within = namespace or self._settings["namespace"]
         key = self._anchored(within, job.key)
         entries = self._store.browse(namespace, key=key.digest)
+        if job.carried is not None and (published := self._store.browse(namespace, key=job.carried)):
+            key, entries = Key(job.carried, HANDED_ON, (job.carried.hex(),), key.binds), published
         entry = next((each for each in entries if each.namespace == within), entries[0] if entries else None)
         if entry is None:
             told = _UNKNOWN.format(
@@ -165,7 +176,7 @@ class Explainer:
         if key.binds and not same:
             return self._conflict(event, key, entry, now)
         kind = kind_by_evidence(event, key, record.about.delivery_id, same_content=same)
-        return Explained(decision(record, now), now, entry, key, f"{kind} of {named(record)}")
+        return self._decided(entry, now, None, key, f"{kind} of {named(record)}")
 
     def _conflict(self, event: Event, key: Key, entry: Entry, now: int) -> Explained:
         record = entry.record

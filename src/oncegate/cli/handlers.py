@@ -8,10 +8,11 @@ from typing import Any, Final, NoReturn
 from oncegate.cli import exits
 from oncegate.cli.output import say_error
 from oncegate.errors import SettingError
+from oncegate.events import Event
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
 from oncegate.settings import Settings
 from oncegate.settings.functions import load_function
-from oncegate.settings.known import FORWARD, WAYS
+from oncegate.settings.known import FORWARD, LOG_ONLY, WAYS
 from oncegate.sinks import forward, publish
 
 _FORWARD: Final = [setting.name for setting in FORWARD]
@@ -53,11 +54,20 @@ def chosen_handler(settings: Settings, table: str) -> Handler | AsyncHandler | N
 def _handler(settings: Settings, path: str) -> Handler | AsyncHandler:
     value, where = settings[path], settings.where(path)
     if path.endswith(".handler"):
-        return load_any_handler(value, where)
+        return log_only if value == LOG_ONLY else load_any_handler(value, where)
+    if path.endswith(".publish") and settings["mode"] == "mark_first":
+        raise SettingError(
+            f"{where}: mode='mark_first' completes an event before it is published, so that who receives it there would"
+            " take it for done; publish with mode='lease', the default"
+        )
     try:
         return publish(value) if path.endswith(".publish") else forward(value, **_wishes(settings, _FORWARD))
     except SettingError as error:
         raise SettingError(next(iter(forward_problems(settings, path)), f"{where}: {error}")) from error
+
+
+async def log_only(event: Event) -> None:
+    """The handler `log`: the line in the log is the event's only effect."""
 
 
 def forward_problems(settings: Settings, path: str) -> list[str]:

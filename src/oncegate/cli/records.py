@@ -9,8 +9,10 @@ from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
 from oncegate.cli.output import moment, stamp, state_name
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
-from oncegate.stores.base import Entry
+from oncegate.gate.jobs import stage_digest
+from oncegate.stores.base import Entry, Store
 
+NOT_TAKEN_THERE: Final = "Nothing has taken it from there yet, in this store and namespace."
 # Who runs what the store keeps with its payload.
 WHO_RUNS: Final = "the service or a worker of the inbox"
 
@@ -21,6 +23,11 @@ def sentence(record: Record) -> str:
     until = f"until {moment(record.expires_at)}" if record.expires_at is not None else "for as long as it is kept"
     if record.state == COMPLETED:
         done = spoken(now - (record.completed_at or now))
+        if record.handed_to is not None:
+            return (
+                f"It was published to {record.handed_to} {done} ago; a copy delivered to its publisher now is a"
+                f" duplicate, {until}."
+            )
         return f"It was processed {done} ago; a copy delivered now is a duplicate, {until}."
     if record.state == DEAD:
         tried = times(record.attempts, "attempt")
@@ -54,9 +61,22 @@ def fields(entry: Entry, spell: Callable[[int | None], str | None] = stamp) -> d
         "expires_at": spell(record.expires_at),
         "fence": record.fence,
         "payload_hash": record.payload_hash.hex(),
+        "handed_to": record.handed_to,
         "error": record.error,
         "result": None if record.result is None else msgspec.json.decode(record.result),
     }
+
+
+def stages(store: Store, entry: Entry) -> list[Entry]:
+    """What is known of an event where it was handed on to, and on from there."""
+    found: list[Entry] = []
+    while entry.record.handed_to is not None:
+        known = store.browse(entry.namespace, key=stage_digest(entry.key, entry.record.handed_to))
+        if not known:
+            break
+        entry = known[0]
+        found.append(entry)
+    return found
 
 
 def payload_text(record: Record) -> str | None:

@@ -17,13 +17,12 @@ from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.events import Event
 from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observing import Observer
 from oncegate.masking import masked
 from oncegate.service.log import pretty_line
-from oncegate.service.routes import is_open, routes_of
+from oncegate.service.routes import check_service, has_handler, is_open, routes_of
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES
@@ -37,8 +36,11 @@ def serve(settings: Settings) -> None:
 
     Routes are described in the settings file. Without any, and without --signature, no signature is checked and only
     addresses of this machine itself can be listened on.
+
+    Without a handler, --forward or --publish, events are stored in SQLite or Postgres for oncegate work inbox.
     """
     refuse_open_doors(settings)
+    check_service(settings)
     server = _module("oncegate.service.server")
     handlers = {path: handler_of(route) for path, route in routes_of(settings).items()}
     service = _module("oncegate.service.service").Service(settings, handlers, _observers(settings))
@@ -63,29 +65,30 @@ No signature is checked: whatever runs on this machine may send. Try it, twice:
 
   curl -s {url}/events -d '{{"id": "evt-1", "type": "call.ended"}}'
 
-The first is kept and run, the second is a duplicate. Stop with Ctrl-C.
+The first is {done}, the second is a duplicate.{note} Stop with Ctrl-C.
 """
+_STORED = "stored for `oncegate work inbox --handler …`."
 
 
 def _welcome(settings: Settings, url: str) -> str:
-    store = masked(settings["store"])
+    store, routes = masked(settings["store"]), routes_of(settings)
+    idle = [path for path, route in routes.items() if not has_handler(route)]
     if is_open(settings) and not settings.routes:
-        return _WELCOME.format(version=__version__, url=url, store=store)
+        done, note = ("kept", f"\nNo handler: events are {_STORED}") if idle else ("kept and run", "")
+        return _WELCOME.format(version=__version__, url=url, store=store, done=done, note=note)
     lines = [f"Oncegate {__version__} listens on {url} and remembers in {store}."]
-    for path, route in routes_of(settings).items():
+    for path, route in routes.items():
         signed = route["serve.signature"]
         said = "unsigned: whoever can reach it may send" if signed == UNSIGNED else f"signed by {signed}"
-        lines.append(f"  POST {url}{path}  {said}")
+        lines.append(f"  POST {url}{path}  {said}{'; no handler' if path in idle else ''}")
+    if idle:
+        lines.append(f"Where there is no handler, events are {_STORED}")
     return "\n".join([*lines, "Stop with Ctrl-C.\n"])
 
 
-def handler_of(settings: Settings) -> Handler | AsyncHandler:
-    """The handler that is called with each new event."""
-    return chosen_handler(settings, "serve") or _log_only
-
-
-async def _log_only(event: Event) -> None:
-    """With no handler, being told of an event in the log is all its effect."""
+def handler_of(settings: Settings) -> Handler | AsyncHandler | None:
+    """The handler that is called with each new event; None if events are stored for a worker of the inbox."""
+    return chosen_handler(settings, "serve")
 
 
 def _observers(settings: Settings) -> list[Observer]:

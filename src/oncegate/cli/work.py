@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from importlib import import_module
 from typing import Final
 
@@ -21,8 +22,10 @@ from oncegate.gate.observing import Observer
 from oncegate.gate.working import Worker
 from oncegate.masking import masked
 from oncegate.service.log import handler_for
+from oncegate.service.routes import routes_of
 from oncegate.settings import Settings
 from oncegate.settings.known import SETTINGS, TABLES, WAYS
+from oncegate.work.inboxes import Inboxes
 
 _INBOX: Final = "inbox"
 OF_WORKER: Final = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
@@ -37,18 +40,22 @@ def work(place: str, settings: Settings) -> None:
     SOURCE is sqs://NAME?region=REGION, or the URL that AWS shows for a queue of SQS. The queue counts how often a
     message comes, and max_attempts does not matter.
 
-    With `inbox` as the SOURCE, events run that `oncegate serve` has accepted into the same store and namespace, beside
-    those that it runs itself. Of the options for work only in-hand, drain and what is done with an event matter then.
+    With `inbox` as the SOURCE, events run that `oncegate serve` has accepted into the same store, beside those that it
+    runs itself: those of every route, with the route's settings and, if it names one, its own handler. --namespace
+    takes those of one namespace. Of the options for work only in-hand, drain and what is done with an event matter.
 
     SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
     """
     _check_place(place)
-    handler = handler_of(settings)
-    refuse_empty_inbox(place, settings)
     shown = LiveFigures() if _is_watched(settings) else None
-    gate = settings.gate(observers=_observers(settings, shown))
-    with closing(gate):
-        worker = worker_of(gate, place, handler, settings)
+    observers = _observers(settings, shown)
+    with ExitStack() as opened:
+        if place == _INBOX:
+            worker = inboxes_of(settings, observers, opened)
+        else:
+            handler = handler_of(settings)
+            gate = opened.enter_context(closing(settings.gate(observers=observers)))
+            worker = worker_of(gate, place, handler, settings)
         click.echo(_WELCOME.format(version=__version__, place=clean(masked(place)), store=_store(settings)), err=True)
         try:
             _run(worker, shown)
@@ -67,8 +74,11 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
     """The handler: there must be one, since what it is given leaves the queue."""
     handler = chosen_handler(settings, "work")
     if handler is None:
-        raise SettingError("name what is called with each event: --handler module:function, --forward or --publish URL")
+        raise SettingError(_NO_HANDLER)
     return handler
+
+
+_NO_HANDLER: Final = "name what is called with each event: --handler module:function, --forward or --publish URL"
 
 
 def _check_place(place: str) -> None:
@@ -77,19 +87,58 @@ def _check_place(place: str) -> None:
         import_module("oncegate.work.sqs.address").read_address(place)
 
 
-def refuse_empty_inbox(place: str, settings: Settings) -> None:
+def refuse_empty_inbox(settings: Settings) -> None:
     """What is kept in memory waits in the process that accepted it, and nobody else can run it."""
-    if place == _INBOX and settings["store"] == "memory://":
+    if settings["store"] == "memory://":
         where = settings.where("store")
         raise SettingError(
             f"{where}: nothing can ever wait in memory:// of this process; name the store of the service"
         )
 
 
+def handlers_of_inbox(settings: Settings) -> dict[str, tuple[Settings, Handler | AsyncHandler]]:
+    """By namespace, the settings of each route and what runs its events: the handler in the route's own table, else the
+    worker's. A worker with a handler also takes the namespace of `POST /events`, served or not."""
+    named = chosen_handler(settings, "work")
+    served = {route["namespace"]: route for route in routes_of(settings).values()}
+    if named is not None:
+        served.setdefault(settings["namespace"], settings)
+    if settings.origins["namespace"] == SETTINGS["namespace"].flag:
+        only = settings["namespace"]
+        served = {only: served.get(only, settings)}
+    found = {}
+    for namespace, route in served.items():
+        handler = chosen_handler(route, "serve") if _names_handler(route) else named
+        if handler is None:
+            raise SettingError(_NO_HANDLER if len(served) == 1 else f"events of {namespace}: {_NO_HANDLER}")
+        found[namespace] = route, handler
+    return found
+
+
+def _names_handler(route: Settings) -> bool:
+    """Whether a route's own table says what is done with its events."""
+    paths = [f"serve.{way}" for way in WAYS]
+    return any(route[path] is not None and route.origins[path].endswith("]") for path in paths)
+
+
+def inboxes_of(settings: Settings, observers: Sequence[Observer], opened: ExitStack) -> Worker:
+    """The worker of the inbox: one for each namespace, on one store."""
+    handlers = handlers_of_inbox(settings)
+    refuse_empty_inbox(settings)
+    store = settings.open_store()
+    opened.callback(store.close)
+    workers, drained = [], []
+    for route, handler in handlers.values():
+        gate = opened.enter_context(closing(route.gate(store, observers=observers)))
+        workers.append(gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"]))
+        drained.append(gate.drain)
+    for drain in drained:  # all of them before the first closes the store
+        opened.callback(drain)
+    return Inboxes(workers)
+
+
 def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
-    """The worker; what it cannot be told is told with where that was said."""
-    if place == _INBOX:
-        return gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"])
+    """The worker of a queue; what it cannot be told is told with where that was said."""
     try:
         return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in OF_WORKER})
     except SettingError as error:

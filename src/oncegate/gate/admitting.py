@@ -84,7 +84,7 @@ class Admitter:
             job.outcome = Outcome("failed", job.event, job.key, error=error)
 
     def _judge(self, jobs: Sequence[Job], answers: Sequence[Admission], sent_at: int) -> None:
-        conflicts, granted = [], 0
+        conflicts, handed_on, granted = [], [], 0
         for job, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Granted):
                 job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
@@ -94,11 +94,15 @@ class Admitter:
                 job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
             elif isinstance(answer, Conflict):
                 conflicts.append((job, answer))
+            elif self._claimer.is_next_stage(job, answer):
+                handed_on.append(job)
             else:
                 self._claimer.found(job, answer, sent_at)
         self._observers.granted(granted, (job.event for job in jobs if job.held))
-        if conflicts and (again := self._claimer.answer_conflicts(conflicts, {})):
-            self.admit(again)
+        if conflicts:
+            handed_on += self._claimer.answer_conflicts(conflicts, {})
+        if handed_on:
+            self.admit(handed_on)
 
     def _bury(self, hopeless: Sequence[Job]) -> None:
         if hopeless:

@@ -68,10 +68,12 @@ class Record(Struct, frozen=True):
 
 class Arrival(ABC):
     """`keeps`: what is refused for good is kept as a dead letter before it is answered, since nobody else would keep
-    it. `ours`: nobody else counts how often an event was tried."""
+    it. `ours`: nobody else counts how often an event was tried. `trusted`: it comes from within AWS, from a queue or a
+    bus, and not from whoever can send a request."""
 
     keeps = True
     ours = False
+    trusted = True
 
     def __init__(self, records: list[Record]) -> None:
         self.records = records
@@ -264,6 +266,7 @@ class Request(Arrival):
     """A function's address is open to whoever finds it, so that its answers say nothing that an exception said."""
 
     ours = True
+    trusted = False
 
     def __init__(self, event: dict[str, Any], read: Read) -> None:
         method = event.get("httpMethod") or within(event, "requestContext", "http", "method") or "POST"

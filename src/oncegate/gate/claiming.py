@@ -31,7 +31,18 @@ from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
 from oncegate.gate.endings import Failed
 from oncegate.gate.handlers import LONGEST_ERROR
-from oncegate.gate.jobs import NO_DOCUMENT, NOT_KEPT, Job, about, document, kind_of, only_called
+from oncegate.gate.jobs import (
+    HANDED_ON,
+    NO_DOCUMENT,
+    NOT_KEPT,
+    Job,
+    about,
+    document,
+    is_handed_on,
+    kind_of,
+    only_called,
+    stage,
+)
 from oncegate.gate.leases import Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -67,11 +78,29 @@ class Claimer:
 
     def asking(self, jobs: Sequence[Job]) -> Asking | None:
         """The same, to be asked for; None if all are known here."""
+        for job in jobs:
+            if job.carried is not None:
+                jobs = self._found_by_carried(jobs)
+                break
         unknown = jobs if self._memory.knows_none(jobs) else [job for job in jobs if not self.recall(job)]
         if not unknown:
             return None
         requests = self._requests(unknown, marks=self._terms.marks_first)
         return Asking(self._store.claim, requests, unknown, self._judge, self.unanswered, self.known)
+
+    def _found_by_carried(self, jobs: Sequence[Job]) -> list[Job]:
+        """Where an event was published under another key than the one it has here, because what it was made of was
+        lost on the way, that key is its own if this namespace knows it. Those that can be asked for are given back."""
+        asked = []
+        for job in jobs:
+            carried, job.carried = job.carried, None
+            try:
+                if carried is not None and self._store.browse(self._terms.namespace, key=carried):
+                    job.key = Key(carried, HANDED_ON, (carried.hex(),), job.key.binds)
+                asked.append(job)
+            except StoreError as error:
+                self.unanswered([job], str(error))
+        return asked
 
     def recall(self, job: Job) -> bool:
         """Answer from the memory of completions, if it can."""
@@ -106,7 +135,7 @@ class Claimer:
         unknown = []
         for request, job in zip(requests, jobs, strict=True):
             verdict = self._found_by_reading(request)
-            if verdict is None:
+            if verdict is None or is_handed_on(job, verdict.record.handed_to):
                 unknown.append(job)
             else:
                 job.outcome = _outcome(job, verdict)
@@ -130,7 +159,7 @@ class Claimer:
         return None
 
     def _judge(self, jobs: Sequence[Job], verdicts: Sequence[Verdict], sent_at: int) -> None:
-        conflicts, granted = [], len(jobs)
+        conflicts, handed_on, granted = [], [], len(jobs)
         for job, verdict in zip(jobs, verdicts, strict=True):
             if isinstance(verdict, Granted):
                 self.hold(job, verdict.record, verdict.at, sent_at)
@@ -138,6 +167,8 @@ class Claimer:
             granted -= 1
             if isinstance(verdict, Conflict):
                 conflicts.append((job, verdict))
+            elif self.is_next_stage(job, verdict):
+                handed_on.append(job)
             else:
                 self.found(job, verdict, sent_at)
                 if self._terms.sliding and isinstance(verdict, Duplicate):
@@ -145,7 +176,18 @@ class Claimer:
         self._observers.granted(granted, (job.event for job in jobs if job.held))
         if conflicts:
             beside = {job.key.digest: job.event.body for job in jobs if job.held}
-            self.claim(self.answer_conflicts(conflicts, beside))
+            handed_on += self.answer_conflicts(conflicts, beside)
+        if handed_on:
+            self.claim(handed_on)
+
+    def is_next_stage(self, job: Job, verdict: Duplicate | InFlight | Buried) -> bool:
+        """Whether what the store knows was handed on to a place that this event comes from. Its key is then that of the
+        next stage, and it is to be asked for under that."""
+        place = verdict.record.handed_to
+        if place is None or not is_handed_on(job, place):
+            return False
+        job.key = stage(job.key, place)
+        return True
 
     def found(self, job: Job, verdict: Duplicate | InFlight | Buried, sent_at: int) -> None:
         """The store knows it already: that is its outcome, and is remembered."""
@@ -229,6 +271,8 @@ class Claimer:
                 raise StoreUnavailable(job.outcome.reason)
             return False
         if not isinstance(verdict, Granted):
+            if self.is_next_stage(job, verdict):
+                return self.mark(job)
             self._tell_of_loosened(job, verdict.record)
             return False
         if job.hopeless is not None:

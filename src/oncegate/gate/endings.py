@@ -27,10 +27,14 @@ class Endings:
         terms, lease = self._terms, job.lease
         record = lease.record
         if result is None:
-            complete = Complete(terms.namespace, lease.key, record.owner, record.fence, terms.retention, b"null")
+            complete = Complete(
+                terms.namespace, lease.key, record.owner, record.fence, terms.retention, b"null", None, job.hands_to
+            )
             return Ending(job, complete, Outcome("processed", job.event, job.key))
         stored, problem = self._stored(result)
-        complete = Complete(terms.namespace, lease.key, record.owner, record.fence, terms.retention, stored, problem)
+        complete = Complete(
+            terms.namespace, lease.key, record.owner, record.fence, terms.retention, stored, problem, job.hands_to
+        )
         return Ending(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
 
     def failed(self, job: Job, error: BaseException) -> Ending:

@@ -3,8 +3,8 @@
 read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settle ─▶ outcome
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -14,9 +14,9 @@ from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler
+from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, place_of
 from oncegate.gate.identifying import Identifier
-from oncegate.gate.jobs import Bare, Job, Refused
+from oncegate.gate.jobs import ANYWHERE, Bare, Job, Refused, handed_to
 from oncegate.gate.observing import Observer, Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import Terms, Wishes, agree, check_keeping
@@ -104,7 +104,8 @@ class Gate:
 
     def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
         check_handler(handler)
-        return self._told(self._engine.through([self._identify(event) for event in events], handler))
+        identified = handed_to(place_of(handler), [self._identify(event) for event in events])
+        return self._told(self._engine.through(identified, handler))
 
     async def arun(self, payload: Any, handler: AsyncHandler | Handler, *, wait: Duration | Literal[0] = 0) -> Outcome:
         """Take one event through the gate, from a coroutine; the handler may be async or plain.
@@ -117,12 +118,15 @@ class Gate:
         cannot be stopped; it runs on, and is settled when it is done."""
         check_handler(handler, may_await=True)
         longest = microseconds(wait, "wait", or_none=True) if wait else 0
-        event = self._only_event(payload)
-        outcome = await self._engine.athrough(self._identify(event), handler)
+        event, place = self._only_event(payload), place_of(handler)
+
+        def ask() -> Awaitable[Outcome]:
+            (item,) = handed_to(place, [self._identify(event)])
+            return self._engine.athrough(item, handler)
+
+        outcome = await ask()
         if longest and outcome.status == "in_flight":
-            outcome = await self._engine.concurrent.copies.waited(
-                outcome, lambda: self._engine.athrough(self._identify(event), handler), longest
-            )
+            outcome = await self._engine.concurrent.copies.waited(outcome, ask, longest)
         return self._told([outcome])[0]
 
     @overload
@@ -263,7 +267,8 @@ class Gate:
             batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain
         )
         engine = self._engine.under(max_attempts=None)
-        lent = Lent(engine, self._events, self._identify, self._observers, engine.boot)
+        identify = partial(self._identify, trusted=True)
+        lent = Lent(engine, self._events, identify, self._observers, engine.boot)
         worker: Worker = import_module("oncegate.work.sqs").SqsWorker(queue, handler, ways, lent)
         return worker
 
@@ -292,12 +297,14 @@ class Gate:
         What is "accepted" is durable, and is run by whoever works off the `inbox`, here or in another process. All else
         is answered as `run_batch` would: a copy of what is kept or done is a duplicate."""
         self._check_inbox("admit()")
-        return self._told(self._engine.admit([self._identify(event) for event in self._all_events(payloads, "admit")]))
+        identified = [self._identify(event) for event in self._all_events(payloads, "admit")]
+        return self._told(self._engine.admit(handed_to(ANYWHERE, identified)))
 
     async def aadmit(self, payload: Any) -> list[Outcome]:
         """The same for one payload, from a coroutine. Callers that ask at the same time share their writes."""
         self._check_inbox("aadmit()")
-        items = await self._engine.aadmit([self._identify(event) for event in self._events(payload)])
+        identified = handed_to(ANYWHERE, [self._identify(event) for event in self._events(payload)])
+        items = await self._engine.aadmit(identified)
         return self._told([item.outcome for item in items])
 
     def inbox(
@@ -349,6 +356,7 @@ class Gate:
             if job.key.digest in outcomes:
                 self._engine.runner.give_back([job])
                 break
+            handed_to(place_of(handler), waiting)
             self._engine.runner.run_alone(job, handler)
             outcomes[job.key.digest] = job.outcome
         return self._told(list(outcomes.values()))

@@ -39,6 +39,12 @@ def check_handler(handler: Callable[..., Any], *, may_await: bool = False, given
         raise SettingError(f"{_spelled(handler)} cannot be called with {_GIVEN[given - 1]}, as a handler is")
 
 
+def place_of(handler: Any) -> str | None:
+    """The place that a handler publishes events to, as sinks have it; None for all others."""
+    place = getattr(handler, "publishes_to", None)
+    return place if isinstance(place, str) else None
+
+
 def is_coroutine(handler: Callable[..., Any]) -> bool:
     """Whether it is written as `async def`; inspect would say so of more, but takes long to import."""
     return bool(_flags(handler) & _COROUTINE)

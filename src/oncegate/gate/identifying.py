@@ -11,7 +11,7 @@ from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key, StateChange
-from oncegate.gate.jobs import Bare, Identified, Job, Refused
+from oncegate.gate.jobs import HANDED_ON, Bare, Identified, Job, Refused
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.terms import Terms
@@ -30,15 +30,19 @@ class Identifier:
         """Whether only what came in a signed Standard Webhook has a key."""
         return self._key is keys.webhook_id
 
-    def __call__(self, event: Event) -> Identified:
+    def __call__(self, event: Event, *, trusted: bool = False) -> Identified:
+        """`trusted`: it comes from a queue or a bus, whose word is taken for the key that it was published under."""
         if event.problem is not None:
             return Refused(Outcome("invalid", event, error=event.problem))
         if event.frame is not None:
             return Refused(Outcome("skipped", event, error=event.frame))
+        carried = event.evidence.handed_key if trusted else None
         try:
             key = self._key(event)
         except MissingKey as error:
-            return self._without_key(event, str(error), None)
+            if carried is None:
+                return self._without_key(event, str(error), None)
+            key, carried = Key(bytes.fromhex(carried), HANDED_ON, (carried,)), None
         except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
             name = type(error).__name__
             return self._without_key(
@@ -52,6 +56,8 @@ class Identifier:
             return Refused(Outcome("invalid", event, key, error=f"its body is no JSON value ({error})"))
         too_old = None if self._terms.max_age is None else self._too_old(event)
         job = Job(event, key, payload_hash, too_old)
+        if carried is not None and carried != str(key):
+            job.carried = bytes.fromhex(carried)
         if self._terms.on_conflict == "duplicate" and job.key.binds:
             job.key, job.loosened = replace(job.key, binds=False), True
         return job

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncegate.canonical import digest, told_apart, written
+from oncegate.canonical import digest, digest_of, told_apart, written
 from oncegate.claims import About, Record
 from oncegate.events import Event, Key
 from oncegate.gate.leases import Lease
@@ -23,6 +23,8 @@ _NOT_YET: Final[Any] = None
 _IMMUTABLE: Final = (str, int, float, bytes)
 _NOT_COPIED: Final = "its result was not copied, because it is no JSON value"
 
+ANYWHERE: Final = "*"  # in place of a place: what runs the event is not known here, and may publish it to any
+HANDED_ON: Final = "handed_on"
 CALL: Final = "call"  # the source of what is no event from outside but the call of a guarded function
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
@@ -37,7 +39,8 @@ class Job(Struct, eq=False, gc=False):
     run, `unguarded` why it runs without a claim. `emission` is the key it had by itself, if its change was known under
     another. One that is `answered` is not to be claimed any more. `loosened`: its key would bind content, but for the
     policy. Its handler is not started from `start_by` on, on the boot clock. One that is to be kept is wanted `at_once`
-    if it can be run here as soon as it is.
+    if it can be run here as soon as it is. `hands_to` is the place that its handler publishes to. `carried` is the key
+    under which it was published, if it is another than its own.
     It is nothing to the garbage collector: none of what it holds knows of it.
     """
 
@@ -53,6 +56,8 @@ class Job(Struct, eq=False, gc=False):
     at_once: bool = False
     started: bool = False
     unguarded: str | None = None
+    hands_to: str | None = None
+    carried: bytes | None = None
     lease: Lease = _NOT_YET
     outcome: Outcome = _NOT_YET
 
@@ -123,6 +128,31 @@ class Refused:
 
 Identified = Job | Bare | Refused
 Item = Identified | Copy
+
+
+def handed_to(place: str | None, items: Sequence[Identified]) -> Sequence[Identified]:
+    """The same, to be run by a handler that publishes to this place, if it does; `ANYWHERE` if that is not known."""
+    if place is not None:
+        for item in items:
+            if type(item) is Job:
+                item.hands_to = place
+    return items
+
+
+def is_handed_on(job: Job, place: str | None) -> bool:
+    """Whether a completed record with the job's key is of the stage before: it was published to a place, and this is
+    what comes out there. Who publishes to that place itself has a duplicate before it; and so has who does not know
+    what will run the event."""
+    return place is not None and job.hands_to not in (place, ANYWHERE)
+
+
+def stage(key: Key, place: str) -> Key:
+    """The key of an event where it was handed on to. It is made of nothing that another wrapping could change."""
+    return Key(stage_digest(key.digest, place), HANDED_ON, (str(key), place), key.binds)
+
+
+def stage_digest(key: bytes, place: str) -> bytes:
+    return digest_of((HANDED_ON, key.hex(), place))
 
 
 class Batch:

@@ -21,8 +21,8 @@ from oncegate.events import Event, with_webhook_id
 from oncegate.gate.answers import keep_refused, problem
 from oncegate.gate.arrivals import Arrival, Read, Record, arrival, response, unknown_source
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine
-from oncegate.gate.jobs import NO_TIME, Identified, Job
+from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine, place_of
+from oncegate.gate.jobs import NO_TIME, Identified, Job, handed_to
 from oncegate.gate.log import fields_of, spelt, write_line
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -57,7 +57,7 @@ class LambdaHandler:
         *,
         engine: Engine,
         read: Read,
-        identify: Callable[[Event], Identified],
+        identify: Callable[..., Identified],
         observers: Observers,
         wall: Clock,
         signature: "Verifier | None",
@@ -150,7 +150,7 @@ class LambdaHandler:
         while lanes:
             wave = list(islice(lanes, beside))
             heads = [lanes[lane].popleft() for lane in wave]
-            found = self._run([events[i] for i in heads], engine, time)
+            found = self._run([events[i] for i in heads], engine, time, arrived)
             if arrived.keeps:
                 found = keep_refused(found, self._engine.claimer.keep)
             for lane, head, outcome in zip(wave, heads, found, strict=True):
@@ -160,10 +160,11 @@ class LambdaHandler:
                 outcomes.update((index, Outcome("in_flight", events[index], error=_BEHIND)) for index in behind)
         return [outcomes[index] for index in range(len(events))]
 
-    def _run(self, events: Sequence[Event], engine: Engine, time: _Time) -> list[Outcome]:
+    def _run(self, events: Sequence[Event], engine: Engine, time: _Time, arrived: Arrival) -> list[Outcome]:
         if time.start_by is not None and engine.boot() >= time.start_by:
             return [Outcome("in_flight", event, error=NO_TIME) for event in events]
-        identified = [self._identify(event) for event in events]
+        identified = [self._identify(event, trusted=arrived.trusted) for event in events]
+        handed_to(place_of(self._function), identified)
         for item in identified:
             if isinstance(item, Job) and time.start_by is not None:
                 item.start_by = time.start_by

@@ -145,6 +145,8 @@ def _original(outcome: Outcome) -> str:
     if original is None or at is None:
         return "another copy in the same batch"
     name = original.about.delivery_id or "an event without an id"
+    if original.completed_at is not None and original.handed_to is not None:
+        return f"{name}, published to {original.handed_to} {spoken(at - original.completed_at)} ago"
     if original.completed_at is not None:
         return f"{name}, processed {spoken(at - original.completed_at)} ago"
     return f"{name}, first seen {spoken(at - original.first_seen)} ago"

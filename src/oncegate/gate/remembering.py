@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from oncegate import forks
 from oncegate.claims import COMPLETED, Complete, Record
 from oncegate.clocks import Clock
-from oncegate.gate.jobs import Job, kind_of
+from oncegate.gate.jobs import Job, is_handed_on, kind_of
 from oncegate.gate.leases import Lease
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
@@ -63,7 +63,7 @@ class Memory:
         if known is None:
             return None
         record, complete, now = known.record, known.complete, self._boot()
-        if now >= known.until or record.payload_hash != job.payload_hash:
+        if now >= known.until or record.payload_hash != job.payload_hash or is_handed_on(job, complete.handed_to):
             return None
         original = replace(
             record,
@@ -71,6 +71,7 @@ class Memory:
             completed_at=record.completed_at or known.sent_at + known.ahead,
             result=complete.result,
             error=complete.error,
+            handed_to=complete.handed_to,
         )
         result = None if complete.result is None else msgspec.json.decode(complete.result)
         at = now + known.ahead
@@ -110,7 +111,7 @@ class Memory:
         if self._within is not None and record.completed_at is not None and record.expires_at is not None:
             retention = record.expires_at - lease.granted_at
             proof = (lease.namespace, lease.key, record.owner, record.fence)
-            complete = Complete(*proof, retention, record.result, record.error)
+            complete = Complete(*proof, retention, record.result, record.error, record.handed_to)
             sent_at = lease.held_since
             until = sent_at + min(self._within, retention)
             with self._lock:

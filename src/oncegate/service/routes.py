@@ -6,7 +6,7 @@ from oncegate.errors import SettingError
 from oncegate.gate.terms import check_keeping
 from oncegate.service.addresses import Proxies, networks
 from oncegate.settings import Settings
-from oncegate.settings.known import TABLES
+from oncegate.settings.known import TABLES, WAYS
 from oncegate.settings.routes import UNSIGNED
 from oncegate.settings.secrets import secrets_of
 from oncegate.settings.strategies import uses_webhook_id
@@ -90,14 +90,43 @@ def is_described(settings: Settings) -> bool:
 def check_mode(settings: Settings) -> None:
     """Refuse a service whose store could not keep what it accepts, without opening it. Where nothing is said of a
     service there may be none."""
-    if settings["serve.mode"] == "inline" or not is_described(settings):
+    if is_described(settings):
+        check_service(settings)
+
+
+def check_service(settings: Settings) -> None:
+    """Refuse a service that could neither run nor keep what it accepts, without opening its store."""
+    mode, routes = settings["serve.mode"], routes_of(settings)
+    if mode == "inline":
+        for path, route in routes.items():
+            if not has_handler(route):
+                raise SettingError(f"{settings.where('serve.mode')}=inline: {_NOTHING_TO_RUN.format(path=path)}")
         return
-    keeps = keeps_events(settings["store"])
-    for route in routes_of(settings).values():
+    settings.check_store()
+    if not keeps_events(settings["store"]):
+        store = settings["store"].partition("://")[0]
+        raise SettingError(f"{settings.where('serve.mode')}=inbox: {_NO_INBOX.format(store=store)}")
+    for route in routes.values():
         try:
-            check_keeping("inbox()", keeps=keeps, marks_first=route["mode"] == "mark_first")
+            check_keeping("inbox()", keeps=True, marks_first=route["mode"] == "mark_first")
         except SettingError as error:
             raise unkept(settings, error) from error
+
+
+_NOTHING_TO_RUN = (
+    "POST {path} has no handler to run while the sender waits; name one with handler, forward or publish (handler=log"
+    " only logs each event), or choose serve.mode=inbox with SQLite or Postgres, which stores events for oncegate work"
+    " inbox"
+)
+_NO_INBOX = (
+    "{store}:// cannot keep events until they are run; choose serve.mode=inline, which runs a handler while the sender"
+    " waits, or keep the inbox in SQLite (sqlite:///oncegate.db) or Postgres (postgresql://…)"
+)
+
+
+def has_handler(route: Settings) -> bool:
+    """Whether anything is done with its events: by a handler, or by handing them on."""
+    return any(route[f"serve.{way}"] is not None for way in WAYS)
 
 
 def unkept(settings: Settings, error: SettingError) -> SettingError:

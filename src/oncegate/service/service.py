@@ -37,7 +37,7 @@ class Service:
     """All that a running service has: one store, and for each route a gate and a door."""
 
     def __init__(
-        self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler], observers: Sequence[Observer]
+        self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler | None], observers: Sequence[Observer]
     ) -> None:
         self._settings = settings
         self.ended = True
@@ -67,7 +67,7 @@ class Service:
             starting=self._start,
         )
 
-    def _door(self, path: str, handler: AsyncHandler | Handler, verifier: Verifier | None) -> Door:
+    def _door(self, path: str, handler: AsyncHandler | Handler | None, verifier: Verifier | None) -> Door:
         route, gate, name = self._routes[path], self._gates[path], name_of(path)
         self._metrics.watch(name, partial(getattr, gate, "counts"))
         taking = self._taking(gate, handler)
@@ -81,8 +81,8 @@ class Service:
             most=route["serve.max_events"],
         )
 
-    def _taking(self, gate: Gate, handler: AsyncHandler | Handler) -> Taking:
-        if self._settings["serve.mode"] == "inline":
+    def _taking(self, gate: Gate, handler: AsyncHandler | Handler | None) -> Taking:
+        if self._settings["serve.mode"] == "inline" and handler is not None:
             return Inline(gate, handler, self._threads)
         try:
             return Kept(gate, handler, self._threads, at_work=_AT_WORK, drain=self._settings["serve.drain_within"])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from oncegate.durations import Duration, times
 from oncegate.errors import StoreError
@@ -15,6 +15,7 @@ from oncegate.gate import Gate
 from oncegate.gate.answers import keep_refused
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.jobs import ANYWHERE
 from oncegate.gate.outcome import Outcome
 from oncegate.work.handling import logged, trace
 
@@ -39,20 +40,25 @@ class Taking(Protocol):
 
 
 class Kept:
-    """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too."""
+    """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too. Without a
+    handler it runs nothing, and all stays for workers of the inbox."""
 
     def __init__(
-        self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor, *, at_work: int, drain: Duration
+        self, gate: Gate, handler: AsyncHandler | Handler | None, threads: Executor, *, at_work: int, drain: Duration
     ) -> None:
         self._gate = gate
         self._threads = threads
-        self._worker = gate.inbox(handler, at_work=at_work, drain=drain)
+        self._runs = handler is not None
+        self._worker = gate.inbox(_never if handler is None else handler, at_work=at_work, drain=drain)
         self._failures = 0
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
         return await _with_refused_kept(await self._worker.admit(events), self._gate, self._threads)
 
     async def work(self, stop: asyncio.Event) -> None:
+        if not self._runs:
+            await stop.wait()
+            return
         working = asyncio.create_task(self._worker.work())
         try:
             while not working.done() and not await _within(_LOOK_EVERY, stop.wait()):
@@ -114,6 +120,14 @@ class Inline:
             _log.warning("waiting events could not be taken: %s", error)
         except BaseException as error:  # noqa: BLE001  # whatever one event does, the others must not wait for ever
             _log.error("a waiting event could not be run: %s\n%s", type(error).__name__, trace(error))
+
+
+async def _never(event: Event) -> NoReturn:
+    """Stands in for a handler where nothing is run."""
+    raise AssertionError(event)
+
+
+_never.publishes_to = ANYWHERE  # type: ignore[attr-defined]  # whoever works off the inbox may publish
 
 
 async def _within(seconds: float, awaited: Awaitable[object]) -> bool:

@@ -172,7 +172,8 @@ SERVE: Final = (
         "handler",
         "function",
         None,
-        "Called with each new event, `module:function`; without it an event is only logged.",
+        "Called with each new event, `module:function`; `log` only logs it. Without one, events are stored for"
+        " `oncegate work inbox`.",
     ),
     *_handed_on("serve"),
     _of_table(
@@ -294,7 +295,13 @@ FORWARD: Final = (
 )
 
 WORK: Final = (
-    _of_table("work", "handler", "function", None, "Called with each new event, `module:function`; it may be async."),
+    _of_table(
+        "work",
+        "handler",
+        "function",
+        None,
+        "Called with each new event, `module:function`; it may be async. `log` only logs it.",
+    ),
     *_handed_on("work"),
     _of_table("work", "batch", "count", 10, "How many messages to ask for at a time, 1 to 10."),
     _of_table("work", "wait", "duration", "20s", "How long a poll waits for a message, while nothing is in hand."),
@@ -312,6 +319,7 @@ WORK: Final = (
 # What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
 WAYS: Final = ("handler", "forward", "publish")
+LOG_ONLY: Final = "log"  # the handler that does nothing, so that the log is all there is of an event
 OF_ROUTE: Final = (*OF_SIGNATURE, *WAYS, "max_events", "max_rate", "max_live_keys")
 
 # What payloads do not say themselves. Of several paths, with blanks between them, the first that leads there counts.

@@ -9,7 +9,7 @@ from oncegate.errors import SettingError
 from oncegate.gate.terms import agree
 from oncegate.masking import masked, quoted
 from oncegate.settings.functions import names_function
-from oncegate.settings.known import Kind, Setting
+from oncegate.settings.known import LOG_ONLY, Kind, Setting
 from oncegate.settings.strategies import parsed
 from oncegate.stores import scheme_of
 from oncegate.wording import not_a_choice
@@ -145,8 +145,10 @@ def _strategy(setting: Setting, value: Any) -> Any:
 
 
 def _function(setting: Setting, value: Any) -> Any:
-    if not isinstance(value, str) or not names_function(value):
-        raise SettingError(f"{setting.path}={value!r} must be written module:function, such as app:on_event")
+    if not isinstance(value, str) or not (names_function(value) or value == LOG_ONLY):
+        raise SettingError(
+            f"{setting.path}={value!r} must be written module:function, such as app:on_event, or {LOG_ONLY}"
+        )
     return value
 
 

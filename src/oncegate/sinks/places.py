@@ -33,6 +33,12 @@ class Place(Struct, frozen=True, kw_only=True):
     account: str | None = None
     source: str = "oncegate"
 
+    def canonical(self, region: str | None) -> str:
+        """One spelling for the same queue or bus, wherever it is written: its name, and the region that it is asked for
+        in. Neither who owns it nor how it is reached is part of it, as both need not be written."""
+        scheme = "sqs" if self.service == "sqs" else "eventbridge"
+        return f"{scheme}://{self.name}?region={region}"
+
     @property
     def spoken(self) -> str:
         """Where it is, for a sentence."""

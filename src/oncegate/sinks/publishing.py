@@ -4,6 +4,7 @@ import hashlib
 import re
 import threading
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -12,8 +13,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from oncegate import forks
 from oncegate.aws.clients import client
 from oncegate.aws.failures import FAILURES
+from oncegate.carriers.pieces import HANDED_KEY
 from oncegate.errors import SettingError
-from oncegate.events import Event
+from oncegate.events import Event, Key
 from oncegate.sinks.documents import document
 from oncegate.sinks.failures import failure
 from oncegate.sinks.places import FIFO, Place, read_place
@@ -48,6 +50,12 @@ class Publisher(ABC):
             self._send(self.open(), event)
         except FAILURES as error:
             raise failure(error, self.place) from error
+
+    @cached_property
+    def publishes_to(self) -> str:
+        """The place, for the records of what was published: a gate that finds it there and does not publish to it
+        itself takes the event for what comes out of it."""
+        return self.place.canonical(self.open().meta.region_name)
 
     def close(self) -> None:
         with self._lock:
@@ -97,7 +105,7 @@ class ToQueue(Publisher):
         message = {"QueueUrl": self._address, "MessageBody": document(event).decode()}
         if event.key is not None:
             told = {"DataType": "String", "StringValue": str(event.key)}
-            message["MessageAttributes"] = {"oncegate-key": told}
+            message["MessageAttributes"] = {HANDED_KEY: told}
         aws.send_message(**message, **(_in_order(event) if self.place.name.endswith(FIFO) else {}))
 
 
@@ -120,7 +128,7 @@ class ToBus(Publisher):
             "EventBusName": self.place.name,
             "Source": self.place.source,
             "DetailType": (event.type or "event")[:_LONGEST_TYPE],
-            "Detail": _detail(document(event)),
+            "Detail": _detail(document(event), None if event.source != "eventbridge" else event.key),
             "Resources": [] if event.key is None else [f"oncegate:{event.key}"],
         }
         if event.occurred_at is not None:
@@ -131,11 +139,13 @@ class ToBus(Publisher):
             raise ClientError(said, "PutEvents")
 
 
-def _detail(raw: bytes) -> str:
-    """A JSON object, as a detail must be: what is none is the member `event` of one."""
+def _detail(raw: bytes, key: Key | None) -> str:
+    """A JSON object, as a detail must be: what is none is the member `event` of one. What was known by its envelope has
+    another here; its key is then a member of the detail too, for rules that hand on the detail alone."""
     body = msgspec.json.decode(raw)
     if not isinstance(body, dict):
         return msgspec.json.encode({"event": msgspec.Raw(raw)}).decode()
     if "detail-type" in body and isinstance(body.get("detail"), dict):
-        return msgspec.json.encode(body["detail"]).decode()
+        told = {} if key is None else {HANDED_KEY: str(key)}
+        return msgspec.json.encode({**body["detail"], **told}).decode()
     return raw.decode()

@@ -54,8 +54,8 @@ def check_url(url: str) -> None:
 
 
 def keeps_events(url: str) -> bool:
-    """Whether the store at a URL keeps events until they are run."""
-    return issubclass(store_class(url), Inbox)
+    """Whether the store at a URL keeps events until they are run, also when this process ends."""
+    return scheme_of(url) != "memory" and issubclass(store_class(url), Inbox)
 
 
 def store_class(url: str) -> type[Any]:

@@ -3,15 +3,17 @@
 import asyncio
 import logging
 import traceback
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from oncegate.errors import Bury, RetryLater
 from oncegate.events import Event
 from oncegate.gate.concurrent import is_async
-from oncegate.gate.handlers import AsyncHandler, Handler, told
+from oncegate.gate.handlers import AsyncHandler, Handler, place_of, told
 from oncegate.work.containing import failure_of, is_interrupt
 
 _log: Final = logging.getLogger("oncegate.work")
+_Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
 
 
 def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
@@ -32,7 +34,7 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
                 _tell(event, error)
                 raise failure_of(error) from error
 
-        return awaited
+        return _publishing(awaited, handler)
 
     def called(event: Event) -> Any:
         try:
@@ -46,7 +48,14 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
             _tell(event, error)
             raise failure_of(error) from error
 
-    return called
+    return _publishing(called, handler)
+
+
+def _publishing(wrapper: _Wrapper, handler: AsyncHandler | Handler) -> _Wrapper:
+    """What calls a handler publishes to where that does."""
+    if (place := place_of(handler)) is not None:
+        wrapper.publishes_to = place  # type: ignore[attr-defined]  # a function can have it
+    return wrapper
 
 
 def _is_thrown_away(error: BaseException, task: asyncio.Task[Any] | None) -> bool:

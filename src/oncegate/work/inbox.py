@@ -15,8 +15,8 @@ from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, told
-from oncegate.gate.jobs import Identified, Job
+from oncegate.gate.handlers import AsyncHandler, Handler, place_of, told
+from oncegate.gate.jobs import Identified, Job, handed_to
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome, Status
 from oncegate.gate.running import PATIENCE
@@ -53,6 +53,7 @@ class InboxWorker:
         self._engine = engine
         self._identify = identify
         self._handler = logged(handler)
+        self._place = place_of(handler)
         self._observers = observers
         # Of those that have to wait for a thread a few are enough: what waits here nobody else can run.
         self._at_work = at_work if is_async(handler) else min(at_work, 2 * engine.terms.threads)
@@ -126,7 +127,8 @@ class InboxWorker:
         room = min(self._room_at_once(), len(events))
         self._asked += room
         try:
-            items = await self._engine.aadmit([self._identify(event) for event in events], room)
+            identified = handed_to(self._place, [self._identify(event) for event in events])
+            items = await self._engine.aadmit(identified, room)
         finally:
             self._asked -= room
             if self._dispatcher is not None:
@@ -249,6 +251,7 @@ class InboxWorker:
 
     async def _run(self, job: Job) -> Next:
         self._started.add(job.key.digest)
+        handed_to(self._place, [job])
         try:
             await self._engine.concurrent.run_granted(job, self._handler)
         except asyncio.CancelledError:  # by the end of the time to drain; a plain handler that has begun runs on

@@ -45,13 +45,14 @@ class Message:
 class Work:
     """One event of a message on its way through the gate, and its place: a lane, and an order within that."""
 
-    __slots__ = ("event", "item", "lane", "message", "order", "ran")
+    __slots__ = ("event", "item", "lane", "looks", "message", "order", "ran")
 
     def __init__(self, message: Message, event: Event, item: Identified, *, fifo: bool) -> None:
         self.message = message
         self.event = event
         self.item = item
         self.ran = False
+        self.looks = 0  # how often it was looked for a publisher that was still at it
         self.lane = ("group", event.evidence.group) if fifo else _lane(event, item)
         self.order = 0 if fifo else _order(event)
 
@@ -66,7 +67,7 @@ def _lane(event: Event, item: Identified) -> Hashable | None:
     later ones then find the first completed."""
     if not isinstance(item, Job):
         return None
-    return ("key", item.key.digest) if event.entity is None else ("entity", event.source, event.entity)
+    return ("key", item.carried or item.key.digest) if event.entity is None else ("entity", event.source, event.entity)
 
 
 def _order(event: Event) -> int:

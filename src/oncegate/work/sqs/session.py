@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
+from oncegate.events import Event
 from oncegate.gate.answers import due_in
 from oncegate.gate.concurrent import is_async
-from oncegate.gate.handlers import AsyncHandler, Handler
+from oncegate.gate.handlers import AsyncHandler, Handler, place_of
+from oncegate.gate.jobs import Identified, handed_to
 from oncegate.gate.outcome import Outcome, Status
 from oncegate.gate.working import Lent
 from oncegate.work.dispatcher import Again, Dispatcher, Next
@@ -27,6 +29,8 @@ _STEPS_ASIDE: Final = 2
 _LONGEST_HIDDEN: Final = 12 * 3_600 - 60
 _LAST_POLL: Final = SHORT + 0.5
 _FLUSH_WITHIN: Final = 5.0
+_LOOK_AGAIN: Final = 0.1
+_LOOKS: Final = 20
 _COUNTED: Final[dict[Status, str]] = {
     "processed": "processed",
     "unguarded": "processed",
@@ -50,6 +54,7 @@ class Session:
         self._fifo = address.fifo
         self._plain = not is_async(handler)
         self._handler = logged(handler)
+        self._place = place_of(handler)
         self._ways = ways
         self._lent = lent
         self._counts = counts
@@ -110,7 +115,7 @@ class Session:
             message = self._hand.take(each)
             events = self._lent.read(each)
             message.left = len(events)
-            works = [Work(message, event, self._lent.identify(event), fifo=self._fifo) for event in events]
+            works = [Work(message, event, self._identified(event), fifo=self._fifo) for event in events]
             for work in works:
                 self._dispatcher.offer(work, work.lane, work.order)
             if not works:
@@ -134,6 +139,8 @@ class Session:
         outcome = await self._lent.engine.athrough(work.item, self._handler)
         if _is_unclaimed(outcome):
             return self._kept(work, outcome)
+        if self._is_being_published(work, outcome):
+            return Again(_LOOK_AGAIN)
         self._tell(outcome)
         if not outcome.acked:
             return self._missed(work, _pause(outcome, work))
@@ -151,8 +158,21 @@ class Session:
         """The store could not be asked, which is no fault of the message: it stays in hand, where the queue does not
         count it, until it can."""
         self._receiver.store.met(f"events cannot be claimed ({outcome.error})")
-        work.item = self._lent.identify(work.event)
+        work.item = self._identified(work.event)
         return Again(self._receiver.store.pause)
+
+    def _identified(self, event: Event) -> Identified:
+        (item,) = handed_to(self._place, [self._lent.identify(event)])
+        return item
+
+    def _is_being_published(self, work: Work, outcome: Outcome) -> bool:
+        """Whether it has overtaken its publisher, who notes what was sent a moment later. It stays in hand for that
+        moment, where the queue does not count it."""
+        if outcome.status != "in_flight" or work.event.evidence.handed_key is None or work.looks == _LOOKS:
+            return False
+        work.looks += 1
+        work.item = self._identified(work.event)
+        return True
 
     def _tell(self, outcome: Outcome) -> None:
         self._lent.observers.outcomes([outcome])
