@@ -68,6 +68,7 @@ audits = replace(rule, name="crm-audits", arn=AUDITS, pattern={"detail-type": [{
 TWO_MAY_SEND = replace(queue, statements=(allow_rule(QUEUE, RULE), allow_rule(QUEUE, AUDITS)))
 table = Table(name="crm-claims")
 store = Store(url="dynamodb://crm-claims?region=eu-central-1", scheme="dynamodb", skew=2_000_000)
+sqlite = Store(url="sqlite:///a%20b.db", scheme="sqlite", path="a b.db")
 redis = Redis(host="cache", port=6379)
 
 BEHIND_A_QUEUE: Final = Facts(
@@ -124,6 +125,11 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     ],
     "store.memory": [("warning", Facts(store=Store(url="memory://", scheme="memory")))],
     "store.disk": [("error", Facts(store=Store(url="sqlite:///a.db", scheme="sqlite", file_system="nfs4")))],
+    "store.integrity": [
+        ("error", Facts(store=replace(sqlite, damage="Page 3: btreeInitPage() returns error code 11"))),
+        ("note", Facts(store=replace(sqlite, cut_short=True))),
+    ],
+    "store.private": [("warning", Facts(store=replace(sqlite, readable=("a b.db", "a b.db-wal"))))],
     "store.eviction": [("error", lacking(BEHIND_A_QUEUE, redis={"evicts_by": "allkeys-lru"}))],
     "store.persistence": [("warning", lacking(BEHIND_A_QUEUE, redis={"append_only": False}))],
     "store.clock": [
