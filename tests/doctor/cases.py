@@ -83,7 +83,7 @@ BEHIND_A_QUEUE: Final = Facts(
     region="eu-central-1",
 )
 BEHIND_A_RULE: Final = replace(BEHIND_A_QUEUE, queue=None, function=direct, rules=(direct_rule,))
-WITH_A_WORKER: Final = replace(BEHIND_A_QUEUE, function=None)
+WITH_A_WORKER: Final = replace(BEHIND_A_QUEUE, function=None, worker_visibility=30_000_000)
 
 
 def lacking(facts: Facts, **changes: Any) -> Facts:
@@ -144,7 +144,10 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     ],
     "table.capacity": [("warning", lacking(BEHIND_A_QUEUE, table={"on_demand": False}))],
     "queue.visibility": [("error", lacking(BEHIND_A_QUEUE, queue={"visibility": 179}))],
-    "queue.lease": [("error", lacking(WITH_A_WORKER, queue={"visibility": 30}))],
+    "queue.lease": [
+        ("error", lacking(WITH_A_WORKER, worker_visibility=29_000_000)),
+        ("error", lacking(WITH_A_WORKER, terms=agree({"lease": "31s"}))),
+    ],
     "queue.dead_letters": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_arn": None, "dead_retention": None, "max_receives": None})),
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_retention": None})),
@@ -182,7 +185,8 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
         ("error", with_rule(BEHIND_A_QUEUE, pattern={"detail": {"conversationId": [{"exists": True}]}})),
     ],
     "rule.bus": [
-        ("note", with_rule(BEHIND_A_QUEUE, bus="default")),
+        ("error", with_rule(BEHIND_A_QUEUE, bus="default")),
+        ("note", with_rule(BEHIND_A_QUEUE, bus="forwarded")),
         ("note", with_rule(BEHIND_A_QUEUE, bus="calls", matches=None, pattern={"source": ["genesys.cloud"]})),
     ],
     "rule.target": [

@@ -133,7 +133,11 @@ class Store(Struct, frozen=True, kw_only=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
+    """`worker_visibility` is the visibility timeout that a worker sends with each receive, in microseconds: it takes
+    the place of the queue's own."""
+
     terms: Terms = agree({})
+    worker_visibility: int | None = None
     store: Store | None = None
     redis: Redis | None = None
     queue: Queue | None = None
