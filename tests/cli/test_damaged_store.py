@@ -82,9 +82,9 @@ def test_commands(oncegate: Run, path: Path, command: tuple[str, ...], damage: C
 @pytest.mark.parametrize("damage", [broken_schema, text_in_schema])
 def test_serve(oncegate: Run, path: Path, damage: Callable[[Path], None]) -> None:
     """The service does not start on a file that it cannot open."""
-    (path.parent / "app.py").write_text("def handle(event): pass\n")
+    (path.parent / "damaged_app.py").write_text("def handle(event): pass\n")
     damage(path)
-    code, _, err = oncegate("serve", "--port", "0", "--handler", "app:handle")
+    code, _, err = oncegate("serve", "--port", "0", "--handler", "damaged_app:handle")
     assert (code, err.count("\n")) == (exits.STORE, 1)
     assert "oncegate.db is damaged (" in err
 
