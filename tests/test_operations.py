@@ -1,6 +1,7 @@
 """The pages for operators and on single senders are true: names, figures and commands."""
 
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_every_notice_is_listed() -> None:
 
 def test_backup(tmp_path: Path) -> None:
     """The statement on the page backs a file up while it is written to, and a gate goes on from the copy."""
-    (statement,) = re.findall(r'sqlite3 oncegate.db "(.+)"', OPERATIONS)
+    (statement,) = re.findall(r'sqlite3 oncegate.db "(VACUUM .+)"', OPERATIONS)
     begun, enough = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -63,3 +64,19 @@ def test_backup(tmp_path: Path) -> None:
     with closing(Gate(f"sqlite:///{tmp_path}/copy.db", remember=None)) as copy:
         assert copy.run({"id": "evt-0"}, lambda event: None).status == "duplicate"
         assert copy.run({"id": "evt-new"}, lambda event: None).status == "processed"
+
+
+@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the lines on the page need the program sqlite3")
+def test_saving_a_damaged_file(tmp_path: Path) -> None:
+    """The lines on the page save what can be read of a damaged file, and a gate goes on from what they saved."""
+    with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db")) as gate:
+        gate.run_batch([{"id": f"evt-{number}"} for number in range(1_000)], lambda event: None)
+    content = bytearray((tmp_path / "oncegate.db").read_bytes())
+    content[-8192:] = b"x" * 8192
+    (tmp_path / "oncegate.db").write_bytes(content)
+    (lines,) = re.findall(r"```sh\n(   umask .+?)   ```", OPERATIONS, re.DOTALL)
+    subprocess.run(["/bin/sh", "-c", lines], cwd=tmp_path, check=True, timeout=60, capture_output=True)
+    with closing(Gate(f"sqlite:///{tmp_path}/saved.db", remember=None)) as gate:
+        outcomes = gate.run_batch([{"id": f"evt-{number}"} for number in range(1_000)], lambda event: None)
+    assert {outcome.status for outcome in outcomes} == {"duplicate", "processed"}
+    assert oct((tmp_path / "saved.db").stat().st_mode)[-3:] == "600"

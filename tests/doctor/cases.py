@@ -69,6 +69,7 @@ audits = replace(rule, name="crm-audits", arn=AUDITS, pattern={"detail-type": [{
 TWO_MAY_SEND = replace(queue, statements=(allow_rule(QUEUE, RULE), allow_rule(QUEUE, AUDITS)))
 table = Table(name="crm-claims")
 store = Store(url="dynamodb://crm-claims?region=eu-central-1", scheme="dynamodb", skew=2_000_000)
+sqlite = Store(url="sqlite:///a%20b.db", scheme="sqlite", path="a b.db")
 redis = Redis(host="cache", port=6379)
 
 SIGNED = Route(path="/events/billing", key="webhook_id", signature="standard-webhooks")
@@ -86,7 +87,7 @@ BEHIND_A_QUEUE: Final = Facts(
     region="eu-central-1",
 )
 BEHIND_A_RULE: Final = replace(BEHIND_A_QUEUE, queue=None, function=direct, rules=(direct_rule,))
-WITH_A_WORKER: Final = replace(BEHIND_A_QUEUE, function=None)
+WITH_A_WORKER: Final = replace(BEHIND_A_QUEUE, function=None, worker_visibility=30_000_000)
 
 
 def lacking(facts: Facts, **changes: Any) -> Facts:
@@ -133,6 +134,11 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     ],
     "store.memory": [("warning", Facts(store=Store(url="memory://", scheme="memory")))],
     "store.disk": [("error", Facts(store=Store(url="sqlite:///a.db", scheme="sqlite", file_system="nfs4")))],
+    "store.integrity": [
+        ("error", Facts(store=replace(sqlite, damage="Page 3: btreeInitPage() returns error code 11"))),
+        ("note", Facts(store=replace(sqlite, cut_short=True))),
+    ],
+    "store.private": [("warning", Facts(store=replace(sqlite, readable=("a b.db", "a b.db-wal"))))],
     "store.eviction": [("error", lacking(BEHIND_A_QUEUE, redis={"evicts_by": "allkeys-lru"}))],
     "store.persistence": [("warning", lacking(BEHIND_A_QUEUE, redis={"append_only": False}))],
     "store.clock": [
@@ -147,7 +153,10 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     ],
     "table.capacity": [("warning", lacking(BEHIND_A_QUEUE, table={"on_demand": False}))],
     "queue.visibility": [("error", lacking(BEHIND_A_QUEUE, queue={"visibility": 179}))],
-    "queue.lease": [("error", lacking(WITH_A_WORKER, queue={"visibility": 30}))],
+    "queue.lease": [
+        ("error", lacking(WITH_A_WORKER, worker_visibility=29_000_000)),
+        ("error", lacking(WITH_A_WORKER, terms=agree({"lease": "31s"}))),
+    ],
     "queue.dead_letters": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_arn": None, "dead_retention": None, "max_receives": None})),
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_retention": None})),
@@ -185,7 +194,8 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
         ("error", with_rule(BEHIND_A_QUEUE, pattern={"detail": {"conversationId": [{"exists": True}]}})),
     ],
     "rule.bus": [
-        ("note", with_rule(BEHIND_A_QUEUE, bus="default")),
+        ("error", with_rule(BEHIND_A_QUEUE, bus="default")),
+        ("note", with_rule(BEHIND_A_QUEUE, bus="forwarded")),
         ("note", with_rule(BEHIND_A_QUEUE, bus="calls", matches=None, pattern={"source": ["genesys.cloud"]})),
     ],
     "rule.target": [

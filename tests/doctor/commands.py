@@ -13,7 +13,7 @@ from oncegate.settings.known import SETTINGS
 from oncegate.settings.values import checked, from_text
 
 _GLOBAL = ("region", "endpoint-url")
-_OF_OTHERS = ("redis-cli", "timedatectl")
+_OF_OTHERS = ("redis-cli", "timedatectl", "sqlite3", "chmod")
 _models: dict[str, Any] = {}
 
 

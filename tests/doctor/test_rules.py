@@ -73,7 +73,7 @@ def test_what_was_not_asked() -> None:
 
 def test_the_worst_comes_first() -> None:
     """Errors, then warnings, then notes."""
-    facts = with_rule(lacking(BEHIND_A_QUEUE, queue={"max_receives": 2}, table={"sweeps_by": "id"}), bus="default")
+    facts = with_rule(lacking(BEHIND_A_QUEUE, queue={"max_receives": 2}, table={"sweeps_by": "id"}), bus="forwarded")
     assert [finding.severity for _, finding in judged(facts)] == ["error", "warning", "note"]
 
 

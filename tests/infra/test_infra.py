@@ -134,6 +134,27 @@ class TestUp:
             sid(":rule/drift-events"),
         ]
 
+    @pytest.mark.parametrize(
+        ("options", "silent"),
+        [
+            ((), True),
+            (("--pattern", '{"source": [{"prefix": "aws.partner/genesys.com"}], "detail-type": ["v2.audits"]}'), True),
+            (("--bus", "silent"), False),
+            (("--partner-source", f"{PARTNER}-silent"), False),
+            (("--pattern", PATTERN), False),
+            (("--no-rule",), False),
+        ],
+    )
+    def test_a_rule_that_no_event_reaches(self, infra: Infra, options: tuple[str, ...], silent: bool) -> None:
+        """A rule that waits for Genesys on the default bus is made, and the command says that nothing arrives there."""
+        code, out, err = infra("infra", "up", "--name", "silent", "--dry-run", "--output", "json", *options)
+        assert (code, bool(json.loads(out))) == (exits.OK, True)
+        assert err.count("\n") == silent
+        told = (
+            "Warning: the rule is on the default bus, where no event of Genesys Cloud arrives. Name the partner event"
+        )
+        assert err.startswith(told) == silent
+
     def test_a_partners_bus(self, infra: Infra, aws: Aws) -> None:
         """A pending source is associated by a bus of its name, the rule is on it, and events come through."""
         code, _, err = infra("infra", "up", "--name", "partner", "--partner-source", PARTNER, "--pattern", PATTERN)

@@ -142,3 +142,38 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert service.post(body).json()["status"] == "accepted"
         until((tmp_path / "effects" / "during").exists)
         until(lambda: (tmp_path / "runs").read_text().split() == ["before", "during"])
+
+
+# Runs nothing until there is a file `go`, so that all events wait in the store.
+WAIT = """
+import time
+
+run = handle
+
+def handle(event):
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    run(event)
+"""
+HELD = SINK + WAIT
+
+
+@pytest.mark.parametrize("end", ["-wal", ""])
+def test_a_removed_file(tmp_path: Path, end: str) -> None:
+    """Nothing is acknowledged after a file of the store was removed; what was before runs, a SIGKILL notwithstanding,
+    as long as the database file itself is there."""
+    options = ("--lease", "1s", "--log", "off")
+    with Service(tmp_path, *options, handler=HELD) as service:
+        before = [f"before-{number}" for number in range(20)]
+        assert {service.post({"id": name}).status_code for name in before} == {200}
+        (tmp_path / f"oncegate.db{end}").unlink()
+        after = [service.post({"id": f"after-{number}"}) for number in range(20)]
+        assert {response.status_code for response in after} == {503}
+        assert str(tmp_path) not in after[0].text
+        assert service.client.get("/readyz").status_code == 503
+        service.stop(signal.SIGKILL)
+    if end:
+        (tmp_path / "go").touch()
+        with Service(tmp_path, *options, handler=HELD) as service:
+            until(lambda: set(before) <= {path.name for path in (tmp_path / "effects").iterdir()})
+            assert service.post({"id": "after-0"}).status_code == 200

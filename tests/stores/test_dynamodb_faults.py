@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from oncegate import Event, Gate, open_store
-from oncegate.claims import COMPLETED, RELEASED, Address, Claim, Complete, Duplicate, Granted
+from oncegate import Event, Gate, keys, open_store
+from oncegate.claims import COMPLETED, RELEASED, Address, Claim, Complete, Duplicate, Granted, Redrive
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
+from oncegate.gate.answers import answer_of
 from oncegate.stores.base import Change, Store
 from oncegate.stores.dynamodb import DynamoStore
 from oncegate.testing import ManualClock
@@ -170,6 +171,32 @@ class TestRefusals:
             assert (first.status, third.status) == ("processed", "processed")
             assert "larger than the 400 kB" in (second.error or "")
         assert gate.counts.get("breaker.opened", 0) == 0
+
+    @pytest.mark.parametrize("body", [b'{"id": 1', b'{"no id": "'], ids=["unreadable", "without a key"])
+    def test_too_large_to_be_refused_as_a_whole(self, store: DynamoStore, body: bytes) -> None:
+        """A body that is refused, and that no item can hold, is refused for good, with what fits as a dead letter; each
+        time, and its neighbours with it. A redriven one never runs, though what fits be an event by itself."""
+        gate = Gate(store, key=keys.event_id, max_attempts=1)
+        whole = b'{"id": 1}' + b" " * 300_000  # an event by itself, in all that is kept of it
+        for large in (body + base64.b64encode(os.urandom(450_000)) + b'"}', whole + os.urandom(450_000)):
+            for _ in range(2):
+                refused = gate.run_batch([large, b"{"], print)
+                assert [outcome.status for outcome in refused] == ["invalid", "invalid"]
+                outcomes = gate.keep(refused)
+                assert [outcome.status for outcome in outcomes] == ["invalid", "invalid"]
+                assert [outcome.cut for outcome in outcomes] == [True, False]
+                assert answer_of(outcomes, discreet=True).code == 413
+                assert answer_of(outcomes[1:]).code == 400
+            kept = outcomes[0].kept
+            assert kept is not None
+            (entry,) = store.browse("default", key=kept.digest)
+            assert entry.record.error is not None
+            assert entry.record.error.startswith(f"truncated: only 262144 of its {len(large)} bytes are kept")
+            assert entry.record.payload == large[:262144] + b"\n(truncated)"
+            assert store.redrive([Redrive("default", kept.digest)]) == [True]
+            ran: list[Event] = []
+            (again,) = gate.run_waiting(ran.append)
+            assert (again.status, ran) == ("buried", [])
 
     def test_too_long_a_namespace(self, store: DynamoStore) -> None:
         """A dead letter whose namespace the index cannot hold is refused as such."""

@@ -97,6 +97,12 @@ class TestEviction:
             with configured(redis_server, maxmemory=limit, maxmemory_policy=policy):
                 refused(redis_server.url, f"may evict records to make room (maxmemory-policy {policy})")
 
+    def test_what_to_do(self, redis_server: RedisServer) -> None:
+        """The refusal names the default of ElastiCache and where it is changed, and the option that allows it."""
+        with configured(redis_server, maxmemory_policy="volatile-lru"):
+            refused(redis_server.url, "ElastiCache has volatile-lru by default: set noeviction in a parameter group")
+            refused(redis_server.url, "is used with ?evicting=allowed")
+
     def test_allowed(self, redis_server: RedisServer) -> None:
         """Whoever says that it may evict is warned, and served."""
         with configured(redis_server, maxmemory_policy="volatile-lru"), pytest.warns(RuntimeWarning, match="may evict"):

@@ -173,7 +173,11 @@ def test_its_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "stores" / "sqlite.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
     usual = read_url("sqlite:///x.db")
-    assert listed == {"synchronous": usual.synchronous, "busy_timeout": f"{usual.busy_timeout // 1_000_000}s"}
+    assert listed == {
+        "synchronous": usual.synchronous,
+        "busy_timeout": f"{usual.busy_timeout // 1_000_000}s",
+        "secure_delete": "on" if usual.secure_delete else "off",
+    }
     assert read_url("sqlite:///x.db?" + "&".join(f"{name}={value}" for name, value in listed.items())) == usual
 
 

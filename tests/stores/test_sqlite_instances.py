@@ -184,9 +184,10 @@ def test_noted_once(path: str) -> None:
     assert not os.path.exists(file)
 
 
-def test_modes(path: str) -> None:
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_modes(path: str, umask: int) -> None:
     """Nobody but the user of the process can look at the locks, whatever the umask."""
-    before = os.umask(0)
+    before = os.umask(umask)
     try:
         with closing(SqliteStore(path)):
             folder = Path(f"{path}-instances")

@@ -4,18 +4,26 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from oncegate import Event, Gate, keys
+from oncegate.doctor.rules import queue as queue_rules
+from oncegate.durations import microseconds
 from oncegate.errors import RetryLater
+from oncegate.gate.terms import agree
 from oncegate.stores.memory import MemoryStore
+from tests.doctor.cases import WITH_A_WORKER, lacking
 from tests.gate.invocations import destination, envelope, message, notification
 from tests.stores.dynamo_server import DynamoServer, Wire
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import until
 from tests.work.queues import Cloud, Handler, Queue, call, working
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "sqs.md").read_text()
 
 
 def test_wrappings_are_one_event(queue: Queue, store: str) -> None:
@@ -242,4 +250,35 @@ def test_ten_events_are_twenty_requests_to_dynamodb(cloud: Cloud, queue: Queue) 
     with working(gate.worker(queue.source, nothing, wait="1s", receivers=1)):
         queue.until_empty()
     assert Counter(wire.sent) == {"PutItem": 20}
+    gate.close()
+
+
+@pytest.mark.parametrize(
+    ("visibility", "lease", "fits"),
+    [
+        ("30s", "30s", True),
+        ("31s", "30s", True),
+        ("29s", "30s", False),
+        ("1s", "1001ms", False),
+        ("1500ms", "2s", True),
+    ],
+)
+def test_visibility_and_lease(
+    queue: Queue, caplog: pytest.LogCaptureFixture, visibility: str, lease: str, fits: bool
+) -> None:
+    """A worker whose messages come again before their claims are free says so when it starts; the doctor says the same
+    of the same settings, whatever the queue's own timeout is, and its mend fits. The guide has the rule."""
+    gate = Gate("memory://", lease=lease)
+    queue.send(call(1))
+    with working(gate.worker(queue.source, Handler(), wait="1s", visibility=visibility)):
+        queue.until_empty()
+    assert ("is shorter than the lease" not in caplog.text) is fits
+    for hidden in (1, 40_000):
+        facts = lacking(WITH_A_WORKER, queue={"visibility": hidden}, terms=agree({"lease": lease}))
+        judged = list(queue_rules.lease(replace(facts, worker_visibility=microseconds(visibility, "visibility"))))
+        assert (not judged) is fits
+        for finding in judged:
+            mended = microseconds(finding.mend.partition("=")[2], "visibility")
+            assert not list(queue_rules.lease(replace(facts, worker_visibility=mended)))
+    assert "**`visibility` must be at least the `lease`**" in GUIDE
     gate.close()

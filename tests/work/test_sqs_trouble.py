@@ -147,7 +147,7 @@ def test_a_deletion_that_keeps_failing_is_only_told(
     monkeypatch.setattr("oncegate.work.sqs.batches._TRIES", 2)
     hook(Failing(2))
     queue.send(call(1))
-    handler, gate = Handler(), Gate("memory://")
+    handler, gate = Handler(), Gate("memory://", lease="1s")
     with working(gate.worker(queue.source, handler, wait="1s", visibility="1s")):
         queue.until_empty()
     assert handler.ran == [1]

@@ -16,7 +16,7 @@ from oncegate.doctor.facts import Facts, Route, Unread
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import RULES, judged, unasked
 from oncegate.doctor.stores import seen
-from oncegate.durations import times
+from oncegate.durations import microseconds, times
 from oncegate.errors import MissingExtra
 from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.masking import masked
@@ -39,7 +39,7 @@ Judged = list[tuple[str, Finding]]
 @click.option("--table", metavar="NAME", help="A DynamoDB table.  [default: that of the store]")
 @click.option("--region", metavar="REGION", help="Where to look.  [default: that of the environment]")
 @click.option("--endpoint", metavar="URL", help="An emulator's address in place of AWS's own.")
-@with_settings(STORE, SETTINGS["lease"], SETTINGS["retention"])
+@with_settings(STORE, SETTINGS["lease"], SETTINGS["retention"], SETTINGS["work.visibility"])
 @output_option
 def doctor(settings: Settings, region: str | None, endpoint: str | None, output: str, **asked: str | None) -> int:
     """Judge a deployment by the rules of docs/doctor.md: what was found, why it matters, and what mends it.
@@ -63,7 +63,9 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
 
 def _of_settings(settings: Settings, asked: dict[str, str | None]) -> Facts:
     """What the settings say, and their store; one that nobody chose is not looked for beside a deployment."""
-    facts = Facts(terms=agree({name: settings[name] for name in DEFAULTS}), routes=_routes(settings))
+    hidden = microseconds(settings["work.visibility"], "work.visibility")
+    terms = agree({name: settings[name] for name in DEFAULTS})
+    facts = Facts(terms=terms, routes=_routes(settings), worker_visibility=hidden)
     if settings.chosen("store") is None and _named(asked):
         return facts
     found = seen(settings["store"], masked(settings["store"]))

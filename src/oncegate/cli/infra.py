@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from oncegate.cli.options import output_option
 from oncegate.durations import microseconds
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.infra.wanted import GENESYS, Function, Wanted, checked, pattern_of
+from oncegate.infra.wanted import GENESYS, Function, Wanted, checked, misses_partner, pattern_of
 
 _Command = Callable[..., Any]
 
@@ -105,6 +105,7 @@ def up(region: str | None, prune: bool, yes: bool, dry_run: bool, output: str, *
         raise click.UsageError("--yes answers what only --prune asks; leave it out, or add --prune")
     wanted = _wanted(given)
     _work().up(wanted, region, prune=prune, yes=yes, dry_run=dry_run, output=output)
+    _warn_of_silence(wanted)
 
 
 @infra.command()
@@ -132,7 +133,10 @@ def show(name: str, region: str | None, endpoint: str | None, output: str) -> No
 @click.option("--policy", is_flag=True, help="Print the rights that a consumer needs, as an IAM policy.")
 def template(policy: bool, **given: Any) -> None:
     """Print the parts as a CloudFormation template. AWS is not asked, but the extra aws is needed all the same."""
-    _work().template(_wanted(given), policy=policy)
+    wanted = _wanted(given)
+    _work().template(wanted, policy=policy)
+    if not policy:
+        _warn_of_silence(wanted)
 
 
 def _work() -> Any:
@@ -161,6 +165,16 @@ def _wanted(given: dict[str, Any]) -> Wanted:
             message_retention=_seconds(given["message_retention"], "--message-retention"),
         )
     )
+
+
+def _warn_of_silence(wanted: Wanted) -> None:
+    if wanted.rule and misses_partner(wanted.bus_name, wanted.pattern):
+        click.echo(
+            "Warning: the rule is on the default bus, where no event of Genesys Cloud arrives. Name the partner event"
+            " source with --partner-source (the AWS console lists it under Partner event sources), or with --bus the"
+            " bus that the events are forwarded to.",
+            err=True,
+        )
 
 
 def _refuse_idle(wanted: dict[str, bool]) -> None:

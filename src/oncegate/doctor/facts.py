@@ -116,7 +116,9 @@ class Unread(Struct, frozen=True, kw_only=True):
 
 class Store(Struct, frozen=True, kw_only=True):
     """The store of the settings. `url` has no secrets; `problem` is why it cannot be used, and `absent` why it is not
-    there yet; `skew` is by how much clocks may differ, in microseconds, where that matters to the store."""
+    there yet; `skew` is by how much clocks may differ, in microseconds, where that matters to the store. Of an SQLite
+    file: its `path`, the `damage` that SQLite finds in it, whether that check was `cut_short`, and those of its files
+    that others than their owner may read."""
 
     url: str
     scheme: str
@@ -124,6 +126,10 @@ class Store(Struct, frozen=True, kw_only=True):
     absent: str | None = None
     file_system: str | None = None
     skew: int | None = None
+    path: str | None = None
+    damage: str | None = None
+    cut_short: bool = False
+    readable: tuple[str, ...] = ()
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -135,8 +141,12 @@ class Route(Struct, frozen=True, kw_only=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
+    """`worker_visibility` is the visibility timeout that a worker sends with each receive, in microseconds: it takes
+    the place of the queue's own."""
+
     terms: Terms = agree({})
     routes: tuple[Route, ...] = ()
+    worker_visibility: int | None = None
     store: Store | None = None
     redis: Redis | None = None
     queue: Queue | None = None

@@ -56,13 +56,17 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     repeat what exceptions said, and says nothing at all of failures."""
     if not outcomes:
         return problem(400, "the body holds no event: it is an array or a batch with nothing in it")
-    code = max(_CODES[outcome.status] for outcome in outcomes)
+    code = max(_code(outcome) for outcome in outcomes)
     said = [_fields(outcome, discreet=discreet) for outcome in outcomes]
     body = said[0] if len(said) == 1 else {"outcomes": said}
     if code == 200:
         return Answer(200, msgspec.json.encode(body), [(b"content-type", b"application/json")])
-    worst = next(outcome for outcome in outcomes if _CODES[outcome.status] == code)
+    worst = next(outcome for outcome in outcomes if _code(outcome) == code)
     return problem(code, _sentence(worst, discreet=discreet), body, due_in(worst) or _RETRY_AFTER)
+
+
+def _code(outcome: Outcome) -> int:
+    return 413 if outcome.cut else _CODES[outcome.status]
 
 
 def problem(

@@ -25,7 +25,7 @@ from oncegate.claims import (
     step,
 )
 from oncegate.clocks import Clock, wall
-from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable
+from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
 from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
@@ -47,7 +47,7 @@ from oncegate.gate.leases import Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
-from oncegate.gate.settling import settle
+from oncegate.gate.settling import Answer, settle
 from oncegate.gate.terms import Terms
 from oncegate.instances import owners
 from oncegate.sources import Hints, understood
@@ -57,6 +57,10 @@ _UNREAD_FOR: Final = 1_000_000
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
 _TAKEN: Final = "something else has the key of the copy"
+_CUT: Final = "only the first part of it could be kept"
+# What every store can keep; DynamoDB, which keeps least, has items of 400 kB.
+_CUT_TO: Final = 256 * 1024
+_CUT_END: Final = b"\n(truncated)"  # which is no JSON: what was cut must never read as a whole event
 
 
 class Claimer:
@@ -213,7 +217,7 @@ class Claimer:
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
         """Make dead letters of refused events, each under a key made of its bytes; equal ones share theirs."""
         copies = [_kept_copy(outcome.event) for outcome in refused]
-        problems = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused])
+        problems = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused], cut=True)
         kept = [_kept(*each) for each in zip(refused, copies, problems, strict=True)]
         for outcome in kept:
             if outcome.kept is not None:
@@ -346,18 +350,21 @@ class Claimer:
         document = self._memory.document(job) if original.payload is None else original.payload
         return None if document is None else understood(delivery(document), self._hints).body
 
-    def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str]) -> list[str | None]:
-        """Make dead letters of them; for each None, or why it could not be kept. Equal ones share theirs."""
+    def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str], *, cut: bool = False) -> list[str | None]:
+        """Make dead letters of them; for each None, or why it could not be kept. Equal ones share theirs. With `cut`,
+        the first part is kept of what is too large for the store, and `_CUT` is the answer."""
         same = [(copy.key.digest, copy.payload_hash) for copy in copies]
         firsts: dict[tuple[bytes, bytes], tuple[Job, bytes, str]] = {}
         for each, copy, error in zip(same, copies, errors, strict=True):
             if (payload := document(copy.event)) is not None:
                 firsts.setdefault(each, (copy, payload, error))
-        problems = self._bury_each(*zip(*firsts.values(), strict=True)) if firsts else ()
+        problems = self._bury_each(*zip(*firsts.values(), strict=True), cut=cut) if firsts else ()
         found = dict(zip(firsts, problems, strict=True))
         return [found.get(each, NO_DOCUMENT) for each in same]
 
-    def _bury_each(self, copies: Sequence[Job], payloads: Sequence[bytes], errors: Sequence[str]) -> list[str | None]:
+    def _bury_each(
+        self, copies: Sequence[Job], payloads: Sequence[bytes], errors: Sequence[str], *, cut: bool
+    ) -> list[str | None]:
         try:
             verdicts = self._store.claim(requests := self._requests(copies))
         except StoreError as error:
@@ -367,13 +374,24 @@ class Claimer:
         for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
             if isinstance(verdict, Granted):
                 burials[index] = self._burial(request, verdict, payloads[index], errors[index])
+            elif cut and _is_cut(verdict, payloads[index]):
+                problems[index] = _CUT
             else:
                 problems[index] = _not_there(copies[index], verdict)
         answers = settle(self._store, list(burials.values())) if burials else ()
         for index, answer in zip(burials, answers, strict=True):
-            if answer is not True:
-                problems[index] = str(answer) if answer else _CLAIM_LOST
+            if cut and isinstance(answer, Unkeepable):
+                problems[index] = self._bury_cut(burials[index])
+            else:
+                problems[index] = _problem(answer)
         return problems
+
+    def _bury_cut(self, whole: Bury) -> str:
+        size = len(whole.payload)
+        error = f"truncated: only {_CUT_TO} of its {size} bytes are kept, the store takes no more; {whole.error}"
+        cut = replace(whole, payload=whole.payload[:_CUT_TO] + _CUT_END, error=error[:LONGEST_ERROR])
+        (answer,) = settle(self._store, [cut])
+        return _problem(answer) or _CUT
 
     def _burial(self, request: Claim, granted: Granted, payload: bytes, error: str) -> Bury:
         return Bury(
@@ -417,8 +435,8 @@ def _conflict(job: Job, verdict: Conflict, kept: Key, differs: tuple[str, ...]) 
 
 
 def _kept(refused: Outcome, copy: Job, problem: str | None) -> Outcome:
-    if problem is None:
-        return replace(refused, kept=copy.key)
+    if problem in (None, _CUT):
+        return replace(refused, kept=copy.key, cut=problem is _CUT)
     return _unkept(refused.event, None, refused.error, problem, refused.raised)
 
 
@@ -435,6 +453,18 @@ def _unkept(event: Event, key: Key | None, error: str | None, problem: str, rais
 def _kept_copy(event: Event) -> Job:
     content = digest(document(event) or b"")
     return Job(event, keys.make("kept", event, [content.hex()], binds=False), content)
+
+
+def _problem(answer: Answer) -> str | None:
+    """Why a burial is none; None if it is one."""
+    if answer is True:
+        return None
+    return str(answer) if answer else _CLAIM_LOST
+
+
+def _is_cut(verdict: Verdict, payload: bytes) -> bool:
+    """Whether it was kept before, but not as a whole: its key is made of all of its bytes."""
+    return isinstance(verdict, Buried) and verdict.record.payload not in (None, payload)
 
 
 def _failed_key(job: Job, *apart: str) -> Key:

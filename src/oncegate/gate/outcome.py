@@ -33,7 +33,8 @@ class Outcome(Struct, frozen=True):
     asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` what a log may
     say of the exception that a handler or a key function raised. `differs` are the first paths at which a conflicting
     event says something else than the original, where that is still at hand. `retry_after` is how long its handler asks
-    to be left alone before the next attempt, in microseconds.
+    to be left alone before the next attempt, in microseconds. `cut`: only the first part was kept of an unreadable
+    event that is larger than the store can keep.
     """
 
     status: Status
@@ -48,6 +49,7 @@ class Outcome(Struct, frozen=True):
     raised: str | None = None
     differs: tuple[str, ...] = ()
     retry_after: int | None = None
+    cut: bool = False
 
     @property
     def acked(self) -> bool:
@@ -123,7 +125,8 @@ def _buried(outcome: Outcome) -> str:
 
 
 def _invalid(outcome: Outcome) -> str:
-    kept = f"; it is kept under the key {outcome.kept}" if outcome.kept else ""
+    what = "it is too large for the store, and its first part" if outcome.cut else "it"
+    kept = f"; {what} is kept under the key {outcome.kept}" if outcome.kept else ""
     return f"Refused: {outcome.error}{kept}."
 
 

@@ -21,6 +21,7 @@ OnStale: TypeAlias = Literal["pass", "skip"]
 _LONGEST_NAMESPACE: Final = 128
 _LONGEST_MEMORY: Final = 60_000_000
 _SHORTEST_LEASE: Final = 10_000
+_SECOND: Final = 1_000_000
 
 
 class Wishes(TypedDict, total=False):
@@ -143,6 +144,13 @@ class Terms(Struct, frozen=True, kw_only=True):
     def unguarded(self, event: Event) -> bool:
         """Whether this event runs without a claim when the store cannot be asked for one."""
         return self.on_store_error == "unguarded" and event.type in self.unguarded_types
+
+
+def outlasts_lease(visibility: int, lease: int) -> bool:
+    """The one rule for a queue: a message stays hidden for at least as long as the lease of its event lasts, so that
+    the claim of a worker that died is over when the message comes again. A receive that finds it held counts towards
+    the dead-letter queue. Both are in microseconds; SQS counts whole seconds, and the worker rounds up."""
+    return -(-visibility // _SECOND) * _SECOND >= lease
 
 
 def agree(wishes: Mapping[str, Any]) -> Terms:

@@ -62,6 +62,12 @@ class Wanted(Struct, frozen=True, kw_only=True):
         return _TIMES_TIMEOUT * (self.function.timeout if self.function else _TIMEOUT)
 
 
+def misses_partner(bus: str, pattern: Mapping[str, Any] | None) -> bool:
+    """Whether a rule waits on the default bus for events of a partner, which arrive on the bus of the partner's source
+    only."""
+    return bus == DEFAULT_BUS and "aws.partner/" in json.dumps((pattern or {}).get("source", ""))
+
+
 def checked(wanted: Wanted) -> Wanted:
     """The same, if it can be meant; else SettingError."""
     if not _NAME.fullmatch(wanted.name):

@@ -62,7 +62,7 @@ _REFUSALS: Final[dict[str, Any]] = {
     "403": _refusal("It comes from a page in a browser."),
     "405": _refusal("Events are posted."),
     "408": _refusal("The request did not arrive in time."),
-    "413": _refusal("The body is too large, or holds too many events."),
+    "413": _refusal("The body is too large, also for the store to keep it as a dead letter, or holds too many events."),
     "415": _refusal("The body has a content encoding."),
     "429": _refusal("The route has sent too much.", again=True),
     "431": _refusal("There are too many headers, or they are too large."),

@@ -27,8 +27,40 @@ from oncegate.sinks.certificates import pin_of, spelt
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# Addresses of IPv4 in those of IPv6: what a translator on the way would make of them counts.
+# Every range that IANA lists as special, whether or not it is globally reachable: no webhook is received there.
+# Python's own `is_global` changes from version to version.
+_SPECIAL: Final = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.31.196.0/24",
+            "192.52.193.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "192.175.48.0/24",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+        ),
+    )
+)
+# Of IPv6 only this is public, but for what is special in it: what lies outside is private, special or not assigned.
+_PUBLIC_6: Final = ipaddress.IPv6Network("2000::/3")
+_SPECIAL_6: Final = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")))
+# Addresses of IPv4 in those of IPv6: what a translator on the way would make of them counts. The prefix for translators
+# of one's own, 64:ff9b:1::/48, is not among them: what they make of an address is not known here.
 _TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_BROADCAST: Final = ipaddress.IPv4Address("255.255.255.255")
 _NEVER: Final = float("inf")
 _deadline: ContextVar[float] = ContextVar("oncegate_sink_deadline", default=_NEVER)
 
@@ -49,14 +81,17 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def is_private(address: Address) -> bool:
-    """Whether an address is none of the public Internet's: private, loopback, link-local or for documentation."""
-    return not _meant(address).is_global
+    """Whether an address is none of the public Internet's: private, loopback, link-local, reserved or special."""
+    meant = _meant(address)
+    if isinstance(meant, ipaddress.IPv4Address):
+        return any(meant in network for network in _SPECIAL)
+    return meant not in _PUBLIC_6 or any(meant in network for network in _SPECIAL_6)
 
 
 def is_nobodys(address: Address) -> bool:
     """Whether no single host can be meant by it."""
     meant = _meant(address)
-    return meant.is_multicast or meant.is_unspecified
+    return meant.is_multicast or meant.is_unspecified or meant == _BROADCAST
 
 
 def _meant(address: Address) -> Address:

@@ -8,6 +8,7 @@ from oncegate.doctor.facts import Facts, queue_beside
 from oncegate.doctor.findings import Finding, error, warning
 from oncegate.doctor.policies import SEND, admits, admits_anybody, repaired
 from oncegate.durations import spoken, times
+from oncegate.gate.terms import outlasts_lease
 
 _SECOND: Final = 1_000_000
 _TIMES_TIMEOUT: Final = 6
@@ -33,15 +34,16 @@ def visibility(facts: Facts) -> Iterator[Finding]:
 
 def lease(facts: Facts) -> Iterator[Finding]:
     """A message of a worker that died comes back after its claim is free, not before."""
-    queue = facts.queue
-    if queue is None or (facts.function is not None and facts.function.feeds):
+    queue, hidden, lease = facts.queue, facts.worker_visibility, facts.terms.lease
+    if queue is None or hidden is None or (facts.function is not None and facts.function.feeds):
         return  # a function's lease is cut to what is left of its invocation
-    if queue.visibility * _SECOND <= facts.terms.lease:
+    if not outlasts_lease(hidden, lease):
         yield error(
             queue.name,
-            f"it hides a message for {queue.visibility} s, and a claim is held for {spoken(facts.terms.lease)}",
+            f"a worker hides its messages for {spoken(hidden)} (work.visibility), and a claim is held for"
+            f" {spoken(lease)} (lease)",
             "Its copy finds the claim of a dead worker still held, and every such receive counts towards its limit.",
-            _set(facts, queue.url, VisibilityTimeout=_TIMES_TIMEOUT * max(1, facts.terms.lease // _SECOND)),
+            f"export ONCEGATE_WORK_VISIBILITY={-(-lease // _SECOND)}s",
         )
 
 

@@ -9,7 +9,7 @@ from oncegate.doctor.findings import Finding, error, note, warning
 from oncegate.doctor.policies import repaired
 from oncegate.durations import spoken
 from oncegate.infra.rights import allow_rule, document
-from oncegate.infra.wanted import GENESYS
+from oncegate.infra.wanted import GENESYS, misses_partner
 
 PARTNER: Final = "aws.partner/"
 _LEAST_AGE: Final = 3_600
@@ -87,7 +87,15 @@ def is_of_genesys(bus: str, pattern: Mapping[str, Any] | None) -> bool:
 def bus(facts: Facts) -> Iterator[Finding]:
     """Events of Genesys are looked for where they arrive."""
     for rule in facts.rules:
-        if _is_elsewhere(rule):
+        if misses_partner(rule.bus, rule.pattern):
+            yield error(
+                facts.named(rule),
+                "it waits for events of Genesys on the default bus, and none arrives there",
+                "They arrive on a bus with the name of the partner's source: run oncegate infra up with"
+                " --partner-source, or move the rule to the bus that they are forwarded to.",
+                facts.aws("events list-event-sources"),
+            )
+        elif _is_elsewhere(rule):
             yield note(
                 facts.named(rule),
                 f"it looks for events of Genesys on the bus {rule.bus}",

@@ -64,6 +64,40 @@ def disk(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def integrity(facts: Facts) -> Iterator[Finding]:
+    """SQLite finds no damage in its file."""
+    store = facts.store
+    if store is None or store.path is None:
+        return
+    if store.damage is not None:
+        yield error(
+            store.url,
+            f"its file is damaged: {store.damage}",
+            "Claims, dead letters and events that wait may be lost or wrong: stop all that uses it, and see"
+            " docs/operations.md.",
+            shlex.join(["sqlite3", store.path, "PRAGMA integrity_check"]),
+        )
+    elif store.cut_short:
+        yield note(
+            store.url,
+            "its file is so large that it was not checked to the end",
+            "What was checked is sound; the whole check reads every page of the file.",
+            shlex.join(["sqlite3", store.path, "PRAGMA integrity_check"]),
+        )
+
+
+def private(facts: Facts) -> Iterator[Finding]:
+    """Nobody but its owner can read an SQLite file."""
+    store = facts.store
+    if store is not None and store.readable:
+        yield warning(
+            store.url,
+            f"others than its owner may read {', '.join(store.readable)}",
+            "Payloads of dead letters and of events that wait are in there. New files are made for their owner only.",
+            shlex.join(["chmod", "go-rwx", *store.readable]),
+        )
+
+
 def eviction(facts: Facts) -> Iterator[Finding]:
     """Redis refuses writes when it is full, instead of forgetting claims."""
     redis = facts.redis
@@ -107,4 +141,4 @@ def _said(clock: Clock) -> str:
     return f"this machine's clock is {spoken(abs(clock.ahead))} {'behind' if clock.ahead > 0 else 'ahead of'} it"
 
 
-RULES: Final = (reachable, present, memory, disk, eviction, persistence, clock)
+RULES: Final = (reachable, present, memory, disk, integrity, private, eviction, persistence, clock)

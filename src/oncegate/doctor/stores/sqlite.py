@@ -1,23 +1,50 @@
 """An SQLite file, and what it is on."""
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from typing import Final
 
 from oncegate.doctor.facts import Store
 from oncegate.doctor.stores.seen import Seen
-from oncegate.stores import look_at_store
+from oncegate.stores.sqlite import look_at_sqlite
 from oncegate.stores.sqlite.looking import is_absent
 from oncegate.stores.sqlite.settings import read_url
 
 _MOUNTS: Final = "/proc/self/mounts"
+_CHECK_FOR: Final = 10.0
+_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 def look(url: str, shown: str) -> Seen:
     path = read_url(url).path
     absent = _absent(path)
+    damage, cut_short = None, False
     if absent is None:
-        look_at_store(url).close()
-    return Seen(store=Store(url=shown, scheme="sqlite", absent=absent, file_system=file_system(path)))
+        with closing(look_at_sqlite(url)) as store:
+            try:
+                damage = store.damage(_CHECK_FOR)
+            except TimeoutError:
+                cut_short = True
+    found = Store(
+        url=shown,
+        scheme="sqlite",
+        absent=absent,
+        file_system=file_system(path),
+        path=path,
+        damage=damage,
+        cut_short=cut_short,
+        readable=tuple(_readable(path)) if absent is None else (),
+    )
+    return Seen(store=found)
+
+
+def _readable(path: str) -> Iterator[str]:
+    for name in (path, f"{path}-wal", f"{path}-shm"):
+        with suppress(OSError):
+            if os.stat(name).st_mode & _OTHERS:
+                yield name
 
 
 def _absent(path: str) -> str | None:

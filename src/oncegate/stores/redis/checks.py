@@ -86,7 +86,11 @@ def _check_eviction(info: dict[str, str], place: str, *, allowed: bool = False) 
         return
     may = f"Redis at {place} may evict records to make room (maxmemory-policy {policy}), and an evicted event would "
     if not allowed:
-        raise MayEvict(f"{may}run again; set maxmemory-policy noeviction")
+        raise MayEvict(
+            f"{may}run again; set maxmemory-policy noeviction. ElastiCache has volatile-lru by default: set noeviction"
+            " in a parameter group of your own and give that to the cache. A server that may forget events all the same"
+            " is used with ?evicting=allowed"
+        )
     _warn(f"{may}run again, an evicted dead letter be lost; it is allowed to here (evicting=allowed)")
 
 

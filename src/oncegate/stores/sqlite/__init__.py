@@ -9,14 +9,20 @@ __all__ = ["SqliteStore", "look_at_sqlite", "open_sqlite", "read_url"]
 
 
 def open_sqlite(url: str, *, create: bool, clock: Clock | None) -> SqliteStore:
-    """`sqlite:///relative.db`, `sqlite:////absolute.db`; options `synchronous` and `busy_timeout`."""
+    """`sqlite:///relative.db`, `sqlite:////absolute.db`; options `synchronous`, `busy_timeout`, `secure_delete`."""
     settings = read_url(url)
     if not create:
         refuse_absent(settings.path)
-    return SqliteStore(settings.path, synchronous=settings.synchronous, busy_timeout=settings.busy_timeout, clock=clock)
+    return SqliteStore(
+        settings.path,
+        synchronous=settings.synchronous,
+        busy_timeout=settings.busy_timeout,
+        secure_delete=settings.secure_delete,
+        clock=clock,
+    )
 
 
-def look_at_sqlite(url: str) -> SqliteStore:
+def look_at_sqlite(url: str) -> LookedAt:
     """The store that is there, for those who only read it."""
     settings = read_url(url)
     refuse_absent(settings.path)

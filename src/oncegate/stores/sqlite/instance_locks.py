@@ -134,8 +134,11 @@ def _locked(folder: str) -> int | None:
     path = os.path.join(folder, instance().hex())
     for _ in range(10):
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+                os.chmod(folder, 0o700)  # the umask may have taken more away
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.fchmod(file, 0o600)
         except FileNotFoundError:
             continue  # another process has just removed the empty folder
         except OSError:

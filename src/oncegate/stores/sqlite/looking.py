@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import threading
+import time
 from typing import Final
 
 from oncegate.errors import StoreRefused
@@ -10,10 +12,13 @@ from oncegate.stores.sqlite.lending import OwnConnection
 from oncegate.stores.sqlite.store import SqliteStore
 
 _LOG: Final = "-wal"
+_STEPS: Final = 1_000
 
 
 class LookedAt(SqliteStore):
     """Nothing is written, and no write lock is waited for: readers of a write-ahead log need none."""
+
+    _watched = 1  # what is only read may have no log, and nothing is lost with it
 
     def _open(self) -> OwnConnection:
         return connected(self._path, _how(self._path), self._busy_timeout, self._prepare)
@@ -21,6 +26,29 @@ class LookedAt(SqliteStore):
     def _prepare(self, db: OwnConnection) -> None:
         db.execute("PRAGMA query_only = ON")
         _check_known(db, self._path)
+
+    def damage(self, seconds: float) -> str | None:
+        """The first thing that SQLite's own check finds wrong, None for a sound file; TimeoutError if that takes
+        longer. Newer versions ask the progress handler all the time, older ones only look whether they were
+        interrupted while they go through a table."""
+        deadline = time.monotonic() + seconds
+
+        def check(db: OwnConnection, _now: int) -> str:
+            interrupt = threading.Timer(seconds, db.interrupt)
+            interrupt.start()
+            db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
+            try:
+                return str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                    raise TimeoutError from error
+                raise
+            finally:
+                interrupt.cancel()
+                db.set_progress_handler(None, 1)
+
+        found = self._read(check)
+        return None if found == "ok" else " ".join(found.replace("*** in database main ***", "").split())
 
 
 def is_absent(path: str) -> bool:

@@ -10,6 +10,7 @@ from oncegate.errors import SettingError
 from oncegate.masking import quoted
 
 LEVELS: Final = ("full", "normal")
+_SWITCH: Final = {"on": True, "off": False}
 _WRITTEN: Final = "write sqlite:///relative.db or sqlite:////absolute/path.db (three or four slashes)"
 
 
@@ -19,6 +20,7 @@ class Settings(Struct, frozen=True):
     path: str
     synchronous: str
     busy_timeout: int
+    secure_delete: bool
 
 
 def read_url(url: str) -> Settings:
@@ -36,12 +38,22 @@ def read_url(url: str) -> Settings:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     synchronous = options.pop("synchronous", "full").lower()
     busy_timeout = microseconds(options.pop("busy_timeout", "5s"), "busy_timeout")
+    secure_delete = _switched(options.pop("secure_delete", "off"))
     if options:
-        raise SettingError(f"the SQLite store has no option {next(iter(options))!r}; it has synchronous, busy_timeout")
-    return Settings(path, checked_level(synchronous), busy_timeout)
+        raise SettingError(
+            f"the SQLite store has no option {next(iter(options))!r}; it has synchronous, busy_timeout, secure_delete"
+        )
+    return Settings(path, checked_level(synchronous), busy_timeout, secure_delete)
 
 
 def checked_level(synchronous: str) -> str:
     if synchronous not in LEVELS:
         raise SettingError(f"synchronous={synchronous!r} is not a choice; it is {' or '.join(LEVELS)}")
     return synchronous
+
+
+def _switched(text: str) -> bool:
+    try:
+        return _SWITCH[text.lower()]
+    except KeyError:
+        raise SettingError(f"secure_delete={text!r} is not a choice; it is {' or '.join(_SWITCH)}") from None

@@ -8,10 +8,12 @@ are not written a second time in SQL.
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import repeat
+from math import inf
 from typing import Any, Final, TypeVar
 
 from oncegate import forks
@@ -34,7 +36,7 @@ from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.judged import InboxStore, shown
 from oncegate.stores.lines import behind, in_turn, step_behind
 from oncegate.stores.sqlite.checkpoints import Checkpoints
-from oncegate.stores.sqlite.file import explained, is_of_the_disk, opened, wait_for
+from oncegate.stores.sqlite.file import FAILURES, OpenFiles, damaged, explained, is_of_the_disk, opened, wait_for
 from oncegate.stores.sqlite.instance_locks import InstanceLocks
 from oncegate.stores.sqlite.lending import OwnConnection, is_closed, lend, take_back
 from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
@@ -44,6 +46,7 @@ from oncegate.stores.sqlite.waiting import given
 
 _SWEEP: Final = 256
 _MOST_HELD: Final = 20_000
+_LOOK_AT_FILES_EVERY: Final = 0.05
 _START: Final[Where] = ("", b"")
 _T = TypeVar("_T")
 _Work = Callable[[OwnConnection, int], _T]
@@ -52,6 +55,7 @@ _Work = Callable[[OwnConnection, int], _T]
 class SqliteStore(InboxStore):
     fork_order = 0
     transactions_exclude_others = True  # nobody else can write while a handler has a transaction
+    _watched = 3  # files, as in `OpenFiles.moved`
 
     def __init__(
         self,
@@ -59,11 +63,13 @@ class SqliteStore(InboxStore):
         *,
         synchronous: str = "full",
         busy_timeout: int = 5_000_000,
+        secure_delete: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self._path = path
         self._synchronous = checked_level(synchronous)
         self._busy_timeout = busy_timeout
+        self._secure_delete = secure_delete
         self._clock = store_clock(clock)
         self._swept = {"claims": _START, "documents": _START}
         self._unswept = {"claims": 0, "documents": 0}
@@ -78,6 +84,7 @@ class SqliteStore(InboxStore):
         self._transacting: int | None = None  # the thread whose handler has the connection
         self._checkpoints = Checkpoints(path, self._synchronous)
         self._instances = InstanceLocks(path)
+        self._next_look = -inf
         self._db: OwnConnection | None = None
         self._connected()
         forks.watch(self)
@@ -240,7 +247,7 @@ class SqliteStore(InboxStore):
         has the file and takes its time."""
         if self._turns.in_trouble:
             raise StoreUnavailable(f"the disk that holds {self._path} was full or failed a moment ago")
-        if not self._turns.has_written:
+        if not self._turns.has_written or self._files.moved(2):
             self._write_soon(within / 2e6)
 
     def _write_soon(self, seconds: float) -> None:
@@ -298,22 +305,28 @@ class SqliteStore(InboxStore):
         turn.begin(db, "BEGIN IMMEDIATE")
         answer = work(db, self._tick(db))
         db.execute("COMMIT")
+        self._check_files(db, 2)
         self._turns.written()
         self._checkpoints.written(db.total_changes)
         return answer
 
     def _tick(self, db: OwnConnection) -> int:
         """The time to judge by. It is the one that is left in the file, so that nobody judges by an earlier one."""
-        (high,) = db.execute(SQL["tick"], (self._clock(),)).fetchone()
+        high = self._high(db.execute(SQL["tick"], (self._clock(),)).fetchone())
         self._clock(high)
-        return int(high)
+        return high
 
     def _looked(self, work: _Work[_T], db: OwnConnection, turn: Turn) -> _T:
         db.execute("BEGIN")
-        (high,) = turn.begin(db, SQL["time"]).fetchone()
-        answer = work(db, self._clock(high))
+        answer = work(db, self._clock(self._high(turn.begin(db, SQL["time"]).fetchone())))
         db.execute("COMMIT")
         return answer
+
+    def _high(self, row: tuple[int] | None) -> int:
+        """It is given no cursor: an interrupt in here would leave it open, and with it the transaction."""
+        if row is None:
+            raise damaged(self._path, "the table clock is empty")
+        return int(row[0])
 
     def _in_turn(self, transaction: Callable[[OwnConnection, Turn], _T]) -> _T:
         """Have the connection for a transaction. No generator may have a part in that: one that an interrupt leaves
@@ -338,7 +351,7 @@ class SqliteStore(InboxStore):
             return transaction(db, turn)
         except BaseException as error:
             self._roll_back(db)
-            if not isinstance(error, sqlite3.Error):
+            if not isinstance(error, FAILURES):
                 raise
             if is_of_the_disk(error):
                 self._turns.troubled()
@@ -351,22 +364,39 @@ class SqliteStore(InboxStore):
         if self._closed:
             raise StoreRefused(f"the store {self._path} was closed")
         db = self._connected()
-        if _identity(self._file) != self._opened:
-            raise StoreUnavailable(f"{self._path} was removed or replaced while it was in use; start again on it")
+        if time.monotonic() >= self._next_look:
+            self._check_files(db, self._watched)
+            self._next_look = time.monotonic() + _LOOK_AT_FILES_EVERY
         return db
+
+    def _check_files(self, db: OwnConnection, count: int) -> None:
+        """Refuse to go on with a file that was removed or replaced. What was written to a removed log is copied into
+        the database file, as long as that is safe: it was acknowledged, and only this process can still read it."""
+        moved = self._files.moved(count)
+        if moved is None:
+            return
+        self._next_look = -inf
+        if self._files.only_log_removed():
+            with suppress(sqlite3.Error):
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        raise StoreUnavailable(
+            f"{moved} was removed or replaced while it was in use; stop all processes that use {self._path}, and start"
+            " them again"
+        )
 
     def _connected(self) -> OwnConnection:
         if self._db is None:
             self._held.clear()
-            self._file = os.path.abspath(self._path)
+            file = os.path.abspath(self._path)
             db = self._open()
             wait_for(db, self._slice)
-            self._opened = _identity(self._file)
+            self._files = OpenFiles(file)
+            self._next_look = -inf
             self._db = db
         return self._db
 
     def _open(self) -> OwnConnection:
-        db = opened(self._path, self._synchronous, self._busy_timeout)
+        db = opened(self._path, self._synchronous, self._busy_timeout, secure_delete=self._secure_delete)
         self._instances.hold()
         return db
 
@@ -394,15 +424,6 @@ class SqliteStore(InboxStore):
             else:
                 db.execute(SQL[f"{table} sweep"], (*start, *end, now))
             self._swept[table] = end or _START
-
-
-def _identity(file: str) -> tuple[int, int] | None:
-    """What a file of the same name would not have. What is written to one that was removed is lost with the process."""
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _abandoned(where: Where, record: Record, now: int) -> Record | None:

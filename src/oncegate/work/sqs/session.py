@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
+from oncegate.durations import spoken
 from oncegate.events import Event
 from oncegate.gate.answers import due_in
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, place_of
 from oncegate.gate.jobs import Identified, handed_to
 from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.terms import outlasts_lease
 from oncegate.gate.working import Lent
 from oncegate.work.dispatcher import Again, Dispatcher, Next
 from oncegate.work.handling import logged
@@ -88,10 +90,21 @@ class Session:
         try:
             if not await self._threads.call(self._calls.open):
                 _log.warning("%s has no redrive policy: what always fails comes again and again", self._calls.place)
+            self._warn_of_short_visibility()
             await self._go_on()
         finally:
             self._threads.close()
             self._calls.close()
+
+    def _warn_of_short_visibility(self) -> None:
+        visibility, lease = self._ways.visibility, self._lent.engine.terms.lease
+        if not outlasts_lease(visibility * 1_000_000, lease):
+            _log.warning(
+                "visibility (%d s) is shorter than the lease (%s): after a crash a message comes again before its claim"
+                " is free, and each such receive counts towards the dead-letter queue; set visibility to the lease",
+                visibility,
+                spoken(lease),
+            )
 
     async def _go_on(self) -> None:
         receiving = asyncio.create_task(self._receiver.receive(self._stopping))
