@@ -199,11 +199,12 @@ class TestFraming:
             (b"GARBAGE\r\n\r\n", 400),
             (POST + b"Content-Length: 1000000\r\n\r\n", 413),
             (POST + b"X-A: b\r\n" * 101 + b"\r\n", 431),
+            (POST + b"X-A: b\r\n" * 101, 431),
             (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nx\r\n", 400),
             (POST + b"Content-Length: 2\r\n\r\n{", 408),
             (POST[:9], 408),
         ],
-        ids=["no HTTP", "large", "headers", "a chunk", "a slow body", "a slow head"],
+        ids=["no HTTP", "large", "headers", "unfinished headers", "a chunk", "a slow body", "a slow head"],
     )
     def test_only_the_refused_is_refused(self, service: Service, refused: bytes, code: int) -> None:
         """What came in full before a request that is refused is answered first, even what waits or takes its time."""

@@ -101,26 +101,19 @@ class App:
         return None
 
     async def _heard(self, door: Door, scope: Scope, receive: Receive) -> Answer:
-        room = self._room
-        held = 0
-        parts: list[bytes] = []
+        """What arrives in parts. Until it is whole the protocol bounds it: it may be anybody's."""
+        body = bytearray()
         more = True
-        try:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Gone
-                part = message.get("body", b"")
-                room.hold(len(part))
-                held += len(part)
-                parts.append(part)
-                more = message.get("more_body", False)
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope), room)
-        finally:
-            room.let_go(held)
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        return await self._taken(door, scope, bytes(body))
 
     async def _taken(self, door: Door, scope: Scope, body: bytes) -> Answer:
+        """The signature is checked before anything is awaited, so what has none takes no room from others."""
         room = self._room
         room.hold(len(body))
         try:

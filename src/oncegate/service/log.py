@@ -1,8 +1,9 @@
 """The log: one line for each event for people on a terminal, and what the service says of itself."""
 
+import asyncio
 import logging
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, Final, TextIO
 
 import msgspec
 from rich.console import Console
@@ -12,6 +13,7 @@ from oncegate.cli.output import clean
 from oncegate.gate import Notice
 from oncegate.gate.log import ascii_only, outcome_of, spelt
 
+_MINUTE: Final = 60
 _COLOURS = {"accepted": "blue", "processed": "green", "duplicate": "cyan", "in_flight": "yellow"}
 
 
@@ -24,6 +26,34 @@ def pretty_line(notice: Notice) -> None:
     status = (outcome.status.ljust(9), _COLOURS.get(outcome.status, "red"))
     line = Text.assemble((time, "dim"), "  ", status, "  ", clean(outcome.event.id or "-"), "  ", clean(outcome.reason))
     Console(highlight=False, soft_wrap=True).print(line)
+
+
+class RepeatedWarning:
+    """A warning that a stranger can cause as often as they like: a few lines a minute, then one line with the count of
+    those that were left out."""
+
+    def __init__(self, logger: logging.Logger, most: int = 5) -> None:
+        self._logger = logger
+        self._most = most
+        self._written = 0
+        self._omitted = 0
+        self._message = ""
+
+    def __call__(self, message: str, *arguments: Any) -> None:
+        """From within the event loop, which also writes the count when the minute is over."""
+        if not self._written:
+            asyncio.get_running_loop().call_later(_MINUTE, self._end_minute)
+        if self._written < self._most:
+            self._written += 1
+            self._logger.warning(message, *arguments)
+        else:
+            self._omitted += 1
+            self._message = message % arguments
+
+    def _end_minute(self) -> None:
+        omitted, self._omitted, self._written = self._omitted, 0, 0
+        if omitted:
+            self._logger.warning("%s (%d more like it within %d s)", self._message, omitted, _MINUTE)
 
 
 class JsonLines(logging.Formatter):

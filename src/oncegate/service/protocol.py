@@ -10,6 +10,7 @@ from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from oncegate.gate.answers import CLOSE, problem
+from oncegate.service.log import RepeatedWarning
 from oncegate.service.whole import Answers, Taker, WholeProtocol, response
 
 _log = logging.getLogger("oncegate.service")
@@ -22,12 +23,13 @@ _TELL_EVERY: Final = 60.0
 
 
 class Bounds(Struct, frozen=True):
-    """How many bytes a body may have, how many seconds a whole request may take to arrive, and how many connections
-    may be open at a time."""
+    """How many bytes a body may have, how many seconds a whole request may take to arrive, how many connections may be
+    open at a time, and how many bytes of unfinished requests they may hold together."""
 
     body: int
     within: float
     connections: int = 4_000
+    arriving: int = 16 * 1024 * 1024
 
     @property
     def bytes(self) -> int:
@@ -37,7 +39,7 @@ class Bounds(Struct, frozen=True):
 
 def bounded(bounds: Bounds, taker: Taker | None = None) -> type["BoundedProtocol"]:
     """The protocol as a class, since that is what uvicorn takes."""
-    shared = {"bounds": bounds, "line": Line(), "taker": taker, "answers": Answers()}
+    shared = {"bounds": bounds, "line": Line(), "arriving": Arriving(), "taker": taker, "answers": Answers()}
     return type("Bounded", (BoundedProtocol,), shared)
 
 
@@ -63,6 +65,31 @@ class Line(dict["BoundedProtocol", None]):
             )
 
 
+class Arriving(dict["BoundedProtocol", int]):
+    """The connections with an unfinished request, oldest first, and how many bytes each holds. None of them is
+    authenticated: the signature can only be checked over a whole body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self._log = RepeatedWarning(_log)
+
+    def hold(self, connection: "BoundedProtocol", size: int) -> None:
+        self.bytes += size
+        self[connection] = self.get(connection, 0) + size
+
+    def let_go(self, connection: "BoundedProtocol") -> None:
+        self.bytes -= self.pop(connection, 0)
+
+    def make_room(self, most: int) -> None:
+        """Answer the oldest with 408 until the others fit."""
+        while self.bytes > most:
+            self._log(
+                "unfinished requests hold more than %d bytes (serve.max_bytes_arriving): the oldest are refused", most
+            )
+            next(iter(self)).give_up()
+
+
 class _Refused(Exception):
     """Stops the parser; what is to be said is kept in the protocol."""
 
@@ -72,6 +99,7 @@ class BoundedProtocol(WholeProtocol):
 
     bounds: ClassVar[Bounds]
     line: ClassVar[Line]
+    arriving: ClassVar[Arriving]
     _deadline: TimerHandle | None = None
     _refusal: tuple[int, str] | None = None
     _farewell = b""
@@ -95,6 +123,7 @@ class BoundedProtocol(WholeProtocol):
         self._request_is_here()
         super().connection_lost(exc)
         self.line.pop(self, None)
+        self.arriving.let_go(self)
 
     def _make_room(self) -> None:
         """Whoever was refused for want of room stands in the line too, but leaves no place behind."""
@@ -129,6 +158,8 @@ class BoundedProtocol(WholeProtocol):
         self.start()
         if not self._over:
             self._look_at_what_is_unfinished()
+        if not self._over and self._deadline is not None:
+            self._hold_unfinished(len(data))
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn does, but for an offer to speak another protocol, which some clients make with every request. It
@@ -156,6 +187,17 @@ class BoundedProtocol(WholeProtocol):
             self._answer(431, _TOO_MANY_HEADERS)
         elif self._bytes > self.bounds.bytes:
             self._answer(413, "the request is larger than will be read")
+
+    def _hold_unfinished(self, size: int) -> None:
+        """All that has just arrived counts, also if its first part ended the request before: rather too much."""
+        self.arriving.hold(self, size)
+        if self.arriving.bytes > self.bounds.arriving:
+            self.arriving.make_room(self.bounds.arriving)
+
+    def give_up(self) -> None:
+        """Refuse the unfinished request to make room for those of others."""
+        self.arriving.let_go(self)
+        self._answer(408, "the request took too long to arrive while many others were arriving; send it again")
 
     def _await_request(self) -> None:
         self._deadline = self.loop.call_later(self.bounds.within, self._too_slow)
@@ -185,6 +227,8 @@ class BoundedProtocol(WholeProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """What follows a body in chunks is no header of the request: whoever added one in front cannot have seen it."""
         if not self._has_head:
+            if len(self.headers) >= _MOST_HEADERS:
+                self._refuse(431, _TOO_MANY_HEADERS)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -204,6 +248,7 @@ class BoundedProtocol(WholeProtocol):
         if self.parser.should_upgrade():
             return
         self._request_is_here()
+        self.arriving.let_go(self)
         self._has_head = False
         if not (self.cycle.response_complete or self.flow.write_paused):
             self.line.pop(self, None)
@@ -212,7 +257,7 @@ class BoundedProtocol(WholeProtocol):
     def _check_head(self) -> None:
         if self.parser.get_method() == b"CONNECT":
             self._refuse(400, "no other protocol is spoken here")
-        if len(self.headers) > _MOST_HEADERS or self._head_is_too_large():
+        if self._head_is_too_large():
             self._refuse(431, _TOO_MANY_HEADERS)
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(
@@ -250,9 +295,11 @@ class BoundedProtocol(WholeProtocol):
         if self._over or self.transport.is_closing():
             return
         self._over = True
+        self.arriving.let_go(self)
         last = self.cycle if self._has_head else None
         if last is not None and self.pipeline and self.pipeline[0][0] is last:
             self.pipeline.popleft()
+            last.body = bytearray()
             self._farewell = _refusal(code, detail)
         elif last is None and self._is_answering():
             self._farewell = _refusal(code, detail)

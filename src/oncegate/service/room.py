@@ -8,9 +8,10 @@ class NoRoom(Exception):
 
 
 class Room(Struct):
-    """What is in hand: requests that are being taken, and the bytes of all bodies, also of those still arriving.
+    """What is in hand: requests that are being taken, and the bytes of their bodies.
 
-    What arrives has no place among the requests: whoever only begins to send would take it from those who have sent.
+    What is still arriving has no place in it: whoever only begins to send would take it from those who have sent. The
+    protocol bounds that by itself.
     """
 
     most: int = 1_000

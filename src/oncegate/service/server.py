@@ -20,6 +20,7 @@ from oncegate.settings import Settings
 
 _KEEP_ALIVE = 30
 _OBJECTS = 10_000
+_BODIES = 4  # of the largest size must be able to arrive at a time
 
 
 def run(service: Service, settings: Settings, listener: socket.socket) -> None:
@@ -31,7 +32,8 @@ def run(service: Service, settings: Settings, listener: socket.socket) -> None:
     context = tls_of(settings)
     within = microseconds(settings["serve.request_within"]) / 1e6
     connections = most_connections(settings["serve.max_connections"], raised())
-    protocol = bounded(Bounds(settings["serve.max_body"], within, connections), service.app)
+    body, arriving = settings["serve.max_body"], settings["serve.max_bytes_arriving"]
+    protocol = bounded(Bounds(body, within, connections, max(arriving, _BODIES * body)), service.app)
     config = uvicorn.Config(
         service.app,
         http=protocol,

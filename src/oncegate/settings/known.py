@@ -222,6 +222,13 @@ SERVE: Final = (
     ),
     _of_table(
         "serve",
+        "max_bytes_arriving",
+        "count",
+        16 * 1024 * 1024,
+        "How many bytes of unfinished requests are held at a time; for more, the oldest are refused with 408.",
+    ),
+    _of_table(
+        "serve",
         "max_connections",
         "count",
         4_000,
