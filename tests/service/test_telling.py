@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from oncegate.service.openapi import DOCUMENT
-from tests.service.running import Service, heard, until
+from tests.service.running import Service, certificate, heard, until
 from tests.service.test_routes import signed
 from tests.signatures.sending import whsec
 
@@ -109,13 +109,8 @@ def test_the_description_is_true(service: Service) -> None:
 @pytest.fixture
 def secure(tmp_path: Path) -> Iterator[Service]:
     """A service with a certificate of its own."""
-    command = [
-        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"),
-        *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-    ]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
-    options = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--request-within", "1s", "--max-connections", "5")
+    tls, trusting = certificate(tmp_path)
+    options = (*tls, "--request-within", "1s", "--max-connections", "5")
     with Service(tmp_path, *options, verify=trusting) as service:
         yield service
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from asyncio.events import TimerHandle
 from typing import ClassVar, Final
 
@@ -39,8 +40,8 @@ class Bounds(Struct, frozen=True):
 
 def bounded(bounds: Bounds, taker: Taker | None = None) -> type["BoundedProtocol"]:
     """The protocol as a class, since that is what uvicorn takes."""
-    shared = {"bounds": bounds, "line": Line(), "arriving": Arriving(), "taker": taker, "answers": Answers()}
-    return type("Bounded", (BoundedProtocol,), shared)
+    shared = {"bounds": bounds, "line": Line(), "arriving": Arriving(), "handshakes": {}}
+    return type("Bounded", (BoundedProtocol,), {**shared, "taker": taker, "answers": Answers()})
 
 
 class Line(dict["BoundedProtocol", None]):
@@ -72,7 +73,7 @@ class Arriving(dict["BoundedProtocol", int]):
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-        self._log = RepeatedWarning(_log)
+        self._log = RepeatedWarning(_log, most=1)
 
     def hold(self, connection: "BoundedProtocol", size: int) -> None:
         self.bytes += size
@@ -100,6 +101,8 @@ class BoundedProtocol(WholeProtocol):
     bounds: ClassVar[Bounds]
     line: ClassVar[Line]
     arriving: ClassVar[Arriving]
+    handshakes: ClassVar[dict[socket.socket, float]]
+    accepted: socket.socket | None = None
     _deadline: TimerHandle | None = None
     _refusal: tuple[int, str] | None = None
     _farewell = b""
@@ -115,7 +118,9 @@ class BoundedProtocol(WholeProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_request()
-        if len(self.connections) > self.bounds.connections:
+        if self.accepted is not None:
+            self.handshakes.pop(self.accepted, None)
+        if self._are_too_many():
             self._make_room()
         self._wait()
 
@@ -127,12 +132,15 @@ class BoundedProtocol(WholeProtocol):
 
     def _make_room(self) -> None:
         """Whoever was refused for want of room stands in the line too, but leaves no place behind."""
-        most = self.bounds.connections
-        self.line.tell(most, self.loop.time())
-        while len(self.connections) > most and self.line:
+        self.line.tell(self.bounds.connections, self.loop.time())
+        while self._are_too_many() and self.line:
             self.line.let_one_go()
-        if len(self.connections) > most:
+        if self._are_too_many():
             self._answer(503, "too many connections are in use; send it again")
+
+    def _are_too_many(self) -> bool:
+        """Connections count from when they are accepted, also those in their TLS handshake."""
+        return len(self.connections) + len(self.handshakes) > self.bounds.connections
 
     def _wait(self) -> None:
         """A request may be answered when its connection is gone, which must not stand in the line for ever then."""

@@ -12,6 +12,7 @@ import uvicorn
 
 from oncegate.durations import microseconds
 from oncegate.service.files import most_connections, raised
+from oncegate.service.handshakes import TlsListener
 from oncegate.service.log import handler_for
 from oncegate.service.protocol import BoundedProtocol, Bounds, bounded
 from oncegate.service.service import Service
@@ -65,8 +66,8 @@ def _spare_the_collector() -> None:
 
 
 class Server(uvicorn.Server):
-    """Tells the application that it is to stop at once, and not only when uvicorn comes to look; and bounds the time of
-    a TLS handshake, for which uvicorn has no setting."""
+    """Tells the application that it is to stop at once, and not only when uvicorn comes to look; and bounds TLS
+    handshakes, for which uvicorn has no setting."""
 
     def __init__(self, config: uvicorn.Config, service: Service, protocol: type[BoundedProtocol]) -> None:
         super().__init__(config)
@@ -74,21 +75,19 @@ class Server(uvicorn.Server):
         self._protocol = protocol
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """All that uvicorn does but for listening, which it would do with asyncio's minute for a handshake."""
+        """All that uvicorn does but for listening: with TLS it would count connections from the end of their handshake
+        only, and give that a minute."""
         await super().startup(sockets=[])
         loop = asyncio.get_running_loop()
         tls = self.config.ssl
         for listener in sockets or []:
-            server = await loop.create_server(
-                self._connection,
-                sock=listener,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else self._protocol.bounds.within,
-                backlog=self.config.backlog,
+            self.servers.append(
+                await loop.create_server(self._connection, sock=listener, backlog=self.config.backlog)
+                if tls is None
+                else TlsListener(listener, tls, self._connection)  # type: ignore[arg-type]  # all that is asked of one
             )
-            self.servers.append(server)
 
-    def _connection(self) -> asyncio.Protocol:
+    def _connection(self) -> BoundedProtocol:
         return self._protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
