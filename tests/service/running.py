@@ -49,6 +49,7 @@ class Service:
         handler: str = HANDLER,
         verify: Any = True,
         files: int | None = None,
+        unread: tuple[int, int] | None = None,
     ) -> None:
         self.folder = folder
         (folder / "app.py").write_text(handler)
@@ -60,9 +61,12 @@ class Service:
         before = self.errors.tell()
         if files is not None:  # the most that it may have open
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+        stdout, stderr = (log or self.log, self.errors) if unread is None else (unread[1], unread[1])
         self.process = subprocess.Popen(
-            command, cwd=folder, stdout=log or self.log, stderr=self.errors, env={**os.environ, **environ}
+            command, cwd=folder, stdout=stdout, stderr=stderr, env={**os.environ, **environ}
         )
+        while unread is not None and "Ctrl-C" not in self.said():  # a pipe that is read up to the greeting, no further
+            (folder / "errors").write_bytes(self.said().encode() + os.read(unread[0], 4096))
         until(lambda: "Ctrl-C" in self.said()[before:] or self.process.poll() is not None)
         self.welcome = self.said()[before:]
         found = re.search(r"https?://[^\s/]+", self.welcome)

@@ -16,6 +16,7 @@ from oncegate.cli import exits
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
+from oncegate.cli.streams import unbuffer
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.events import Event
 from oncegate.gate import JsonLog
@@ -51,6 +52,7 @@ def serve(settings: Settings) -> None:
         raise
     url = f"{scheme}://{_in_url(host)}:{listener.getsockname()[1]}"
     click.echo(_welcome(settings, url), err=True)
+    unbuffer()
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
         server.run(service, settings, listener)
     if not service.ended:

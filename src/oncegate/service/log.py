@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
@@ -11,9 +12,13 @@ from rich.text import Text
 
 from oncegate.cli.output import clean
 from oncegate.gate import Notice
+from oncegate.gate.background import Background
 from oncegate.gate.log import ascii_only, outcome_of, spelt
 
 _MINUTE: Final = 60
+_MOST_LINES: Final = 1_000
+_AT_A_TIME: Final = 100
+_PATIENCE: Final = 0.1
 _COLOURS = {"accepted": "blue", "processed": "green", "duplicate": "cyan", "in_flight": "yellow"}
 
 
@@ -79,8 +84,60 @@ class PlainLines(logging.Formatter):
         return "\n".join(clean(line) for line in super().format(record).split("\n"))
 
 
+class PatientHandler(logging.Handler):
+    """Writes lines from a thread of its own, so that a pipe which nobody reads holds up neither events nor the end of
+    the process. While it is read, a line is written when `emit` returns; otherwise lines are kept up to a bound, and
+    then dropped and counted.
+
+    The thread writes to the file descriptor: it would hold the lock of a stream for as long as the pipe is full, and
+    Python takes that lock when it ends."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self._file = file
+        self._writer: Background[bytes] = Background("oncegate-log", self._write, most=_AT_A_TIME)
+        self._stuck = False
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self._writer) >= _MOST_LINES:
+            self._dropped += 1
+            return
+        self._writer.put(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+        if not self._stuck:
+            self._stuck = not self._writer.flush(_PATIENCE)
+
+    def flush(self) -> None:
+        """What is called at the end of the process."""
+        self._writer.flush(0.0 if self._stuck else _PATIENCE)
+
+    def _write(self, lines: list[bytes]) -> None:
+        try:
+            for line in lines:
+                _write_all(self._file, line)
+            self._stuck = False
+            if dropped := self._dropped:
+                self._dropped = 0
+                _write_all(self._file, self.format(_of_dropped(dropped)).encode() + b"\n")
+        except OSError:
+            """Nobody reads it any more, or the disk is full."""
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _of_dropped(count: int) -> logging.LogRecord:
+    said = "the log was not read: lines were dropped (%d)"
+    return logging.LogRecord("oncegate.service", logging.WARNING, __file__, 0, said, (count,), None)
+
+
 def handler_for(stream: TextIO) -> logging.Handler:
-    handler = logging.StreamHandler(stream)
+    try:
+        handler: logging.Handler = PatientHandler(stream.fileno())
+    except OSError:  # it is none of the system's, and does not block
+        handler = logging.StreamHandler(stream)
     plain = PlainLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(plain if stream.isatty() else JsonLines())
     return handler

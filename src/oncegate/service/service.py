@@ -38,6 +38,7 @@ class Service:
     ) -> None:
         self._settings = settings
         self.ended = True
+        self._drained = threading.Event()
         self._routes = routes_of(settings)
         verifiers = {path: verifier_for(route) for path, route in self._routes.items()}
         proxies = proxies_of(settings)
@@ -90,7 +91,7 @@ class Service:
         closing = threading.Thread(target=self._close, name="oncegate-closing", daemon=True)
         closing.start()
         closing.join(_CLOSE_WITHIN)
-        self.ended = not closing.is_alive() and not any(door.taking.left_running for door in self._doors.values())
+        self.ended = self._drained.is_set() and not any(door.taking.left_running for door in self._doors.values())
 
     def _close(self) -> None:
         self._probe.close()
@@ -98,6 +99,7 @@ class Service:
         self._threads.shutdown()
         for gate in self._gates.values():
             gate.drain()
+        self._drained.set()  # what is left to do is to write the log, which nobody may read
         for gate in self._gates.values():
             gate.close()
 
