@@ -15,7 +15,6 @@ from oncegate.gate import Notice
 from oncegate.gate.background import Background
 from oncegate.gate.log import ascii_only, outcome_of, spelt
 
-_MINUTE: Final = 60
 _MOST_LINES: Final = 1_000
 _AT_A_TIME: Final = 100
 _PATIENCE: Final = 0.1
@@ -37,9 +36,10 @@ class RepeatedWarning:
     """A warning that a stranger can cause as often as they like: a few lines a minute, then one line with the count of
     those that were left out."""
 
-    def __init__(self, logger: logging.Logger, most: int = 5) -> None:
+    def __init__(self, logger: logging.Logger, most: int = 5, every: float = 60.0) -> None:
         self._logger = logger
         self._most = most
+        self._every = every
         self._written = 0
         self._omitted = 0
         self._message = ""
@@ -47,7 +47,7 @@ class RepeatedWarning:
     def __call__(self, message: str, *arguments: Any) -> None:
         """From within the event loop, which also writes the count when the minute is over."""
         if not self._written:
-            asyncio.get_running_loop().call_later(_MINUTE, self._end_minute)
+            asyncio.get_running_loop().call_later(self._every, self._sum_up)
         if self._written < self._most:
             self._written += 1
             self._logger.warning(message, *arguments)
@@ -55,10 +55,10 @@ class RepeatedWarning:
             self._omitted += 1
             self._message = message % arguments
 
-    def _end_minute(self) -> None:
+    def _sum_up(self) -> None:
         omitted, self._omitted, self._written = self._omitted, 0, 0
         if omitted:
-            self._logger.warning("%s (%d more like it within %d s)", self._message, omitted, _MINUTE)
+            self._logger.warning("%s (%d more like it within %g s)", self._message, omitted, self._every)
 
 
 class JsonLines(logging.Formatter):

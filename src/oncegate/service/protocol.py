@@ -271,11 +271,22 @@ class BoundedProtocol(WholeProtocol):
             self._refuse(
                 429, f"there are more than {_MOST_PIPELINED} requests that wait for an answer on the connection"
             )
+        self._check_version_and_host()
         for name, value in self.headers:
             if name == b"content-length" and int(value) > self.bounds.body:
                 self._refuse(413, self._too_large)
             elif name == b"transfer-encoding" and value.lower() != b"chunked":
                 self._refuse(400, "the only transfer encoding that is taken is chunked")
+
+    def _check_version_and_host(self) -> None:
+        """The parser takes other versions too, by which a body could end elsewhere; and a proxy may choose another of
+        two hosts than it is taken for."""
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            self._refuse(400, f"the request line says HTTP/{version}; send HTTP/1.1")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            self._refuse(400, f"the request must have one Host header, and has {hosts}")
 
     def _head_is_too_large(self) -> bool:
         """`_head` counts whole arrivals, which may hold some of the body too: exactly only if it could matter."""
