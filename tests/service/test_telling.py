@@ -1,5 +1,6 @@
 """What the service tells of itself: health, readiness, metrics, and a description that is true."""
 
+import re
 import shutil
 import ssl
 import subprocess
@@ -82,6 +83,37 @@ def test_every_metric_is_documented(service: Service) -> None:
     there_are = {line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE") and "_created" not in line}
     listed = {line.split("`")[1].partition("{")[0] for line in guide.splitlines() if line.startswith("| `oncegate_")}
     assert there_are == listed
+
+
+def test_metrics_at_an_address_of_their_own(tmp_path: Path) -> None:
+    """Metrics can be served at another address, with a token, and nowhere else; nothing else is served there."""
+    (tmp_path / "token").write_text(f"{whsec(2)}\n")
+    options = ("--metrics-host", "127.0.0.1", "--metrics-port", "0", "--metrics-token-file", "token")
+    tokens = {"ONCEGATE_SERVE_METRICS_TOKEN_ENV": "ONCEGATE_METRICS_NOW", "ONCEGATE_METRICS_NOW": whsec(1)}
+    with Service(tmp_path, *options, environ=tokens) as service:
+        found = re.search(r"Metrics are at (\S+)/metrics\.", service.welcome)
+        assert found
+        assert service.post({"id": 1}).status_code == 200
+        with httpx.Client(base_url=found[1], trust_env=False) as client:
+            refused = client.get("/metrics")
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+            headers = [{"authorization": f"Bearer {whsec(number)}"} for number in (1, 2, 3)]
+            assert [client.get("/metrics", headers=each).status_code for each in headers] == [200, 200, 401]
+            assert client.post("/metrics", headers=headers[0]).status_code == 405
+            assert client.post("/events", json={"id": 2}).status_code == 404
+            assert client.get("/healthz").status_code == 404
+        assert service.client.get("/metrics", headers=headers[0]).status_code == 404
+        assert whsec(1) not in service.said()
+
+
+def test_a_token_alone(tmp_path: Path) -> None:
+    """Metrics can need a token where events are posted; health and events do not."""
+    options = ("--metrics-token-env", "METRICS_TOKEN")
+    with Service(tmp_path, *options, environ={"METRICS_TOKEN": whsec(1)}) as service:
+        assert service.client.get("/metrics").status_code == 401
+        assert service.client.get("/metrics", headers={"authorization": f"Bearer {whsec(1)}"}).status_code == 200
+        assert service.client.get("/healthz").status_code == 200
+        assert service.post({"id": 1}).status_code == 200
 
 
 def test_the_welcome(service: Service) -> None:

@@ -15,6 +15,7 @@ from oncegate.service.door import Door
 from oncegate.service.metrics import CONTENT_TYPE, Metrics
 from oncegate.service.openapi import DOCUMENT
 from oncegate.service.room import NoRoom, Room
+from oncegate.signatures import Refused, Verifier
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -42,6 +43,8 @@ class App:
         ready: Callable[[], Awaitable[bool]] | None = None,
         counting: Callable[[], Awaitable[object]] | None = None,
         starting: Callable[[], Awaitable[None]] | None = None,
+        metrics_verifier: Verifier | None = None,
+        metrics_apart: bool = False,
     ) -> None:
         self._doors = doors
         # The names of routes are for their senders to know.
@@ -52,6 +55,8 @@ class App:
         self._ready = ready
         self._counting = counting
         self._starting = starting
+        self._metrics_verifier = metrics_verifier
+        self._metrics_apart = metrics_apart
         self._stop: Callable[[], object] | None = None
         self._broken = False
         self.draining = False
@@ -123,12 +128,26 @@ class App:
 
     # ── all else ──────────────────────────────────────────────────────────────────────────────────────────
 
+    async def metrics_alone(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """The application at the address of the metrics."""
+        answer = problem(404, "there is nothing at this place; metrics are at /metrics")
+        if scope["path"] == "/metrics":
+            answer = await self._read(App._numbers, scope)
+        await _send(send, answer)
+
     async def _elsewhere(self, scope: Scope) -> Answer:
         asked = _PLACES.get(scope["path"])
-        if asked is None:
+        if asked is None or (asked is App._numbers and self._metrics_apart):
             return problem(404, f"there is nothing at this place; events are posted to {self._served}")
+        return await self._read(asked, scope)
+
+    async def _read(self, asked: Callable[["App"], Awaitable[Answer]], scope: Scope) -> Answer:
         if scope["method"] not in ("GET", "HEAD"):
             return problem(405, "this is only there to be read", headers=[(b"allow", b"GET, HEAD")])
+        if asked is App._numbers and self._metrics_verifier is not None:
+            verdict = self._metrics_verifier.check(scope["headers"], b"", 0)
+            if isinstance(verdict, Refused):
+                return problem(verdict.code, verdict.reason, headers=[(b"www-authenticate", b"Bearer")])
         return await asked(self)
 
     async def _health(self) -> Answer:

@@ -11,6 +11,7 @@ from oncegate.settings.routes import UNSIGNED
 from oncegate.settings.secrets import secrets_of
 from oncegate.signatures import Verifier, verifier_of
 from oncegate.signatures.names import check_name
+from oncegate.signatures.senders import bearer
 from oncegate.stores import keeps_events
 
 DEFAULT = "default"
@@ -50,6 +51,15 @@ def verifier_for(route: Settings) -> Verifier | None:
                 " or --secret-env"
             )
         return verifier_of(signature, secrets, options)
+
+
+def metrics_verifier(settings: Settings) -> Verifier | None:
+    """What checks the token of those who ask for metrics; None where everybody may who can reach the address."""
+    tokens = secrets_of(settings, named="serve.metrics_token")
+    if not tokens:
+        return None
+    with settings.placed("serve.metrics_token_env"):
+        return bearer(tokens)
 
 
 def _refuse_unused(route: Settings) -> None:

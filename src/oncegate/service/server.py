@@ -24,8 +24,9 @@ _OBJECTS = 10_000
 _BODIES = 4  # of the largest size must be able to arrive at a time
 
 
-def run(service: Service, settings: Settings, listener: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish what is in hand; either ends in KeyboardInterrupt."""
+def run(service: Service, settings: Settings, listener: socket.socket, metrics: socket.socket | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish what is in hand; either ends in KeyboardInterrupt. If there is a
+    listener for `metrics`, they are served there."""
     logging.basicConfig(level=logging.WARNING, handlers=[handler_for(sys.stderr)])
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every request that is not HTTP
     # uvicorn raises a signal anew when it has stopped: SIGTERM must not end the process before the gate is closed.
@@ -52,7 +53,7 @@ def run(service: Service, settings: Settings, listener: socket.socket) -> None:
     )
     _spare_the_collector()
     try:
-        Server(config, service, protocol).run(sockets=[listener])
+        Server(config, service, protocol).run(sockets=[listener] if metrics is None else [listener, metrics])
     finally:
         service.close()
 
@@ -80,15 +81,20 @@ class Server(uvicorn.Server):
         await super().startup(sockets=[])
         loop = asyncio.get_running_loop()
         tls = self.config.ssl
-        for listener in sockets or []:
+        for listener, made in zip(sockets or [], (self._connection, self._metrics_connection), strict=False):
             self.servers.append(
-                await loop.create_server(self._connection, sock=listener, backlog=self.config.backlog)
+                await loop.create_server(made, sock=listener, backlog=self.config.backlog)
                 if tls is None
-                else TlsListener(listener, tls, self._connection)  # type: ignore[arg-type]  # all that is asked of one
+                else TlsListener(listener, tls, made)  # type: ignore[arg-type]  # all that is asked of a server
             )
 
     def _connection(self) -> BoundedProtocol:
         return self._protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    def _metrics_connection(self) -> BoundedProtocol:
+        protocol = self._connection()
+        protocol.serve_only(self._app.metrics_alone)
+        return protocol
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._app.drain()

@@ -19,7 +19,7 @@ from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.looks import Look, probe
 from oncegate.service.metrics import Metrics
 from oncegate.service.room import Room
-from oncegate.service.routes import name_of, proxies_of, routes_of, unkept, verifier_for
+from oncegate.service.routes import metrics_verifier, name_of, proxies_of, routes_of, unkept, verifier_for
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
 from oncegate.signatures import Verifier
@@ -41,7 +41,7 @@ class Service:
         self._drained = threading.Event()
         self._routes = routes_of(settings)
         verifiers = {path: verifier_for(route) for path, route in self._routes.items()}
-        proxies = proxies_of(settings)
+        proxies, asking = proxies_of(settings), metrics_verifier(settings)
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
         self._store = settings.open_store()
@@ -61,6 +61,8 @@ class Service:
             ready=self._probe.answered,
             counting=self._counting.answered,
             starting=self._start,
+            metrics_verifier=asking,
+            metrics_apart=settings["serve.metrics_host"] is not None,
         )
 
     def _door(self, path: str, handler: AsyncHandler | Handler, verifier: Verifier | None) -> Door:
