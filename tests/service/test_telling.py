@@ -179,6 +179,17 @@ def test_slow_and_silent_with_tls(secure: Service, tmp_path: Path) -> None:
     assert "more than 5 connections" in secure.said()
 
 
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate: apt install openssl")
+def test_a_stop_with_tls(secure: Service) -> None:
+    """A stop waits neither for handshakes nor for a client that keeps its connection open."""
+    assert secure.post({"id": 1}).status_code == 200
+    with secure.connect() as half:
+        half.sendall(b"\x16\x03\x01\x02")
+        began = time.monotonic()
+        assert secure.stop() == 0
+    assert time.monotonic() - began < 10
+
+
 def _speaks(service: Service, folder: Path, version: ssl.TLSVersion) -> bool:
     context = ssl.create_default_context(cafile=folder / "cert.pem")
     context.set_ciphers("ALL:@SECLEVEL=0")

@@ -15,6 +15,7 @@ _log = logging.getLogger("oncegate.service")
 _MOST: Final = 512
 _AT_A_TIME: Final = 16
 _GRACE: Final = 0.2
+_FAREWELL: Final = 1.0
 
 
 class TlsListener:
@@ -109,7 +110,13 @@ class TlsListener:
 
         within = self._bounds.within
         try:
-            await self._loop.connect_accepted_socket(made, connection, ssl=self._tls, ssl_handshake_timeout=within)
+            await self._loop.connect_accepted_socket(
+                made,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=within,
+                ssl_shutdown_timeout=_FAREWELL,  # for the other side to say that it has closed, which many do not
+            )
         except ssl.SSLError as error:
             self._failed("a TLS handshake with %s failed: %s", address, error.reason)
         except ConnectionAbortedError:

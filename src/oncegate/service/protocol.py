@@ -284,7 +284,7 @@ class BoundedProtocol(WholeProtocol):
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             self._refuse(400, f"the request line says HTTP/{version}; send HTTP/1.1")
-        hosts = sum(name == b"host" for name, _ in self.headers)
+        hosts = [name for name, _ in self.headers].count(b"host")
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             self._refuse(400, f"the request must have one Host header, and has {hosts}")
 
