@@ -102,7 +102,7 @@ class TestHalfHandshakes:
 
     def test_their_memory(self, tmp_path: Path) -> None:
         """Thousands of them take little memory, and good senders get through meanwhile."""
-        beside_handshakes(tmp_path, 3_000, PART, good=5)
+        beside_handshakes(tmp_path, 2_500, PART, good=5)
 
     def test_few_files(self, tmp_path: Path) -> None:
         """They leave files for good senders where few may be open."""

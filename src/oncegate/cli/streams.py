@@ -45,8 +45,8 @@ def ready() -> str | None:
 
 
 def unbuffer() -> None:
-    """For a command that logs from threads: one of them holds the lock of the buffer while it writes, for as long as
-    nobody reads, and Python takes that lock when it ends. Without a buffer there is no such lock."""
+    """Remove the buffer of stdout, for a command that logs from threads. A thread that writes to a full pipe holds the
+    buffer's lock, and Python acquires that lock at exit."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout = _told_apart(sys.stdout, buffered=False)
 

@@ -85,8 +85,7 @@ def problem(
 
 
 def _json(body: dict[str, Any]) -> bytes:
-    """In printable ASCII: what a sender has called an event shall not steer the terminal of who reads the answer, nor
-    end a line of theirs."""
+    """Printable ASCII only: an event's id may hold characters that control a terminal or end a line."""
     return ascii_only(msgspec.json.encode(body).decode()).encode()
 
 

@@ -106,7 +106,8 @@ class App:
         return None
 
     async def _heard(self, door: Door, scope: Scope, receive: Receive) -> Answer:
-        """What arrives in parts. Until it is whole the protocol bounds it: it may be anybody's."""
+        """A request that arrives in parts. Until it is complete it is not authenticated, and counts against the
+        protocol's budget for unfinished requests."""
         body = bytearray()
         more = True
         while more:
@@ -118,7 +119,7 @@ class App:
         return await self._taken(door, scope, bytes(body))
 
     async def _taken(self, door: Door, scope: Scope, body: bytes) -> Answer:
-        """The signature is checked before anything is awaited, so what has none takes no room from others."""
+        """The signature is checked before the first await, so an unsigned body never stays in the budget."""
         room = self._room
         room.hold(len(body))
         try:

@@ -19,10 +19,12 @@ _FAREWELL: Final = 1.0
 
 
 class TlsListener:
-    """Accepts connections and shakes hands, as a server of asyncio does, which can neither count nor close those that
-    have not ended their handshake. Of those there are at most half as many as connections may be open, and 512: each
-    has tens of kilobytes. For one more, the oldest is closed; but each has a moment to end, and further connections
-    wait for that in the queue of the listener."""
+    """Accepts connections and performs the TLS handshake. asyncio's own server can neither count nor close a connection
+    whose handshake is unfinished.
+
+    An unfinished handshake takes tens of kilobytes, so there are at most 512, or half of `max_connections`. For one
+    more the oldest is closed, once it has had `_GRACE` seconds; until then new connections wait in the listener's
+    queue."""
 
     def __init__(self, listener: socket.socket, tls: ssl.SSLContext, made: Callable[[], BoundedProtocol]) -> None:
         self._listener = listener

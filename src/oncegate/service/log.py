@@ -33,8 +33,8 @@ def pretty_line(notice: Notice) -> None:
 
 
 class RepeatedWarning:
-    """A warning that a stranger can cause as often as they like: a few lines a minute, then one line with the count of
-    those that were left out."""
+    """A warning that clients can cause at any rate: writes a few lines a minute, then one line with the count of those
+    that were left out."""
 
     def __init__(self, logger: logging.Logger, most: int = 5, every: float = 60.0) -> None:
         self._logger = logger
@@ -85,12 +85,12 @@ class PlainLines(logging.Formatter):
 
 
 class PatientHandler(logging.Handler):
-    """Writes lines from a thread of its own, so that a pipe which nobody reads holds up neither events nor the end of
-    the process. While it is read, a line is written when `emit` returns; otherwise lines are kept up to a bound, and
-    then dropped and counted.
+    """Writes lines from a thread, so that a full pipe blocks neither the event loop nor the end of the process. While
+    the pipe is read, a line is written when `emit` returns; otherwise lines are queued up to a bound, then dropped and
+    counted.
 
-    The thread writes to the file descriptor: it would hold the lock of a stream for as long as the pipe is full, and
-    Python takes that lock when it ends."""
+    The thread writes to the file descriptor. Through the stream it would hold the stream's lock while the pipe is full,
+    and Python acquires that lock at exit."""
 
     def __init__(self, file: int) -> None:
         super().__init__()

@@ -197,7 +197,7 @@ class BoundedProtocol(WholeProtocol):
             self._answer(413, "the request is larger than will be read")
 
     def _hold_unfinished(self, size: int) -> None:
-        """All that has just arrived counts, also if its first part ended the request before: rather too much."""
+        """Count the whole segment, even if its first part ended the previous request: an upper bound."""
         self.arriving.hold(self, size)
         if self.arriving.bytes > self.bounds.arriving:
             self.arriving.make_room(self.bounds.arriving)
@@ -279,8 +279,8 @@ class BoundedProtocol(WholeProtocol):
                 self._refuse(400, "the only transfer encoding that is taken is chunked")
 
     def _check_version_and_host(self) -> None:
-        """The parser takes other versions too, by which a body could end elsewhere; and a proxy may choose another of
-        two hosts than it is taken for."""
+        """The parser also accepts HTTP/0.9 and HTTP/2.0 request lines, which frame a body differently. With two Host
+        headers a proxy may route by one and this service answer for the other."""
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             self._refuse(400, f"the request line says HTTP/{version}; send HTTP/1.1")

@@ -10,8 +10,8 @@ class NoRoom(Exception):
 class Room(Struct):
     """What is in hand: requests that are being taken, and the bytes of their bodies.
 
-    What is still arriving has no place in it: whoever only begins to send would take it from those who have sent. The
-    protocol bounds that by itself.
+    A request that is still arriving does not count: unfinished requests would take the room of finished ones. The
+    protocol has a budget for them.
     """
 
     most: int = 1_000
