@@ -106,7 +106,7 @@ class TestHalfHandshakes:
 
     def test_few_files(self, tmp_path: Path) -> None:
         """They leave files for good senders where few may be open."""
-        beside_handshakes(tmp_path, 600, client_hello(), good=27, files=300)
+        beside_handshakes(tmp_path, 400, client_hello(), good=27, files=300)
 
     @pytest.mark.long
     @pytest.mark.timeout(600)

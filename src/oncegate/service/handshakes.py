@@ -14,7 +14,7 @@ _log = logging.getLogger("oncegate.service")
 
 _MOST: Final = 512
 _AT_A_TIME: Final = 16
-_GRACE: Final = 0.2
+_GRACE: Final = 0.5
 _FAREWELL: Final = 1.0
 
 
