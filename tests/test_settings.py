@@ -14,10 +14,15 @@ import oncegate
 from oncegate import Event, Gate
 from oncegate.errors import SettingError
 from oncegate.gate.terms import COUNTS, DEFAULTS, DURATIONS, Wishes
-from oncegate.masking import masked
+from oncegate.masking import KNOWN, masked
 from oncegate.settings import Settings, examine, load
 from oncegate.settings.known import SETTINGS, TABLES
 from oncegate.settings.strategies import parsed
+from oncegate.sinks import places
+from oncegate.stores.dynamodb import settings as dynamodb_urls
+from oncegate.stores.postgres import settings as postgres_urls
+from oncegate.stores.redis import settings as redis_urls
+from oncegate.work.sqs import address
 
 
 @pytest.fixture
@@ -382,7 +387,9 @@ class TestGate:
         ("postgresql://u:hunter2@h/db?sslmode=require", "postgresql://u:***@h/db?sslmode=require"),
         ("postgresql://u:hun/@:ter2@h/db", "postgresql://u:***@h/db"),
         ("postgresql://u:hunter2?#@h/db", "postgresql://u:***@h/db"),
-        ("postgresql://h/db?user=a&password=hunter2&x=1", "postgresql://h/db?user=a&password=***&x=1"),
+        ("postgresql://h/db?user=a&password=hunter2&x=1", "postgresql://h/db?user=a&password=***&x=***"),
+        ("redis://h?auth=hunter2&timeout=1s&hunter2#hunter2", "redis://h?auth=***&timeout=1s&***#***"),
+        ("sqlite:///a.db?region=r&%72egion=hunter2", "sqlite:///a.db?region=r&%72egion=***"),
         (
             "redis://h?API_KEY=hunter2;authToken=hunter2&client-secret=hunter2",
             "redis://h?API_KEY=***;authToken=***&client-secret=***",
@@ -391,9 +398,17 @@ class TestGate:
     ],
 )
 def test_masking(url: str, shown: str) -> None:
-    """A URL is shown with its password and what looks like a secret starred out, and nothing else."""
+    """A URL is shown with its password starred out, and every parameter that is not a known option."""
     assert masked(url) == shown
     assert "hunter2" not in str(load(environ={"ONCEGATE_STORE": url}).shown())
+
+
+def test_options_that_are_shown() -> None:
+    """Every option of a store, a queue or a bus is shown, but for the file of a key, whose name says so."""
+    ours = [*redis_urls._COMMON, *redis_urls._CLUSTERED, *redis_urls._ENCRYPTED, *postgres_urls._KNOWN]
+    ours += [*dynamodb_urls.OPTIONS, *places._COMMON, *address.OPTIONS, "account", "source"]
+    ours += ["synchronous", "busy_timeout"]
+    assert set(ours) - KNOWN == {"key_file"}
 
 
 def test_one_name_is_a_list_of_one(tmp_path: Path) -> None:

@@ -124,9 +124,11 @@ class TestRoutes:
 def test_the_guide() -> None:
     """The routes that the guide shows can be used as they stand."""
     guide = (Path(__file__).parent.parent / "docs" / "guide" / "webhooks.md").read_text()
-    (example,) = re.findall(r"```toml\n(.+?)```", guide, re.DOTALL)
+    example, metrics = re.findall(r"```toml\n(.+?)```", guide, re.DOTALL)
     found = settings(example, {"GENESYS_SECRET": "x"})
     assert list(routes_of(found)) == ["/events/genesys", "/events/crm"]
+    tokens = settings(metrics, {})["serve.metrics_token_env"]
+    assert tokens == ("METRICS_TOKEN",)
 
 
 class TestSecrets:

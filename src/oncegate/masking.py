@@ -4,13 +4,24 @@ import re
 from typing import Final
 
 _MASK: Final = "***"
-_PARAMETER: Final = re.compile(r"([?&;][^=&;]*(?:pass|pwd|secret|token|key|credential)[^=&;]*=)[^&;#]+", re.IGNORECASE)
-_ANY_PARAMETER: Final = re.compile(r"(?<=[?&;#])([^=?&;#]*=)?[^?&;#]+")
+_PARAMETER: Final = re.compile(r"(?<=[?&;#])([^=?&;#]*=)?[^?&;#]+")
+_OF_SECRETS: Final = re.compile(r"pass|pwd|secret|token|key|credential")
+# The options of stores, queues and buses that hold no secret; of Postgres also those of libpq that people write.
+_OF_STORES: Final = """
+synchronous busy_timeout
+prefix connect_timeout timeout wait_replicas wait_timeout evicting buckets ca_file cert_file
+oncegate_schema oncegate_connections oncegate_timeout
+host hostaddr port dbname user sslmode sslrootcert sslcert application_name target_session_attrs load_balance_hosts
+channel_binding gssencmode keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout
+region endpoint skew parallel account source
+"""
+KNOWN: Final = frozenset(_OF_STORES.split())
 
 
 def masked(url: str, *, wholly: bool = False) -> str:
-    """The URL with its password and every parameter that looks like a secret starred out; `wholly`: the user's name and
-    every parameter, for the URL of a stranger, who may call a secret anything, and for one that cannot be meant.
+    """The URL with its password starred out, and the value of every parameter that is not a known option or looks like
+    a secret; `wholly`: the user's name and every parameter, for the URL of a stranger, who may call a secret anything,
+    and for one that cannot be meant.
 
     A password that was not escaped may hold any character, so all up to the last @ may be part of it: rather too
     much is hidden than too little.
@@ -21,8 +32,16 @@ def masked(url: str, *, wholly: bool = False) -> str:
         before = _without_password(before, wholly)
     elif "@" in after:
         before, question, after = _without_password(rest, wholly), "", ""
-    pattern = _ANY_PARAMETER if wholly else _PARAMETER
-    return pattern.sub(rf"\1{_MASK}", f"{scheme}{separator}{before}{question}{after}")
+    return _PARAMETER.sub(_masked_wholly if wholly else _masked, f"{scheme}{separator}{before}{question}{after}")
+
+
+def _masked(parameter: re.Match[str]) -> str:
+    name = (parameter[1] or "").removesuffix("=").lower()
+    return parameter[0] if name in KNOWN and not _OF_SECRETS.search(name) else _masked_wholly(parameter)
+
+
+def _masked_wholly(parameter: re.Match[str]) -> str:
+    return f"{parameter[1] or ''}{_MASK}"
 
 
 def quoted(url: str) -> str:

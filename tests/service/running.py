@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -48,6 +49,8 @@ class Service:
         handler: str = HANDLER,
         verify: Any = True,
         handled: bool = True,
+        files: int | None = None,
+        unread: tuple[int, int] | None = None,
     ) -> None:
         self.folder = folder
         (folder / "app.py").write_text(handler)
@@ -58,9 +61,14 @@ class Service:
         self.log = (folder / "log").open("a+")
         self.errors = (folder / "errors").open("a+")
         before = self.errors.tell()
+        if files is not None:  # the most that it may have open
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+        stdout, stderr = (log or self.log, self.errors) if unread is None else (unread[1], unread[1])
         self.process = subprocess.Popen(
-            command, cwd=folder, stdout=log or self.log, stderr=self.errors, env={**os.environ, **environ}
+            command, cwd=folder, stdout=stdout, stderr=stderr, env={**os.environ, **environ}
         )
+        while unread is not None and "Ctrl-C" not in self.said():  # a pipe that is read up to the greeting, no further
+            (folder / "errors").write_bytes(self.said().encode() + os.read(unread[0], 4096))
         until(lambda: "Ctrl-C" in self.said()[before:] or self.process.poll() is not None)
         self.welcome = self.said()[before:]
         found = re.search(r"https?://[^\s/]+", self.welcome)
@@ -113,6 +121,17 @@ class Service:
         self.log.close()
         self.errors.close()
         return code
+
+
+def certificate(folder: Path) -> tuple[tuple[str, ...], ssl.SSLContext]:
+    """The options of a service with a certificate of its own in this folder, and a context that trusts it."""
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"),
+        *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+    ]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    options = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    return options, ssl.create_default_context(cafile=folder / "cert.pem")
 
 
 def heard(connection: socket.socket) -> bytes:

@@ -66,6 +66,23 @@ class TestRequests:
         assert problem_of(service.raw(sent))["status"] == 400
 
     @pytest.mark.parametrize(
+        ("sent", "said"),
+        [
+            (b"GET /healthz\r\n\r\n", "HTTP/0.9"),
+            (b"GET /healthz HTTP/0.9\r\nHost: x\r\n\r\n", "HTTP/0.9"),
+            (b"GET /healthz HTTP/2.0\r\nHost: x\r\n\r\n", "HTTP/2.0"),
+            (b"GET /healthz HTTP/1.1\r\n\r\n", "one Host header, and has 0"),
+            (b"GET /healthz HTTP/1.1\r\nHost: x\r\nhost: x\r\n\r\n", "one Host header, and has 2"),
+            (b"GET /healthz HTTP/1.0\r\nHost: x\r\nHost: y\r\n\r\n", "one Host header, and has 2"),
+        ],
+    )
+    def test_version_and_host(self, service: Service, sent: bytes, said: str) -> None:
+        """Another version of HTTP is refused, and so is a request without a host, or with two."""
+        refused = problem_of(service.raw(sent))
+        assert refused["status"] == 400
+        assert said in str(refused["detail"])
+
+    @pytest.mark.parametrize(
         "headers",
         [
             b"X-A: b\r\n" * 101,
@@ -199,11 +216,12 @@ class TestFraming:
             (b"GARBAGE\r\n\r\n", 400),
             (POST + b"Content-Length: 1000000\r\n\r\n", 413),
             (POST + b"X-A: b\r\n" * 101 + b"\r\n", 431),
+            (POST + b"X-A: b\r\n" * 101, 431),
             (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nx\r\n", 400),
             (POST + b"Content-Length: 2\r\n\r\n{", 408),
             (POST[:9], 408),
         ],
-        ids=["no HTTP", "large", "headers", "a chunk", "a slow body", "a slow head"],
+        ids=["no HTTP", "large", "headers", "unfinished headers", "a chunk", "a slow body", "a slow head"],
     )
     def test_only_the_refused_is_refused(self, service: Service, refused: bytes, code: int) -> None:
         """What came in full before a request that is refused is answered first, even what waits or takes its time."""
@@ -394,6 +412,15 @@ class TestLogs:
 
 
 class TestAnswers:
+    @pytest.mark.parametrize("do", ["nothing", "fail"])
+    def test_hostile_text(self, service: Service, do: str) -> None:
+        """An answer has no character that steers a terminal or ends a line; it says the same as JSON."""
+        name = "\x1b[2J\u202e\u2066\u2028\u2029\x7f\x85\u200f" + do
+        answer = service.post({"id": name, "do": do})
+        assert answer.json()["event_id"] == name
+        assert answer.text.isascii()
+        assert answer.text.isprintable()
+
     def test_failures_say_nothing_of_the_inside(self, service: Service) -> None:
         """A 503 says that it failed and to send it again, not with what or where."""
         answer = service.post({"id": "inside", "do": "fail"})

@@ -1,5 +1,6 @@
 """The service from start to stop, as a person would do it, and what it logs."""
 
+import fcntl
 import json
 import os
 import pty
@@ -89,6 +90,25 @@ class TestLife:
         assert len(service.process.stdout.readlines()) == 600
         service.process.stdout.close()
         assert service.close() == 0
+
+    def test_a_log_that_nobody_reads(self, tmp_path: Path) -> None:
+        """With stdout and stderr in a full pipe, events are taken, and SIGTERM ends the service as ever: what is in
+        hand is answered."""
+        reads, writes = os.pipe()
+        fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+        service = Service(tmp_path, *INLINE, unread=(reads, writes))
+        with service, os.fdopen(reads), os.fdopen(writes, "w"):
+            assert {service.post({"id": number, "do": "fail"}).status_code for number in range(20)} == {503}
+            answers: list[httpx.Response] = []
+            waiting = threading.Thread(target=lambda: answers.append(service.post({"id": "last", "do": "wait"})))
+            waiting.start()
+            until(lambda: "last" in service.effects())
+            service.process.send_signal(signal.SIGTERM)
+            until(lambda: _is_refused(service), within=5)
+            (service.folder / "go").touch()
+            waiting.join()
+            assert answers[0].json()["status"] == "processed"
+            assert service.close() == 0
 
     def test_sigterm_finishes_what_is_in_hand(self, service: Service) -> None:
         """On SIGTERM a request that is being handled is finished and answered."""

@@ -1,5 +1,6 @@
 """What the service tells of itself: health, readiness, metrics, and a description that is true."""
 
+import re
 import shutil
 import ssl
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from oncegate.service.openapi import DOCUMENT
-from tests.service.running import Service, heard, until
+from tests.service.running import Service, certificate, heard, until
 from tests.service.test_routes import signed
 from tests.signatures.sending import whsec
 
@@ -84,6 +85,37 @@ def test_every_metric_is_documented(service: Service) -> None:
     assert there_are == listed
 
 
+def test_metrics_at_an_address_of_their_own(tmp_path: Path) -> None:
+    """Metrics can be served at another address, with a token, and nowhere else; nothing else is served there."""
+    (tmp_path / "token").write_text(f"{whsec(2)}\n")
+    options = ("--metrics-host", "127.0.0.1", "--metrics-port", "0", "--metrics-token-file", "token")
+    tokens = {"ONCEGATE_SERVE_METRICS_TOKEN_ENV": "ONCEGATE_METRICS_NOW", "ONCEGATE_METRICS_NOW": whsec(1)}
+    with Service(tmp_path, *options, environ=tokens) as service:
+        found = re.search(r"Metrics are at (\S+)/metrics\.", service.welcome)
+        assert found
+        assert service.post({"id": 1}).status_code == 200
+        with httpx.Client(base_url=found[1], trust_env=False) as client:
+            refused = client.get("/metrics")
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+            headers = [{"authorization": f"Bearer {whsec(number)}"} for number in (1, 2, 3)]
+            assert [client.get("/metrics", headers=each).status_code for each in headers] == [200, 200, 401]
+            assert client.post("/metrics", headers=headers[0]).status_code == 405
+            assert client.post("/events", json={"id": 2}).status_code == 404
+            assert client.get("/healthz").status_code == 404
+        assert service.client.get("/metrics", headers=headers[0]).status_code == 404
+        assert whsec(1) not in service.said()
+
+
+def test_a_token_alone(tmp_path: Path) -> None:
+    """Metrics can need a token where events are posted; health and events do not."""
+    options = ("--metrics-token-env", "METRICS_TOKEN")
+    with Service(tmp_path, *options, environ={"METRICS_TOKEN": whsec(1)}) as service:
+        assert service.client.get("/metrics").status_code == 401
+        assert service.client.get("/metrics", headers={"authorization": f"Bearer {whsec(1)}"}).status_code == 200
+        assert service.client.get("/healthz").status_code == 200
+        assert service.post({"id": 1}).status_code == 200
+
+
 def test_the_welcome(service: Service) -> None:
     """Whoever starts it is told which places are signed, and loudly which are not."""
     assert f"POST {service.url}/events/crm  signed by standard-webhooks" in service.welcome
@@ -109,13 +141,8 @@ def test_the_description_is_true(service: Service) -> None:
 @pytest.fixture
 def secure(tmp_path: Path) -> Iterator[Service]:
     """A service with a certificate of its own."""
-    command = [
-        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"),
-        *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-    ]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
-    options = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--request-within", "1s", "--max-connections", "5")
+    tls, trusting = certificate(tmp_path)
+    options = (*tls, "--request-within", "1s", "--max-connections", "5")
     with Service(tmp_path, *options, verify=trusting) as service:
         yield service
 
@@ -150,6 +177,17 @@ def test_slow_and_silent_with_tls(secure: Service, tmp_path: Path) -> None:
                 assert httpx.get(secure.url + "/healthz", verify=context, trust_env=False).status_code == 200
     assert secure.post({"id": 1}).status_code == 200
     assert "more than 5 connections" in secure.said()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate: apt install openssl")
+def test_a_stop_with_tls(secure: Service) -> None:
+    """A stop waits neither for handshakes nor for a client that keeps its connection open."""
+    assert secure.post({"id": 1}).status_code == 200
+    with secure.connect() as half:
+        half.sendall(b"\x16\x03\x01\x02")
+        began = time.monotonic()
+        assert secure.stop() == 0
+    assert time.monotonic() - began < 10
 
 
 def _speaks(service: Service, folder: Path, version: ssl.TLSVersion) -> bool:

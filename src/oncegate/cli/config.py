@@ -14,7 +14,7 @@ from oncegate.cli.serve import check_traces, handler_of, refuse_open_doors
 from oncegate.cli.work import OF_WORKER, check_way
 from oncegate.durations import times
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.service.routes import check_keys, check_mode, proxies_of, verifier_for
+from oncegate.service.routes import check_keys, check_mode, metrics_verifier, proxies_of, verifier_for
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import FORWARD, OF_SIGNATURE, READ, WAYS
@@ -40,6 +40,7 @@ _USES_OF_ALL: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     refuse_open_doors: ["serve.host", "serve.signature"],
     tls_of: ["serve.tls_cert", "serve.tls_key"],
     proxies_of: ["serve.proxies"],
+    metrics_verifier: ["serve.metrics_token_env", "serve.metrics_token_file"],
     Settings.check_store: ["store"],
     check_mode: ["store", "mode", "serve.mode"],
     check_keys: ["key", "serve.signature"],

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
@@ -18,6 +19,7 @@ from oncegate.sinks import forward, publish
 _FORWARD: Final = [setting.name for setting in FORWARD]
 # What of that can be wrong whatever the URL is, and a URL that can be meant to see it with.
 _APART: Final = (("headers",), ("pins",), ("ca",), ("certificate", "certificate_key"))
+_SAY_WITHIN: Final = 1.0
 _ANY: Final = "https://receiver.invalid"
 
 
@@ -98,6 +100,14 @@ def _refusal(url: str, settings: Settings, names: Sequence[str]) -> str | None:
 
 def abandon(who: str, drain: str) -> NoReturn:
     """End the process while handlers still run: Python would wait for them, however long they take."""
-    say_error(f"{who} did not end within {drain}; what was in hand comes again when its lease is over")
-    sys.stdout.flush()
+    said = f"{who} did not end within {drain}; what was in hand comes again when its lease is over"
+    saying = threading.Thread(target=_say_last, args=(said,), daemon=True)
+    saying.start()
+    saying.join(_SAY_WITHIN)
     os._exit(exits.FAILED)
+
+
+def _say_last(text: str) -> None:
+    """In a thread, since nobody may read it."""
+    say_error(text)
+    sys.stdout.flush()

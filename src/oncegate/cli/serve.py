@@ -16,6 +16,7 @@ from oncegate.cli import exits
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
+from oncegate.cli.streams import unbuffer
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
@@ -48,13 +49,19 @@ def serve(settings: Settings) -> None:
     try:
         scheme = "http" if tls_of(settings) is None else "https"
         listener = _listen(host, settings["serve.port"])
+        metrics = _metrics_listener(settings)
     except BaseException:  # nothing will be served, so nothing stays open
         service.close()
         raise
     url = f"{scheme}://{_in_url(host)}:{listener.getsockname()[1]}"
-    click.echo(_welcome(settings, url), err=True)
+    greeting, _, rest = _welcome(settings, url).partition("\n")
+    if metrics is not None:
+        at = f"{_in_url(settings['serve.metrics_host'])}:{metrics.getsockname()[1]}"
+        greeting += f"\nMetrics are at {scheme}://{at}/metrics."
+    click.echo(f"{greeting}\n{rest}", err=True)
+    unbuffer()
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
-        server.run(service, settings, listener)
+        server.run(service, settings, listener, metrics)
     if not service.ended:
         abandon("a handler", settings["serve.drain_within"])
 
@@ -139,13 +146,18 @@ def refuse_open_doors(settings: Settings) -> None:
         )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _metrics_listener(settings: Settings) -> socket.socket | None:
+    host = settings["serve.metrics_host"]
+    return None if host is None else _listen(host, settings["serve.metrics_port"], "metrics-")
+
+
+def _listen(host: str, port: int, flags: str = "") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, UnicodeError) as error:
         why = "no such name or address" if _is_of_host(error) else os.strerror(getattr(error, "errno", None) or 0)
-        mend = "--host" if _is_of_host(error) else "--port"
+        mend = f"--{flags}{'host' if _is_of_host(error) else 'port'}"
         say_error(f"cannot listen on {host} port {port}: {why}; choose another with {mend}")
         raise click.exceptions.Exit(exits.FAILED) from error
 

@@ -15,15 +15,19 @@ class Unwritten(OSError):
 
 
 class _Stdout(FileIO):
-    """Tells its own failures from those of other files."""
+    """Tells its own failures from those of other files, and writes all that it is given: a signal may cut a write."""
 
     def write(self, data: Any, /) -> int:
+        left = memoryview(data).cast("B")
+        whole = len(left)
         try:
-            return super().write(data)
+            while left:
+                left = left[super().write(left) :]
         except BrokenPipeError:
             raise
         except OSError as error:
             raise Unwritten(error.errno, error.strerror) from None
+        return whole
 
 
 def ready() -> str | None:
@@ -40,14 +44,22 @@ def ready() -> str | None:
     return None
 
 
-def _told_apart(stream: TextIOWrapper) -> TextIOWrapper:
+def unbuffer() -> None:
+    """Remove the buffer of stdout, for a command that logs from threads. A thread that writes to a full pipe holds the
+    buffer's lock, and Python acquires that lock at exit."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout = _told_apart(sys.stdout, buffered=False)
+
+
+def _told_apart(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOWrapper:
     stream.flush()
+    raw = _Stdout(stream.fileno(), "w", closefd=False)
     return TextIOWrapper(
-        BufferedWriter(_Stdout(stream.fileno(), "w", closefd=False)),
+        BufferedWriter(raw) if buffered else raw,
         stream.encoding,
         "backslashreplace",
         line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
+        write_through=stream.write_through or not buffered,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from oncegate.gate.log import ascii_only
 from oncegate.gate.outcome import Outcome, Status
 
 # Some senders try again on 5xx only, and lose what gets any other refusal: an event that was not taken is 503.
@@ -60,7 +61,7 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     said = [_fields(outcome, discreet=discreet) for outcome in outcomes]
     body = said[0] if len(said) == 1 else {"outcomes": said}
     if code == 200:
-        return Answer(200, msgspec.json.encode(body), [(b"content-type", b"application/json")])
+        return Answer(200, _json(body), [(b"content-type", b"application/json")])
     worst = next(outcome for outcome in outcomes if _code(outcome) == code)
     return problem(code, _sentence(worst, discreet=discreet), body, due_in(worst) or _RETRY_AFTER)
 
@@ -84,7 +85,12 @@ def problem(
     sent = [(b"content-type", b"application/problem+json"), *(headers or [])]
     if code in (429, 503):
         sent.append((b"retry-after", str(retry_after).encode()))
-    return Answer(code, msgspec.json.encode(body), sent)
+    return Answer(code, _json(body), sent)
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    """Printable ASCII only: an event's id may hold characters that control a terminal or end a line."""
+    return ascii_only(msgspec.json.encode(body).decode()).encode()
 
 
 def _fields(outcome: Outcome, *, discreet: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from oncegate.service.looks import Readiness
 from oncegate.service.metrics import CONTENT_TYPE, Metrics
 from oncegate.service.openapi import DOCUMENT
 from oncegate.service.room import NoRoom, Room
+from oncegate.signatures import Refused, Verifier
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -43,6 +44,8 @@ class App:
         readiness: Readiness | None = None,
         counting: Callable[[], Awaitable[object]] | None = None,
         starting: Callable[[], Awaitable[None]] | None = None,
+        metrics_verifier: Verifier | None = None,
+        metrics_apart: bool = False,
     ) -> None:
         self._doors = doors
         # The names of routes are for their senders to know.
@@ -53,6 +56,8 @@ class App:
         self._readiness = readiness
         self._counting = counting
         self._starting = starting
+        self._metrics_verifier = metrics_verifier
+        self._metrics_apart = metrics_apart
         self._stop: Callable[[], object] | None = None
         self._broken = False
         self.draining = False
@@ -102,26 +107,20 @@ class App:
         return None
 
     async def _heard(self, door: Door, scope: Scope, receive: Receive) -> Answer:
-        room = self._room
-        held = 0
-        parts: list[bytes] = []
+        """A request that arrives in parts. Until it is complete it is not authenticated, and counts against the
+        protocol's budget for unfinished requests."""
+        body = bytearray()
         more = True
-        try:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Gone
-                part = message.get("body", b"")
-                room.hold(len(part))
-                held += len(part)
-                parts.append(part)
-                more = message.get("more_body", False)
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope), room)
-        finally:
-            room.let_go(held)
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        return await self._taken(door, scope, bytes(body))
 
     async def _taken(self, door: Door, scope: Scope, body: bytes) -> Answer:
+        """The signature is checked before the first await, so an unsigned body never stays in the budget."""
         room = self._room
         room.hold(len(body))
         try:
@@ -131,12 +130,26 @@ class App:
 
     # ── all else ──────────────────────────────────────────────────────────────────────────────────────────
 
+    async def metrics_alone(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """The application at the address of the metrics."""
+        answer = problem(404, "there is nothing at this place; metrics are at /metrics")
+        if scope["path"] == "/metrics":
+            answer = await self._read(App._numbers, scope)
+        await _send(send, answer)
+
     async def _elsewhere(self, scope: Scope) -> Answer:
         asked = _PLACES.get(scope["path"])
-        if asked is None:
+        if asked is None or (asked is App._numbers and self._metrics_apart):
             return problem(404, f"there is nothing at this place; events are posted to {self._served}")
+        return await self._read(asked, scope)
+
+    async def _read(self, asked: Callable[["App"], Awaitable[Answer]], scope: Scope) -> Answer:
         if scope["method"] not in ("GET", "HEAD"):
             return problem(405, "this is only there to be read", headers=[(b"allow", b"GET, HEAD")])
+        if asked is App._numbers and self._metrics_verifier is not None:
+            verdict = self._metrics_verifier.check(scope["headers"], b"", 0)
+            if isinstance(verdict, Refused):
+                return problem(verdict.code, verdict.reason, headers=[(b"www-authenticate", b"Bearer")])
         return await asked(self)
 
     async def _health(self) -> Answer:

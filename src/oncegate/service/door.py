@@ -11,6 +11,7 @@ from oncegate.events import Event, with_webhook_id
 from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
 from oncegate.service.limits import LiveKeys, Rate
+from oncegate.service.log import RepeatedWarning
 from oncegate.service.metrics import Metrics
 from oncegate.service.room import Room
 from oncegate.service.taking import Taking
@@ -91,6 +92,7 @@ class Door:
         self._refused = metrics.refusals(name)
         self._limited = metrics.limited(name)
         self._count_kinds = metrics.kinds(name)
+        self._told_refused, self._told_many, self._told_limited = (RepeatedWarning(_log) for _ in range(3))
 
     async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], room: Room) -> Answer:
         """Whatever goes wrong here is no acknowledgement. Only what may come in takes a place in the room."""
@@ -129,17 +131,17 @@ class Door:
 
     def _refuse(self, refused: Refused, sender: str) -> Answer:
         self._refused()
-        _log.warning("route %s: a request from %s was refused: %s", self.name, sender, refused.reason)
+        self._told_refused("route %s: a request from %s was refused: %s", self.name, sender, refused.reason)
         return problem(refused.code, refused.reason)
 
     def _refuse_many(self, sender: str) -> Answer:
         """As a body that is too large: nothing is written for it, and nothing of it was done."""
-        _log.warning("route %s: a request from %s held more than %s events", self.name, sender, self._most)
+        self._told_many("route %s: a request from %s held more than %s events", self.name, sender, self._most)
         return problem(413, f"the request holds more than {self._most} events (serve.max_events); send it in parts")
 
     def _limit(self, wait: int, sender: str) -> Answer:
         self._limited()
-        _log.warning("route %s: a request from %s was one too many", self.name, sender)
+        self._told_limited("route %s: a request from %s was one too many", self.name, sender)
         return problem(429, "this route has sent too much; send it again later", retry_after=wait)
 
 

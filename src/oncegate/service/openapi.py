@@ -124,7 +124,14 @@ DOCUMENT: Final[dict[str, Any]] = {
             "application/json",
             **{"503": _refusal("Not ready.", again=True)},
         ),
-        "/metrics": _read_only("What was counted, for Prometheus.", "text/plain"),
+        "/metrics": _read_only(
+            "What was counted, for Prometheus.",
+            "text/plain",
+            **{
+                "401": _refusal("It needs a token, which is not there or not right."),
+                "404": _refusal("Metrics are at another address."),
+            },
+        ),
         "/openapi.json": _read_only("This description.", "application/json"),
     },
     "components": {"schemas": {"Outcome": _OUTCOME, "Outcomes": _OUTCOMES, "Problem": _PROBLEM}},

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from asyncio.events import TimerHandle
 from typing import ClassVar, Final
 
@@ -10,6 +11,7 @@ from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from oncegate.gate.answers import CLOSE, problem
+from oncegate.service.log import RepeatedWarning
 from oncegate.service.whole import Answers, Taker, WholeProtocol, response
 
 _log = logging.getLogger("oncegate.service")
@@ -22,12 +24,13 @@ _TELL_EVERY: Final = 60.0
 
 
 class Bounds(Struct, frozen=True):
-    """How many bytes a body may have, how many seconds a whole request may take to arrive, and how many connections
-    may be open at a time."""
+    """How many bytes a body may have, how many seconds a whole request may take to arrive, how many connections may be
+    open at a time, and how many bytes of unfinished requests they may hold together."""
 
     body: int
     within: float
     connections: int = 4_000
+    arriving: int = 16 * 1024 * 1024
 
     @property
     def bytes(self) -> int:
@@ -37,8 +40,8 @@ class Bounds(Struct, frozen=True):
 
 def bounded(bounds: Bounds, taker: Taker | None = None) -> type["BoundedProtocol"]:
     """The protocol as a class, since that is what uvicorn takes."""
-    shared = {"bounds": bounds, "line": Line(), "taker": taker, "answers": Answers()}
-    return type("Bounded", (BoundedProtocol,), shared)
+    shared = {"bounds": bounds, "line": Line(), "arriving": Arriving(), "handshakes": {}}
+    return type("Bounded", (BoundedProtocol,), {**shared, "taker": taker, "answers": Answers()})
 
 
 class Line(dict["BoundedProtocol", None]):
@@ -63,6 +66,31 @@ class Line(dict["BoundedProtocol", None]):
             )
 
 
+class Arriving(dict["BoundedProtocol", int]):
+    """The connections with an unfinished request, oldest first, and how many bytes each holds. None of them is
+    authenticated: the signature can only be checked over a whole body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self._log = RepeatedWarning(_log, most=1)
+
+    def hold(self, connection: "BoundedProtocol", size: int) -> None:
+        self.bytes += size
+        self[connection] = self.get(connection, 0) + size
+
+    def let_go(self, connection: "BoundedProtocol") -> None:
+        self.bytes -= self.pop(connection, 0)
+
+    def make_room(self, most: int) -> None:
+        """Answer the oldest with 408 until the others fit."""
+        while self.bytes > most:
+            self._log(
+                "unfinished requests hold more than %d bytes (serve.max_bytes_arriving): the oldest are refused", most
+            )
+            next(iter(self)).give_up()
+
+
 class _Refused(Exception):
     """Stops the parser; what is to be said is kept in the protocol."""
 
@@ -72,6 +100,9 @@ class BoundedProtocol(WholeProtocol):
 
     bounds: ClassVar[Bounds]
     line: ClassVar[Line]
+    arriving: ClassVar[Arriving]
+    handshakes: ClassVar[dict[socket.socket, float]]
+    accepted: socket.socket | None = None
     _deadline: TimerHandle | None = None
     _refusal: tuple[int, str] | None = None
     _farewell = b""
@@ -87,7 +118,9 @@ class BoundedProtocol(WholeProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_request()
-        if len(self.connections) > self.bounds.connections:
+        if self.accepted is not None:
+            self.handshakes.pop(self.accepted, None)
+        if self._are_too_many():
             self._make_room()
         self._wait()
 
@@ -95,15 +128,19 @@ class BoundedProtocol(WholeProtocol):
         self._request_is_here()
         super().connection_lost(exc)
         self.line.pop(self, None)
+        self.arriving.let_go(self)
 
     def _make_room(self) -> None:
         """Whoever was refused for want of room stands in the line too, but leaves no place behind."""
-        most = self.bounds.connections
-        self.line.tell(most, self.loop.time())
-        while len(self.connections) > most and self.line:
+        self.line.tell(self.bounds.connections, self.loop.time())
+        while self._are_too_many() and self.line:
             self.line.let_one_go()
-        if len(self.connections) > most:
+        if self._are_too_many():
             self._answer(503, "too many connections are in use; send it again")
+
+    def _are_too_many(self) -> bool:
+        """Connections count from when they are accepted, also those in their TLS handshake."""
+        return len(self.connections) + len(self.handshakes) > self.bounds.connections
 
     def _wait(self) -> None:
         """A request may be answered when its connection is gone, which must not stand in the line for ever then."""
@@ -129,6 +166,8 @@ class BoundedProtocol(WholeProtocol):
         self.start()
         if not self._over:
             self._look_at_what_is_unfinished()
+        if not self._over and self._deadline is not None:
+            self._hold_unfinished(len(data))
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn does, but for an offer to speak another protocol, which some clients make with every request. It
@@ -156,6 +195,17 @@ class BoundedProtocol(WholeProtocol):
             self._answer(431, _TOO_MANY_HEADERS)
         elif self._bytes > self.bounds.bytes:
             self._answer(413, "the request is larger than will be read")
+
+    def _hold_unfinished(self, size: int) -> None:
+        """Count the whole segment, even if its first part ended the previous request: an upper bound."""
+        self.arriving.hold(self, size)
+        if self.arriving.bytes > self.bounds.arriving:
+            self.arriving.make_room(self.bounds.arriving)
+
+    def give_up(self) -> None:
+        """Refuse the unfinished request to make room for those of others."""
+        self.arriving.let_go(self)
+        self._answer(408, "the request took too long to arrive while many others were arriving; send it again")
 
     def _await_request(self) -> None:
         self._deadline = self.loop.call_later(self.bounds.within, self._too_slow)
@@ -185,6 +235,8 @@ class BoundedProtocol(WholeProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """What follows a body in chunks is no header of the request: whoever added one in front cannot have seen it."""
         if not self._has_head:
+            if len(self.headers) >= _MOST_HEADERS:
+                self._refuse(431, _TOO_MANY_HEADERS)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -204,6 +256,7 @@ class BoundedProtocol(WholeProtocol):
         if self.parser.should_upgrade():
             return
         self._request_is_here()
+        self.arriving.let_go(self)
         self._has_head = False
         if not (self.cycle.response_complete or self.flow.write_paused):
             self.line.pop(self, None)
@@ -212,17 +265,28 @@ class BoundedProtocol(WholeProtocol):
     def _check_head(self) -> None:
         if self.parser.get_method() == b"CONNECT":
             self._refuse(400, "no other protocol is spoken here")
-        if len(self.headers) > _MOST_HEADERS or self._head_is_too_large():
+        if self._head_is_too_large():
             self._refuse(431, _TOO_MANY_HEADERS)
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(
                 429, f"there are more than {_MOST_PIPELINED} requests that wait for an answer on the connection"
             )
+        self._check_version_and_host()
         for name, value in self.headers:
             if name == b"content-length" and int(value) > self.bounds.body:
                 self._refuse(413, self._too_large)
             elif name == b"transfer-encoding" and value.lower() != b"chunked":
                 self._refuse(400, "the only transfer encoding that is taken is chunked")
+
+    def _check_version_and_host(self) -> None:
+        """The parser also accepts HTTP/0.9 and HTTP/2.0 request lines, which frame a body differently. With two Host
+        headers a proxy may route by one and this service answer for the other."""
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            self._refuse(400, f"the request line says HTTP/{version}; send HTTP/1.1")
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            self._refuse(400, f"the request must have one Host header, and has {hosts}")
 
     def _head_is_too_large(self) -> bool:
         """`_head` counts whole arrivals, which may hold some of the body too: exactly only if it could matter."""
@@ -250,9 +314,11 @@ class BoundedProtocol(WholeProtocol):
         if self._over or self.transport.is_closing():
             return
         self._over = True
+        self.arriving.let_go(self)
         last = self.cycle if self._has_head else None
         if last is not None and self.pipeline and self.pipeline[0][0] is last:
             self.pipeline.popleft()
+            last.body = bytearray()
             self._farewell = _refusal(code, detail)
         elif last is None and self._is_answering():
             self._farewell = _refusal(code, detail)

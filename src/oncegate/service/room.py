@@ -8,9 +8,10 @@ class NoRoom(Exception):
 
 
 class Room(Struct):
-    """What is in hand: requests that are being taken, and the bytes of all bodies, also of those still arriving.
+    """What is in hand: requests that are being taken, and the bytes of their bodies.
 
-    What arrives has no place among the requests: whoever only begins to send would take it from those who have sent.
+    A request that is still arriving does not count: unfinished requests would take the room of finished ones. The
+    protocol has a budget for them.
     """
 
     most: int = 1_000

@@ -12,6 +12,7 @@ from oncegate.settings.secrets import secrets_of
 from oncegate.settings.strategies import uses_webhook_id
 from oncegate.signatures import Verifier, verifier_of
 from oncegate.signatures.names import check_name
+from oncegate.signatures.senders import bearer
 from oncegate.stores import keeps_events
 
 DEFAULT = "default"
@@ -64,6 +65,15 @@ def check_keys(settings: Settings) -> None:
                 f"{route.where('key')}: key={route['key']} needs signature={_SIGNS_IDS}, and the signature of this"
                 f" route is {signature or UNSIGNED}, which does not sign the header webhook-id; choose another key"
             )
+
+
+def metrics_verifier(settings: Settings) -> Verifier | None:
+    """What checks the token of those who ask for metrics; None where everybody may who can reach the address."""
+    tokens = secrets_of(settings, named="serve.metrics_token")
+    if not tokens:
+        return None
+    with settings.placed("serve.metrics_token_env"):
+        return bearer(tokens)
 
 
 def _refuse_unused(route: Settings) -> None:

@@ -20,7 +20,15 @@ from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.looks import Look, Readiness
 from oncegate.service.metrics import Metrics
 from oncegate.service.room import Room
-from oncegate.service.routes import check_keys, name_of, proxies_of, routes_of, unkept, verifier_for
+from oncegate.service.routes import (
+    check_keys,
+    metrics_verifier,
+    name_of,
+    proxies_of,
+    routes_of,
+    unkept,
+    verifier_for,
+)
 from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
 from oncegate.signatures import Verifier
@@ -41,10 +49,11 @@ class Service:
     ) -> None:
         self._settings = settings
         self.ended = True
+        self._drained = threading.Event()
         self._routes = routes_of(settings)
         check_keys(settings)
         verifiers = {path: verifier_for(route) for path, route in self._routes.items()}
-        proxies = proxies_of(settings)
+        proxies, asking = proxies_of(settings), metrics_verifier(settings)
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
         self._may_be_late = any(route["on_store_error"] == "unguarded" for route in self._routes.values())
@@ -65,6 +74,8 @@ class Service:
             readiness=self._readiness,
             counting=self._counting.answered,
             starting=self._start,
+            metrics_verifier=asking,
+            metrics_apart=settings["serve.metrics_host"] is not None,
         )
 
     def _door(self, path: str, handler: AsyncHandler | Handler | None, verifier: Verifier | None) -> Door:
@@ -95,7 +106,7 @@ class Service:
         closing = threading.Thread(target=self._close, name="oncegate-closing", daemon=True)
         closing.start()
         closing.join(_CLOSE_WITHIN)
-        self.ended = not closing.is_alive() and not any(door.taking.left_running for door in self._doors.values())
+        self.ended = self._drained.is_set() and not any(door.taking.left_running for door in self._doors.values())
 
     def _close(self) -> None:
         self._readiness.close()
@@ -103,6 +114,7 @@ class Service:
         self._threads.shutdown()
         for gate in self._gates.values():
             gate.drain()
+        self._drained.set()  # what is left to do is to write the log, which nobody may read
         for gate in self._gates.values():
             gate.close()
 

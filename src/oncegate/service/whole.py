@@ -48,9 +48,14 @@ class Taker(Protocol):
 class WholeProtocol(HttpToolsProtocol):
     """What is posted and arrives in one piece is for the taker, all else for the application."""
 
-    taker: ClassVar[Taker | None] = None
+    taker: Taker | None = None
     answers: ClassVar[Answers]
     _unstarted: RequestResponseCycle | None = None
+
+    def serve_only(self, app: Any) -> None:
+        """Give all that comes by this connection to another application."""
+        self.app = app
+        self.taker = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """What uvicorn calls when the head of a request is here, or when one that had to wait may begin. What else has

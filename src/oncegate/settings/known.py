@@ -224,6 +224,13 @@ SERVE: Final = (
     ),
     _of_table(
         "serve",
+        "max_bytes_arriving",
+        "count",
+        16 * 1024 * 1024,
+        "How many bytes of unfinished requests are held at a time; for more, the oldest are refused with 408.",
+    ),
+    _of_table(
+        "serve",
         "max_connections",
         "count",
         4_000,
@@ -254,6 +261,22 @@ SERVE: Final = (
         "The file with the certificate chain; with it the service speaks TLS 1.2 or newer only.",
     ),
     _of_table("serve", "tls_key", "text", None, "The file with its private key."),
+    _of_table(
+        "serve",
+        "metrics_host",
+        "text",
+        None,
+        "The address where `/metrics` is served, and nowhere else; without it, where events are.",
+    ),
+    _of_table("serve", "metrics_port", "port", 9464, "The port of `serve.metrics_host`; 0 for any free one."),
+    _of_table(
+        "serve",
+        "metrics_token_env",
+        "names",
+        (),
+        "The variables that hold the token without which `/metrics` is 401; several may be valid at a time.",
+    ),
+    _of_table("serve", "metrics_token_file", "names", (), "The same in files, one token in each."),
 )
 
 # How events are handed on to a URL.

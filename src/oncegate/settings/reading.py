@@ -146,6 +146,7 @@ def _read_environment(environ: Mapping[str, str], found: _Found) -> None:
     for variable in filter(settings.__contains__, given):
         found.take(settings[variable], from_text(settings[variable], environ[variable]), variable)
     others = {CONFIG_VARIABLE, *named_in(found.routes), *found.values["serve.secret_env"]}
+    others |= set(found.values["serve.metrics_token_env"])
     for variable in given:
         if variable not in settings and variable not in others:
             found.problems.append(f"{variable}: {unknown(variable.removeprefix(PREFIX), names, 'setting')}")

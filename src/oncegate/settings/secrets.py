@@ -12,15 +12,17 @@ from oncegate.settings.settings import Settings
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def secrets_of(route: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def secrets_of(
+    route: Settings, environ: Mapping[str, str] = os.environ, *, named: str = "serve.secret"
+) -> dict[str, str]:
     """The secrets of a route by where they stand; SettingError with the place, and never with what may be a secret
-    itself."""
-    return {**dict(_from_variables(route, environ)), **dict(_from_files(route))}
+    itself. `named` is what the two settings begin with that name them."""
+    return {**dict(_from_variables(route, environ, f"{named}_env")), **dict(_from_files(route, f"{named}_file"))}
 
 
-def _from_variables(route: Settings, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    where = route.where("serve.secret_env")
-    for name in route["serve.secret_env"]:
+def _from_variables(route: Settings, environ: Mapping[str, str], path: str) -> Iterator[tuple[str, str]]:
+    where = route.where(path)
+    for name in route[path]:
         if not _VARIABLE.fullmatch(name):
             raise SettingError(f"{where}: it takes the name of a variable that holds the secret, not the secret")
         if not environ.get(name, "").strip():
@@ -28,9 +30,9 @@ def _from_variables(route: Settings, environ: Mapping[str, str]) -> Iterator[tup
         yield name, environ[name].strip()
 
 
-def _from_files(route: Settings) -> Iterator[tuple[str, str]]:
-    where = route.where("serve.secret_file")
-    for name in route["serve.secret_file"]:
+def _from_files(route: Settings, path: str) -> Iterator[tuple[str, str]]:
+    where = route.where(path)
+    for name in route[path]:
         try:
             secret = Path(name).read_text("utf-8").strip()
         except FileNotFoundError as error:
