@@ -80,12 +80,12 @@ def test_headers_that_are_not_signed(store: MemoryStore) -> None:
 class TestWebhookIds:
     def test_a_message_runs_once(self, store: MemoryStore) -> None:
         """The signed id is the key: a retry of a message is a duplicate, its body under another id is not."""
-        key = bytes(range(24))
+        key, body = bytes(range(24)), '{"type": "invoice.paid"}'
 
         def request(name: str) -> dict[str, Any]:
-            mac = base64.b64encode(hmac.new(key, f"{name}.1770091506.{{}}".encode(), "sha256").digest()).decode()
+            mac = base64.b64encode(hmac.new(key, f"{name}.1770091506.{body}".encode(), "sha256").digest()).decode()
             sent = {"webhook-id": name, "webhook-timestamp": "1770091506", "webhook-signature": f"v1,{mac}"}
-            return {**gateway("{}"), "headers": sent}
+            return {**gateway(body), "headers": sent}
 
         gate = Gate(store, key=keys.webhook_id, wall=ManualClock(1_770_091_506_000_000))
         handle = gate.lambda_handler(lambda event: event.webhook_id, signature=signatures.standard_webhooks(key))

@@ -73,6 +73,7 @@ def test_other_policies_fail_at_start(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             Gate(away)
     command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--store", url, "--serve-mode", "inline"]
+    command += ["--handler", "log"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3
     assert "cannot be reached" in done.stderr
