@@ -81,10 +81,10 @@ class Runner:
             return
         if self._means.terms.marks_first:
             self._run_marked(granted, handler)
-        elif len(granted) == 1 and granted[0].event.attempt == 1:
+        elif len(granted) == 1 and not _was_tried(granted[0]):
             self.run_alone(granted[0], handler)
         elif len(granted) != 1 or not self._run_if_alone(granted[0], handler):
-            again = [job for job in granted if job.event.attempt > 1]
+            again = [job for job in granted if _was_tried(job)]
             self.give_back(again)
             self._run_together([job for job in granted if job.held] if again else granted, handler)
             for job in sorted(again, key=_attempt):
@@ -311,6 +311,11 @@ def _not_settled(ending: Ending, answer: Answer) -> Outcome:
     """What an ending has come to that the store did not accept."""
     error = f"the handler ran, but the store did not confirm it ({answer})" if answer else _LOST
     return Outcome("failed", ending.job.event, ending.job.key, error=error)
+
+
+def _was_tried(job: Job) -> bool:
+    """Whether there was an attempt before, one that did not count for being lost included."""
+    return job.event.attempt > 1 or job.lease.record.lost > 0
 
 
 def _attempt(job: Job) -> int:
