@@ -21,6 +21,7 @@ from oncegate.errors import SettingError
 from oncegate.gate.observing import Notice
 from oncegate.stores.base import Entry, Want
 from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
 from oncegate.work.inbox import InboxWorker
 from tests.gate.conftest import Stumbling, until
 
@@ -241,7 +242,7 @@ class TestAtOnce:
         assert handler.most == 3
 
     def test_a_single_attempt(self) -> None:
-        """Where the first attempt is the last it runs alone, so it is taken from the store when nothing else runs."""
+        """Where the first attempt is the last, events run beside each other all the same."""
         gate = Gate(MemoryStore(), max_attempts=1)
         handler = Busy()
 
@@ -250,7 +251,7 @@ class TestAtOnce:
             await until(lambda: gate.counts.get("event.processed") == 4)
 
         working(gate, handler, then)
-        assert handler.most == 1
+        assert handler.most == 4
 
     def test_stopping(self) -> None:
         """What is granted when the worker has stopped is given back before its sender is told, and runs elsewhere, at
@@ -376,57 +377,6 @@ class TestAtOnce:
         working(gate, handler, then, at_work=2)
         assert attempts == [1] * 4
 
-    def test_a_last_attempt_beside_nothing(self) -> None:
-        """A last attempt waits for what is asked for at the time, and runs alone."""
-        running: set[str | None] = set()
-        most: list[int] = []
-        store = Gated()
-        store.go.set()
-        gate = Gate(store, max_attempts=2, backoff="10ms", backoff_limit="10ms")
-
-        async def handler(event: Event) -> None:
-            running.add(event.id)
-            most.append(len(running))
-            await asyncio.sleep(0.1 if event.attempt == 2 else 0.02)
-            running.discard(event.id)
-            if event.id == "evt-1" and event.attempt == 1:
-                raise ValueError("boom")
-
-        async def then(worker: InboxWorker) -> None:
-            await worker.admit(events(call(1, "call-1")))
-            await until(lambda: gate.counts.get("event.failed") == 1)
-            store.go.clear()
-            admitting = asyncio.create_task(worker.admit(events(call(2, "call-2"))))
-            await asyncio.sleep(0.06)  # by now the last attempt is due
-            store.go.set()
-            await admitting
-            await until(lambda: gate.counts.get("event.processed") == 2)
-
-        working(gate, handler, then, look="5ms")
-        assert most == [1, 1, 1]
-
-    @pytest.mark.parametrize("attempt", [1, 2])
-    def test_what_hangs_stops_nobody(self, attempt: int) -> None:
-        """Neither does a last attempt wait for long for what hangs, nor does all else for a last attempt that does."""
-        gate = Gate("memory://", max_attempts=2, backoff="10ms", backoff_limit="10ms")
-        go_on = asyncio.Event()
-
-        async def handler(event: Event) -> None:
-            if event.id == "evt-1" and event.attempt == attempt:
-                await go_on.wait()
-            elif event.id in ("evt-1", "evt-2"):
-                raise ValueError("boom")
-
-        async def then(worker: InboxWorker) -> None:
-            await worker.admit(events(call(1, "call-1"), call(2, "call-2")))
-            await until(lambda: gate.counts.get("event.buried") == 1)
-            await worker.admit(events(call(3, "call-3")))
-            await until(lambda: gate.counts.get("event.processed") == 1)
-            go_on.set()
-            await until(lambda: gate.counts.get("event.processed") == 2)
-
-        working(gate, handler, then)
-
     def test_what_is_done_is_let_go(self, gate: Gate) -> None:
         """Of what is done only that is remembered, not its document, which may be large."""
 
@@ -463,27 +413,138 @@ def test_failing_holds_its_entity_until_it_is_buried(gate: Gate) -> None:
     assert (letter.record.error, letter.record.attempts) == ("ValueError: boom", 5)
 
 
-def test_a_last_attempt_runs_alone() -> None:
-    """Nothing else is in hand while an event has its last attempt, and it goes before what waits."""
-    gate = Gate(MemoryStore(), max_attempts=2, backoff="10ms")
-    running: set[str] = set()
-    beside: list[set[str]] = []
-    seen: list[str | None] = []
+def test_a_failure_that_is_recorded_never_runs_alone() -> None:
+    """A last attempt after failures runs beside others: a handler that waits for company then gets it."""
+    gate = Gate(MemoryStore(), max_attempts=2, backoff="10ms", backoff_limit="10ms")
+    beside = asyncio.Barrier(2)
 
     async def handler(event: Event) -> None:
-        running.add(str(event.id))
-        await asyncio.sleep(0.02)
-        if event.attempt == 2:
-            beside.append(set(running))
-        running.discard(str(event.id))
-        seen.append(event.id)
-        if event.id == "evt-0":
+        if event.id == "evt-2" or event.attempt == 2:
+            await asyncio.wait_for(beside.wait(), 5)
+        if event.id == "evt-1":
             raise ValueError("boom")
 
-    gate.admit([call(number, f"call-{number}") for number in range(40)])
-    working(gate, handler, lambda worker: until(lambda: len(seen) == 41), at_work=4)
-    assert beside == [{"evt-0"}]
-    assert len(gate.store.dead_letters()) == 1
+    async def then(worker: InboxWorker) -> None:
+        await worker.admit(events(call(1, "call-1"), call(2, "call-2")))
+        await until(lambda: gate.counts.get("event.buried") == 1 and gate.counts.get("event.processed") == 1)
+
+    working(gate, handler, then, look="5ms")
+
+
+class TestSuspects:
+    """Events whose last attempt was never settled. The store's clock is set ahead of the leases of a worker that is no
+    more."""
+
+    def left(self, number: int, **terms: Any) -> Gate:
+        """A gate whose store holds suspects, taken by a worker that did not come back, and beside each a new event."""
+        clock = ManualClock(1_000_000)
+        store = MemoryStore(clock=clock)
+        gate = Gate(store, **terms)
+        gate.admit([call(each, f"call-{each}") for each in range(number)])
+        assert len(gate._engine.claimer.take(number)) == number
+        clock.advance("31s")
+        gate.admit([call(100 + each, f"call-{100 + each}") for each in range(number)])
+        return gate
+
+    def test_they_run_alone(self) -> None:
+        """No other handler runs beside one, and it runs at its first attempt that counts."""
+        gate = self.left(3)
+        running: set[str] = set()
+        beside: list[set[str]] = []
+        attempts: list[int] = []
+
+        async def handler(event: Event) -> None:
+            running.add(str(event.id))
+            await asyncio.sleep(0.01)
+            if len(str(event.id)) == len("evt-0"):
+                beside.append(set(running))
+                attempts.append(event.attempt)
+            await asyncio.sleep(0.01)
+            running.discard(str(event.id))
+
+        working(gate, handler, lambda worker: until(lambda: gate.counts.get("event.processed") == 6))
+        assert sorted(map(sorted, beside)) == [["evt-0"], ["evt-1"], ["evt-2"]]
+        assert attempts == [1, 1, 1]
+
+    def test_alone_in_the_process(self) -> None:
+        """Neither does a handler of another gate of the process run beside one, however it is called."""
+        gate, other = self.left(1), Gate("memory://")
+        running: set[str] = set()
+        beside: list[set[str]] = []
+
+        def handler(event: Event) -> None:
+            running.add(str(event.id))
+            time.sleep(0.02)
+            if event.id == "evt-0":
+                beside.append(set(running))
+            running.discard(str(event.id))
+
+        async def then(worker: InboxWorker) -> None:
+            number = 0
+            while gate.counts.get("event.processed", 0) < 2:
+                number += 2
+                ran = asyncio.to_thread(other.run, {"id": f"run-{number}"}, handler)
+                await asyncio.gather(ran, other.arun({"id": f"arun-{number}"}, handler))
+
+        working(gate, handler, then)
+        assert beside == [{"evt-0"}]
+
+    def test_many_do_not_stop_others(self) -> None:
+        """While 40 of them run, each alone, new events go on: none waits for more than a few turns."""
+        gate = self.left(40)
+        delays: list[float] = []
+
+        async def handler(event: Event) -> None:
+            if "sent" in event.body:
+                delays.append(time.monotonic() - float(event.body["sent"]))
+            else:
+                await asyncio.sleep(0.05)
+
+        async def then(worker: InboxWorker) -> None:
+            number = 1000
+            while gate.counts.get("event.processed", 0) - len(delays) < 80:
+                number += 1
+                await worker.admit(events(call(number, f"call-{number}") | {"sent": str(time.monotonic())}))
+                await asyncio.sleep(0.02)
+            await until(lambda: len(delays) == number - 1000)
+
+        working(gate, handler, then)
+        assert max(delays) < 2.5
+
+    def test_no_busy_loop(self) -> None:
+        """One that cannot be alone, for a handler of another gate that does not end, is not taken and given back over
+        and over. Others go on meanwhile, and it runs when that handler has ended."""
+        gate, other = self.left(1, max_hold="300ms"), Gate("memory://")
+        looks = 0
+        take = gate.store.take  # type: ignore[attr-defined]
+
+        def counted(wants: Sequence[Want]) -> Any:
+            nonlocal looks
+            looks += 1
+            return take(wants)
+
+        gate.store.take = counted  # type: ignore[attr-defined]
+
+        async def then(worker: InboxWorker) -> None:
+            go_on = asyncio.Event()
+
+            async def hangs(event: Event) -> None:
+                await go_on.wait()
+
+            hanging = asyncio.create_task(other.arun({"id": 1}, hangs))
+            await until(lambda: gate.counts.get("inbox.crowded") == 1)
+            before = looks
+            await worker.admit(events(call(3, "call-3")))
+            await until(lambda: gate.counts.get("event.processed") == 2)
+            await asyncio.sleep(1)
+            assert looks - before < 10
+            assert "evt-0" not in seen
+            go_on.set()
+            await hanging
+            await until(lambda: "evt-0" in seen)
+
+        seen: list[str | None] = []
+        working(gate, lambda event: seen.append(event.id), then, look="5ms")
 
 
 def test_store_away_for_a_while() -> None:
@@ -622,10 +683,13 @@ def test_a_sender_that_goes_while_the_worker_stops() -> None:
 
 
 def test_what_cannot_be_given_back_at_once() -> None:
-    """A last attempt that is given back while the store is away is given back when it answers: it has not been made."""
-    store = Stumbling()
+    """A suspect that is given back while the store is away is given back when it answers: it has not been run."""
+    clock = ManualClock(1_000_000)
+    store = Stumbling(clock=clock)
     gate = Gate(store, max_attempts=1)
     gate.admit([call(1), call(2, "call-2")])
+    gate._engine.claimer.take(2)
+    clock.advance("31s")
     store.failures["settle"] = 5
     seen: list[int] = []
     working(gate, lambda event: seen.append(event.attempt), lambda worker: until(lambda: len(seen) == 2))

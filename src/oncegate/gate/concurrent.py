@@ -22,6 +22,7 @@ from msgspec import Struct
 from oncegate import forks
 from oncegate.events import Event
 from oncegate.gate.admitting import Admitter
+from oncegate.gate.alone import PROCESS, inside
 from oncegate.gate.asking import Asking, ask_all
 from oncegate.gate.cancelling import CancelledOnLoss, Lost, by_itself, cancelling
 from oncegate.gate.echoes import Echoes
@@ -35,9 +36,10 @@ from oncegate.gate.endings import (
 )
 from oncegate.gate.gathering import Gathered, Gatherer, Waiter
 from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine, plain
-from oncegate.gate.jobs import TOO_LATE, Bare, Job
+from oncegate.gate.jobs import NOT_ALONE, TOO_LATE, Bare, Job, runs_alone
 from oncegate.gate.leases import Lease
-from oncegate.gate.room import Room
+from oncegate.gate.outcome import Outcome
+from oncegate.gate.room import Room, entered
 from oncegate.gate.running import Means, Runner
 from oncegate.gate.settling import CLOSE_WITHIN, Ending
 from oncegate.stores.base import Patient, Together
@@ -78,6 +80,8 @@ class Concurrent:
         self._gatherer: Gatherer[_Asked] = Gatherer(
             "oncegate-writer", self._write, self._settle, self._orphaned, MOST_AT_A_TIME
         )
+        self._bound = means.terms.alone_bound
+        self._hold = means.terms.max_hold / 1e6
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._threads: ThreadPoolExecutor | None = None
         self._pooling = threading.Lock()
@@ -98,7 +102,7 @@ class Concurrent:
             await room.enter()
         try:
             if isinstance(item, Job) and (item.key.change is not None or not self._means.claimer.recall(item)):
-                await self._run_claimed(item, handler, room)
+                await self._run_claimed(item, handler)
             if item.unguarded is not None:
                 way = _Way(partial(ran_unguarded, item), partial(failed_unguarded, item))
                 await self._called(item.event, handler, way)
@@ -155,31 +159,42 @@ class Concurrent:
 
     # ── one claim ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _run_claimed(self, job: Job, handler: AsyncHandler | Handler, room: Room) -> None:
-        """A last attempt is claimed, run and settled alone, as far as patience goes: an event that kills its process
-        then takes no neighbour with it, and is not taken along itself. One that was claimed with others is given back
-        first."""
-        if not self._means.terms.one_by_one:
-            if not room.begin_now():
-                await room.begin()
-            try:
-                await self._gatherer.done(job)
-                if not job.held:
-                    return
-                if self._means.terms.marks_first or job.event.attempt != self._means.terms.max_attempts:
-                    await self.run_granted(job, handler)
-                    return
-                await self._gatherer.done(self._means.endings.unstarted(job))
-                job.held = False
-            finally:
-                room.end()
-        alone = await room.begin_alone()
+    async def _run_claimed(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        """Claim, run and settle one beside others. One that may have killed its worker is given back first, and then
+        claimed, run and settled while no other handler of this process runs."""
+        if inside.get():  # a handler runs it in its own place
+            await self._gatherer.done(job)
+            if job.held:
+                await self.run_granted(job, handler)
+            return
+        token = object()
+        try:  # to leave without having entered does no harm
+            if not PROCESS.enter_now(token, self._hold):
+                await entered(token, self._hold)
+            await self._gatherer.done(job)
+            if not job.held:
+                return
+            if self._means.terms.marks_first or not runs_alone(job):
+                await self.run_granted(job, handler)
+                return
+            await self._gatherer.done(self._means.endings.unstarted(job))
+            job.held = False
+        finally:
+            PROCESS.leave(token)
+        await self._run_alone(job, handler)
+
+    async def _run_alone(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        """It is not held while it waits, since it would lose one more attempt if the process died meanwhile."""
+        token = object()
         try:
+            if not await entered(token, self._hold, alone_for=self._bound, within=self._bound):
+                job.outcome = Outcome("in_flight", job.event, job.key, error=NOT_ALONE)
+                return
             await self._gatherer.done(job)
             if job.held:
                 await self.run_granted(job, handler)
         finally:
-            room.end_alone(alone)
+            PROCESS.leave(token)
 
     async def run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
         """Run what is held, however it was granted; it has its outcome afterwards."""
@@ -222,7 +237,7 @@ class Concurrent:
         way.start()
         task = asyncio.current_task()
         before = cancelling(task)
-        inside = _inside.set(_inside.get() | {id(self)})
+        gates, within = _inside.set(_inside.get() | {id(self)}), inside.set(True)
         try:
             with CancelledOnLoss(way.lease, task):
                 asked = way.ran(plain(await handler(event)))
@@ -234,7 +249,8 @@ class Concurrent:
                 raise
             asked = way.failed(by_itself(error))
         finally:
-            _inside.reset(inside)
+            inside.reset(within)
+            _inside.reset(gates)
         if asked is not None:
             await self._gatherer.done(asked)
 
@@ -255,7 +271,7 @@ class Concurrent:
             self._gatherer.post(late, waiter)
             return
         way.start()
-        inside = _in_thread.set(_in_thread.get() | {id(self)})
+        gates, within = _in_thread.set(_in_thread.get() | {id(self)}), inside.set(True)
         try:
             asked = way.ran(plain(handler(event)))
         except asyncio.CancelledError as error:
@@ -263,7 +279,8 @@ class Concurrent:
         except BaseException as error:  # noqa: BLE001  # a thread has nobody above it to raise to
             asked = way.failed(error)
         finally:
-            _in_thread.reset(inside)
+            inside.reset(within)
+            _in_thread.reset(gates)
         self._gatherer.post(asked, waiter)
 
     def _late(self, way: "_Way") -> Ending | Failed | None:

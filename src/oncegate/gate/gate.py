@@ -4,7 +4,7 @@ read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settl
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -95,8 +95,7 @@ class Gate:
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
         """Take all the events of these payloads through the gate: one outcome each, in order.
 
-        They are claimed with one write and settled with few, so the lease must cover the whole batch. With
-        `max_attempts=1` each is claimed and settled alone."""
+        They are claimed with one write and settled with few, so the lease must cover the whole batch."""
         return self._through(self._all_events(payloads, "run_batch"), handler)
 
     def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
@@ -318,8 +317,10 @@ class Gate:
             if job.key.digest in outcomes:
                 self._engine.runner.give_back([job])
                 break
-            self._engine.runner.run_alone(job, handler)
-            outcomes[job.key.digest] = job.outcome
+            ran = self._engine.runner.run_taken(job, handler, partial(self._next_waiting, {job.key.digest}))
+            outcomes.update((each.key.digest, each.outcome) for each in ran)
+            if not ran:
+                break
         return self._told(list(outcomes.values()))
 
     def _next_waiting(self, before: Collection[bytes]) -> list[Job]:

@@ -1,15 +1,15 @@
 """Running: grants to handlers, one after the other, and what becomes of them."""
 
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from oncegate import forks
 from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError
+from oncegate.gate.alone import PROCESS, inside
 from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import (
@@ -22,7 +22,7 @@ from oncegate.gate.endings import (
     ran_unguarded,
 )
 from oncegate.gate.handlers import Handler, TransactionHandler, plain
-from oncegate.gate.jobs import NO_TIME, Bare, Job
+from oncegate.gate.jobs import NO_TIME, NOT_ALONE, Bare, Job, runs_alone
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
@@ -30,11 +30,11 @@ from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, Unsettl
 from oncegate.gate.terms import Terms
 from oncegate.stores.base import EffectFailed, Store, Transactional
 
-# How long others wait for the sake of one: what kills its process does so soon, and what hangs must not stop the rest.
-PATIENCE: Final = 1.0
-_LOST: Final = "its claim was lost to another worker before it could be settled"
+_LOST: Final = (
+    "its handler ended, but its claim was lost to another worker before it could be settled, so what it came to is not"
+    " recorded and that worker runs it too"
+)
 
-_Result = TypeVar("_Result")
 # How one grant that may start is attempted; None if it has come to its outcome already.
 _Handle = Callable[[Job], Ending | None]
 
@@ -56,63 +56,86 @@ class Runner:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._flusher = Flusher()
-        self._retries = threading.RLock()  # whoever has it runs what was tried before
-        forks.watch(self)
-
-    def before_fork(self) -> None:
-        """Nothing to do: a handler that runs is not waited for."""
-
-    def after_fork(self, *, in_child: bool) -> None:
-        if in_child:
-            self._retries = threading.RLock()
+        self._bound = means.terms.alone_bound
+        self._hold = means.terms.max_hold / 1e6
 
     def run(self, jobs: Sequence[Job], handler: Handler) -> None:
         """Run those of the jobs that hold a lease; each has its outcome afterwards.
 
-        In a batch, an event that was tried before may be what killed its worker then. Those are given back
-        and run last, each claimed alone after all others are settled, the least tried first. Those that other threads
-        run are not run beside each other either.
+        Those that may have killed their worker are given back and run last, each claimed alone after all others are
+        settled, while no other handler of this process runs.
         """
         granted = [job for job in jobs if job.held]
         if not granted:
             return
         if self._means.terms.marks_first:
-            self._run_marked(granted, handler)
-        elif len(granted) == 1 and granted[0].event.attempt == 1:
-            self.run_alone(granted[0], handler)
-        elif len(granted) != 1 or not self._run_if_alone(granted[0], handler):
-            again = [job for job in granted if job.event.attempt > 1]
-            self.give_back(again)
-            self._run_together([job for job in granted if job.held] if again else granted, handler)
-            for job in sorted(again, key=_attempt):
-                self._run_again(job, handler)
+            self._beside(granted, lambda: self._run_marked(granted, handler))
+        elif len(granted) == 1:
+            self._placed(granted[0], lambda job: self.run_alone(job, handler))
+        else:
+            suspects = [job for job in granted if runs_alone(job)]
+            self.give_back(suspects)
+            together = [job for job in granted if job.held] if suspects else granted
+            if together:
+                self._beside(together, lambda: self._run_together(together, handler))
+            for job in suspects:
+                self._claim_alone(job, lambda job: self.run_alone(job, handler))
 
-    def _run_if_alone(self, job: Job, handler: Handler) -> bool:
-        def run(alone: bool) -> bool:
-            if alone:
-                self.run_alone(job, handler)
-            return alone
+    def _beside(self, jobs: Sequence[Job], run: Callable[[], None]) -> None:
+        """Run beside others; while one of them runs alone, wait, with the leases renewed."""
+        nested = inside.get()
+        token = object()
+        try:  # to leave without having entered does no harm
+            if not nested and not PROCESS.enter_now(token, self._hold):
+                self._enter(token, jobs)
+            inside.set(True)
+            run()
+        finally:
+            inside.set(nested)
+            PROCESS.leave(token)
 
-        return self._retry(run, within=0)
+    def _enter(self, token: object, jobs: Sequence[Job]) -> None:
+        leases = [] if self._means.terms.marks_first else [job.lease for job in jobs]
+        try:
+            self._means.heartbeat.hold(leases)
+            PROCESS.enter(token, self._hold)
+        finally:
+            self._means.heartbeat.drop(leases)
 
-    def _run_again(self, job: Job, handler: Handler) -> None:
-        def run(_alone: bool) -> None:
+    def _placed(self, job: Job, run: Callable[[Job], None]) -> None:
+        """Run one grant beside others; alone, if it may have killed its worker."""
+        if not runs_alone(job):
+            self._beside([job], lambda: run(job))
+        elif not self._alone(lambda: run(job), within=0.0):
+            self.give_back([job])
+            self._claim_alone(job, run)
+
+    def _claim_alone(self, job: Job, run: Callable[[Job], None]) -> None:
+        """Claim one that was given back and run it, as soon as nothing else runs in this process. It is not held before
+        that, since it would lose one more attempt if the process died meanwhile."""
+
+        def claim_and_run() -> None:
             self._claim_again(job)
             if job.held:
-                self.run_alone(job, handler)
+                run(job)
 
-        self._retry(run, within=PATIENCE)
+        left = (job.start_by - self._means.boot()) / 1e6
+        if not self._alone(claim_and_run, within=max(0.0, min(self._bound, left))):
+            job.outcome = Outcome("in_flight", job.event, job.key, error=NOT_ALONE)
 
-    def _retry(self, run: Callable[[bool], _Result], within: float) -> _Result:
-        """Run what was tried before, and say whether that is alone. The lock is let go whether it was got or not: an
-        interrupt can strike before anybody could note that."""
+    def _alone(self, run: Callable[[], None], within: float) -> bool:
+        """Run alone, if nothing else runs in this process within so many seconds; whether it did."""
+        nested = inside.get()
+        token = object()
         try:
-            return run(self._retries.acquire(timeout=within))
+            if not PROCESS.enter_alone(token, self._hold, within=within, alone_for=self._bound):
+                return False
+            inside.set(True)
+            run()
         finally:
-            try:  # noqa: SIM105  # in suppress() an interrupt could strike once more
-                self._retries.release()
-            except RuntimeError:  # another thread has it, or the parent of this process
-                pass
+            inside.set(nested)
+            PROCESS.leave(token)
+        return True
 
     def _claim_again(self, job: Job) -> None:
         if self._means.boot() < job.start_by:
@@ -123,6 +146,23 @@ class Runner:
     def run_alone(self, job: Job, handler: Handler) -> None:
         """Run one claim in progress, whatever the mode: what was taken from the store is never marked first."""
         self._run_together([job], handler)
+
+    def run_taken(self, job: Job, handler: Handler, take: Callable[[], Sequence[Job]]) -> list[Job]:
+        """Run what was taken from the store, beside others or alone; what has come to an outcome. One that must be
+        alone and cannot be yet is given back, and what is taken as soon as it can be runs in its place."""
+        ran: list[Job] = []
+
+        def run(jobs: Sequence[Job]) -> None:
+            for each in jobs:
+                ran.append(each)
+                self.run_alone(each, handler)
+
+        if not runs_alone(job):
+            self._beside([job], lambda: run([job]))
+        elif not self._alone(lambda: run([job]), within=0.0):
+            self.give_back([job])
+            self._alone(lambda: run(take()), within=self._bound)
+        return ran
 
     def run_unguarded(self, items: Sequence[Job | Bare], handler: Handler) -> None:
         """Run what its policy lets run without a claim; a failure is only told, there is nothing to settle."""
@@ -137,7 +177,10 @@ class Runner:
         """Run one grant in a transaction of the store that completes it too. The claim is committed before, so its
         attempt counts even if its handler fails and all is rolled back; there is no heartbeat, since nobody else can
         write."""
-        self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection))
+        self._placed(
+            job,
+            lambda job: self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection)),
+        )
 
     def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
         store = cast(Transactional, self._means.store)  # the gate has asked
@@ -269,6 +312,9 @@ class Runner:
         """Give the jobs their outcomes, and remember those that are completed."""
         if answers.count(True) < len(endings):
             settled = list(zip(endings, answers, strict=True))
+            if anew := [_anew(ending) for ending, answer in settled if answer is False and _is_granted_anew(ending)]:
+                settled = [each for each in settled if not (each[1] is False and _is_granted_anew(each[0]))]
+                self.write(anew)
             endings = [ending for ending, answer in settled if answer is True]
             for ending, answer in settled:
                 if answer is not True:
@@ -292,11 +338,17 @@ class Runner:
         return [job for job in unanswered if now < job.lease.valid_until]
 
 
+def _is_granted_anew(ending: Ending) -> bool:
+    """Whether the claim was granted to this process once more after it was decided how it ends."""
+    return ending.job.lease.record.fence != ending.settlement.fence
+
+
+def _anew(ending: Ending) -> Ending:
+    record = ending.job.lease.record
+    return replace(ending, settlement=replace(ending.settlement, owner=record.owner, fence=record.fence))
+
+
 def _not_settled(ending: Ending, answer: Answer) -> Outcome:
     """What an ending has come to that the store did not accept."""
     error = f"the handler ran, but the store did not confirm it ({answer})" if answer else _LOST
     return Outcome("failed", ending.job.event, ending.job.key, error=error)
-
-
-def _attempt(job: Job) -> int:
-    return job.event.attempt

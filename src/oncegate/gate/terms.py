@@ -21,6 +21,7 @@ OnStale: TypeAlias = Literal["pass", "skip"]
 _LONGEST_NAMESPACE: Final = 128
 _LONGEST_MEMORY: Final = 60_000_000
 _SHORTEST_LEASE: Final = 10_000
+_LEAST_ALONE: Final = 30_000_000
 
 
 class Wishes(TypedDict, total=False):
@@ -136,9 +137,9 @@ class Terms(Struct, frozen=True, kw_only=True):
         return self.mode == "mark_first"
 
     @property
-    def one_by_one(self) -> bool:
-        """With one attempt each, an event that kills the process would spend those of its whole batch."""
-        return self.max_attempts == 1 and not self.marks_first
+    def alone_bound(self) -> float:
+        """For how many seconds an event that must run alone waits for others, and others for it, at first."""
+        return min(max(self.lease, _LEAST_ALONE), self.max_hold) / 1e6
 
     def unguarded(self, event: Event) -> bool:
         """Whether this event runs without a claim when the store cannot be asked for one."""
