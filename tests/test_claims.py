@@ -15,6 +15,7 @@ from oncegate.claims import (
     DEAD,
     IN_PROGRESS,
     RELEASED,
+    Abandon,
     About,
     Admit,
     Admitted,
@@ -52,6 +53,10 @@ def admit(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
         "about": ABOUT,
     }
     return step(record, Admit(**(asked | changed)), NOW)
+
+
+def abandon(record: Record | None, owner: bytes = ANN, fence: int = 7) -> tuple[Record | None, Any]:
+    return step(record, Abandon("n", b"k", owner, fence), NOW)
 
 
 def claim(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
@@ -113,7 +118,8 @@ class TestAdmit:
         assert isinstance(answer, Admitted)
         assert record is not None
         assert (record.state, record.payload, record.owner, record.expires_at) == (RELEASED, b"{}", BOB, None)
-        assert (record.attempts, record.fence) == (before.attempts, before.fence)
+        assert record.fence == before.fence
+        assert (record.attempts, record.lost) == ((1, 0) if before is FREE else (0, 1))
         assert step(record, claims.Complete("n", b"k", ANN, before.fence, 60), NOW)[1] is False
 
     @pytest.mark.parametrize(
@@ -141,7 +147,51 @@ class TestTakenAndClaimed:
         record, answer = claim(replace(TAKEN, lease_until=NOW))
         assert isinstance(answer, Granted)
         assert record is not None
-        assert (record.payload, record.expires_at, record.fence, record.attempts) == (b"{}", None, 8, 2)
+        assert (record.payload, record.expires_at, record.fence) == (b"{}", None, 8)
+        assert (record.attempts, record.lost) == (1, 1)
+        again, _ = claim(replace(record, lease_until=NOW), owner=ANN)
+        assert again is not None
+        assert (again.fence, again.attempts, again.lost) == (9, 2, 2)
+
+
+class TestAbandon:
+    @pytest.mark.parametrize("before", [HELD, TAKEN, replace(HELD, lost=2, unavailable_since=5, error="boom")])
+    def test_held(self, before: Record) -> None:
+        """The lease of an instance that has ended is over at once, and all else is kept: it counts as lost when it is
+        granted again, and not before."""
+        record, answer = abandon(before)
+        assert answer is True
+        assert record == replace(before, lease_until=NOW)
+        assert record is not None
+        again, verdict = claim(record)
+        assert isinstance(verdict, Granted)
+        assert again is not None
+        assert (again.attempts, again.lost) == (1 + bool(before.lost), before.lost + 1)
+
+    @pytest.mark.parametrize("before", [None, LAPSED, FREE, WAITING, DONE, BURIED, replace(HELD, expires_at=NOW)])
+    def test_anything_else(self, before: Record | None) -> None:
+        """What nobody holds, or has expired, cannot be abandoned."""
+        absent = before is None or before.expires_at == NOW
+        assert abandon(before) == (None if absent else before, False)
+
+    @pytest.mark.parametrize("proof", [{"owner": BOB}, {"fence": 6}, {"fence": 8}])
+    def test_the_claim_of_another(self, proof: dict[str, Any]) -> None:
+        """Another instance's claim of the same key stays held."""
+        record, answer = abandon(HELD, **proof)
+        assert record is HELD
+        assert answer is False
+
+    def test_twice(self) -> None:
+        """Those who notice the end of an instance at the same time do no harm: the second changes nothing."""
+        record, _ = abandon(HELD)
+        assert abandon(record) == (record, False)
+
+    def test_a_late_settlement(self) -> None:
+        """As after any lease that is over, the owner may settle until somebody else is granted the claim."""
+        record, _ = abandon(HELD)
+        assert step(record, claims.Complete("n", b"k", ANN, 7, 60), NOW)[1] is True
+        taken_over, _ = claim(record)
+        assert step(taken_over, claims.Complete("n", b"k", ANN, 7, 60), NOW) == (taken_over, False)
 
 
 @pytest.mark.parametrize("before", [None, HELD, LAPSED, FREE, WAITING, TAKEN, DONE, BURIED])

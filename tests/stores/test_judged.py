@@ -1,17 +1,19 @@
 """Stores that judge in Python: requests of different kinds with one write."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from oncegate.claims import About, Admit, Admitted, Claim, Complete, Duplicate, Granted, Record
+from oncegate.claims import Abandon, About, Admit, Admitted, Claim, Complete, Duplicate, Granted, Record
 from oncegate.errors import StoreError
 from oncegate.stores.base import Together
 from oncegate.stores.judged import InboxStore
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.sqlite import SqliteStore
+from oncegate.testing import ManualClock
 
 LEASE, RETENTION = 30_000_000, 60_000_000
 CALL = About("plain", entity="call-1")
@@ -53,6 +55,32 @@ def test_an_entity_that_is_let_go_in_the_same_write(store: InboxStore) -> None:
     settled, second = store.together([completion(b"a", first.record), admit(b"b", b"2")])
     assert settled is True
     assert isinstance(second, Admitted)
+
+
+def test_abandon(store: MemoryStore | SqliteStore) -> None:
+    """The claim of an instance that has ended can be taken over in the same write, or later."""
+    (first,) = store.claim([claim(b"a", b"1")])
+    ended = Abandon("n", b"a", first.record.owner, first.record.fence)
+    assert store.together([ended, ended, replace(ended, fence=0)]) == [True, False, False]
+    (second,) = store.claim([claim(b"a", b"2")])
+    assert isinstance(second, Granted)
+    assert (second.record.attempts, second.record.lost) == (1, 1)
+    ended = replace(ended, owner=second.record.owner, fence=second.record.fence)
+    abandoned, third = store.together([ended, claim(b"a", b"3")])
+    assert abandoned is True
+    assert (third.record.attempts, third.record.lost) == (2, 2)
+    assert [entry.record for entry in store.browse()] == [third.record]
+
+
+def test_claimed_and_lost_in_one_write(tmp_path: Path) -> None:
+    """A record is written as it is, also when its first write already tells of a loss."""
+    clock = ManualClock()
+    for kept in (claim, admit):
+        with closing(SqliteStore(str(tmp_path / f"{kept.__name__}.db"), clock=clock)) as store:
+            ended = Abandon("n", b"a", b"1" * 16, clock.now)
+            *_, last = store.together([kept(b"a", b"1"), ended, claim(b"a", b"2")])
+            assert (last.record.attempts, last.record.lost) == (1, 1)
+            assert [entry.record for entry in store.browse()] == [last.record]
 
 
 def test_all_or_nothing(tmp_path: Path) -> None:

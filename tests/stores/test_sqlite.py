@@ -264,7 +264,7 @@ def test_two_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = race([lambda: open_store(url)] * 6)
     assert complete(stores[0], record)
     with closing(sqlite3.connect(tmp_path / "store.db")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA user_version").fetchone() == (len(later),)
         assert db.execute("SELECT count(*) FROM claims WHERE colour IS NULL AND state = 'C'").fetchone() == (1,)
     for opened in stores:
         opened.close()
@@ -278,7 +278,7 @@ def test_a_failed_migration_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(StoreError, match="already exists"):
         open_store(url)
     with closing(sqlite3.connect(tmp_path / "store.db")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+        assert db.execute("PRAGMA user_version").fetchone() == (len(file.MIGRATIONS) - 1,)
         assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").fetchone() == (0,)
 
 

@@ -1,19 +1,24 @@
 """The contract itself: a store that is wrong in one line does not pass it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate import claims
-from oncegate.claims import COMPLETED, Claim, Complete, Operation, Record, Release
+from oncegate.claims import COMPLETED, IN_PROGRESS, Abandon, Admit, Claim, Complete, Operation, Record, Redrive, Release
 from oncegate.clocks import Clock
 from oncegate.stores import memory
 from oncegate.stores.memory import MemoryStore
+from oncegate.testing.admitting import InboxContract
+from oncegate.testing.clock import ManualClock
 from oncegate.testing.comparing import machine
+from oncegate.testing.settling import AttemptContract
 
 Step = Callable[[Record | None, Operation, int], tuple[Record | None, Any]]
 
@@ -52,11 +57,123 @@ def sliding(record: Record | None, operation: Operation, now: int) -> tuple[Reco
     return after, answer
 
 
-@pytest.mark.parametrize("step", [forgets_expiry, lease_one_longer, unfenced, deleting_release, binds_nothing, sliding])
+def counts_every_loss(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    """As before a first loss was forgiven."""
+    after, answer = claims.step(record, operation, now)
+    lost = record is not None and after is not None and after.lost == record.lost + 1 == 1
+    return _changed(after, answer, attempts=after.attempts + 1) if lost else (after, answer)  # type: ignore[union-attr]
+
+
+def counts_no_loss(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    after, answer = claims.step(record, operation, now)
+    lost = record is not None and after is not None and after.lost == record.lost + 1 > 1
+    return _changed(after, answer, attempts=after.attempts - 1) if lost else (after, answer)  # type: ignore[union-attr]
+
+
+def forgets_losses(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    """A release of what was never started ends the row of losses, as one of what failed does."""
+    after, answer = claims.step(record, operation, now)
+    forgets = isinstance(operation, Release) and operation.unstarted and after is not record
+    return _changed(after, answer, lost=0) if forgets else (after, answer)
+
+
+def keeps_losses(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    """A completion by the shortest way, which leaves what was counted before in its place."""
+    after, answer = claims.step(record, operation, now)
+    completed = isinstance(operation, Complete) and after is not record and record is not None
+    return _changed(after, answer, lost=record.lost) if completed else (after, answer)  # type: ignore[union-attr]
+
+
+def counts_unavailable(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    if isinstance(operation, Release):
+        operation = replace(operation, unavailable=False)
+    return claims.step(record, operation, now)
+
+
+def unavailable_since_now(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    """The time of the last such release is kept, not of the first."""
+    after, answer = claims.step(record, operation, now)
+    moved = isinstance(operation, Release) and operation.unavailable and not operation.unstarted and after is not record
+    return _changed(after, answer, unavailable_since=now) if moved else (after, answer)
+
+
+def hands_nothing_on(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    if isinstance(operation, Complete):
+        operation = replace(operation, handed_to=None)
+    return claims.step(record, operation, now)
+
+
+def redrives_with_losses(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    after, answer = claims.step(record, operation, now)
+    redriven = isinstance(operation, Redrive) and answer is True and record is not None
+    return _changed(after, answer, lost=record.lost) if redriven else (after, answer)  # type: ignore[union-attr]
+
+
+def admits_without_a_loss(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    """A payload that is taken in by a lapsed claim leaves its count as it was."""
+    after, answer = claims.step(record, operation, now)
+    lapsed = isinstance(operation, Admit) and after is not record and record is not None and record.state == IN_PROGRESS
+    if not lapsed or after is None or after.first_seen != record.first_seen:  # type: ignore[union-attr]
+        return after, answer
+    return _changed(after, answer, attempts=record.attempts, lost=record.lost)  # type: ignore[union-attr]
+
+
+def abandons_anything(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    """Also the claim of another instance."""
+    if isinstance(operation, Abandon) and record is not None:
+        operation = replace(operation, owner=record.owner, fence=record.fence)
+    return claims.step(record, operation, now)
+
+
+def _changed(after: Record | None, answer: Any, **fields: Any) -> tuple[Record | None, Any]:
+    """What a step would leave and answer if some fields were other ones."""
+    assert after is not None
+    wrong = replace(after, **fields)
+    return wrong, replace(answer, record=wrong) if isinstance(answer, Struct) else answer
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        forgets_expiry,
+        lease_one_longer,
+        unfenced,
+        deleting_release,
+        binds_nothing,
+        sliding,
+        counts_every_loss,
+        counts_unavailable,
+        hands_nothing_on,
+        abandons_anything,
+    ],
+)
 def test_the_comparison_catches(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store with one rule broken differs from the model within the histories that are tried."""
     monkeypatch.setattr(memory, "step", step)
     assert_caught(lambda clock: MemoryStore(clock=clock))
+
+
+@pytest.mark.parametrize(
+    ("step", "row"),
+    [
+        (counts_every_loss, AttemptContract().test_the_first_loss_does_not_count),
+        (counts_no_loss, AttemptContract().test_the_first_loss_does_not_count),
+        (forgets_losses, AttemptContract().test_unstarted_keeps_a_row_of_losses),
+        (keeps_losses, partial(AttemptContract().test_completing_what_was_tried_before, result=None, handed_to=None)),
+        (counts_unavailable, AttemptContract().test_unavailable_gives_the_attempt_back),
+        (unavailable_since_now, AttemptContract().test_unavailable_gives_the_attempt_back),
+        (hands_nothing_on, lambda store, clock: AttemptContract().test_handed_on_in_a_batch(store)),
+        (redrives_with_losses, AttemptContract().test_buried_with_what_was_counted),
+        (admits_without_a_loss, InboxContract().test_admitted_after_two_losses),
+    ],
+)
+def test_the_rows_catch(step: Step, row: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that counts attempts wrongly fails the row of that rule, which a right one passes."""
+    clock = ManualClock()
+    row(store=MemoryStore(clock=clock), clock=clock)
+    monkeypatch.setattr(memory, "step", step)
+    with pytest.raises(AssertionError):
+        row(store=MemoryStore(clock=clock), clock=clock)
 
 
 def assert_caught(open_empty: Callable[[Clock], MemoryStore]) -> None:

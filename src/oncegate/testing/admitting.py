@@ -78,7 +78,33 @@ class InboxContract:
         clock.advance(LEASE)
         assert isinstance(admit(store, "bob"), Admitted)
         assert _stored(store).payload == _PAYLOAD
-        assert _taken(store).record.attempts == 2
+        assert (_stored(store).attempts, _stored(store).lost) == (0, 1)
+        taken = _taken(store).record
+        assert (taken.attempts, taken.lost) == (1, 1)
+
+    def test_admitted_after_two_losses(self, store: Any, clock: ManualClock) -> None:
+        """What was lost before the payload was taken in counts as if it had been claimed again."""
+        granted(store)
+        clock.advance(LEASE)
+        granted(store, "bob")
+        clock.advance(LEASE)
+        assert isinstance(admit(store, "cid"), Admitted)
+        assert (_stored(store).attempts, _stored(store).lost) == (1, 2)
+        taken = _taken(store).record
+        assert (taken.attempts, taken.lost) == (2, 2)
+
+    def test_admitted_while_something_is_unavailable(self, store: Any, clock: ManualClock) -> None:
+        """A record that takes a payload in, and is taken, keeps the time since when something is unavailable."""
+        assert release(store, granted(store), unavailable=True)
+        since = clock.now
+        clock.advance(1)
+        assert isinstance(admit(store, "bob"), Admitted)
+        taken = _taken(store).record
+        assert (taken.attempts, taken.unavailable_since) == (1, since)
+        clock.advance(1)
+        assert release(store, taken, unavailable=True, delay=SECOND)
+        assert (_stored(store).attempts, _stored(store).unavailable_since) == (0, since)
+        assert _take(store) is None, "not before the delay is over"
 
     def test_admitted_after_a_release(self, store: Any) -> None:
         """A released claim takes the payload in, and keeps the count of its attempts."""
@@ -145,7 +171,8 @@ class InboxContract:
             assert take(store) is None
             assert store.kept(NAMESPACE) == 1
             clock.advance(LEASE)
-        assert _taken(store).record.attempts == 1 + self.grants
+        taken = _taken(store).record
+        assert (taken.attempts, taken.lost) == (1, int(self.grants))
 
     def test_granted_is_settled(self, store: Any) -> None:
         """What is granted with its admission is completed, released and taken again like any other claim."""
@@ -255,7 +282,7 @@ class InboxContract:
         assert _taken(store).key == _key("a")
         clock.advance(LEASE)
         again = _taken(store)
-        assert (again.key, again.record.attempts) == (_key("a"), 2)
+        assert (again.key, again.record.attempts, again.record.lost) == (_key("a"), 1, 1)
 
     def test_dispatchers_race(self, store: Any) -> None:
         """However many take at once, and whatever arrives late, each event is given out once, each entity's one at a

@@ -64,7 +64,7 @@ class ClaimContract:
         first = granted(store)
         clock.advance(LEASE)
         again = granted(store)
-        assert (again.attempts, again.fence) == (2, first.fence + 1)
+        assert (again.attempts, again.lost, again.fence) == (1, 1, first.fence + 1)
 
     def test_lost_reply_of_a_completed_claim(self, store: Store) -> None:
         """A delayed copy of the request that completed the event is told so by its own grant, not as a duplicate."""
@@ -110,7 +110,8 @@ class ClaimContract:
         assert verdict.lease_left == 1
         clock.advance(1)
         second = granted(store, "bob")
-        assert (second.attempts, second.fence, second.owner) == (2, first.fence + 1, owner("bob"))
+        assert (second.attempts, second.lost, second.fence) == (1, 1, first.fence + 1)
+        assert second.owner == owner("bob")
 
     def test_released_is_granted(self, store: Store) -> None:
         """A released key is granted to the next, at the next attempt, under a higher fence."""
@@ -183,7 +184,8 @@ class ClaimContract:
         first = granted(store)
         clock.advance(LEASE)
         second = granted(store, "bob", marks=True)
-        assert (second.state, second.fence, second.attempts) == (COMPLETED, first.fence + 1, 2)
+        assert (second.state, second.fence, second.attempts) == (COMPLETED, first.fence + 1, 1)
+        assert second.lost == 0
         assert stored(store) == second
         assert complete(store, first) is False
 
@@ -319,7 +321,11 @@ class TakeContract:
         clock.advance(1)
         entry = take(store, "another")
         assert entry is not None
-        assert entry.record.attempts == 2
+        assert (entry.record.attempts, entry.record.lost) == (1, 1)
+        clock.advance(LEASE)
+        entry = take(store, "a third")
+        assert entry is not None
+        assert (entry.record.attempts, entry.record.lost) == (2, 2)
 
     def test_taken_and_completed_is_done(self, store: Store) -> None:
         """Completing what was taken lets go of the payload and makes the key an ordinary duplicate."""

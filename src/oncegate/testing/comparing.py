@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from oncegate.claims import (
     DEAD,
     IN_PROGRESS,
+    Abandon,
     About,
     Admit,
     Bury,
@@ -26,7 +27,7 @@ from oncegate.claims import (
     step,
 )
 from oncegate.clocks import Clock
-from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
+from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Together, Want
 from oncegate.stores.lines import behind, step_behind
 from oncegate.testing.clock import ManualClock
 
@@ -43,6 +44,7 @@ _ADVANCES = [1, 4, 5, 10, 24, 60]
 _BODIES = [b"", b"null", b'{"a":1}', b"\x00\xff"]
 _ERRORS = ["boom", "ValueError: \N{SNOWMAN}"]
 _EITHER = [False, True]
+_PLACES = ["sqs://queue"]
 
 
 def _or_none(values: list[Any]) -> list[Any]:
@@ -79,11 +81,14 @@ _ADMITS = _any_of(
 _GUESSES = _any_of(_NAMESPACES, _KEYS, _OWNERS, range(4))
 # What each of them says beside the proof of the claim.
 _SETTLEMENTS: dict[type, st.SearchStrategy[tuple[Any, ...]]] = {
-    Complete: _any_of(_RETENTIONS, _or_none(_BODIES), _or_none(_ERRORS)),
-    Release: _any_of(_or_none(_ERRORS), _EITHER, [0, 0, 7]),
+    Complete: _any_of(_RETENTIONS, _or_none(_BODIES), _or_none(_ERRORS), _or_none(_PLACES)),
+    Release: _any_of(_or_none(_ERRORS), _EITHER, [0, 0, 7], _EITHER),
     Bury: _any_of(_RETENTIONS, _BODIES, _ERRORS),
     Renew: _any_of(_LEASES),
+    Abandon: st.just(()),
 }
+# How an attempt ends; None: it is lost.
+_ENDINGS = st.sampled_from([Complete, Release, Release, Bury, None])
 
 
 def _happened(record: Record) -> tuple[int, int]:
@@ -109,6 +114,7 @@ class _Comparison(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.store = type(self).open_store(self.clock)
         self.inbox = self.store if isinstance(self.store, Inbox) else None
+        self.together = self.store if isinstance(self.store, Together) else None
         self.records: dict[tuple[str, bytes], Record] = {}
         self.documents: dict[tuple[str, bytes], tuple[Document, int]] = {}
 
@@ -143,17 +149,36 @@ class _Comparison(RuleBasedStateMachine):
     def claim(self, requests: list[Claim]) -> None:
         assert self.store.claim(requests) == [self.judge(request) for request in requests]
 
-    @rule(data=st.data(), verb=st.sampled_from([*_SETTLEMENTS]), count=st.integers(1, 3))
+    @rule(data=st.data(), verb=st.sampled_from([Complete, Release, Bury, Renew]), count=st.integers(1, 3))
     def settle(self, data: st.DataObject, verb: type, count: int) -> None:
         operations = [data.draw(self._settlement(verb)) for _ in range(count)]
         ask: Any = self.store.renew if verb is Renew else self.store.settle
         assert ask(operations) == [self.judge(operation) for operation in operations]
+
+    @rule(fields=_any_of(_NAMESPACES, _KEYS, _OWNERS, [0, 1, 10]), data=st.data())
+    def attempt(self, fields: tuple[str, bytes, bytes, int], data: st.DataObject) -> None:
+        """A whole attempt, in time, late or lost, so that a key comes through several in one history."""
+        namespace, key, owner, duration = fields
+        request = Claim(namespace, key, owner, _HASHES[0], 10, 60, About("plain"), binds=False)
+        self.claim([request])
+        self.clock.advance(duration)
+        record, verb = self.records[namespace, key], data.draw(_ENDINGS)
+        if verb is not None:
+            ending = verb(namespace, key, record.owner, record.fence, *data.draw(_SETTLEMENTS[verb]))
+            assert self.store.settle([ending]) == [self.judge(ending)]
 
     def _settlement(self, verb: type) -> st.SearchStrategy[Any]:
         """Mostly with the proof of a claim that is there; sometimes with an old fence, or with a guess."""
         held = [(*w, r.owner, r.fence - off) for w, r in sorted(self.records.items()) for off in (0, 0, 1)]
         proofs = st.sampled_from(held) | _GUESSES if held else _GUESSES
         return st.tuples(proofs, _SETTLEMENTS[verb]).map(lambda parts: verb(*parts[0], *parts[1]))
+
+    @precondition(lambda self: self.together is not None)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        assert self.together is not None
+        operation = data.draw(self._settlement(Abandon))
+        assert self.together.together([operation]) == [self.judge(operation)]
 
     @precondition(lambda self: self.inbox is not None)
     @rule(requests=st.lists(_ADMITS, min_size=1, max_size=4))

@@ -12,7 +12,7 @@ from oncegate.testing.clock import ManualClock
 from oncegate.testing.comparing import HISTORIES, machine
 from oncegate.testing.operating import DocumentContract, NamespaceContract, OperatorContract
 from oncegate.testing.racing import ProcessRaceContract, RaceContract
-from oncegate.testing.settling import RenewContract, SettleContract
+from oncegate.testing.settling import AttemptContract, RenewContract, SettleContract
 
 
 class StoreContract(
@@ -20,6 +20,7 @@ class StoreContract(
     ExpiryContract,
     TakeContract,
     SettleContract,
+    AttemptContract,
     RenewContract,
     OperatorContract,
     NamespaceContract,

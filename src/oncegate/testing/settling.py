@@ -1,8 +1,9 @@
-"""The contract: the rows of `settle` and `renew`, early, late and twice."""
+"""The contract: the rows of `settle` and `renew`, early, late and twice, and which attempts count."""
 
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Complete, InFlight, Record, Release
 from oncegate.stores.base import Store
@@ -19,9 +20,11 @@ from oncegate.testing.asking import (
     complete,
     granted,
     owner,
+    redrive,
     release,
     renew,
     stored,
+    take,
 )
 from oncegate.testing.clock import ManualClock
 
@@ -182,6 +185,156 @@ class SettleContract:
         assert _state(store, KEY) == RELEASED
 
 
+class AttemptContract:
+    """Which attempts count: lost ones, and those that found something unavailable."""
+
+    def test_the_first_loss_does_not_count(self, store: Store, clock: ManualClock) -> None:
+        """An attempt that was never settled may have died with a neighbour: the next has its number. Every further loss
+        in a row counts."""
+        granted(store)
+        for attempts, lost in [(1, 1), (2, 2), (3, 3)]:
+            clock.advance(LEASE)
+            record = granted(store, f"after {lost}")
+            assert (record.attempts, record.lost) == (attempts, lost)
+            assert _stored(store) == record
+
+    def test_a_failure_ends_a_row_of_losses(self, store: Store, clock: ManualClock) -> None:
+        """What fails and says so counts; the first loss after it does not count again."""
+        granted(store)
+        clock.advance(LEASE)
+        assert release(store, granted(store, "bob"), error="boom")
+        assert _tries(store) == (1, 0)
+        record = granted(store, "cid")
+        assert (record.attempts, record.lost) == (2, 0)
+        clock.advance(LEASE)
+        record = granted(store, "dan")
+        assert (record.attempts, record.lost) == (2, 1)
+
+    def test_unstarted_keeps_a_row_of_losses(self, store: Store, clock: ManualClock) -> None:
+        """A claim that is given back unstarted has shown nothing about the event: what it lost is still known."""
+        granted(store)
+        clock.advance(LEASE)
+        assert release(store, granted(store, "bob"), unstarted=True)
+        assert _tries(store) == (0, 1)
+        record = granted(store, "cid")
+        assert (record.attempts, record.lost) == (1, 1)
+
+    def test_renewing_keeps_what_was_counted(self, store: Store, clock: ManualClock) -> None:
+        """A renewal changes neither what was lost nor since when something is unavailable."""
+        assert release(store, granted(store), unavailable=True)
+        granted(store, "bob")
+        clock.advance(LEASE)
+        record = granted(store, "cid")
+        assert (record.lost, record.unavailable_since) == (1, clock.now - LEASE)
+        clock.advance(1)
+        assert renew(store, record)
+        assert _stored(store) == replace(record, lease_until=clock.now + LEASE)
+
+    def test_unavailable_gives_the_attempt_back(self, store: Store, clock: ManualClock) -> None:
+        """An attempt that found something unavailable does not count; the time of the first such in a row is kept."""
+        first = clock.now
+        for _ in range(3):
+            record = granted(store, f"at {clock.now}")
+            assert (record.attempts, record.lost) == (1, 0)
+            assert release(store, record, error="refused", unavailable=True, delay=3)
+            after = _stored(store)
+            assert (after.state, after.attempts, after.unavailable_since) == (RELEASED, 0, first)
+            assert (after.lease_until, after.error) == (clock.now + 3, "refused")
+            clock.advance(5)
+
+    def test_unavailable_ends_a_row_of_losses(self, store: Store, clock: ManualClock) -> None:
+        """A release of any kind but unstarted shows that the worker lives."""
+        granted(store)
+        clock.advance(LEASE)
+        assert release(store, granted(store, "bob"), unavailable=True)
+        assert _tries(store) == (0, 0)
+
+    def test_unstarted_keeps_since_when(self, store: Store, clock: ManualClock) -> None:
+        """A claim given back unstarted does not end the time for which something is unavailable, nor does it give the
+        attempt back twice."""
+        assert release(store, granted(store), unavailable=True)
+        since = clock.now
+        clock.advance(5)
+        assert release(store, granted(store, "bob"), unstarted=True, unavailable=True)
+        after = _stored(store)
+        assert (after.attempts, after.unavailable_since, after.lease_until) == (0, since, 0)
+
+    def test_a_failure_ends_unavailability(self, store: Store) -> None:
+        """What fails for a reason of its own was not held up by something else."""
+        assert release(store, granted(store), unavailable=True)
+        assert release(store, granted(store, "bob"), error="boom")
+        after = _stored(store)
+        assert (after.attempts, after.unavailable_since) == (1, None)
+
+    @pytest.mark.parametrize("result", [None, b"null", b'"done"', b"x" * 1_000])
+    @pytest.mark.parametrize("handed_to", [None, "sqs://queue/\N{SNOWMAN}"])
+    def test_completing_what_was_tried_before(
+        self, store: Store, clock: ManualClock, result: bytes | None, handed_to: str | None
+    ) -> None:
+        """A completed record says nothing more of losses and unavailability."""
+        assert release(store, granted(store), error="refused", unavailable=True)
+        granted(store, "bob")
+        clock.advance(LEASE)
+        record = granted(store, "cid")
+        assert (record.attempts, record.lost, record.unavailable_since) == (1, 1, clock.now - LEASE)
+        assert complete(store, record, result, handed_to=handed_to)
+        after = _stored(store)
+        assert (after.state, after.result, after.error) == (COMPLETED, result, None)
+        assert (after.attempts, after.lost, after.unavailable_since) == (1, 0, None)
+        assert after.handed_to == handed_to
+
+    @pytest.mark.parametrize("result", [None, b"null", b'"done"'])
+    @pytest.mark.parametrize("error", [None, "its result was cut"])
+    def test_handed_on(self, store: Store, result: bytes | None, error: str | None) -> None:
+        """A completion can say to which place the event was published; a duplicate is told, and a second completion
+        changes nothing."""
+        record = granted(store)
+        assert complete(store, record, result, error=error, handed_to="sqs://queue")
+        after = _stored(store)
+        assert (after.state, after.result, after.error) == (COMPLETED, result, error)
+        assert (after.handed_to, after.about, after.attempts) == ("sqs://queue", ABOUT, 1)
+        assert complete(store, record, result, handed_to="sqs://another")
+        assert _stored(store) == after
+        assert claim(store, "bob").record == after
+
+    def test_handed_on_in_a_batch(self, store: Store) -> None:
+        """Each completion of a batch says where its own event was published, or nothing."""
+        keys = [bytes([number]) * 16 for number in range(3)]
+        records = [verdict.record for verdict in store.claim([claim_of("ann", key=key) for key in keys])]
+        places = [None, "sqs://queue", None]
+        completions = [
+            Complete(NAMESPACE, key, record.owner, record.fence, RETENTION, b"null", handed_to=place)
+            for key, record, place in zip(keys, records, places, strict=True)
+        ]
+        assert store.settle(completions) == [True] * 3
+        assert [_stored(store, key).handed_to for key in keys] == places
+
+    def test_buried_with_what_was_counted(self, store: Store, clock: ManualClock) -> None:
+        """A dead letter keeps what was lost and since when something was unavailable; redriving starts anew."""
+        assert release(store, granted(store), unavailable=True)
+        since = clock.now
+        granted(store, "bob")
+        clock.advance(LEASE)
+        assert bury(store, granted(store, "cid"))
+        dead = _stored(store)
+        assert (dead.state, dead.attempts, dead.lost, dead.unavailable_since) == (DEAD, 1, 1, since)
+        assert redrive(store)
+        again = _stored(store)
+        assert (again.state, again.attempts, again.lost, again.unavailable_since) == (RELEASED, 0, 0, None)
+        entry = take(store)
+        assert entry is not None
+        assert (entry.record.attempts, entry.record.lost) == (1, 0)
+
+    def test_marking_what_was_tried_before(self, store: Store, clock: ManualClock) -> None:
+        """A marking claim is a completion: it says nothing more of losses and unavailability."""
+        assert release(store, granted(store), unavailable=True)
+        granted(store, "bob")
+        clock.advance(LEASE)
+        record = granted(store, "cid", marks=True)
+        assert (record.state, record.attempts, record.lost, record.unavailable_since) == (COMPLETED, 1, 0, None)
+        assert _stored(store) == record
+
+
 class RenewContract:
     def test_renewing_moves_the_lease(self, store: Store, clock: ManualClock) -> None:
         """A renewed lease lasts from now, and changes neither fence nor attempts."""
@@ -208,6 +361,17 @@ class RenewContract:
         record = granted(store)
         assert settle(store, record)
         assert renew(store, record) is False
+
+
+def _stored(store: Store, key: bytes = KEY) -> Record:
+    record = stored(store, key)
+    assert record is not None
+    return record
+
+
+def _tries(store: Store) -> tuple[int, int]:
+    record = _stored(store)
+    return record.attempts, record.lost
 
 
 def _state(store: Store, key: bytes = KEY) -> str | None:

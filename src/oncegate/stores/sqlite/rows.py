@@ -62,17 +62,18 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
     if record is None:
         return "delete", ()
     if before is None or before.about is not record.about or before.first_seen != record.first_seen:
-        if record.state == IN_PROGRESS and record.payload is None:
+        if record.state == IN_PROGRESS and record.payload is None and record.fence == record.first_seen:
             return "insert claimed", (*_held(record), record.expires_at, *_explained(record))
         if record.payload is not None and _unended(record):
             first = (record.state, record.attempts, _blob(record.payload))
             return "insert kept", (*first, *_held(record), *_explained(record))
-        return "insert", _claim_of(record) + _explained(record) + _end_of(record)
-    if record.state == COMPLETED and record.result is not None and record.error is None and _is_same(before, record):
+        return "insert", _claim_of(record) + _explained(record) + _end_of(record) + _tries_of(record)
+    if record.state == COMPLETED and record.result is not None and _ends_plainly(before, record):
         return "update completed", (record.expires_at, record.completed_at, _blob(record.result))
     if record.state == IN_PROGRESS and _unmoved(before) == _unmoved(record):
-        return "update held", (record.state, record.owner, record.fence, record.lease_until, record.attempts)
-    return "update", _claim_of(record) + _end_of(record)
+        held = (record.state, record.owner, record.fence, record.lease_until, record.attempts)
+        return "update held", (*held, record.lost)
+    return "update", _claim_of(record) + _end_of(record) + _tries_of(record)
 
 
 # Few statements of fixed length, filled up with something that is asked for anyway, so that all stay prepared.
@@ -101,13 +102,15 @@ def _held(record: Record) -> tuple[Any, ...]:
     return _blob(record.owner), record.fence, record.lease_until, _blob(record.payload_hash)
 
 
-def _is_same(before: Record, record: Record) -> bool:
-    """Whether it is one grant that was held and has come to its end."""
-    return before.state == IN_PROGRESS and before.fence == record.fence
+def _ends_plainly(before: Record, record: Record) -> bool:
+    """Whether it is one grant that was held and has ended with a result and nothing else."""
+    is_same = before.state == IN_PROGRESS and before.fence == record.fence
+    return is_same and record.error is None and record.handed_to is None
 
 
 def _unended(record: Record) -> bool:
-    return record.expires_at is None and record.completed_at is None and record.result is None and record.error is None
+    ended = record.expires_at is not None or record.completed_at is not None or record.error is not None
+    return not ended and not record.lost and record.unavailable_since is None
 
 
 def _explained(record: Record) -> tuple[Any, ...]:
@@ -128,11 +131,16 @@ def _claim_of(record: Record) -> tuple[Any, ...]:
 
 
 def _unmoved(record: Record) -> tuple[Any, ...]:
-    return record.payload_hash, record.expires_at, *_end_of(record)
+    """All that "update held" does not write."""
+    return record.payload_hash, record.expires_at, record.unavailable_since, *_end_of(record)
 
 
 def _end_of(record: Record) -> tuple[Any, ...]:
     return record.completed_at, record.result, record.error, record.payload
+
+
+def _tries_of(record: Record) -> tuple[Any, ...]:
+    return record.lost, record.unavailable_since, record.handed_to
 
 
 def read_document(db: sqlite3.Connection, address: Address, now: int) -> Document:

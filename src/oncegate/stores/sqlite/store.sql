@@ -17,6 +17,9 @@
 --   │ result        │ blob     │ JSON of what the handler returned                                │
 --   │ error         │ text     │ of the last attempt that failed                                  │
 --   │ payload       │ blob     │ as delivered; only while it is needed                            │
+--   │ lost          │ integer  │ attempts in a row that were never settled                        │
+--   │ unavailable_since        │ µs; first of the releases in a row that blamed another service   │
+--   │ handed_to     │ text     │ of a completed event, the place that it was published to         │
 --   └───────────────┴──────────┴──────────────────────────────────────────────────────────────────┘
 --   documents             one row per versioned document: namespace, key → version, body, expires_at
 --   clock                 one row: the latest time that anything was written by; time never goes back past it
@@ -71,6 +74,14 @@ CREATE TABLE clock (
 
 INSERT INTO clock VALUES (1, 0);
 
+-- A process of the version before names the columns that it writes, so it can go on with a file of this version.
+-- name: schema 2
+ALTER TABLE claims ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
+
+ALTER TABLE claims ADD COLUMN unavailable_since INTEGER;
+
+ALTER TABLE claims ADD COLUMN handed_to TEXT;
+
 -- Every write transaction begins here: its time is no earlier than any other's.
 -- name: tick
 UPDATE clock SET high = max(high, ?) WHERE id = 1 RETURNING high;
@@ -82,7 +93,7 @@ SELECT high FROM clock WHERE id = 1;
 -- name: records
 SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
        source, type, entity, occurred_at, delivery_id,
-       first_seen, completed_at, result, error, payload
+       first_seen, completed_at, result, error, payload, lost, unavailable_since, handed_to
 FROM claims WHERE namespace = ? AND key IN (*);
 
 -- A record that was absent. A row can still be there: one that has expired and was not swept yet.
@@ -90,8 +101,8 @@ FROM claims WHERE namespace = ? AND key IN (*);
 INSERT OR REPLACE INTO claims (
     state, owner, fence, lease_until, attempts, payload_hash, expires_at,
     source, type, entity, occurred_at, delivery_id,
-    first_seen, completed_at, result, error, payload, namespace, key
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    first_seen, completed_at, result, error, payload, lost, unavailable_since, handed_to, namespace, key
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- A first claim, which is what nearly every insert is: every value that is bound costs time.
 -- name: insert claimed
@@ -110,18 +121,20 @@ INSERT OR REPLACE INTO claims (
 -- A completion, which is what nearly every update is.
 -- name: update completed
 UPDATE claims SET
-    state = 'C', lease_until = 0, payload = NULL, error = NULL, expires_at = ?, completed_at = ?, result = ?
+    state = 'C', lease_until = 0, payload = NULL, error = NULL, lost = 0, unavailable_since = NULL,
+    expires_at = ?, completed_at = ?, result = ?
 WHERE namespace = ? AND key = ?;
 
 -- A grant or a renewal: the payload that may be there is not written again.
 -- name: update held
-UPDATE claims SET state = ?, owner = ?, fence = ?, lease_until = ?, attempts = ? WHERE namespace = ? AND key = ?;
+UPDATE claims SET state = ?, owner = ?, fence = ?, lease_until = ?, attempts = ?, lost = ?
+WHERE namespace = ? AND key = ?;
 
 -- A record that was there: only what a transition can change.
 -- name: update
 UPDATE claims SET
     state = ?, owner = ?, fence = ?, lease_until = ?, attempts = ?, payload_hash = ?, expires_at = ?,
-    completed_at = ?, result = ?, error = ?, payload = ?
+    completed_at = ?, result = ?, error = ?, payload = ?, lost = ?, unavailable_since = ?, handed_to = ?
 WHERE namespace = ? AND key = ?;
 
 -- name: delete
@@ -203,7 +216,7 @@ DELETE FROM documents WHERE (namespace, key) > (?, ?) AND expires_at <= ?;
 -- name: browse
 SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
        source, type, entity, occurred_at, delivery_id,
-       first_seen, completed_at, result, error, payload
+       first_seen, completed_at, result, error, payload, lost, unavailable_since, handed_to
 FROM claims
 WHERE (namespace, key) > (:after_namespace, :after_key)
   AND (:namespace IS NULL OR namespace = :namespace)
@@ -213,7 +226,7 @@ ORDER BY namespace, key LIMIT :limit;
 -- name: browse dead
 SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
        source, type, entity, occurred_at, delivery_id,
-       first_seen, completed_at, result, error, payload
+       first_seen, completed_at, result, error, payload, lost, unavailable_since, handed_to
 FROM claims
 WHERE state = 'D' AND (namespace, key) > (:after_namespace, :after_key)
   AND (:namespace IS NULL OR namespace = :namespace)
