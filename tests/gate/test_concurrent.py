@@ -811,7 +811,7 @@ class TestAlone:
 
     @pytest.mark.parametrize("hangs", ["another", "the suspect"])
     def test_what_hangs_stops_nobody(self, store: MemoryStore, clock: ManualClock, hangs: str) -> None:
-        """A suspect that cannot be alone is given back, and others go on; they do not wait for good for one that hangs."""
+        """A suspect that cannot be alone is given back, and others go on; nor do they wait for good for one."""
         left_by_another(store, clock, {"id": "suspect"})
         gate, other = Gate(store, max_attempts=2, max_hold="200ms"), Gate(MemoryStore())
 

@@ -378,6 +378,7 @@ class TestInterrupted:
         with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Alone, "ask"):
             gate.run_batch(payloads, succeed)
         assert _in_a_thread(lambda: gate.run({"id": 4}, succeed).status == "processed")
+        clock.advance("31s")
         assert gate.run({"id": 1}, succeed).status == "processed"
 
 

@@ -58,9 +58,11 @@ class Engine:
         self.runner = Runner(self._means)
 
     def under(self, **changes: Any) -> "Engine":
-        """Another engine for the same store, with these terms changed, but not its lease. What one learns the other
-        knows: what is completed, what is held, what is not yet confirmed, and whether the store answers."""
+        """Another engine for the same store, with these terms changed. What one learns the other knows: what is
+        completed, what is not yet confirmed, and whether the store answers; and, if their leases are alike, what is
+        held."""
         terms = replace(self.terms, **changes, breaker=None)  # the store is behind its breaker already
+        alike = (terms.lease, terms.max_hold) == (self.terms.lease, self.terms.max_hold)
         return Engine(
             self._store,
             terms,
@@ -69,7 +71,7 @@ class Engine:
             self._hints,
             self._memory,
             self._unsettled,
-            self._heartbeat,
+            self._heartbeat if alike else None,
         )
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:

@@ -18,6 +18,7 @@ class Lease(Struct, eq=False, gc=False):
 
     Its validity is counted on the boot clock from before the request was sent, so that however slow the network is
     the store thinks it ours for as long as we do. (Unless the store's clock is set ahead: see docs/decisions.md.)
+    One that is `ending` is about to be settled, and is no longer renewed: that would look like a loss.
     It is nothing to the garbage collector: whoever sets `on_lost` takes it back.
     """
 
@@ -28,6 +29,7 @@ class Lease(Struct, eq=False, gc=False):
     held_since: int
     valid_until: int
     lost: bool = False
+    ending: bool = False
     on_lost: Callable[[], object] | None = None
 
     def renewal(self, length: int) -> Renew:
@@ -102,7 +104,7 @@ class Heartbeat:
         while True:
             pause.wait(self._length / 3e6)
             with self._lock:
-                held = [lease for lease in self._held.values() if not lease.lost]
+                held = [lease for lease in self._held.values() if not lease.lost and not lease.ending]
                 if not held:
                     self._thread = None
                     return
@@ -130,7 +132,7 @@ class Heartbeat:
         with self._lock:
             now = self._boot()
             held = [lease for lease in gone if self._held.get((lease.namespace, lease.key)) is lease]
-            lost = [lease for lease in held if lease.lost or now >= lease.valid_until]
+            lost = [lease for lease in held if (lease.lost or now >= lease.valid_until) and not lease.ending]
         for lease in lost:
             lease.lose()
             if self._told is not None:

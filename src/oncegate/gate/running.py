@@ -31,8 +31,8 @@ from oncegate.gate.terms import Terms
 from oncegate.stores.base import EffectFailed, Store, Transactional
 
 _LOST: Final = (
-    "its handler ended, but its claim was lost to another worker before it could be settled, so what it came to is not"
-    " recorded and that worker runs it too"
+    "its claim was lost to another worker before it could be settled: its handler ended here, but that is not recorded,"
+    " and it runs again"
 )
 
 # How one grant that may start is attempted; None if it has come to its outcome already.
@@ -300,9 +300,9 @@ class Runner:
         return Asking(store.settle, settlements, endings, self._settled, lambda left, _error: undone(left))
 
     def _let_go(self, endings: Sequence[Ending]) -> list[Settlement]:
-        """What to ask of the store. From here on they are no longer renewed: a renewal of what has just been settled
-        would look like a loss."""
-        self._means.heartbeat.drop([ending.job.lease for ending in endings])
+        """What to ask of the store. From here on they are no longer renewed."""
+        for ending in endings:
+            ending.job.lease.ending = True
         return [ending.settlement for ending in endings]
 
     def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Answer]:
@@ -310,6 +310,7 @@ class Runner:
 
     def _settled(self, endings: Sequence[Ending], answers: Sequence[Answer], sent_at: int) -> None:
         """Give the jobs their outcomes, and remember those that are completed."""
+        self._means.heartbeat.drop([ending.job.lease for ending in endings])
         if answers.count(True) < len(endings):
             settled = list(zip(endings, answers, strict=True))
             if anew := [_anew(ending) for ending, answer in settled if answer is False and _is_granted_anew(ending)]:

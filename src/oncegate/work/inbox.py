@@ -63,6 +63,8 @@ class InboxWorker:
         self._observers = observers
         # Of those that have to wait for a thread a few are enough: what waits here nobody else can run.
         self._at_work = at_work if is_async(handler) else min(at_work, 2 * engine.terms.threads)
+        # Places that only admissions fill, so that a new event need not wait behind thousands that are tried again.
+        self._reserved = self._at_work // 8
         self._look = look / 1e6
         self._drain = drain / 1e6
         self._pause = self._look
@@ -194,14 +196,14 @@ class InboxWorker:
         self._woken.clear()
         if self._suspects and time.monotonic() >= self._next_turn:
             await self._run_suspects(dispatcher)
-        await self._room(dispatcher, 1)
+        await self._room(dispatcher, 1 + self._reserved)
         token = object()
         try:
             if not PROCESS.enter_now(token, self._hold) and not await entered(token, self._hold, unless=self._stopped):
                 return
-            if self._stopping:
+            room = max(0, dispatcher.room - self._reserved)
+            if self._stopping or not room:
                 return
-            room = dispatcher.room
             jobs = await self._taken(room + self._suspects, apart=True)
             self._give_back(jobs[room:])
             self._begin(dispatcher, jobs[:room])
