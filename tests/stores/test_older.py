@@ -1,16 +1,23 @@
 """Stores that an earlier version wrote are read, and go on."""
 
+import base64
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from oncegate import open_store
 from oncegate.errors import StoreRefused
 from oncegate.stores import look_at_store
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
-from tests.stores.older import DATA, DAY, START, assert_goes_on
+from tests.stores.dynamo_server import DynamoServer
+from tests.stores.older import DATA, DAY, LEASE, START, assert_goes_on, key
+from tests.stores.postgres_server import PostgresServer
+from tests.stores.redis_server import RedisServer
 
 
 def test_sqlite(tmp_path: Path) -> None:
@@ -50,3 +57,97 @@ def test_sqlite_beside_a_process_of_the_version_before(tmp_path: Path) -> None:
             (entry,) = store.browse(key=b"new")
     assert (entry.record.state, entry.record.result) == ("C", b"0")
     assert (entry.record.lost, entry.record.unavailable_since, entry.record.handed_to) == (0, None, None)
+
+
+def _older(postgres: PostgresServer, schema: str) -> str:
+    """The URL of a store in a schema of version 1."""
+    text = (DATA / "postgres.sql").read_text().replace("oncegate.", f"{schema}.")
+    with postgres.connect() as db:
+        db.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE; CREATE SCHEMA {schema}; {text}".encode())
+    return f"{postgres.url()}?oncegate_schema={schema}"
+
+
+def test_postgres(postgres: PostgresServer) -> None:
+    """A schema of version 1 is brought up to date when it is opened, with what it holds."""
+    clock = ManualClock(START)
+    assert_goes_on(open_store(_older(postgres, "older_1"), clock=clock), clock)
+    with postgres.connect() as db:
+        shown = db.execute("SELECT state, handed_to, lost FROM older_1.readable WHERE handed_to IS NOT NULL").fetchall()
+    assert shown == [("C", "sqs://queue", 0)]
+
+
+# What processes of version 1 ask, by the functions of then.
+_CLAIM_1 = """SELECT verdict, state, attempts, payload FROM older_2.claim(
+    %(now)s, '{crm}', ARRAY[%(key)s::bytea], ARRAY[%(owner)s::bytea], ARRAY[%(hash)s::bytea],
+    ARRAY[%(lease)s], ARRAY[%(day)s], '{t}', '{f}', '{0}', '{plain}', '{NULL}', '{NULL}', '{NULL}', '{NULL}')"""
+_SETTLE_1 = """SELECT older_2.settle(
+    %(now)s, '{C}', '{crm}', ARRAY[%(key)s::bytea], ARRAY[%(owner)s::bytea], ARRAY[%(fence)s], ARRAY[%(day)s],
+    ARRAY[%(hash)s::bytea], '{NULL}', '{f}')"""
+_ADMIT_1 = """SELECT verdict, state, attempts, payload FROM older_2.admit(
+    %(now)s, '{crm}', ARRAY[%(key)s::bytea], ARRAY[%(owner)s::bytea], ARRAY[%(hash)s::bytea], '{kept}', '{t}',
+    '{plain}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{0}')"""
+_TAKE_1 = """SELECT key, state, attempts, payload
+    FROM older_2.take(%(now)s, 'crm', ARRAY[%(owner)s::bytea], ARRAY[%(lease)s])"""
+
+
+def test_postgres_beside_a_process_of_the_version_before(postgres: PostgresServer) -> None:
+    """A process of version 1 goes on with the functions that it knows, prepared before the change or not, and by the
+    rules of today."""
+    url = _older(postgres, "older_2")
+    said: dict[str, Any] = {"owner": b"o" * 16, "hash": b"h" * 16, "lease": LEASE, "day": DAY, "now": START + 4}
+    with postgres.connect() as old:
+        old.prepare_threshold = 0
+        assert old.execute(_CLAIM_1, said | {"key": b"new"}).fetchone() == (None, None, None, None)
+        assert old.execute(_TAKE_1, said).fetchone() == (key("redriven"), "P", 1, b'{"id":"evt-7"}')
+        with closing(open_store(url, clock=ManualClock(START + 5))) as store:
+            assert old.execute(_SETTLE_1, said | {"key": b"new", "fence": START + 4}).fetchone() == (None,)
+            assert old.execute(_CLAIM_1, said | {"key": b"new"}).fetchone() == ("G", "C", 1, None)
+            said["now"] = START + 4 + LEASE
+            assert old.execute(_CLAIM_1, said | {"key": key("held")}).fetchone() == ("G", "P", 1, None)
+            assert old.execute(_ADMIT_1, said | {"key": key("retried")}).fetchone() == ("A", "R", 1, b"kept")
+            assert old.execute(_TAKE_1, said).fetchone() == (key("admitted"), "P", 1, b'{"id":"evt-5"}')
+            assert old.execute(_TAKE_1, said).fetchone() == (key("taken"), "P", 1, b'{"id":"evt-6"}')
+            records = {entry.key: entry.record for entry in store.browse()}
+    assert {each: record.lost for each, record in records.items() if record.lost} == {
+        key("held"): 1,
+        key("retried"): 1,
+        key("taken"): 1,
+    }
+    assert (records[b"new"].state, records[b"new"].result) == ("C", b"h" * 16)
+
+
+def test_redis(redis_server: RedisServer) -> None:
+    """Records of layout 1 are read as they are, and written as those of this one when they change."""
+    redis_server.client.flushall()
+    for name, value in json.loads((DATA / "redis.json").read_text()).items():
+        where = bytes.fromhex(name)
+        if isinstance(value, str):
+            redis_server.client.set(where, bytes.fromhex(value))
+        elif isinstance(value, list):
+            redis_server.client.sadd(where, *map(bytes.fromhex, value))
+        else:
+            redis_server.client.zadd(where, {bytes.fromhex(member): score for member, score in value.items()})
+    clock = ManualClock(START)
+    assert_goes_on(open_store(redis_server.url, clock=clock), clock)
+
+
+def test_dynamodb(dynamo_server: DynamoServer) -> None:
+    """Items without the attributes of today are read; those that have nothing to tell are written without them."""
+    table, clock = dynamo_server.new_table(), ManualClock(START)
+    store = open_store(dynamo_server.url(table), clock=clock)
+    for item in json.loads((DATA / "dynamodb.json").read_text()):
+        kept = {name: _attribute(*value.items()) for name, value in item.items()}
+        dynamo_server.client.put_item(TableName=table, Item=kept)
+    assert_goes_on(store, clock)
+    items = {item["key"]["S"]: item for item in dynamo_server.client.scan(TableName=table)["Items"]}
+    new = {"lost", "unavailableSince", "handedTo"}
+    told = {bytes.fromhex(name).rstrip(b"-").decode(): new & item.keys() for name, item in items.items()}
+    assert {name: names for name, names in told.items() if names} == {
+        "retried": {"handedTo"},
+        "held": {"unavailableSince"},
+    }
+
+
+def _attribute(value: tuple[str, str]) -> dict[str, Any]:
+    kind, said = value
+    return {kind: base64.b64decode(said) if kind == "B" else said}

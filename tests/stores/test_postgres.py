@@ -209,7 +209,7 @@ class TestRefusals:
         open_store(url).close()
         with postgres.connect() as db:
             db.execute("UPDATE newer.meta SET version = 99")
-        self.refused(url, "written by a newer Oncegate (schema 99, this one knows 1); upgrade")
+        self.refused(url, "written by a newer Oncegate (schema 99, this one knows 2); upgrade")
 
     def test_foreign(self, postgres: PostgresServer) -> None:
         """Another program's schema is not moved into; an empty one that somebody has made for us is."""
@@ -319,7 +319,7 @@ class TestMigrations:
         stores = race([lambda: open_store(url)] * 6)
         assert complete(stores[0], record)
         with postgres.connect() as db:
-            assert db.execute("SELECT version FROM older.meta").fetchone() == (2,)
+            assert db.execute("SELECT version FROM older.meta").fetchone() == (3,)
             assert db.execute("SELECT count(*) FROM older.claims WHERE colour IS NULL").fetchone() == (1,)
         for opened in stores:
             opened.close()
@@ -335,7 +335,7 @@ class TestMigrations:
         with pytest.raises(StoreError, match="already exists"):
             open_store(url)
         with postgres.connect() as db:
-            assert db.execute("SELECT version, to_regclass('halfway.more') FROM halfway.meta").fetchone() == (1, None)
+            assert db.execute("SELECT version, to_regclass('halfway.more') FROM halfway.meta").fetchone() == (2, None)
 
 
 def with_another(migration: bytes) -> object:

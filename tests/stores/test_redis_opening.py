@@ -338,8 +338,16 @@ class TestLayout:
 
     def test_newer(self, redis_server: RedisServer) -> None:
         """A store that a later version has made is not written by an earlier one."""
-        redis_server.client.set("oncegate{layout}", "2 1")
-        refused(redis_server.url, "was written by a newer Oncegate (layout 2")
+        redis_server.client.set("oncegate{layout}", "3 1")
+        refused(redis_server.url, "was written by a newer Oncegate (layout 3")
+
+    def test_older(self, redis_server: RedisServer) -> None:
+        """A store of the layout before is noted as one of this layout by those who write in it, and not by others."""
+        redis_server.client.set("oncegate{layout}", "1 1")
+        open_store(redis_server.url, create=False).close()
+        assert redis_server.client.get("oncegate{layout}") == b"1 1"
+        open_store(redis_server.url).close()
+        assert redis_server.client.get("oncegate{layout}") == b"2 1"
 
     def test_not_ours(self, redis_server: RedisServer) -> None:
         """A key of another program's where the version is looked for is told of as that."""
@@ -371,5 +379,5 @@ class TestLayout:
 
     def test_other_buckets(self, redis_server: RedisServer) -> None:
         """A store made for a cluster is not used as one of a single server."""
-        redis_server.client.set("oncegate{layout}", "1 16")
+        redis_server.client.set("oncegate{layout}", "2 16")
         refused(redis_server.url, "was made with 16 buckets, not 1")

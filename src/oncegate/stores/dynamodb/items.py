@@ -11,6 +11,7 @@
     owner, fence     records       the proof of a claim
     leaseUntil       records       in microseconds
     attempts, payloadHash, firstSeen, processedAt, result, error, payload
+    lost, unavailableSince, handedTo: only where there is something to tell
     source, type, conversationId (the entity), timestamp (when it happened), deliveryId: what explains a record
     shelf, place     some records  the keys of the sparse index: `dead` in the order of addresses, `waiting` in the
                                    order in which they were let go
@@ -111,12 +112,16 @@ def item_of(where: Where, record: Record, stamp: bytes, margin: int) -> dict[str
         "firstSeen": {"S": _spoken(record.first_seen)},
         "source": {"S": about.source},
     }
-    texts = {"type": about.type, "conversationId": about.entity, "deliveryId": about.delivery_id, "error": record.error}
+    texts = {"type": about.type, "conversationId": about.entity, "deliveryId": about.delivery_id}
+    texts |= {"error": record.error, "handedTo": record.handed_to}
     times = {"timestamp": about.occurred_at, "processedAt": record.completed_at}
+    times["unavailableSince"] = record.unavailable_since
     blobs = {"result": record.result, "payload": record.payload}
     item.update((name, {"S": text}) for name, text in texts.items() if text is not None)
     item.update((name, {"S": _spoken(time)}) for name, time in times.items() if time is not None)
     item.update((name, _packed(blob)) for name, blob in blobs.items() if blob is not None)
+    if record.lost:
+        item["lost"] = _number(record.lost)
     if record.expires_at is not None:
         item.update(_expiry(record.expires_at, margin))
     item.update(_shelved(where, record))
@@ -144,6 +149,9 @@ def record_of(item: Item) -> Record:
         _blob(item, "result"),
         _text(item, "error"),
         _blob(item, "payload"),
+        int(item["lost"]["N"]) if "lost" in item else 0,
+        _time(item, "unavailableSince"),
+        _text(item, "handedTo"),
     )
 
 

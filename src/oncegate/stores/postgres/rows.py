@@ -188,7 +188,9 @@ def _abouts(batch: Sequence[Claim | Admit]) -> tuple[Array, ...]:
 
 
 def settlements_of(batch: Sequence[Settlement | Renew]) -> tuple[Array, ...]:
-    endings, spans, bodies, errors, unstarted = zip(*[_ENDINGS[type(each)](each) for each in batch], strict=True)
+    endings, spans, bodies, errors, unstarted, unavailable, handed = zip(
+        *[_ENDINGS[type(each)](each) for each in batch], strict=True
+    )
     return (
         texts(endings),
         *addresses(batch),
@@ -198,26 +200,28 @@ def settlements_of(batch: Sequence[Settlement | Renew]) -> tuple[Array, ...]:
         blobs(bodies),
         texts(errors),
         flags(unstarted),
+        flags(unavailable),
+        texts(handed),
     )
 
 
-_Ending = tuple[str, int, bytes | None, str | None, bool]
+_Ending = tuple[str, int, bytes | None, str | None, bool, bool, str | None]
 
 
 def _complete(complete: Complete) -> _Ending:
-    return "C", complete.retention, complete.result, complete.error, False
+    return "C", complete.retention, complete.result, complete.error, False, False, complete.handed_to
 
 
 def _release(release: Release) -> _Ending:
-    return "R", release.delay, None, release.error, release.unstarted
+    return "R", release.delay, None, release.error, release.unstarted, release.unavailable, None
 
 
 def _bury(bury: Bury) -> _Ending:
-    return "D", bury.retention, bury.payload, bury.error, False
+    return "D", bury.retention, bury.payload, bury.error, False, False, None
 
 
 def _renew(renew: Renew) -> _Ending:
-    return "P", renew.lease, None, None, False
+    return "P", renew.lease, None, None, False, False, None
 
 
 _ENDINGS: Final[dict[type, Callable[[Any], _Ending]]] = {

@@ -1,14 +1,15 @@
 """What a server must be before it is trusted with claims, asked when it is first met."""
 
 import warnings
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from oncegate.errors import NoStore, StoreRefused
 from oncegate.stores.redis.settings import Settings
 from oncegate.stores.redis.wire import Command, Failed, Server, ask, explained
 
 _OLDEST: Final = (6, 2)
-_VERSION: Final = 1
+_VERSION: Final = 2
 LAYOUT_TAG: Final = b"layout"
 
 
@@ -77,11 +78,8 @@ def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
     """All who share a prefix must share the layout of its keys: a claim looked for in another bucket is not found."""
     key = settings.prefix.encode() + b"{" + LAYOUT_TAG + b"}"
     buckets = settings.buckets if settings.cluster else 1
-    commands: list[Command] = [("SET", key, f"{_VERSION} {buckets}", "NX")] if create else []
-    *_, reply = replies = ask(server, [*commands, ("GET", key)])
-    for each in replies:
-        if isinstance(each, Failed):
-            raise explained(each.error, server.name)
+    note = f"{_VERSION} {buckets}"
+    reply = _told(server, [("SET", key, note, "NX")] if create else [], ("GET", key))
     if reply is None:
         raise NoStore(f"there is no store {settings.prefix} at {settings.place}; name the right one (?prefix=)")
     try:
@@ -100,3 +98,14 @@ def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
             f"the store {settings.prefix} at {settings.place} was made with {made_with} buckets, not {buckets}; "
             f"write ?buckets={made_with}, or choose another ?prefix="
         )
+    if create and version < _VERSION:  # its records are read as they are
+        _told(server, [], ("SET", key, note))
+
+
+def _told(server: Server, before: Sequence[Command], command: Command) -> Any:
+    """The reply to a command, with others asked before it; StoreError if one of them failed."""
+    replies = ask(server, [*before, command])
+    for each in replies:
+        if isinstance(each, Failed):
+            raise explained(each.error, server.name)
+    return replies[-1]

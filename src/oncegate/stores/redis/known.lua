@@ -2,8 +2,9 @@
 
 -- What was granted to a marking claim is completed at once, with the time in which its effect may start.
 local function mark(r, retention)
-  local about, result, error = texts(r.tail)
-  r.tail = tail(about, result, error, nil, r.moment)
+  local t = texts(r.tail)
+  t[PAYLOAD], t[LEASE], t[LOST], t[SINCE] = nil, struct.pack('>I7', r.moment), nil, nil
+  r.tail = tail(t)
   r.state, r.moment, r.expires = 'c', now, now + retention
 end
 

@@ -9,7 +9,10 @@ call('DEL', base)
 -- The worker that buried it has no say any more, so nobody owns it.
 local function redrive(where, r)
   note()
+  local t = texts(r.tail)
+  t[LOST], t[SINCE] = nil, nil
   r.state, r.owner, r.attempts, r.moment, r.expires = 'r', '', 0, 0, 0
+  r.tail = tail(t)
   save(where, 'D', r)
 end
 

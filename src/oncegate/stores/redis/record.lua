@@ -28,12 +28,14 @@
 --   │ fence    │ I7 │ ┐ the proof of a claim in one piece                                                  │
 --   │ owner    │ I1 │ ┘ its length, then its bytes                                                         │
 --   │ hash     │    │ payload_hash                                                                         │
---   │ tail     │    │ about, result, error, payload, lease_until (of c, I7); nothing after the last of them│
+--   │ tail     │    │ about, result, error, payload, lease_until (of c, I7), lost (I2; stays at 65,535),   │
+--   │          │    │ unavailable_since (I7), handed_to; nothing after the last that there is              │
 --   └──────────┴────┴──────────────────────────────────────────────────────────────────────────────────────┘
 --   Times and fence come after a byte each, so that a client can read four numbers of 8 bytes.
 --   A text of the tail is a byte for its length and the bytes; 254 says that the length follows as I4, 255 that there
 --   is none. About is MessagePack, for the client. A completed record whose tail ends after about has the result null:
---   so completing mostly writes over the first 16 bytes where they are.
+--   so completing mostly writes over the first 16 bytes where they are. Records of layout 1 have no more than the first
+--   five texts.
 --
 -- KEYS[1] is the bucket's clock and tells where the bucket is. KEYS[2], for claim and settle, is the record that the first
 -- request is about, so that one command reads both; no other key is declared, since naming each would cost the client

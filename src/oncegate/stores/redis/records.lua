@@ -1,6 +1,7 @@
 -- records: taken apart, put together and written, with the lists that they are in.
 
 local MOST_ATTEMPTS = 65535
+local ABOUT, RESULT, ERROR, PAYLOAD, LEASE, LOST, SINCE, HANDED = 1, 2, 3, 4, 5, 6, 7, 8 -- the texts of a tail
 local WAITS = {p = true, r = true}
 
 -- The text of this length at a place in the batch, and the place after it.
@@ -25,17 +26,15 @@ local function text(bytes)
   return struct.pack('>BI4', 254, #bytes) .. bytes
 end
 
-local function tail(about, result, error, payload, lease)
-  if lease then
-    return text(about) .. text(result) .. text(error) .. text(payload) .. text(struct.pack('>I7', lease))
-  elseif payload then
-    return text(about) .. text(result) .. text(error) .. text(payload)
-  elseif error then
-    return text(about) .. text(result) .. text(error)
-  elseif result then
-    return text(about) .. text(result)
+local function tail(texts)
+  local last, parts = HANDED, {}
+  while last > ABOUT and not texts[last] do
+    last = last - 1
   end
-  return text(about)
+  for i = 1, last do
+    parts[i] = text(texts[i])
+  end
+  return table.concat(parts)
 end
 
 local function next_text(value, at)
@@ -49,15 +48,12 @@ local function next_text(value, at)
   return sub(value, at + 1, at + size), at + size + 1
 end
 
--- about, result, error, payload
 local function texts(value)
-  local about, result, error, payload
-  local at = 1
-  about, at = next_text(value, at)
-  result, at = next_text(value, at)
-  error, at = next_text(value, at)
-  payload = next_text(value, at)
-  return about, result, error, payload
+  local found, at = {}, 1
+  for i = ABOUT, HANDED do
+    found[i], at = next_text(value, at)
+  end
+  return found
 end
 
 local function parse(value)
@@ -154,8 +150,17 @@ local function alive(r)
   return (r.state == 'P' or r.state == 'p') and now < r.moment
 end
 
--- A grant of a record that was there: the lease, the fence and the attempts go on from it.
+-- A grant of a record that was there: the lease, the fence and the attempts go on from it. What was in progress was never
+-- settled: it is lost, and does not count as an attempt if it is the first of such a row.
 local function grant_again(r, owner, lease)
-  r.owner, r.fence, r.moment, r.attempts = owner, r.fence + 1, now + lease, r.attempts + 1
+  local counts = 1
+  if r.state == 'P' or r.state == 'p' then
+    local t = texts(r.tail)
+    local lost = t[LOST] and struct.unpack('>I2', t[LOST]) or 0
+    counts = lost > 0 and 1 or 0
+    t[LOST] = struct.pack('>I2', math.min(lost + 1, MOST_ATTEMPTS))
+    r.tail = tail(t)
+  end
+  r.owner, r.fence, r.moment, r.attempts = owner, r.fence + 1, now + lease, r.attempts + counts
 end
 

@@ -18,6 +18,7 @@ _LETTERS: Final[dict[str, State]] = {"P": "P", "p": "P", "R": "R", "r": "R", "C"
 _STATES: Final = {ord(letter): state for letter, state in _LETTERS.items()}
 
 _encode: Final = msgpack.Encoder().encode
+_TEXTS: Final = 8
 _LONG: Final = 254
 _NONE: Final = 255
 _NULL: Final = b"null"
@@ -53,7 +54,14 @@ def pack_about(about: About) -> bytes:
     packed = _encode(parts)
     if short is not None:
         packed = _ONE[packed[0] + _WITH_UUID] + short + packed[1:]
-    return (_ONE[len(packed)] if len(packed) < _LONG else _ONE[_LONG] + len(packed).to_bytes(4)) + packed
+    return pack_text(packed)
+
+
+def pack_text(text: bytes | None) -> bytes:
+    """As it stands in a tail."""
+    if text is None:
+        return _ONE[_NONE]
+    return (_ONE[len(text)] if len(text) < _LONG else _ONE[_LONG] + len(text).to_bytes(4)) + text
 
 
 def _unpack_about(packed: bytes) -> About:
@@ -89,7 +97,7 @@ def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Rec
     tail_at = hash_at + (fourth >> 56)
     completed = state == COMPLETED
     result: bytes | None = _NULL if completed else None
-    error = payload = None
+    error = payload = lost = since = handed = None
     lease_until = 0 if completed else moment
     tail = value[tail_at:]
     if about is None or tail != packed:
@@ -98,9 +106,10 @@ def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Rec
         else:
             kept, *rest = _texts(tail)
             about = _unpack_about(kept or b"")
-            result, said, payload, lease = rest or (result, None, None, None)
-            error = None if said is None else said.decode()
-            lease_until = lease_until if lease is None else int.from_bytes(lease)
+            if rest:
+                result, said, payload, lease, lost, since, handed = rest
+                error = None if said is None else said.decode()
+                lease_until = lease_until if lease is None else int.from_bytes(lease)
     return Record(
         state,
         value[_OWNER_AT:hash_at],
@@ -115,6 +124,9 @@ def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Rec
         result,
         error,
         payload,
+        0 if lost is None else int.from_bytes(lost),
+        None if since is None else int.from_bytes(since),
+        None if handed is None else handed.decode(),
     )
 
 
@@ -133,7 +145,7 @@ def unpack_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, I
 
 
 def _texts(tail: bytes) -> list[bytes | None]:
-    """The five texts of a tail, or the first alone."""
+    """All texts of a tail, or the first alone."""
     found: list[bytes | None] = []
     at = 0
     while at < len(tail):
@@ -147,7 +159,7 @@ def _texts(tail: bytes) -> list[bytes | None]:
             at += 4
         found.append(tail[at : at + length])
         at += length
-    return found + [None] * (5 - len(found)) if len(found) > 1 else found
+    return found + [None] * (_TEXTS - len(found)) if len(found) > 1 else found
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ from typing import Final
 
 from oncegate.claims import Address, Claim, Complete, Held, Redrive, Release, Renew, Reset, Settlement, Take
 from oncegate.stores.base import Change
-from oncegate.stores.redis.records import pack_about, pack_proof, where_of
+from oncegate.stores.redis.records import pack_about, pack_proof, pack_text, where_of
 
 _NONE: Final = 0xFFFFFFFF
 _UNSTARTED: Final = 2**53
@@ -34,24 +34,32 @@ def packed_about(claimed: bytes) -> bytes:
 
 def settling(ended: Settlement) -> bytes:
     if isinstance(ended, Complete):
+        if ended.handed_to is not None:
+            both = pack_text(_bytes(ended.error)) + pack_text(_bytes(ended.handed_to))
+            return _settling(b"H", ended, ended.retention, ended.result, both)
         if ended.result == _NULL and ended.error is None:  # nearly always
             where, proof = where_of(ended), pack_proof(ended.owner, ended.fence)
             return _SETTLE.pack(b"c", len(where), len(proof), ended.retention, _NONE, _NONE) + where + proof
-        return _settling(b"C", ended, ended.retention, ended.result, ended.error)
+        return _settling(b"C", ended, ended.retention, ended.result, _bytes(ended.error))
     if isinstance(ended, Release):
-        return _settling(b"R", ended, _UNSTARTED if ended.unstarted else ended.delay, None, ended.error)
-    return _settling(b"D", ended, ended.retention, ended.payload, ended.error)
+        verb, delay = b"U" if ended.unavailable else b"R", _UNSTARTED if ended.unstarted else ended.delay
+        return _settling(verb, ended, delay, None, _bytes(ended.error))
+    return _settling(b"D", ended, ended.retention, ended.payload, _bytes(ended.error))
 
 
 def renewing(renew: Renew) -> bytes:
     return _settling(b"N", renew, renew.lease, None, None)
 
 
-def _settling(verb: bytes, held: Held, number: int, one: bytes | None, error: str | None) -> bytes:
-    where, two = where_of(held), None if error is None else error.encode()
+def _settling(verb: bytes, held: Held, number: int, one: bytes | None, two: bytes | None) -> bytes:
+    where = where_of(held)
     proof = pack_proof(held.owner, held.fence)
     head = _SETTLE.pack(verb, len(where), len(proof), number, _length(one), _length(two))
     return head + where + proof + (one or b"") + (two or b"")
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
 
 
 def _length(text: bytes | None) -> int:
