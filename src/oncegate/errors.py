@@ -15,6 +15,7 @@
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
     ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
     ├── Bury                  raised by a handler: no attempt can ever work
+    ├── HandlerTimeout        a handler did not return within `handler_timeout`; it fails the event, and is not raised
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
     ├── TargetError           what simulated traffic is sent to cannot be used
     ├── AwsError              a request to AWS was refused, or there was no answer
@@ -137,6 +138,10 @@ class Bury(OncegateError):
     def __init__(self, reason: str, *, public: bool = False) -> None:
         self.public = public
         super().__init__(reason)
+
+
+class HandlerTimeout(OncegateError):
+    """A handler has run for longer than `handler_timeout`: what its event fails with."""
 
 
 class NotTaken(OncegateError):

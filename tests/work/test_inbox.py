@@ -421,7 +421,7 @@ def test_a_failure_that_is_recorded_never_runs_alone() -> None:
 
     async def handler(event: Event) -> None:
         if event.id == "evt-2" or event.attempt == 2:
-            await asyncio.wait_for(beside.wait(), 5)
+            await asyncio.wait_for(beside.wait(), 0.9)
         if event.id == "evt-1":
             raise ValueError("boom")
 
@@ -612,9 +612,12 @@ class TestOwnEvents:
             try:
                 gate.admit([call(number, f"call-{number}") for number in range(8)])
                 _wait_for(lambda: len(effects.read_text().split()) == 8)
-                worker.send_signal(signal.SIGSTOP)
-                time.sleep(0.6)
-                worker.send_signal(signal.SIGCONT)
+                for _ in range(3):
+                    worker.send_signal(signal.SIGSTOP)
+                    time.sleep(0.4)
+                    worker.send_signal(signal.SIGCONT)
+                    time.sleep(0.1)
+                (tmp_path / "go").touch()
                 _wait_for(lambda: [entry.record.state for entry in gate.store.browse()] == ["C"] * 8)
             finally:
                 worker.kill()
@@ -623,13 +626,14 @@ class TestOwnEvents:
 
 
 STOPPED = dedent("""
-    import sys, time
+    import os, sys, time
     from oncegate import Gate
 
     def handler(event):
         with open(sys.argv[2], "a") as effects:
             effects.write(f"{event.id}\\n")
-        time.sleep(1)
+        while not os.path.exists(os.path.join(os.path.dirname(sys.argv[2]), "go")):
+            time.sleep(0.02)
 
     Gate(sys.argv[1], lease="300ms").inbox(handler, look="5ms").run()
 """)

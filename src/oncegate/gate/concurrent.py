@@ -6,7 +6,6 @@ common batches, async handlers run in their caller's loop and plain ones in a po
 
 import asyncio
 import atexit
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec import Struct
 
-from oncegate import forks
+from oncegate.durations import spoken
+from oncegate.errors import HandlerTimeout
 from oncegate.events import Event
 from oncegate.gate.admitting import Admitter
 from oncegate.gate.alone import PROCESS, inside
@@ -42,6 +42,7 @@ from oncegate.gate.outcome import Outcome
 from oncegate.gate.room import Room, entered
 from oncegate.gate.running import Means, Runner
 from oncegate.gate.settling import CLOSE_WITHIN, Ending
+from oncegate.gate.threads import Threads
 from oncegate.stores.base import Patient, Together
 
 MOST_AT_A_TIME: Final = 256
@@ -49,6 +50,7 @@ MOST_AT_A_TIME: Final = 256
 _inside: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
 _in_thread: ContextVar[frozenset[int]] = ContextVar("oncegate_in_thread", default=frozenset())
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
+_NOT_STARTED: Final = "not started: an attempt that did not return in time still runs in this process, for {}"
 _CANCELLED: Final = "it was cancelled, or its process was stopped, while the handler ran"
 
 
@@ -83,17 +85,9 @@ class Concurrent:
         self._bound = means.terms.alone_bound
         self._hold = means.terms.max_hold / 1e6
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
-        self._threads: ThreadPoolExecutor | None = None
-        self._pooling = threading.Lock()
-        forks.watch(self)
+        self._timeout = means.terms.handler_timeout
+        self.threads = Threads(means.terms, means.observers)
         _open.add(self)
-
-    def before_fork(self) -> None:
-        """Nothing to do: what runs in the threads is not the child's."""
-
-    def after_fork(self, *, in_child: bool) -> None:
-        if in_child:
-            self._threads, self._pooling = None, threading.Lock()
 
     async def run(self, item: Job | Bare, handler: AsyncHandler | Handler) -> None:
         """Take one through the gate; it has its outcome afterwards."""
@@ -136,10 +130,7 @@ class Concurrent:
     def close(self) -> None:
         """Let plain handlers come to their end, and write what is left to write. Those that come meanwhile have threads
         of their own."""
-        with self._pooling:
-            threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown()
+        self.threads.close()
         deadline = time.monotonic() + CLOSE_WITHIN
         self._gatherer.flush(CLOSE_WITHIN)
         self._means.unsettled.flush(deadline - time.monotonic())
@@ -214,6 +205,9 @@ class Concurrent:
             return Failed(job, job.hopeless) if marked else self._means.endings.hopeless(job, job.hopeless)
         if (late := job.too_late(self._means.boot())) is not None:
             return self._unstarted(job, late)
+        if (age := self.threads.still_runs(job.key.digest)) is not None:
+            job.started = True
+            return self._means.endings.failed(job, HandlerTimeout(_NOT_STARTED.format(age)))
         if marked:
             return _Way(partial(ran_marked, job), partial(failed_marked, job), job)
         return _Way(partial(self._means.endings.processed, job), partial(self._failed, job), job)
@@ -240,7 +234,7 @@ class Concurrent:
         gates, within = _inside.set(_inside.get() | {id(self)}), inside.set(True)
         try:
             with CancelledOnLoss(way.lease, task):
-                asked = way.ran(plain(await handler(event)))
+                asked = way.ran(plain(await self._in_time(handler, event)))
         except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
             asked = way.failed(error)
         except BaseException as error:
@@ -253,6 +247,20 @@ class Concurrent:
             _inside.reset(gates)
         if asked is not None:
             await self._gatherer.done(asked)
+
+    async def _in_time(self, handler: AsyncHandler, event: Event) -> Any:
+        if self._timeout is None:
+            return await handler(event)
+        try:
+            async with asyncio.timeout(self._timeout / 1e6) as bound:
+                return await handler(event)
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            raise self._timed_out() from error
+
+    def _timed_out(self) -> HandlerTimeout:
+        return HandlerTimeout(f"its handler did not return within handler_timeout={spoken(self._timeout or 0)}")
 
     async def _call_in_thread(self, event: Event, handler: Handler, way: "_Way") -> None:
         """The thread hands in what comes of it, and goes on to the end also when nobody waits any more."""
@@ -271,17 +279,19 @@ class Concurrent:
             self._gatherer.post(late, waiter)
             return
         way.start()
+        run = self.threads.begin(event, lambda: self._gatherer.post(way.failed(self._timed_out()), waiter))
         gates, within = _in_thread.set(_in_thread.get() | {id(self)}), inside.set(True)
         try:
-            asked = way.ran(plain(handler(event)))
+            ended = partial(way.ran, plain(handler(event)))
         except asyncio.CancelledError as error:
-            asked = way.failed(by_itself(error))
+            ended = partial(way.failed, by_itself(error))
         except BaseException as error:  # noqa: BLE001  # a thread has nobody above it to raise to
-            asked = way.failed(error)
+            ended = partial(way.failed, error)
         finally:
             inside.reset(within)
             _in_thread.reset(gates)
-        self._gatherer.post(asked, waiter)
+        if self.threads.end(run):
+            self._gatherer.post(ended(), waiter)
 
     def _late(self, way: "_Way") -> Ending | Failed | None:
         if way.job is None or (late := way.job.too_late(self._means.boot())) is None:
@@ -291,14 +301,11 @@ class Concurrent:
     def _submitted(self, *work: Any) -> "Future[None]":
         """What a handler in a thread asks of its own gate has a thread to itself: it would wait for its own end."""
         if id(self) in _in_thread.get():
-            own = _threads(1)
+            own = ThreadPoolExecutor(1, thread_name_prefix="oncegate-handler")
             submitted = own.submit(self._work, *work)
             own.shutdown(wait=False)
             return submitted
-        with self._pooling:
-            if self._threads is None:
-                self._threads = _threads(self._means.terms.threads)
-            return self._threads.submit(self._work, *work)
+        return self.threads.submit(self._work, *work)
 
     # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
 
@@ -351,10 +358,6 @@ class Concurrent:
 
     def _unstarted(self, job: Job, why: str = TOO_LATE) -> Ending | Failed:
         return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)
-
-
-def _threads(most: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(most, thread_name_prefix="oncegate-handler")
 
 
 def _waited_anyway(_seconds: float) -> AbstractContextManager[None]:

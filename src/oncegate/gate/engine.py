@@ -54,7 +54,7 @@ class Engine:
         self.claimer = Claimer(store, terms, boot, memory, observers, hints, heartbeat)
         self.echoes = Echoes(store, terms, self.claimer, observers)
         self._unsettled = unsettled = unsettled or Unsettled(store, boot, memory.settled)
-        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory, unsettled)
+        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory, unsettled, observers)
         self.runner = Runner(self._means)
 
     def under(self, **changes: Any) -> "Engine":
@@ -153,6 +153,16 @@ class Engine:
     def give_up(self) -> None:
         """What is not confirmed by now will not be: the store is about to be closed."""
         self._unsettled.give_up()
+
+    @property
+    def hung(self) -> int:
+        """How many plain handlers have run for longer than `handler_timeout`, or `max_hold` without one."""
+        return self.concurrent.threads.hung if "concurrent" in self.__dict__ else 0
+
+    @property
+    def threads_left(self) -> int:
+        """How many threads can still run plain handlers."""
+        return self.concurrent.threads.left if "concurrent" in self.__dict__ else self.terms.threads
 
     @cached_property
     def concurrent(self) -> "Concurrent":

@@ -64,7 +64,9 @@ class Gate:
     name. Events that happened more than `max_age` ago are counted, and with `on_too_old="bury"` buried.
 
     How much. A result of more than `max_result` bytes is not kept for the duplicates. `arun` takes `max_in_hand` events
-    at a time and runs plain handlers in as many `threads`; other callers wait.
+    at a time and runs plain handlers in as many `threads`; other callers wait. With a `handler_timeout`, a handler of
+    `arun`, of a worker or of the inbox that runs for longer fails its event. An async one is cancelled. A plain one
+    cannot be stopped: it runs on in its thread, and another thread takes its place, for up to `threads` of them.
 
     `namespace` keeps events of several users of one store apart.
     """
@@ -340,6 +342,16 @@ class Gate:
     def counts(self) -> dict[str, int]:
         """How often the gate did what, since it was made: by the names of notices."""
         return self._observers.counts
+
+    @property
+    def hung(self) -> int:
+        """How many plain handlers of `arun` have run for longer than `handler_timeout`, or `max_hold` without one."""
+        return self._engine.hung
+
+    @property
+    def threads_left(self) -> int:
+        """How many of the `threads` can still run handlers; 0 if handlers that hang have taken all."""
+        return self._engine.threads_left
 
     def drain(self) -> None:
         """Let handlers in threads end and be recorded: all gates of one store, before one of them closes it."""

@@ -5,7 +5,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from oncegate.errors import Bury, RetryLater, SettingError
+from oncegate.errors import Bury, HandlerTimeout, RetryLater, SettingError
 from oncegate.events import Event
 
 Handler = Callable[[Event], Any]
@@ -97,13 +97,15 @@ def said(error: BaseException) -> str:
     except Exception as failure:  # noqa: BLE001  # an exception that cannot say what it is must not stop us
         text = f"(its text could not be read: {type(failure).__name__})"
     name = type(error).__name__
-    if isinstance(error, RetryLater | Bury) and text:  # a sentence for people already
+    if isinstance(error, RetryLater | Bury | HandlerTimeout) and text:  # a sentence for people already
         name, text = text, ""
     return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:LONGEST_ERROR]
 
 
 def told(error: BaseException) -> str:
     """What a log may say of an exception: its name, since its text may be of the payload, unless that is public."""
+    if isinstance(error, HandlerTimeout):
+        return said(error)
     return said(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
 
 

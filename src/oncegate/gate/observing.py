@@ -5,6 +5,8 @@ Every notice has a dotted name:
     claim.granted      an event may run; `event` has its key, attempt and fence
     event.STATUS       an event has come to its outcome, once for each: event.processed, event.duplicate, …
     event.kept         a refused event was kept as a dead letter
+    handler.hung       a plain handler has run for longer than `handler_timeout`, or `max_hold` without one; `detail`
+                       has its age
     lease.lost         a claim was lost, or can no longer be trusted, while its handler ran
     lease.adopted      an event was granted anew to the process that still runs it, and was not started again
     memory.hit         a duplicate was answered by this process, without asking the store

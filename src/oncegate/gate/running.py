@@ -24,6 +24,7 @@ from oncegate.gate.endings import (
 from oncegate.gate.handlers import Handler, TransactionHandler, plain
 from oncegate.gate.jobs import NO_TIME, NOT_ALONE, Bare, Job, runs_alone
 from oncegate.gate.leases import Heartbeat
+from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
 from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, Unsettled, is_passing, settle
@@ -50,6 +51,7 @@ class Means(Struct, frozen=True):
     heartbeat: Heartbeat
     memory: Memory
     unsettled: Unsettled
+    observers: Observers
 
 
 class Runner:

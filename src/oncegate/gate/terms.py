@@ -32,6 +32,7 @@ class Wishes(TypedDict, total=False):
     retention: Duration
     lease: Duration
     max_hold: Duration
+    handler_timeout: Duration | None
     dead_letter_retention: Duration
     backoff: Duration
     backoff_limit: Duration
@@ -59,6 +60,7 @@ DEFAULTS: Final[Wishes] = {
     "retention": "7d",
     "lease": "30s",
     "max_hold": "15m",
+    "handler_timeout": None,
     "dead_letter_retention": "30d",
     "backoff": "1s",
     "backoff_limit": "5m",
@@ -93,6 +95,7 @@ DURATIONS: Final = (
     "retention",
     "lease",
     "max_hold",
+    "handler_timeout",
     "dead_letter_retention",
     "backoff",
     "backoff_limit",
@@ -103,7 +106,7 @@ DURATIONS: Final = (
 )
 COUNTS: Final = ("max_attempts", "max_result", "max_in_hand", "threads")
 LISTS: Final = (list, tuple, set, frozenset)
-OPTIONAL: Final = frozenset({"remember", "breaker", "max_age", "max_attempts"})
+OPTIONAL: Final = frozenset({"handler_timeout", "remember", "breaker", "max_age", "max_attempts"})
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -112,6 +115,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     retention: int
     lease: int
     max_hold: int
+    handler_timeout: int | None
     dead_letter_retention: int
     backoff: int
     backoff_limit: int

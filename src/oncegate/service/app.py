@@ -42,6 +42,7 @@ class App:
         ready: Callable[[], Awaitable[bool]] | None = None,
         counting: Callable[[], Awaitable[object]] | None = None,
         starting: Callable[[], Awaitable[None]] | None = None,
+        stuck: Callable[[], str | None] | None = None,
     ) -> None:
         self._doors = doors
         # The names of routes are for their senders to know.
@@ -52,6 +53,7 @@ class App:
         self._ready = ready
         self._counting = counting
         self._starting = starting
+        self._stuck = stuck
         self._stop: Callable[[], object] | None = None
         self._broken = False
         self.draining = False
@@ -148,6 +150,8 @@ class App:
             return problem(503, "the service is about to stop")
         if self._ready is not None and not await self._ready():
             return problem(503, "the store cannot be used")
+        if self._stuck is not None and (why := self._stuck()) is not None:
+            return problem(503, why)
         return Answer(200, b'{"status":"ready"}', _JSON)
 
     async def _numbers(self) -> Answer:

@@ -116,7 +116,8 @@ class InboxWorker:
                 await self._fill(dispatcher)
         finally:
             await dispatcher.drain(self._drain)
-            self._left_running = 0 if is_async(self._handler) else len(self._started)
+            given_up = self._engine.concurrent.threads.given_up
+            self._left_running = 0 if is_async(self._handler) else len(self._started) + given_up
         if not self._left_running:
             self._engine.close()
 
@@ -187,6 +188,16 @@ class InboxWorker:
     @property
     def figures(self) -> Figures:
         return Figures(**self._counts, in_hand=len(self._started))
+
+    @property
+    def hung(self) -> int:
+        """See `Gate.hung`."""
+        return self._engine.hung
+
+    @property
+    def threads_left(self) -> int:
+        """See `Gate.threads_left`."""
+        return self._engine.threads_left
 
     @property
     def left_running(self) -> int:
