@@ -120,8 +120,8 @@ class Unconfirmed(CallError):
 
 class RetryLater(OncegateError):
     """For handlers to raise: it has failed, and may work later, though not before `after` seconds from now if that is
-    known. The attempt counts, so the last one buries all the same. A `public` reason has nothing of the payload in it,
-    and may stand in logs."""
+    known. In the inbox it uses up no attempt for as long as `retry_for`; elsewhere the attempt counts, and the last one
+    buries all the same. A `public` reason has nothing of the payload in it, and may stand in logs."""
 
     def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
         if after is not None and not (isinstance(after, int | float) and 0 <= after <= _LONGEST_WAIT):

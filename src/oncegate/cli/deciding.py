@@ -107,6 +107,13 @@ def _released(record: Record, now: int) -> str:
     then = f"it is kept with its payload, and waits for {WHO_RUNS}" if kept else "the next delivery runs it again"
     if kept and now < record.lease_until:
         then = f"it is kept with its payload, and is not taken up before {moment(record.lease_until)}"
+    if record.lost:
+        lost = f"its last {times(record.lost, 'attempt')} did not come back, so it runs while no other event does"
+        return f"Run, to an end that is not known: {lost}; {then}."
+    if record.unavailable_since is not None and record.error:
+        past = spoken(now - record.unavailable_since)
+        why = f"what its handler calls has been unavailable for {past}, which uses up no attempt"
+        return f"Run and failed: {named(record)} ended with {_line(record.error)}; {why}; {then}."
     if record.attempts and record.error:
         return f"Run and failed: {named(record)} ended, {_at(record)}, with {_line(record.error)}; {then}."
     if kept:

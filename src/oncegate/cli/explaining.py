@@ -1,14 +1,17 @@
 """Explaining: a record or an event, and all that the store and the payload tell of it."""
 
+from itertools import islice
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate import keys
-from oncegate.claims import Address
+from oncegate.claims import IN_PROGRESS, RELEASED, Address
 from oncegate.cli.deciding import decision, named, origin
+from oncegate.cli.finding import happened
 from oncegate.cli.options import namespace_of
 from oncegate.clocks import wall
-from oncegate.durations import spoken
+from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
 from oncegate.gate.differences import differences
 from oncegate.gate.identifying import Identifier
@@ -17,6 +20,7 @@ from oncegate.gate.observing import Observers
 from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry, Store
+from oncegate.stores.walking import walk
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
 
@@ -24,6 +28,10 @@ _UNKNOWN = (
     "Not known: nothing is remembered under its key, so a delivery that comes now {then}; it was never seen, or it was"
     " processed longer ago than it is remembered (retention, {retention} by these settings)."
 )
+
+
+def _waits(entry: Entry) -> bool:
+    return entry.record.payload is not None and entry.record.state in (RELEASED, IN_PROGRESS)
 
 
 class Explained(Struct, frozen=True):
@@ -40,8 +48,10 @@ class Explained(Struct, frozen=True):
 
 
 class Explainer:
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, scan: int) -> None:
         self._store = store
+        self._scan = scan
+        self._lines: dict[str, dict[str | None, list[Entry]]] = {}
         self._settings = settings
         self._make = keys.strategy(settings.strategy())
         terms = agree({name: settings[name] for name in DEFAULTS})
@@ -53,10 +63,33 @@ class Explainer:
         now = wall()
         known = origin(entry, self._make, self.hints)
         if known is None:
-            return Explained(decision(entry.record, now), now, entry)
+            return Explained(f"{decision(entry.record, now)}{self._in_line(entry)}", now, entry)
         key = known.key if known.why == "own" else None
-        told = Explained(decision(entry.record, now, known.why), now, entry, key)
+        told = Explained(f"{decision(entry.record, now, known.why)}{self._in_line(entry)}", now, entry, key)
         return self._with_timeline(told, entry.namespace, key)
+
+    def _in_line(self, entry: Entry) -> str:
+        """Which event an entity's events wait for, if this is one of those that the store holds for it."""
+        if not _waits(entry) or entry.record.about.entity is None:
+            return ""
+        line = {each.key: each for each in self._line(entry)} | {entry.key: entry}
+        first = min(line.values(), key=happened)
+        if first.key != entry.key:
+            return f" It waits for {named(first.record)} ({first.key.hex()}), the first that is kept of its entity."
+        if len(line) == 1:
+            return ""
+        return f" {times(len(line) - 1, 'later event')} of its entity {'wait' if len(line) > 2 else 'waits'} for it."
+
+    def _line(self, entry: Entry) -> list[Entry]:
+        """What the store holds of the entity of this. No store has an index by entities for people, so all that waits
+        in a namespace is looked for once."""
+        lines = self._lines.get(entry.namespace)
+        if lines is None:
+            lines = self._lines[entry.namespace] = {}
+            for each in islice(walk(self._store, entry.namespace), self._scan):
+                if _waits(each):
+                    lines.setdefault(each.record.about.entity, []).append(each)
+        return lines.get(entry.record.about.entity, [])
 
     def event(self, event: Event) -> Explained:
         """An event, by the key that a gate would claim it under."""
@@ -89,7 +122,8 @@ class Explainer:
         if key.binds and not same:
             return self._conflict(event, key, entry, now)
         kind = kind_by_evidence(event, key, record.about.delivery_id, same_content=same)
-        return Explained(decision(record, now), now, entry, key, f"{kind} of {named(record)}")
+        said = f"{decision(record, now)}{self._in_line(entry)}"
+        return Explained(said, now, entry, key, f"{kind} of {named(record)}")
 
     def _conflict(self, event: Event, key: Key, entry: Entry, now: int) -> Explained:
         record = entry.record

@@ -54,7 +54,9 @@ class Engine:
         self.claimer = Claimer(store, terms, boot, memory, observers, hints, heartbeat)
         self.echoes = Echoes(store, terms, self.claimer, observers)
         self._unsettled = unsettled = unsettled or Unsettled(store, boot, memory.settled)
-        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory, unsettled, observers)
+        self._means = Means(
+            store, terms, boot, self.claimer, Endings(terms, boot), heartbeat, memory, unsettled, observers
+        )
         self.runner = Runner(self._means)
 
     def under(self, **changes: Any) -> "Engine":

@@ -46,7 +46,9 @@ class Gate:
     How long. `retention` is how long a completed key is remembered (with `sliding=True` from its latest copy on, for at
     most `sliding_limit`), `lease` how long a claim lasts unrenewed and `max_hold` how long one is renewed at most.
     `dead_letter_retention` is how long a dead letter is kept. What the store holds and failed is left alone for
-    `backoff`, twice as long after each further attempt, and for `backoff_limit` at most. For `remember`, at most 60 s,
+    `backoff`, twice as long after each further attempt, and for `backoff_limit` at most. If it failed because something
+    that its handler calls is unavailable (`RetryLater`, ConnectionError, TimeoutError), it is tried for `retry_for`
+    without using up attempts; None has it count like any failure. For `remember`, at most 60 s,
     this process answers copies of what it saw completed by itself; None has it ask the store every time.
     A store over a network that answered five times in a row with an error, or later than `breaker`, is left alone for a
     while, and events are refused at once; None has it asked whatever it does.

@@ -21,6 +21,7 @@ OnStale: TypeAlias = Literal["pass", "skip"]
 _LONGEST_NAMESPACE: Final = 128
 _LONGEST_MEMORY: Final = 60_000_000
 _SHORTEST_LEASE: Final = 10_000
+_MOST_DOUBLINGS: Final = 40
 _LEAST_ALONE: Final = 30_000_000
 
 
@@ -36,6 +37,7 @@ class Wishes(TypedDict, total=False):
     dead_letter_retention: Duration
     backoff: Duration
     backoff_limit: Duration
+    retry_for: Duration | None
     sliding: bool
     sliding_limit: Duration
     remember: Duration | None
@@ -64,6 +66,7 @@ DEFAULTS: Final[Wishes] = {
     "dead_letter_retention": "30d",
     "backoff": "1s",
     "backoff_limit": "5m",
+    "retry_for": "1h",
     "sliding": False,
     "sliding_limit": "90d",
     "remember": "10s",
@@ -99,6 +102,7 @@ DURATIONS: Final = (
     "dead_letter_retention",
     "backoff",
     "backoff_limit",
+    "retry_for",
     "sliding_limit",
     "remember",
     "breaker",
@@ -106,7 +110,7 @@ DURATIONS: Final = (
 )
 COUNTS: Final = ("max_attempts", "max_result", "max_in_hand", "threads")
 LISTS: Final = (list, tuple, set, frozenset)
-OPTIONAL: Final = frozenset({"handler_timeout", "remember", "breaker", "max_age", "max_attempts"})
+OPTIONAL: Final = frozenset({"handler_timeout", "retry_for", "remember", "breaker", "max_age", "max_attempts"})
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -119,6 +123,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     dead_letter_retention: int
     backoff: int
     backoff_limit: int
+    retry_for: int | None
     sliding: bool
     sliding_limit: int
     remember: int | None
@@ -144,6 +149,18 @@ class Terms(Struct, frozen=True, kw_only=True):
     def alone_bound(self) -> float:
         """For how many seconds an event that must run alone waits for others, and others for it, at first."""
         return min(max(self.lease, _LEAST_ALONE), self.max_hold) / 1e6
+
+    @property
+    def attempts_last(self) -> tuple[int, int]:
+        """For how long an event that the store holds and that always fails is tried, from the first attempt to the
+        last: at least and at most. Handlers that take long add to it."""
+        pauses = sum(self.pause_after(attempt) for attempt in range(1, self.max_attempts or 1))
+        return pauses // 2, pauses
+
+    def pause_after(self, attempt: int) -> int:
+        """For how long an event that the store holds is left alone at most after this attempt has failed: twice as long
+        after each."""
+        return min(self.backoff << min(attempt - 1, _MOST_DOUBLINGS), self.backoff_limit)
 
     def unguarded(self, event: Event) -> bool:
         """Whether this event runs without a claim when the store cannot be asked for one."""

@@ -64,6 +64,8 @@ _MEANINGS: Final = {
     "dead_letter_retention": "How long a dead letter is kept.",
     "backoff": "How long what the inbox holds is left alone after a failure; twice as long after each further one.",
     "backoff_limit": "How long it is left alone at most.",
+    "retry_for": "For how long an event that the inbox holds is tried again while what its handler calls is"
+    " unavailable, without using up attempts.",
     "sliding": "Whether retention counts from the latest copy on instead of from the completion.",
     "sliding_limit": "With `sliding`, how long an event is remembered at most.",
     "remember": "For how long a process answers copies of what it saw completed by itself; at most 60s.",
