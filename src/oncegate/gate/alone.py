@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from math import inf
 from typing import Final
 
 from oncegate import forks
@@ -29,14 +30,18 @@ inside: ContextVar[bool] = ContextVar("oncegate_inside_handler", default=False)
 
 
 class Waiter:
-    """One that waits to run, alone for `alone_for` seconds if that is not 0. `wake` is called when it is `admitted`."""
+    """One that waits to run, alone for `alone_for` seconds if that is not 0, and no longer than to its `deadline`.
+    `wake` is called when it is `admitted`."""
 
-    __slots__ = ("admitted", "alone_for", "hold", "token", "wake")
+    __slots__ = ("admitted", "alone_for", "deadline", "hold", "token", "wake")
 
-    def __init__(self, token: object, hold: float, alone_for: float, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, token: object, hold: float, alone_for: float, deadline: float, wake: Callable[[], object]
+    ) -> None:
         self.token = token
         self.hold = hold
         self.alone_for = alone_for
+        self.deadline = deadline
         self.wake = wake
         self.admitted = False
 
@@ -85,7 +90,7 @@ class Alone:
     def enter(self, token: object, hold: float) -> None:
         """Run beside others; block until that may be. A handler that runs another in its own place does not wait."""
         if not inside.get() and not self.enter_now(token, hold):
-            self._wait(token, hold, 0.0, None)
+            self._wait(token, hold, 0.0, inf)
 
     def enter_alone(self, token: object, hold: float, *, within: float, alone_for: float) -> bool:
         """Run alone; block until that may be, for so many seconds at most. Answers whether it may."""
@@ -93,9 +98,12 @@ class Alone:
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def ask(self, token: object, hold: float, alone_for: float, wake: Callable[[], object]) -> Waiter:
-        """Wait to run, beside others or alone. Whoever asks looks every now and then, and gives up or leaves."""
-        waiter = Waiter(token, hold, alone_for, wake)
+    def ask(
+        self, token: object, hold: float, alone_for: float, wake: Callable[[], object], within: float = inf
+    ) -> Waiter:
+        """Wait to run, beside others or alone. Whoever asks looks every now and then, and gives up or leaves. One that
+        does neither keeps nobody out when its time is over: its event loop may be blocked."""
+        waiter = Waiter(token, hold, alone_for, time.monotonic() + within, wake)
         with self._lock:
             (self._suspects if alone_for else self._others).append(waiter)
             self._advance()
@@ -111,22 +119,19 @@ class Alone:
         with self._lock:
             if waiter in self._suspects:
                 self._suspects.remove(waiter)
-                self._open()
+                if self._alone is None:
+                    self._open()
                 self._advance()
             elif waiter in self._others:
                 self._others.remove(waiter)
             return waiter.admitted
 
-    def _wait(self, token: object, hold: float, alone_for: float, within: float | None) -> bool:
+    def _wait(self, token: object, hold: float, alone_for: float, within: float) -> bool:
         woken = threading.Event()
-        deadline = None if within is None else time.monotonic() + within
-        waiter = self.ask(token, hold, alone_for, woken.set)
+        waiter = self.ask(token, hold, alone_for, woken.set, within)
         try:
-            while not waiter.admitted:
-                left = LOOK_EVERY if deadline is None else min(LOOK_EVERY, deadline - time.monotonic())
-                if left <= 0:
-                    break
-                woken.wait(left)
+            while not waiter.admitted and (left := waiter.deadline - time.monotonic()) > 0:
+                woken.wait(min(LOOK_EVERY, left))
                 self.look()
         except BaseException:
             if self.give_up(waiter):
@@ -147,13 +152,14 @@ class Alone:
         now = time.monotonic()
         if self._alone is not None and now >= self._alone_until:
             self._open()
-        if not self._suspects:
-            if self._alone is None and self._others:
-                self._open()
-        elif self._alone is None and all(until <= now for until in self._running.values()):
+        if self._suspects and self._alone is None and all(until <= now for until in self._running.values()):
             first = self._suspects.pop(0)
             self._alone, self._alone_until = first.token, now + first.alone_for
             self._admit(first)
+        waiting = [waiter for waiter in self._suspects if now < waiter.deadline]
+        given_up, self._suspects = len(waiting) < len(self._suspects), waiting
+        if self._alone is None and self._others and (given_up or not waiting):
+            self._open()
 
     def _admit(self, waiter: Waiter) -> None:
         self._running[waiter.token] = time.monotonic() + waiter.hold

@@ -4,8 +4,10 @@ What can be had at once is had without a coroutine of its own: nearly always nob
 """
 
 import asyncio
+import time
 from collections import deque
 from contextlib import suppress
+from math import inf
 
 from oncegate.gate.alone import LOOK_EVERY, PROCESS
 
@@ -47,12 +49,7 @@ class Room:
 
 
 async def entered(
-    token: object,
-    hold: float,
-    *,
-    alone_for: float = 0.0,
-    within: float | None = None,
-    unless: asyncio.Event | None = None,
+    token: object, hold: float, *, alone_for: float = 0.0, within: float = inf, unless: asyncio.Event | None = None
 ) -> bool:
     """Wait to run beside others, or alone for so many seconds: whether it may, within so many seconds and unless an
     event happens before. See `oncegate.gate.alone`."""
@@ -62,14 +59,12 @@ async def entered(
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(woken.set)
 
-    deadline = None if within is None else loop.time() + within
-    waiter = PROCESS.ask(token, hold, alone_for, wake)
+    waiter = PROCESS.ask(token, hold, alone_for, wake, within)
     try:
         while not waiter.admitted and not (unless is not None and unless.is_set()):
-            left = LOOK_EVERY if deadline is None else min(LOOK_EVERY, deadline - loop.time())
-            if left <= 0:
+            if (left := waiter.deadline - time.monotonic()) <= 0:
                 break
-            await _first(left, woken, unless)
+            await _first(min(LOOK_EVERY, left), woken, unless)
             PROCESS.look()
     except BaseException:
         if PROCESS.give_up(waiter):
