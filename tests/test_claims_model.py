@@ -42,6 +42,10 @@ _HAPPENINGS = (
     "sent a admit for a that arrives only now: duplicate",
     "has its mark for a judged: granted",
     "has the answer to its mark for a lost, and gives up",
+    "finds something unavailable that a needs",
+    "has its unavailable for a judged: yes",
+    "is abandoned, as its worker has ended",
+    "is abandoned too late",
 )
 
 
@@ -81,7 +85,7 @@ def test_an_ablation_is_caught(ablation: Ablation) -> None:
 
 def test_a_patch_that_changes_nothing_is_not_caught() -> None:
     """Reading the shipped text anew gives the very same search: what an ablation breaks, its one change breaks."""
-    again = explore(POISON, WHOLE, claims=patched("attempts=record.attempts + 1,", "attempts=1 + record.attempts,"))
+    again = explore(POISON, WHOLE, claims=patched("attempts=attempts + 1,", "attempts=1 + attempts,"))
     as_shipped = explore(POISON, WHOLE)
 
     assert again.broken is None

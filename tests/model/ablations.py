@@ -5,6 +5,7 @@ from typing import Final
 from tests.model.ablation import Ablation
 from tests.model.parts import Rules
 from tests.model.settings import (
+    ABANDON,
     ADMIT,
     ADMIT_CONFLICT,
     ADMIT_EXPIRY,
@@ -113,17 +114,45 @@ _FUNCTION: Final = (
     ),
     Ablation(
         "attempts uncounted",
-        "a takeover does not count as an attempt",
+        "a grant after a release does not count as an attempt",
         9,
         EXPIRY,
-        ("attempts=record.attempts + 1,", "attempts=record.attempts,"),
+        ("attempts=attempts + 1,", "attempts=max(attempts, 1),"),
+    ),
+    Ablation(
+        "losses uncounted",
+        "no attempt that was lost counts",
+        9,
+        POISON,
+        ("return record.attempts - (not record.lost), record.lost + 1", "return record.attempts - 1, record.lost + 1"),
+    ),
+    Ablation(
+        "losses forgotten",
+        "every attempt that was lost is the first of its row",
+        9,
+        POISON,
+        ("record.attempts - (not record.lost), record.lost + 1", "record.attempts - (not record.lost), 0"),
+    ),
+    Ablation(
+        "losses forgotten unstarted",
+        "a claim given back unstarted ends the row of those that were lost",
+        9,
+        POISON,
+        ("    if release.unstarted:\n        return released\n", ""),
+    ),
+    Ablation(
+        "abandoned by anybody",
+        "a claim is abandoned without its proof",
+        3,
+        ABANDON,
+        ("not _mine(record, abandon) or not _alive(record, now)", "not _alive(record, now)"),
     ),
     Ablation(
         "every attempt given back",
         "a failed attempt is given back like one that never started",
         9,
         EXPIRY,
-        ("record.attempts - release.unstarted,", "record.attempts - 1,"),
+        ("record.attempts - given_back,", "record.attempts - 1,"),
     ),
     Ablation(
         "deleting release",
@@ -210,7 +239,7 @@ _WORKER: Final = (
         CONFLICT,
         rules=Rules(counts_from_sending=False),
     ),
-    Ablation("one run more", "a grant beyond the last attempt is run", 9, EXPIRY, rules=Rules(buries_beyond=False)),
+    Ablation("one run more", "a grant beyond the last attempt is run", 9, POISON, rules=Rules(buries_beyond=False)),
     Ablation(
         "failure given back",
         "a failed attempt is released as if it had not started",
@@ -220,10 +249,17 @@ _WORKER: Final = (
     ),
     Ablation(
         "retries in company",
-        "what was tried before is run together with its batch",
+        "what was lost before is run together with its batch",
         9,
         POISON,
         rules=Rules(retries_alone=False),
+    ),
+    Ablation(
+        "a living worker abandoned",
+        "a claim is abandoned whose worker has not ended",
+        1,
+        ABANDON,
+        rules=Rules(abandons_the_ended=False),
     ),
     Ablation(
         "commit on every yes",

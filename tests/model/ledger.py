@@ -1,8 +1,9 @@
 """The modelled store: real records, changed by nothing but the shipped `step`.
 
 Records are kept in a normal form at one fixed moment: times before now are as good as now, the fence is always
-`FENCE` and whoever owns the record is `HOLDER`. That loses nothing, since `step` compares owners and fences for
-equality only, compares times with now only, and makes a fence by adding to the old one or from the clock.
+`FENCE`, whoever owns the record is `HOLDER`, and what was lost once may have been lost more often. That loses nothing,
+since `step` compares owners and fences for equality only, compares times with now only, asks only whether anything was
+lost, and makes a fence by adding to the old one or from the clock.
 A judgement then depends on the record, the verb, the content and on whether the asker holds the record, so one
 call of `step` serves every state in which these meet.
 """
@@ -20,8 +21,8 @@ HOLDER: Final = b"holder"
 STRANGER: Final = b"stranger"
 
 _PLACE: Final = ("model", b"key")
-_ENDS_IN: Final = {"complete": "C", "release": "R", "give back": "R", "bury": "D"}
-_PROVED: Final = {*_ENDS_IN, "renew"}
+_ENDS_IN: Final = {"complete": "C", "release": "R", "unavailable": "R", "give back": "R", "bury": "D"}
+_PROVED: Final = {*_ENDS_IN, "renew", "abandon"}
 _ADMISSIONS: Final = ("admit", "admit and run")
 _ASKING: Final = {"claim", "mark", "take", *_ADMISSIONS}
 
@@ -39,6 +40,8 @@ class Ruling(NamedTuple):
     handed_over: bool  # the record has a new owner, or none
     refenced: bool
     forgot: bool  # the record before had expired, and is gone now
+    suspect: bool  # the attempt before was never settled
+    forgiven: bool  # and was the first of such a row, so that it does not count
 
 
 class Ledger:
@@ -77,6 +80,10 @@ class Ledger:
         """The content whose payload the record keeps, or -1."""
         return self._contents[record]
 
+    def is_alive(self, record: int) -> bool:
+        """Whether somebody has a lease that is not over."""
+        return self._states[record] == "P" and bool(self.records[record].lease_until > NOW)
+
     def lapses(self, record: int) -> bool:
         """Whether a lease that is alive now is over one tick later."""
         return self._states[record] == "P" and self.records[record].lease_until == NOW + 1
@@ -108,6 +115,8 @@ class Ledger:
             fresh,
             fresh and (after is None or before is None or after.fence != before.fence),
             before is None and ident != record and record != ABSENT,
+            granted and after.lost > 0,
+            fresh and before is not None and before.state == "P" and not before.lost,
         )
 
     def _operation(self, verb: str, content: int, owner: bytes, fence: int) -> Any:
@@ -127,14 +136,14 @@ class Ledger:
                 return claims.Renew(*proof, terms.lease)
             case "complete":
                 return claims.Complete(*proof, terms.retention)
-            case "release" | "give back":
-                return claims.Release(*proof, unstarted=verb == "give back")
+            case "release" | "give back" | "unavailable":
+                return claims.Release(*proof, unstarted=verb == "give back", unavailable=verb == "unavailable")
+            case "abandon":
+                return claims.Abandon(*proof)
             case "bury":
                 return claims.Bury(*proof, terms.dead_retention, payload, "why")
-            case "redrive":
-                return claims.Redrive(*_PLACE)
             case _:
-                return claims.Reset(*_PLACE)
+                return claims.Redrive(*_PLACE) if verb == "redrive" else claims.Reset(*_PLACE)
 
     def _must_not_matter(self, operation: Any, after: Any, answer: Any) -> None:
         swept, otherwise = self._claims.step(None, operation, NOW)
@@ -165,6 +174,8 @@ def _normal(record: Any) -> Any:
         first_seen=NOW,
         completed_at=None,
         error=None,
+        lost=min(record.lost, 1),
+        unavailable_since=None if record.unavailable_since is None else NOW,
     )
 
 

@@ -24,7 +24,8 @@ INVARIANTS: Final = {
     6: "Neither an event in flight nor an unanswered one is acknowledged; a conflict is, once its copy is kept.",
     7: "An owner that asks again is answered as before.",
     8: "Once faults stop, every delivery is acknowledged, and its record completed or buried.",
-    9: "An effect is started at most max_attempts times, and a poisonous event buries no neighbour.",
+    9: "An effect is started at most max_attempts times that count, and at most twice as often in all: of attempts in a"
+    " row that were never settled the first does not count. A poisonous event buries no neighbour.",
     12: "No effect starts after the worker's own validity of its lease.",
     15: "A store that has swept an expired record and one that has not answer alike.",
     16: "What is marked first is run at most once, whatever goes wrong.",
@@ -60,6 +61,8 @@ class Setting(NamedTuple):
     duplicates: int = 0
     skews: int = 0
     operators: int = 0
+    outages: int = 0  # how often what a handler calls is unavailable
+    abandons: bool = False  # whether it becomes known that a worker has ended
     batch: int = 1
     transaction: bool = False
     expiry: bool = False  # else all of it happens before anything expires
@@ -93,6 +96,7 @@ class Rules(NamedTuple):
     retries_alone: bool = True
     commits_once: bool = True
     keeps_marked: bool = True
+    abandons_the_ended: bool = True
 
 
 class Shared(NamedTuple):
@@ -107,8 +111,13 @@ class Shared(NamedTuple):
     duplicates: int
     skews: int
     operators: int
-    runs: tuple[int, ...]  # effects started in this life of the key, since a redrive
+    outages: int
+    runs: tuple[int, ...]  # effects started in this life of the key, since a redrive, that found nothing unavailable
+    counted: tuple[int, ...]  # those of them that count: all but the first of each row that was never settled
     effect_of: tuple[int, ...]  # the content that took effect first in this life of the key, or -1
+    started_bits: int = 0  # keys whose effect was started by whoever was granted them last
+    ended_bits: int = 0  # keys that were granted last to a worker that is known to have ended
+    outrun_bits: int = 0  # keys that were granted to another after that
     struck_bits: int = 0  # keys: a fault fell between the start of an effect and its completion
     forgotten_bits: int = 0  # keys whose record was lost to expiry or to an operator
     applied_bits: int = 0  # contents
@@ -128,6 +137,7 @@ class Job(NamedTuple):
     holds: bool = False
     stale: bool = False
     attempts: int = 0
+    suspect: bool = False  # the attempt before was never settled
     valid: int = 0  # ticks for which the worker may trust its lease
     hold: int = 0  # ticks for which the lease may still be renewed
     kept: bool = False

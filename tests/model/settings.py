@@ -5,10 +5,12 @@ three, an event is tried twice at most, and handlers may fail whenever they run.
 happen in one run, at any step and to anybody: a worker crashes; a worker is stopped past its lease and goes on
 afterwards; a request is lost; an answer is lost; a request is delayed and arrives at any later time (one at a
 time for each worker, and no batch of two). Beside them a setting may allow a delivery more, a jump of the
-store's clock by one tick and one act of an operator. Time is not bounded. Without `expiry`, everything happens
-before the first record expires, which keeps those worlds small enough for conflicts and more faults. `ways` is what
-a worker may do with a delivery: claim it and run it; have it admitted for whoever takes it, or for itself to run at
-once; or mark it and run it.
+store's clock by one tick and one act of an operator. `outages` is how often a handler finds that something it
+calls is unavailable. With `abandons` it may become known, at any later step, that a worker has crashed: its claims
+are abandoned, in time or too late. Time is not bounded. Without `expiry`, everything happens before the first
+record expires, which keeps those worlds small enough for conflicts and more faults. `ways` is what a worker may do
+with a delivery: claim it and run it; have it admitted for whoever takes it, or for itself to run at once; or mark
+it and run it.
 """
 
 from typing import Final
@@ -25,7 +27,7 @@ _TWO_KEYS_CONFLICT: Final = (Content("a", 0, 2, 1), Content("b", 0, 3, 1), Conte
 _POISON: Final = (Content("p", 0, 0, 1, poison=True), Content("x", 1, 1, 1))
 
 CONFLICT: Final = Setting("an event twice and a conflict", _CONFLICT, faults=1)
-FAULTS: Final = Setting("an event twice, many faults", _TWICE, faults=3)
+FAULTS: Final = Setting("an event twice, two faults", _TWICE, faults=2)
 TRANSACTION: Final = Setting("an event twice, in transactions", _TWICE, faults=2, transaction=True)
 SKEW: Final = Setting("an event, a duplicate and skew", _ONCE, faults=1, skews=1, duplicates=1)
 OPERATOR: Final = Setting("an event twice, and an operator", _TWICE, faults=1, operators=1)
@@ -41,6 +43,8 @@ ADMIT_RUN: Final = Setting("an event admitted and run", _TWICE, faults=2, ways=(
 MIXED: Final = Setting(
     "an event twice, claimed or admitted", _TWICE, faults=1, ways=("claim", "admit", "admit and run")
 )
+OUTAGE: Final = Setting("an event twice, and an outage", _TWICE, faults=1, outages=2)
+ABANDON: Final = Setting("an event twice, abandoned", _TWICE, faults=2, abandons=True)
 MARK: Final = Setting("an event marked first", _COPIED, faults=2, ways=("mark",))
 MARK_EXPIRY: Final = Setting(
     "an event marked first and forgotten", _COPIED, faults=1, expiry=True, retention=3, ways=("mark",)
@@ -49,8 +53,8 @@ MARK_ADMIT: Final = Setting("an event marked first or admitted", _COPIED, faults
 
 # Explored whole with every test run; the slowest first, so that two processors end at about the same time.
 ORDINARY: Final = (
-    *(CONFLICT, FAULTS, OPERATOR, BATCH, EXPIRY, ADMIT, TRANSACTION, SKEW, MARK_EXPIRY, MIXED, FORGETFUL),
-    *(MARK_ADMIT, ADMIT_EXPIRY, BATCH_CONFLICT, MARK, ADMIT_CONFLICT, ADMIT_RUN, POISON),
+    *(CONFLICT, OPERATOR, ADMIT_RUN, ABANDON, FAULTS, EXPIRY, MARK_EXPIRY, MIXED, BATCH, TRANSACTION, ADMIT_EXPIRY),
+    *(OUTAGE, SKEW, FORGETFUL, MARK_ADMIT, BATCH_CONFLICT, ADMIT_CONFLICT, POISON, MARK, ADMIT),
 )
 
 # Explored on demand, each up to a number of states. Worlds that are part of a larger one here are left out.
@@ -62,11 +66,13 @@ LARGE: Final = (
     (CONFLICT._replace(name="a conflict and an operator", operators=1), 600_000),
     (BATCH._replace(name="a batch of two that may fail", failures=True), WHOLE),
     (SKEW._replace(faults=2), WHOLE),
-    (FAULTS, WHOLE),
+    (FAULTS._replace(name="an event twice, many faults", faults=3), WHOLE),
     (OPERATOR, WHOLE),
     (BATCH_CONFLICT._replace(name="a batch with a conflict that may fail", failures=True), WHOLE),
     (FORGETFUL._replace(faults=2), WHOLE),
     (POISON, WHOLE),
+    (OUTAGE._replace(name="an event twice, and an outage, two faults", faults=2), WHOLE),
+    (ABANDON._replace(name="an event twice, abandoned, many faults", faults=3), 600_000),
     (ADMIT._replace(name="an event admitted twice, many faults", faults=3), WHOLE),
     (ADMIT_CONFLICT._replace(name="an event twice and a conflict, admitted", faults=1, ways=("admit",)), WHOLE),
     (ADMIT_CONFLICT._replace(faults=1), 600_000),

@@ -16,6 +16,7 @@ PROVING: Final = frozenset(
         "commit",
         "complete",
         "release",
+        "unavailable",
         "bury",
         "give back",
         "yield",
@@ -76,9 +77,9 @@ class Turn:
         self.worker = self.worker._replace(late=None)
         return ruling
 
-    def operate(self, verb: str, key: int) -> None:
-        """An operator's row."""
-        ruling = self.game.ledger.judge(self.shared.records[key], verb, 0, False, False)
+    def operate(self, verb: str, key: int, *, proven: bool = False) -> None:
+        """An operator's row, or one of somebody who knows a claim's proof, or only what it was."""
+        ruling = self.game.ledger.judge(self.shared.records[key], verb, 0, proven, verb == "abandon" and not proven)
         self._write(key, ruling)
 
     def _judged(self, job: Job | Late, verb: str) -> Ruling:
@@ -87,6 +88,8 @@ class Turn:
         self._write(job.key, ruling)
         if verb == "mark" and ruling.handed_over:
             self._count_marked(job.content, 1)
+        if verb == "unavailable" and ruling.changed:
+            self._uncount(job.key, 1)
         return ruling
 
     def _write(self, key: int, ruling: Ruling) -> None:
@@ -96,9 +99,21 @@ class Turn:
         if ruling.forgot:
             self.forget(key)
         if ruling.handed_over:
+            self._hand_over(key, ruling)
             stir = Stir(key, ruling.refenced)
             self._stirs += (stir,)
             self.worker = told(self.worker, stir)
+
+    def _hand_over(self, key: int, ruling: Ruling) -> None:
+        """Whoever had the key before has it no more."""
+        if ruling.forgiven:
+            self._uncount(key, 0)
+        shared, bit = self.shared, 1 << key
+        self.shared = shared._replace(
+            started_bits=shared.started_bits & ~bit,
+            ended_bits=shared.ended_bits & ~bit,
+            outrun_bits=shared.outrun_bits | (shared.ended_bits & bit),
+        )
 
     def _hold(self, index: int, key: int) -> None:
         """The record's owner is this job's, and so that of any request made with the same owner."""
@@ -173,15 +188,32 @@ class Turn:
             self.shared = self.shared._replace(excused_bits=self.shared.excused_bits | 1 << job.content)
 
     def start(self, job: Job) -> None:
-        """An effect starts."""
+        """An effect starts. Where the store's clock has jumped, the claim may be another's by now: then it is one of a
+        grant that was given up as lost."""
         runs = self.shared.runs[job.key] + 1
         if runs > 1 and self.game.setting.ways == ("mark",) and job.marked and not self.shared.meddled:
             raise Violation(16, f"the effect of {self.game.name(job)} was marked first, and starts a second time")
         if job.valid <= 0:
             raise Violation(12, f"the effect of {self.game.name(job)} starts after the validity of its lease")
-        if runs > self.game.setting.max_attempts and not self.shared.meddled and not job.marked:
-            raise Violation(9, f"the effect of {self.game.name(job)} starts once more after {runs - 1} times")
-        self.shared = self.shared._replace(runs=changed(self.shared.runs, job.key, runs))
+        counted, most = self.shared.counted[job.key] + job.holds, self.game.setting.max_attempts
+        if (counted > most or runs > 2 * most) and not self.shared.meddled and not job.marked:
+            times = f"{runs - 1} times, of which {counted - 1} count"
+            raise Violation(9, f"the effect of {self.game.name(job)} starts once more after {times}")
+        self.shared = self.shared._replace(
+            runs=changed(self.shared.runs, job.key, runs),
+            counted=changed(self.shared.counted, job.key, counted),
+            started_bits=self.shared.started_bits | job.holds << job.key,
+        )
+
+    def _uncount(self, key: int, runs: int) -> None:
+        """What was started does not count as an attempt, and perhaps not as a run either."""
+        shared = self.shared
+        if shared.started_bits >> key & 1:
+            self.shared = shared._replace(
+                runs=changed(shared.runs, key, shared.runs[key] - runs),
+                counted=changed(shared.counted, key, shared.counted[key] - 1),
+                started_bits=shared.started_bits & ~(1 << key),
+            )
 
     def apply(self, key: int, content: int) -> None:
         """An effect reaches the world."""
@@ -217,6 +249,8 @@ class Turn:
         shared, bit = self.shared, 1 << key
         self.shared = shared._replace(
             runs=changed(shared.runs, key, 0),
+            counted=changed(shared.counted, key, 0),
+            started_bits=shared.started_bits & ~bit,
             effect_of=changed(shared.effect_of, key, -1),
             struck_bits=shared.struck_bits & ~bit,
             forgotten_bits=shared.forgotten_bits | bit,

@@ -30,6 +30,7 @@ _VERBS: Final = {
     "commit": "complete",
     "complete": "complete",
     "release": "release",
+    "unavailable": "unavailable",
     "bury": "bury",
     "give back": "give back",
 }
@@ -41,6 +42,7 @@ _AFTER: Final = {
     "commit": ("ack", "nack"),
     "complete": ("ack", "nack"),
     "release": ("nack", "nack"),
+    "unavailable": ("nack", "nack"),
     "bury": ("ack", "nack"),
     "give back": ("nack", "nack"),
 }
@@ -48,7 +50,7 @@ _AFTER: Final = {
 _PHASES: Final = {
     **dict.fromkeys(ASKING, "claiming"),
     **dict.fromkeys(("copy", "bury copy", "yield"), "first"),
-    **dict.fromkeys(("complete", "release", "bury", "give back", "commit", "premature"), "settling"),
+    **dict.fromkeys(("complete", "release", "unavailable", "bury", "give back", "commit", "premature"), "settling"),
     **dict.fromkeys(("running", "ran early"), "running"),
     **dict.fromkeys(("held", "reply"), "waiting"),
     "again": "again",
@@ -167,10 +169,10 @@ def _begin(game: Game, shared: Shared, worker: Worker, index: int) -> Move:
         _end_with(turn, index, _kept_apart(game) if job.marked else "give back")
         return turn.move(f"will not start {name}: its lease may be over")
     if not game.rules.completes_after_effect:
-        turn.put(index, job._replace(stage="premature", attempts=0, valid=0, hold=0))
+        turn.put(index, job._replace(stage="premature", attempts=0, suspect=False, valid=0, hold=0))
         return turn.move(f"is to mark {name} completed before it runs it")
     turn.start(job)
-    turn.put(index, job._replace(stage="running"))
+    turn.put(index, job._replace(stage="running", suspect=False))
     return turn.move(f"starts the effect of {name}")
 
 
@@ -190,6 +192,10 @@ def _finish(game: Game, shared: Shared, worker: Worker, index: int) -> Iterator[
         yield done.move(f"finishes the effect of {name}{once_more}")
     if job.stage == "running" and game.setting.failures:
         yield _fail(Turn(game, shared, worker), index)
+        if shared.outages and not job.marked:
+            held_up = Turn(game, shared._replace(outages=shared.outages - 1), worker)
+            _end_with(held_up, index, "unavailable")
+            yield held_up.move(f"finds something unavailable that {name} needs", "fault")
 
 
 def _fail(turn: Turn, index: int) -> Move:
@@ -213,7 +219,7 @@ def _end_with(turn: Turn, index: int, stage: str) -> None:
     if stage in ("complete", "bury") and not turn.game.rules.acks_after_settle:
         turn.acknowledge(job)
         job = job._replace(kept=True)
-    turn.put(index, job._replace(stage=stage, attempts=0, valid=0, hold=0))
+    turn.put(index, job._replace(stage=stage, attempts=0, suspect=False, valid=0, hold=0))
 
 
 def _again(game: Game, shared: Shared, worker: Worker, index: int) -> Move:
@@ -235,8 +241,10 @@ def _reply(game: Game, shared: Shared, worker: Worker) -> Move:
 def _crash(game: Game, shared: Shared, worker: Worker, how: str, cost: int) -> Move:
     turn = Turn(game, shared, worker)
     turn.strike(cost)
-    for index in range(len(worker.jobs)):
+    for index, job in enumerate(worker.jobs):
         turn.lose(index)
+        if game.setting.abandons and job.holds:
+            turn.shared = turn.shared._replace(ended_bits=turn.shared.ended_bits | 1 << job.key)
     turn.requeue(worker.jobs)
     turn.leave()
     return turn.move(how, "fault" if cost else "go")
@@ -354,6 +362,7 @@ def _grant(turn: Turn, index: int, ruling: Ruling) -> None:
     setting, waited = turn.game.setting, turn.worker.waited
     job = turn.worker.jobs[index]
     job = job._replace(stage="held", stale=False, attempts=ruling.attempts, marked=job.stage == "mark")
+    job = job._replace(suspect=ruling.suspect)
     if turn.game.rules.counts_from_sending:
         job = job._replace(valid=max(0, ruling.left - waited), hold=max(0, setting.max_hold - waited))
     else:
@@ -362,13 +371,13 @@ def _grant(turn: Turn, index: int, ruling: Ruling) -> None:
 
 
 def _set_apart(turn: Turn, indexes: list[int]) -> None:
-    """In a batch, what was tried before is given back first and run last, so that it can take no neighbour along."""
+    """In a batch, what was lost before is given back first and run last, so that it can take no neighbour along."""
     turn.worker = turn.worker._replace(waited=0)
     held = [index for index in indexes if turn.worker.jobs[index].stage == "held"]
     for index in held:
         job = turn.worker.jobs[index]
-        if turn.game.rules.retries_alone and len(held) > 1 and job.attempts > 1:
-            turn.put(index, job._replace(stage="yield", attempts=0, valid=0, hold=0))
+        if turn.game.rules.retries_alone and len(held) > 1 and job.suspect:
+            turn.put(index, job._replace(stage="yield", attempts=0, suspect=False, valid=0, hold=0))
 
 
 def _end(turn: Turn, index: int, stage: str, because: str) -> None:

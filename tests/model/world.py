@@ -21,7 +21,9 @@ def beginning(setting: Setting) -> Shared:
         duplicates=setting.duplicates,
         skews=setting.skews,
         operators=setting.operators,
+        outages=setting.outages,
         runs=(0,) * keys,
+        counted=(0,) * keys,
         effect_of=(-1,) * keys,
         marked=(0,) * len(setting.contents),
     )
@@ -102,6 +104,23 @@ def disturbances(game: Game, shared: Shared) -> Iterator[Move]:
         spent = shared._replace(operators=shared.operators - 1)
         for key, record in enumerate(shared.records):
             yield from _operated(game, spent, key, game.ledger.state(record))
+    if game.setting.abandons:
+        yield from _abandoned(game, shared)
+
+
+def _abandoned(game: Game, shared: Shared) -> Iterator[Move]:
+    """Who finds that an instance has ended may be slow to say so: by then another may have been granted the claim."""
+    anybody = -1 if not game.rules.abandons_the_ended else 0
+    for key, record in enumerate(shared.records):
+        bit = 1 << key
+        if (shared.ended_bits | anybody) & bit and game.ledger.is_alive(record):
+            turn = Turn(game, shared._replace(ended_bits=shared.ended_bits & ~bit), IDLE)
+            turn.operate("abandon", key, proven=True)
+            yield turn.move(f"key {key} is abandoned, as its worker has ended", "fault")
+        if shared.outrun_bits & bit:
+            turn = Turn(game, shared._replace(outrun_bits=shared.outrun_bits & ~bit), IDLE)
+            turn.operate("abandon", key)
+            yield turn.move(f"key {key} is abandoned too late", "fault")
 
 
 def _skewed(game: Game, shared: Shared) -> Shared:
@@ -114,7 +133,11 @@ def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move
     if state == "D":
         turn = Turn(game, shared, IDLE)
         turn.operate("redrive", key)
-        turn.shared = turn.shared._replace(runs=changed(shared.runs, key, 0), meddled=shared.meddled or shared.skewed)
+        turn.shared = turn.shared._replace(
+            runs=changed(shared.runs, key, 0),
+            counted=changed(shared.counted, key, 0),
+            meddled=shared.meddled or shared.skewed,
+        )
         yield turn.move(f"an operator redrives key {key}", "fault")
     if state:
         turn = Turn(game, shared._replace(meddled=True), IDLE)
