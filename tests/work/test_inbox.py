@@ -228,7 +228,8 @@ class TestAtOnce:
         gate = Gate(MemoryStore(), backoff="20ms", backoff_limit="40ms", observers=[_reasons(told)])
         working(gate, handler, then)
         assert seen == [f"evt-1 {attempt}" for attempt in range(1, 6)] + ["evt-2 1"]
-        assert told[0] == "Failed at attempt 1: ValueError: boom; it is kept, and tried again."
+        tail = "it is kept, and tried again; later events of its entity wait for it."
+        assert told[0] == f"Failed at attempt 1: ValueError: boom; {tail}"
 
     def test_no_more_than_there_is_room_for(self, gate: Gate) -> None:
         """However much is admitted, no more of it runs at a time than may; the rest is taken when there is room."""

@@ -58,7 +58,7 @@ class Heartbeat:
         self._boot = boot
         self._told = told
         self._lock = threading.Lock()
-        self._held: dict[tuple[str, bytes], Lease] = {}
+        self._held: dict[bytes, Lease] = {}  # by key: all are of one namespace
         self._thread: threading.Thread | None = None
         forks.watch(self)
 
@@ -73,20 +73,23 @@ class Heartbeat:
     def hold(self, leases: Iterable[Lease]) -> None:
         """Keep these leases alive until they are dropped."""
         with self._lock:
-            self._held.update(((lease.namespace, lease.key), lease) for lease in leases)
+            self._held.update({lease.key: lease for lease in leases})
             self._start()
 
     def drop(self, leases: Iterable[Lease]) -> None:
         with self._lock:
-            for lease in leases if self._held else ():
-                if self._held.get((lease.namespace, lease.key)) is lease:
-                    del self._held[lease.namespace, lease.key]
+            held = self._held
+            for lease in leases if held else ():
+                if held.get(lease.key) is lease:
+                    del held[lease.key]
 
     def adopt(self, granted: Lease) -> bool:
         """Whether this event is held here already. Then its lease is the one that was just granted: the store's clock
         was set ahead, or this process was stopped for longer than the lease, and its handler has not ended."""
+        if not self._held:
+            return False
         with self._lock:
-            lease = self._held.get((granted.namespace, granted.key))
+            lease = self._held.get(granted.key)
             if lease is None or lease.record.fence >= granted.record.fence:
                 return False
             lease.record, lease.granted_at, lease.valid_until = granted.record, granted.granted_at, granted.valid_until
@@ -131,7 +134,7 @@ class Heartbeat:
         """Those still held are told; what was settled a moment ago is lost to nobody."""
         with self._lock:
             now = self._boot()
-            held = [lease for lease in gone if self._held.get((lease.namespace, lease.key)) is lease]
+            held = [lease for lease in gone if self._held.get(lease.key) is lease]
             lost = [lease for lease in held if (lease.lost or now >= lease.valid_until) and not lease.ending]
         for lease in lost:
             lease.lose()

@@ -71,27 +71,27 @@ class Runner:
         if not granted:
             return
         if self._means.terms.marks_first:
-            self._beside(granted, lambda: self._run_marked(granted, handler))
-        elif len(granted) == 1:
+            self._beside(granted, self._run_marked, handler)
+        elif len(granted) == 1 and runs_alone(granted[0]):
             self._placed(granted[0], lambda job: self.run_alone(job, handler))
         else:
-            suspects = [job for job in granted if runs_alone(job)]
-            self.give_back(suspects)
-            together = [job for job in granted if job.held] if suspects else granted
-            if together:
-                self._beside(together, lambda: self._run_together(together, handler))
+            suspects = [job for job in granted if job.lease.record.lost and runs_alone(job)]
+            if suspects:
+                self.give_back(suspects)
+                granted = [job for job in granted if job.held]
+            if granted:
+                self._beside(granted, self._run_together, handler)
             for job in suspects:
                 self._claim_alone(job, lambda job: self.run_alone(job, handler))
 
-    def _beside(self, jobs: Sequence[Job], run: Callable[[], None]) -> None:
+    def _beside(self, jobs: Sequence[Job], run: Callable[[Sequence[Job], Handler], None], handler: Handler) -> None:
         """Run beside others; while one of them runs alone, wait, with the leases renewed."""
-        nested = inside.get()
-        token = object()
+        nested, token = inside.get(), jobs[0]
         try:  # to leave without having entered does no harm
             if not nested and not PROCESS.enter_now(token, self._hold):
                 self._enter(token, jobs)
             inside.set(True)
-            run()
+            run(jobs, handler)
         finally:
             inside.set(nested)
             PROCESS.leave(token)
@@ -107,7 +107,7 @@ class Runner:
     def _placed(self, job: Job, run: Callable[[Job], None]) -> None:
         """Run one grant beside others; alone, if it may have killed its worker."""
         if not runs_alone(job):
-            self._beside([job], lambda: run(job))
+            self._beside([job], lambda jobs, _handler: run(jobs[0]), _no_handler)
         elif not self._alone(lambda: run(job), within=0.0):
             self.give_back([job])
             self._claim_alone(job, run)
@@ -160,7 +160,7 @@ class Runner:
                 self.run_alone(each, handler)
 
         if not runs_alone(job):
-            self._beside([job], lambda: run([job]))
+            self._beside([job], lambda jobs, _handler: run(jobs), handler)
         elif not self._alone(lambda: run([job]), within=0.0):
             self.give_back([job])
             self._alone(lambda: run(take()), within=self._bound)
@@ -303,9 +303,11 @@ class Runner:
 
     def _let_go(self, endings: Sequence[Ending]) -> list[Settlement]:
         """What to ask of the store. From here on they are no longer renewed."""
+        settlements = []
         for ending in endings:
             ending.job.lease.ending = True
-        return [ending.settlement for ending in endings]
+            settlements.append(ending.settlement)
+        return settlements
 
     def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Answer]:
         return settle(self._means.store, settlements)
@@ -339,6 +341,10 @@ class Runner:
         now = self._means.boot()
         unanswered = [job for job, answer in zip(jobs, answers, strict=True) if not isinstance(answer, bool)]
         return [job for job in unanswered if now < job.lease.valid_until]
+
+
+def _no_handler(_event: object) -> None:
+    """What is run knows its own."""
 
 
 def _is_granted_anew(ending: Ending) -> bool:
