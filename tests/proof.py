@@ -51,14 +51,16 @@ These invariants are checked in every state and at every step (a number that is 
 Number 8 is checked from every state found by stopping the faults and driving the workers to the end, once with
 handlers that succeed and once with handlers that fail. There are four exceptions, none of them the protocol's to
 prevent: after a jump of the store's clock or a reset by an operator two workers may trust their claims on a key at
-once; after a reset the attempts of the key are not counted any more; a key that was forgotten may take effect again,
-its attempts counted anew; and a dead letter may be lost to its own retention.
+once, and an effect that starts after such a jump under a claim that was given up as lost is not counted; after a reset
+the attempts of the key are not counted any more; a key that was forgotten may take effect again, its attempts counted
+anew; and a dead letter may be lost to its own retention.
 
 A fault is a crash, a stop past the lease, a lost request, a lost answer, or a request that arrives late; it may
-strike at any step. Beside its faults a world may have an event delivered once more, a jump of the store's clock or
-an act of an operator. A lease lasts two ticks and is renewed for at most three; an event is tried twice at most.
-Time itself has no bound, but only the worlds with expiry run on until records expire, and at most one late request
-of each worker is under way at a time.
+strike at any step. Beside its faults a world may have an event delivered once more, a jump of the store's clock, an
+act of an operator, or outages of what the handler calls, after which an attempt is given back. In the worlds with
+abandoned claims it becomes known at any later step that a worker has crashed. A lease lasts two ticks and is renewed
+for at most three; an event is tried twice at most, not counting what is forgiven. Time itself has no bound, but only
+the worlds with expiry run on until records expire, and at most one late request of each worker is under way at a time.
 
 | world | faults | states | steps | explored | seconds |
 |---|--:|--:|--:|---|--:|

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncegate import Event, Gate
+from oncegate.claims import About, Claim, Complete, Release
 from oncegate.cli import exits
 from oncegate.cli.output import clean
 from tests.cli.conftest import Run, on_terminal
@@ -37,6 +38,27 @@ class TestKeys:
         shown = json.loads(out)
         assert code == exits.OK
         assert (shown["state"], shown["result"], shown["attempts"]) == ("completed", [1], 1)
+        assert (shown["lost"], shown["handed_to"], shown["unavailable_since"]) == (0, None, None)
+
+    def test_show_what_was_counted(self, oncegate: Run, gate: Gate) -> None:
+        """Lost attempts, since when something is unavailable, and where an event was handed on."""
+        key, about = b"k" * 16, About("plain", delivery_id="evt-1")
+        (granted,) = gate.store.claim([Claim("default", key, b"a" * 16, b"h" * 16, 1, 10**12, about)])
+        assert json.loads(oncegate("keys", "show", key.hex(), "--output", "json")[1])["lost"] == 0
+        (granted,) = gate.store.claim([Claim("default", key, b"b" * 16, b"h" * 16, 10**10, 10**12, about)])
+        assert json.loads(oncegate("keys", "show", key.hex(), "--output", "json")[1])["lost"] == 1
+        assert "at its first attempt, with 1 attempt lost before it" in oncegate("explain", key.hex())[1]
+        proof = ("default", key, b"b" * 16, granted.record.fence)
+        gate.store.settle([Release(*proof, "ConnectionError: refused", unavailable=True)])
+        code, out, _ = oncegate("keys", "show", key.hex())
+        assert (code, "what its handler calls has been unavailable for" in out) == (exits.OK, True)
+        assert "unavailable_since" in out
+        assert "Run and held up: what evt-1 needs has been unavailable for" in oncegate("explain", key.hex())[1]
+        (granted,) = gate.store.claim([Claim("default", key, b"c" * 16, b"h" * 16, 10**10, 10**12, about)])
+        proof = ("default", key, b"c" * 16, granted.record.fence)
+        gate.store.settle([Complete(*proof, 10**12, b"null", handed_to="sqs://queue")])
+        assert "ago and handed on to sqs://queue; a copy" in oncegate("keys", "show", key.hex())[1]
+        assert "ago and handed on to sqs://queue, at its first attempt" in oncegate("explain", key.hex())[1]
 
     def test_reset(self, oncegate: Run, gate: Gate) -> None:
         """A key that is reset is new again; a second reset finds nothing."""

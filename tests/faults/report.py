@@ -120,7 +120,7 @@ release and bury, in time, late and twice. All of that is answered, so more can 
 be an order of its operations that keeps to real time and in which `oncegate.claims.step` gives every answer that was
 given. Two answers are allowed beyond that, both of Postgres, which writes what is absent first, then looks at the whole
 batch, and does not wait for locks: a claim that meets another operation on its key may be told that it is in flight,
-and one that takes longer than its own lease may take over from itself, which counts as a second attempt.
+and one that takes longer than its own lease may take over from itself, which counts as a lost attempt.
 
 | store | operations | keys | grants | takeovers | refused | broken rules |
 |---|--:|--:|--:|--:|--:|--:|

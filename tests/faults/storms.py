@@ -25,8 +25,8 @@ _ROOMY: Final = "1s"
 
 
 class Storm(Struct, frozen=True):
-    """What struck how often, what was found in the end, how its history was, and how many attempts were counted that
-    were never begun: what lost answers to claims have cost."""
+    """What struck how often, what was found in the end, how its history was, and how many grants there were that were
+    never begun: what lost answers to claims have cost."""
 
     struck: dict[str, int]
     finding: Finding
@@ -79,5 +79,5 @@ def _weathered(ground: Ground, way: Way, weather: Weather, cuts: int, workers: i
 
 def _found(plan: Plan, weather: Weather) -> Storm:
     finding = judge(plan)
-    attempts = sum(record.attempts for record in records_of(plan.world).values())
-    return Storm(dict(weather.struck), finding, check(read_history(plan.folder)), attempts - finding.attempted)
+    grants = sum(1 + record.fence - record.first_seen for record in records_of(plan.world).values())
+    return Storm(dict(weather.struck), finding, check(read_history(plan.folder)), grants - finding.attempted)

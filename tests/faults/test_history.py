@@ -64,7 +64,7 @@ def _asked(verb: str, owner: bytes, begin: int, answer: bool | None = True, fenc
 
 
 _GRANTED = _claimed(b"ann", 10)
-_LATER = _claimed(b"bob", 2_000, fence=8, attempts=2, lease_until=3_000)
+_LATER = _claimed(b"bob", 2_000, fence=8, lost=1, lease_until=3_000)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ _RENEWED = _asked("renew", b"ann", 900, fence=11)
         ([_FIRST, _claimed(b"bob", 11, "InFlight", **_AFTER_IT), _asked("complete", b"ann", 20, fence=11)], True),
         ([_claimed(b"bob", 9, "InFlight", **_AFTER_IT), _FIRST], True),
         ([_claimed(b"bob", 5, "InFlight", **_AFTER_IT), _FIRST], False),
-        ([_FIRST, _claimed(b"bob", 1_010, fence=12, attempts=2, lease_until=2_011)], True),
-        ([_FIRST, _claimed(b"bob", 1_009, fence=12, attempts=2, lease_until=2_010)], False),
-        ([_claimed(b"ann", 1_500, fence=500, attempts=2, lease_until=2_501)], True),
-        ([_claimed(b"ann", 1_500, fence=600, attempts=2, lease_until=2_501)], False),
+        ([_FIRST, _claimed(b"bob", 1_010, fence=12, lost=1, lease_until=2_011)], True),
+        ([_FIRST, _claimed(b"bob", 1_009, fence=12, lost=1, lease_until=2_010)], False),
+        ([_claimed(b"ann", 1_500, fence=500, lost=1, lease_until=2_501)], True),
+        ([_claimed(b"ann", 1_500, fence=600, lost=1, lease_until=2_501)], False),
         ([_FIRST, _RENEWED, _claimed(b"bob", 1_500, "InFlight", **_AFTER_IT | {"lease_until": 1_901})], True),
         ([_FIRST, _RENEWED, _claimed(b"bob", 1_500, "InFlight", **_AFTER_IT | {"lease_until": 1_600})], False),
         ([_FIRST, _claimed(b"bob", 1_020, "InFlight", **_AFTER_IT)], False),

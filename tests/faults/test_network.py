@@ -23,7 +23,7 @@ def test_once_each(ground_of: Callable[[str], Ground], name: str, way: Way, seed
 
 @pytest.mark.parametrize("kind", ["cut after", "reset after"])
 def test_a_lost_answer_costs_nothing(ground_of: Callable[[str], Ground], kind: str, seed: int) -> None:
-    """Redis is asked again with the same owner: no lost answer counts as an attempt or has an effect redone."""
+    """Redis is asked again with the same owner: no lost answer costs a grant or has an effect redone."""
     run = lost_answers(ground_of("redis"), "run", kind, 10, seed)
     assert run.cuts > 0
     assert run.complaints == []
@@ -31,7 +31,7 @@ def test_a_lost_answer_costs_nothing(ground_of: Callable[[str], Ground], kind: s
 
 
 def test_an_owner_drawn_anew_is_caught(ground_of: Callable[[str], Ground], seed: int) -> None:
-    """If the owner were drawn anew whenever a claim is sent again, lost answers would cost attempts."""
+    """If the owner were drawn anew whenever a claim is sent again, lost answers would cost grants."""
     run = lost_answers(ground_of("redis"), "run", "cut after", 14, seed, ablation="redrawn")
     assert run.spent > 0
     assert any("was granted to one who did not ask" in complaint for complaint in run.complaints)

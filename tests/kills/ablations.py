@@ -54,7 +54,7 @@ def _settled_once() -> None:
         return (record, False) if record is not None and record.state == COMPLETED else ended(record, complete, now)
 
     claims._RULES[Complete] = complete
-    _script("SETTLE", b"string.upper(state) == string.upper(verb) and '1' or '0'", b"'0'")
+    _script("SETTLE", b"string.upper(state) == ENDS_IN[verb] and '1' or '0'", b"'0'")
     _schema(b"WHERE c.state = a.ending AND c.owner", b"WHERE c.state = 'P' AND c.owner")
 
 

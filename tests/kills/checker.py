@@ -101,13 +101,13 @@ class _Key:
             *self._otherwise(),
             *self._from_nowhere(),
         ]
-        first = {(answer.owner, answer.fence): answer.attempts for _, answer in self._grants}
+        first = {(answer.owner, answer.fence): answer.attempts + answer.lost for _, answer in self._grants}
         return Check(
             operations=len(self._all),
             keys=1,
             unanswered=sum(each.answer is None for each in self._all),
             grants=len(first),
-            takeovers=sum(attempts > 1 for attempts in first.values()),
+            takeovers=sum(tries > 1 for tries in first.values()),
             refused=sum(each.answer is False for each in self._held),
             broken=tuple(f"key {self._name}: {line}" for line in broken),
         )

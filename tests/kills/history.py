@@ -27,6 +27,7 @@ class Shown(Struct, frozen=True, array_like=True, gc=False):
     fence: int
     attempts: int
     lease_until: int
+    lost: int = 0
 
 
 class Item(Struct, frozen=True, array_like=True, gc=False):
@@ -156,6 +157,7 @@ def _shown(verdict: Any) -> Shown:
         record.fence,
         record.attempts,
         record.lease_until,
+        record.lost,
     )
 
 

@@ -36,7 +36,6 @@ from tests.kills.history import Item, Operation, Shown
 
 _LONG: Final = 3_600_000_000  # longer than any history, so that nothing in it expires
 _ABOUT: Final = About("plain")
-_TWICE: Final = 2
 
 
 class _State(Struct, frozen=True, gc=False):
@@ -112,7 +111,7 @@ def _claimed(item: Item, shown: Shown, state: _State, *, alone: bool) -> _State 
     claim = Claim(item.namespace, item.key, item.owner, b"", item.lease, _LONG, _ABOUT, binds=False)
     found = _caught_up(shown, state)
     counted_from = shown.lease_until - item.lease if shown.verdict == "Granted" else shown.at
-    if found.record is None and shown.attempts == _TWICE:
+    if found.record is None and shown.lost == 1:
         found = _State(step(None, claim, shown.fence - 1)[0])
     for moment in (shown.at, min(shown.at, counted_from)):
         record, told = step(found.record, claim, moment)
@@ -137,8 +136,8 @@ def _shows(shown: Shown, record: Record | None) -> bool:
     if record is None:
         return False
     ends = record.state != IN_PROGRESS or record.lease_until == shown.lease_until
-    as_shown = (shown.state, shown.owner, shown.fence, shown.attempts)
-    return ends and (record.state, record.owner, record.fence, record.attempts) == as_shown
+    as_shown = (shown.state, shown.owner, shown.fence, shown.attempts, shown.lost)
+    return ends and (record.state, record.owner, record.fence, record.attempts, record.lost) == as_shown
 
 
 def _settlement(item: Item) -> Settlement | Renew:

@@ -42,8 +42,8 @@ transaction as two rows of the store's own file, otherwise in a sink that is ide
 
 Through the gate every event was completed and took effect once. Without it, one worker at a time so that only kills
 can do harm, they doubled {doubled:,} events of {control:,}. An event that kills whoever runs it was a dead letter after
-{attempts} attempts, in each of the {ways} ways, and every other event was completed, those of its batch included. The
-random moments came of seed {seed}. All of it took {seconds:.0f} s.
+{attempts} attempts that count, in each of the {ways} ways, and every other event was completed, those of its batch
+included. The random moments came of seed {seed}. All of it took {seconds:.0f} s.
 
 ### Ablations
 

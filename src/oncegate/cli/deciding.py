@@ -84,7 +84,8 @@ def _completed(record: Record, now: int) -> str:
     if record.completed_at == record.first_seen:
         ways = "by mark_first or seen, or as another emission of a change that was processed"
         return f"Marked as done: {named(record)} was recorded {done} in one write, {ways}; {copy}."
-    return f"Run: {named(record)} was processed {done}, {_at(record)}; {copy}."
+    handed = f" and handed on to {record.handed_to}" if record.handed_to is not None else ""
+    return f"Run: {named(record)} was processed {done}{handed}, {_at(record)}; {copy}."
 
 
 def _in_progress(record: Record, now: int) -> str:
@@ -107,13 +108,9 @@ def _released(record: Record, now: int) -> str:
     then = f"it is kept with its payload, and waits for {WHO_RUNS}" if kept else "the next delivery runs it again"
     if kept and now < record.lease_until:
         then = f"it is kept with its payload, and is not taken up before {moment(record.lease_until)}"
-    if record.lost:
-        lost = f"its last {times(record.lost, 'attempt')} did not come back, so it runs while no other event does"
-        return f"Run, to an end that is not known: {lost}; {then}."
-    if record.unavailable_since is not None and record.error:
-        past = spoken(now - record.unavailable_since)
-        why = f"what its handler calls has been unavailable for {past}, which uses up no attempt"
-        return f"Run and failed: {named(record)} ended with {_line(record.error)}; {why}; {then}."
+    if record.unavailable_since is not None:
+        since, error = spoken(now - record.unavailable_since), _line(record.error or "no reason is kept")
+        return f"Run and held up: what {named(record)} needs has been unavailable for {since} ({error}); {then}."
     if record.attempts and record.error:
         return f"Run and failed: {named(record)} ended, {_at(record)}, with {_line(record.error)}; {then}."
     if kept:
@@ -134,7 +131,8 @@ def _dead(record: Record, why: Why | None) -> str:
 
 
 def _at(record: Record) -> str:
-    return "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
+    counted = "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
+    return f"{counted}, with {times(record.lost, 'attempt')} lost before it" if record.lost else counted
 
 
 def _line(error: str) -> str:

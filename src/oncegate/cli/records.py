@@ -21,7 +21,8 @@ def sentence(record: Record) -> str:
     until = f"until {moment(record.expires_at)}" if record.expires_at is not None else "for as long as it is kept"
     if record.state == COMPLETED:
         done = spoken(now - (record.completed_at or now))
-        return f"It was processed {done} ago; a copy delivered now is a duplicate, {until}."
+        handed = f" and handed on to {record.handed_to}" if record.handed_to is not None else ""
+        return f"It was processed {done} ago{handed}; a copy delivered now is a duplicate, {until}."
     if record.state == DEAD:
         tried = times(record.attempts, "attempt")
         return f"It is a dead letter after {tried}; nothing runs it until it is redriven or dropped."
@@ -32,6 +33,9 @@ def sentence(record: Record) -> str:
         return f"Its worker's lease ended {spoken(now - record.lease_until)} ago; {who} runs it again."
     if record.payload is not None:
         return f"It is kept with its payload and waits for {WHO_RUNS} to run it."
+    if record.unavailable_since is not None:
+        since = spoken(now - record.unavailable_since)
+        return f"It was released: what its handler calls has been unavailable for {since}; the next delivery runs it."
     return f"It was released after {times(record.attempts, 'attempt')}; the next delivery runs it again."
 
 
@@ -43,6 +47,7 @@ def fields(entry: Entry, spell: Callable[[int | None], str | None] = stamp) -> d
         "namespace": entry.namespace,
         "state": state_name(record.state),
         "attempts": record.attempts,
+        "lost": record.lost,
         "source": about.source,
         "type": about.type,
         "entity": about.entity,
@@ -50,6 +55,8 @@ def fields(entry: Entry, spell: Callable[[int | None], str | None] = stamp) -> d
         "occurred_at": spell(about.occurred_at),
         "first_seen": spell(record.first_seen),
         "completed_at": spell(record.completed_at),
+        "handed_to": record.handed_to,
+        "unavailable_since": spell(record.unavailable_since),
         "lease_until": spell(record.lease_until) if record.state == IN_PROGRESS else None,
         "expires_at": spell(record.expires_at),
         "fence": record.fence,
