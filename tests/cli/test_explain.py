@@ -106,10 +106,8 @@ class TestDecisions:
         assert [outcome.status for outcome in with_more.run_waiting(later)] == ["failed"]
         assert with_more.run_waiting(later) == []
         told = first_line(oncegate("explain", "evt-1"))
-        assert told.startswith(
-            "Run and failed: evt-1 ended with busy; what its handler calls has been unavailable for "
-        )
-        assert "which uses up no attempt; it is kept with its payload, and is not taken up before " in told
+        assert told.startswith("Run and held up: what evt-1 needs has been unavailable for ")
+        assert "(busy); it is kept with its payload, and is not taken up before " in told
         assert "and is not taken up before 20" in told
 
     def test_in_hand(self, oncegate: Run, gate: Gate) -> None:
