@@ -82,7 +82,7 @@ def worked_off(
 
 @pytest.mark.parametrize(
     ("innocents", "killers", "pause", "attempts"),
-    [(6, 2, 0.05, 2), pytest.param(60, 5, 2.0, 5, marks=pytest.mark.long)],
+    [(6, 2, 0.05, 2), pytest.param(60, 5, 2.0, 5, marks=[pytest.mark.long, pytest.mark.timeout(700)])],
 )
 def test_no_innocent_is_buried(tmp_path: Path, innocents: int, killers: int, pause: float, attempts: int) -> None:
     """All killers are buried, each after it died alone as often as it may be tried, and every innocent is run."""
