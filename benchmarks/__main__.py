@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import gate, imports, lambdas, memory, postgres, reading, redis, scale, service, sqlite, sqs
+from benchmarks import gate, imports, inbox, lambdas, memory, postgres, reading, redis, scale, service, sqlite, sqs
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -24,6 +24,7 @@ PARTS: Mapping[str, Callable[[Sizes, Path, Progress], list[Row]]] = {
     "redis": redis.rows,
     "sqs": sqs.rows,
     "service": service.rows,
+    "inbox": inbox.rows,
     "imports": imports.rows,
     "lambda": lambdas.rows,
 }
@@ -43,6 +44,7 @@ FULL = Sizes(
     redis_concurrent=5_000,
     sqs_events=1_000,
     http_requests=20_000,
+    inbox_seconds=20.0,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -61,6 +63,7 @@ QUICK = Sizes(
     redis_concurrent=300,
     sqs_events=100,
     http_requests=500,
+    inbox_seconds=1.0,
     imports=3,
     scale_keys=20_000,
 )

@@ -43,7 +43,8 @@ async def parse(
 class _Keeping:
     """Has the store keep events, and leaves it at that."""
 
-    left_running = 0
+    left_running = hung = 0
+    threads_left = 1
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

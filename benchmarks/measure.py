@@ -32,6 +32,7 @@ class Sizes:
     redis_concurrent: int
     sqs_events: int
     http_requests: int
+    inbox_seconds: float
     imports: int
     scale_keys: int
 

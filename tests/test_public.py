@@ -14,6 +14,7 @@ def test_public_names() -> None:
         "close",
         "counts",
         "drain",
+        "hung",
         "inbox",
         "keep",
         "lambda_handler",
@@ -22,6 +23,7 @@ def test_public_names() -> None:
         "run_batch",
         "run_waiting",
         "seen",
+        "threads_left",
         "transaction",
         "worker",
     ]

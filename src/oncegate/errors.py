@@ -15,6 +15,7 @@
     │   └── Unconfirmed       it ran, but whether that is recorded is not known
     ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
     ├── Bury                  raised by a handler: no attempt can ever work
+    ├── HandlerTimeout        a handler did not return within `handler_timeout`; it fails the event, and is not raised
     ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
     ├── UnknownSource         a Lambda function was invoked by an AWS source that is not read
     ├── TargetError           what simulated traffic is sent to cannot be used
@@ -121,8 +122,8 @@ class Unconfirmed(CallError):
 
 class RetryLater(OncegateError):
     """For handlers to raise: it has failed, and may work later, though not before `after` seconds from now if that is
-    known. The attempt counts, so the last one buries all the same. A `public` reason has nothing of the payload in it,
-    and may stand in logs."""
+    known. In the inbox it uses up no attempt for as long as `retry_for`; elsewhere the attempt counts, and the last one
+    buries all the same. A `public` reason has nothing of the payload in it, and may stand in logs."""
 
     def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
         if after is not None and not (isinstance(after, int | float) and 0 <= after <= _LONGEST_WAIT):
@@ -150,6 +151,10 @@ class UnknownSource(OncegateError):
             f"this function was invoked by {source!r}, which lambda_handler does not read; nothing was run. Remove "
             "that trigger, or handle it before Oncegate; allow_unknown_sources=True runs the payload as one plain event"
         )
+
+
+class HandlerTimeout(OncegateError):
+    """A handler has run for longer than `handler_timeout`: what its event fails with."""
 
 
 class NotTaken(OncegateError):

@@ -57,8 +57,8 @@ class TestKeys:
         (granted,) = gate.store.claim([Claim("default", key, b"c" * 16, b"h" * 16, 10**10, 10**12, about)])
         proof = ("default", key, b"c" * 16, granted.record.fence)
         gate.store.settle([Complete(*proof, 10**12, b"null", handed_to="sqs://queue")])
-        assert "ago and handed on to sqs://queue; a copy" in oncegate("keys", "show", key.hex())[1]
-        assert "ago and handed on to sqs://queue, at its first attempt" in oncegate("explain", key.hex())[1]
+        assert "It was published to sqs://queue" in oncegate("keys", "show", key.hex())[1]
+        assert "evt-1 was published to sqs://queue at" in oncegate("explain", key.hex())[1]
 
     def test_reset(self, oncegate: Run, gate: Gate) -> None:
         """A key that is reset is new again; a second reset finds nothing."""

@@ -252,13 +252,34 @@ class TestCheck:
 
 
 class TestShow:
+    @pytest.mark.parametrize(
+        ("chosen", "attempts", "unavailable"),
+        [
+            ("", "after 5 attempts, 7 s to 15 s after the first", "is tried again for 1 h, and then is a dead letter"),
+            ('max_attempts = 1\nretry_for = "2h"', "after 1 attempt, 0", "for 2 h"),
+            ('max_attempts = 3\nbackoff = "1m"\nbackoff_limit = "90s"', "after 3 attempts, 1 m to 2 m", "for 1 h"),
+            ('max_attempts = "off"\nretry_for = "off"', "tried for ever", "counts like any failure"),
+        ],
+    )
+    def test_how_long_events_are_tried(
+        self, oncegate: Run, tmp_path: Path, chosen: str, attempts: str, unavailable: str
+    ) -> None:
+        """It says how long the attempts last with their pauses, and how long unavailability is waited for."""
+        (tmp_path / "oncegate.toml").write_text(chosen)
+        _, out, _ = oncegate("config", "show")
+        told = dict(line.split(": ", 1) for line in out.splitlines()[-2:])
+        assert attempts in told["max_attempts"]
+        assert unavailable in told["retry_for"]
+        _, out, _ = oncegate("config", "show", "--output", "json")
+        assert {name: json.loads(out)[name]["lasts"] for name in told} == told
+
     def test_lines(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """In a pipe each setting is a line with its value and where it comes from."""
         (tmp_path / "oncegate.toml").write_text('max_attempts = "off"\nsliding = true\n')
         monkeypatch.setenv("ONCEGATE_SERVE_PORT", "9")
         code, out, _ = oncegate("config", "show")
         shown = [line.split() for line in out.splitlines()]
-        assert (code, shown[0], len(shown)) == (exits.OK, ["setting", "value", "from"], len(SETTINGS) + 1)
+        assert (code, shown[0], len(shown)) == (exits.OK, ["setting", "value", "from"], len(SETTINGS) + 3)
         assert ["max_attempts", "off", "oncegate.toml"] in shown
         assert ["sliding", "true", "oncegate.toml"] in shown
         assert ["serve.port", "9", "ONCEGATE_SERVE_PORT"] in shown

@@ -94,6 +94,23 @@ class TestDecisions:
             " again."
         )
 
+    def test_what_an_entity_waits_for(self, oncegate: Run, tmp_path: Path) -> None:
+        """What waits for an earlier event of its entity names it, and that one says how many wait for it."""
+        seen = [
+            {"id": f"evt-{second}", "conversationId": "call-1", "timestamp": f"2026-01-01T00:00:0{second}Z"}
+            for second in (3, 1, 2)
+        ]
+        with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db")) as gate:
+            gate.admit([*seen, {"id": "evt-4", "conversationId": "call-2"}])
+            (first,) = (outcome for outcome in gate.run_waiting(fail) if outcome.event.id == "evt-1")
+        later = first_line(oncegate("explain", "evt-3"))
+        assert later.endswith(f" It waits for evt-1 ({first.key}), the first that is kept of its entity.")
+        assert first_line(oncegate("explain", "evt-1")).endswith(" 2 later events of its entity wait for it.")
+        assert " wait for it" not in first_line(oncegate("explain", "evt-4"))
+        path = tmp_path / "event.json"
+        path.write_text(json.dumps(seen[2]))
+        assert "It waits for evt-1" in oncegate("explain", "--file", str(path))[1]
+
     def test_buried(self, oncegate: Run, gate: Gate) -> None:
         """A dead letter says why, and shows its payload and, as it has that, the parts of its key."""
         gate.run({"id": "evt-1"}, fail)
@@ -123,9 +140,8 @@ class TestDecisions:
         assert [outcome.status for outcome in with_more.run_waiting(later)] == ["failed"]
         assert with_more.run_waiting(later) == []
         told = first_line(oncegate("explain", "evt-1"))
-        assert told.startswith(
-            "Run and failed: evt-1 ended, at its first attempt, with busy; it is kept with its payload, "
-        )
+        assert told.startswith("Run and held up: what evt-1 needs has been unavailable for ")
+        assert "(busy); it is kept with its payload, and is not taken up before " in told
         assert "and is not taken up before 20" in told
 
     def test_in_hand(self, oncegate: Run, gate: Gate) -> None:

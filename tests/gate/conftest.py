@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from oncegate import Gate
+from oncegate import Gate, read
 from oncegate.errors import StoreUnavailable
+from oncegate.gate.jobs import Job
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 
@@ -27,11 +28,19 @@ def gate(store: MemoryStore) -> Gate:
     return Gate(store)
 
 
+def left_by_another(store: MemoryStore, clock: ManualClock, *payloads: Any) -> None:
+    """Have a worker claim these and not come back, until their leases are over."""
+    gate = Gate(store)
+    jobs = [gate._identify(event) for payload in payloads for event in read(payload)]
+    gate._engine.claimer.claim([job for job in jobs if isinstance(job, Job)])
+    clock.advance("31s")
+
+
 class Stumbling(MemoryStore):
     """A memory store whose verbs fail as often as they are told to, before or after they have done their work."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        super().__init__(clock=clock)
         self.failures: dict[str, int] = {}
         self.after = False
         self.calls: list[tuple[str, int]] = []

@@ -273,18 +273,17 @@ class TestWaiting:
 
     def test_a_dead_one_is_taken_over(self, store: MemoryStore, clock: ManualClock) -> None:
         """When the lease of the one at work ends, the one that waits runs."""
-        gate = Gate(store)
 
-        @gate.once(name="dying", wait="5s")
         def dying(number: int) -> str:
             calls.append(number)
             if len(calls) == 1:
                 clock.advance("30s")
-                return dying(number)
+                return elsewhere(number)
             return "second"
 
+        here, elsewhere = (Gate(store).once(name="dying", wait="5s")(dying) for _ in range(2))
         with pytest.raises(Unconfirmed, match="lost to another worker"):
-            dying(1)
+            here(1)
         assert dying(1) == "second"
 
     def test_wait_must_be_a_duration(self, gate: Gate) -> None:

@@ -20,7 +20,7 @@ from oncegate.errors import SettingError
 from oncegate.stores.base import Document
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
-from tests.gate.conftest import Stumbling
+from tests.gate.conftest import Stumbling, left_by_another
 
 Test = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -767,8 +767,10 @@ class TestLostLeases:
 
 
 class TestAlone:
-    def test_the_last_attempt_runs_alone(self, store: MemoryStore) -> None:
-        """While an event is at its last attempt no other runs, and those before it are settled."""
+    def test_a_suspect_runs_alone(self, store: MemoryStore, clock: ManualClock) -> None:
+        """While an event runs that its last worker did not come back from, no other runs, and those before it are
+        settled."""
+        left_by_another(store, clock, {"id": "poison"})
         gate = Gate(store, max_attempts=2)
         running: set[str | None] = set()
         beside: list[set[str | None]] = []
@@ -781,45 +783,62 @@ class TestAlone:
                 done = sum(entry.record.state == IN_PROGRESS for entry in store.browse())
                 beside.append({str(done)})
             running.discard(event.id)
-            if event.id == "poison" and event.attempt == 1:
-                raise ValueError("boom")
 
         async def main() -> list[Any]:
-            await gate.arun({"id": "poison"}, handler)
-            beside.clear()
             names = [*range(10), "poison", *range(10, 20)]
             return await asyncio.gather(*(gate.arun({"id": name}, handler) for name in names))
 
-        assert {outcome.status for outcome in asyncio.run(main())} == {"processed"}
-        assert beside[0] == {"poison"}
+        outcomes = asyncio.run(main())
+        assert {outcome.status for outcome in outcomes} == {"processed"}
+        assert {outcome.event.attempt for outcome in outcomes} == {1}
+        assert beside == [{"poison"}, {"1"}]
 
-    @pytest.mark.parametrize("hangs", ["another", "the last attempt"])
-    def test_what_hangs_stops_nobody(self, store: MemoryStore, hangs: str) -> None:
-        """Neither does a last attempt wait for long for what hangs, nor does all else for a last attempt that does."""
+    def test_a_failure_that_is_recorded_does_not(self, store: MemoryStore) -> None:
+        """A last attempt after failures runs beside others."""
         gate = Gate(store, max_attempts=2)
 
         async def main() -> None:
-            go_on = asyncio.Event()
+            beside = asyncio.Barrier(2)
 
-            async def wait(event: Event) -> None:
-                await go_on.wait()
+            async def meet(event: Event) -> None:
+                await asyncio.wait_for(beside.wait(), 5)
 
             await gate.arun({"id": "last"}, fail)
-            hanging = asyncio.create_task(gate.arun({"id": "last" if hangs == "the last attempt" else "long"}, wait))
-            await asyncio.sleep(0.02)
-            async with asyncio.timeout(5):
-                others = [gate.arun({"id": name}, succeed) for name in ("last", "other")]
-                outcomes = await asyncio.gather(*others)
-            in_flight = "in_flight" if hangs == "the last attempt" else "processed"
-            assert [outcome.status for outcome in outcomes] == [in_flight, "processed"]
-            assert not hanging.done()
-            go_on.set()
-            assert (await hanging).status == "processed"
+            outcomes = await asyncio.gather(*(gate.arun({"id": name}, meet) for name in ("last", "other")))
+            assert [outcome.status for outcome in outcomes] == ["processed", "processed"]
 
         asyncio.run(main())
 
-    def test_giving_up_the_wait_for_it(self, store: MemoryStore) -> None:
+    @pytest.mark.parametrize("hangs", ["another", "the suspect"])
+    def test_what_hangs_stops_nobody(self, store: MemoryStore, clock: ManualClock, hangs: str) -> None:
+        """A suspect that cannot be alone is given back, and others go on; nor do they wait for good for one."""
+        left_by_another(store, clock, {"id": "suspect"})
+        gate, other = Gate(store, max_attempts=2, max_hold="200ms"), Gate(MemoryStore())
+
+        async def main() -> None:
+            go_on = asyncio.Event()
+
+            async def wait(event: Event) -> None:
+                await go_on.wait()
+
+            by = gate if hangs == "the suspect" else other
+            hanging = asyncio.create_task(by.arun({"id": "suspect" if by is gate else "long"}, wait))
+            await asyncio.sleep(0.02)
+            async with asyncio.timeout(5):
+                outcomes = await asyncio.gather(*(gate.arun({"id": name}, succeed) for name in ("suspect", "other")))
+            assert [outcome.status for outcome in outcomes] == ["in_flight", "processed"]
+            assert ("runs alone" in outcomes[0].reason) == (by is other)
+            assert not hanging.done()
+            go_on.set()
+            assert (await hanging).status == "processed"
+            again = await gate.arun({"id": "suspect"}, succeed)
+            assert (again.status, again.event.attempt) == (("duplicate", 0) if by is gate else ("processed", 1))
+
+        asyncio.run(main())
+
+    def test_giving_up_the_wait_for_it(self, store: MemoryStore, clock: ManualClock) -> None:
         """A caller that is cancelled while it waits to be alone holds up nobody."""
+        left_by_another(store, clock, {"id": 2})
         gate = Gate(store, max_attempts=2)
 
         async def main() -> None:
@@ -828,7 +847,6 @@ class TestAlone:
             async def wait(event: Event) -> None:
                 await go_on.wait()
 
-            await gate.arun({"id": 2}, fail)
             first = asyncio.create_task(gate.arun({"id": 1}, wait))
             await asyncio.sleep(0.02)
             second = asyncio.create_task(gate.arun({"id": 2}, succeed))
@@ -840,7 +858,20 @@ class TestAlone:
             assert (await asyncio.wait_for(third, 5)).status == "processed"
             go_on.set()
             assert (await first).status == "processed"
-            assert (await gate.arun({"id": 2}, succeed)).event.attempt == 2
+            assert (await gate.arun({"id": 2}, succeed)).event.attempt == 1
+
+        asyncio.run(main())
+
+    def test_within_a_handler(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A handler that runs a suspect through a gate does not wait for its own end."""
+        left_by_another(store, clock, {"id": "suspect"})
+        gate = Gate(store)
+
+        async def outer(event: Event) -> str:
+            return (await gate.arun({"id": "suspect"}, succeed)).status
+
+        async def main() -> None:
+            assert (await asyncio.wait_for(gate.arun({"id": "outer"}, outer), 5)).result == "processed"
 
         asyncio.run(main())
 

@@ -5,7 +5,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -113,12 +115,49 @@ class TestHeartbeat:
 
         def hangs(event: Event) -> None:
             time.sleep(0.6)
-            second.append(gate.run({"id": 1}, succeed))
+            second.append(Gate(gate.store).run({"id": 1}, succeed))
 
         outcome = gate.run({"id": 1}, hangs)
-        assert [(other.status, other.event.attempt) for other in second] == [("processed", 1)], "a loss does not count"
+        assert [(other.status, other.event.attempt) for other in second] == [("processed", 1)]
         assert (outcome.status, outcome.acked) == ("failed", False)
         assert "lost to another worker" in outcome.reason
+
+    def test_granted_again_to_the_same_process(self, store: MemoryStore, clock: ManualClock) -> None:
+        """An event whose lease is over while its handler runs is not run once more by another thread. The new claim is
+        the handler's, which completes it."""
+        gate, attempts, others = Gate(store), [], []
+
+        def slow(event: Event) -> str:
+            attempts.append(event.attempt)
+            clock.advance("31s")
+            with ThreadPoolExecutor(1) as thread:
+                others.append(thread.submit(gate.run_batch, [{"id": 1}, {"id": 2}], succeed).result()[0])
+            return "done"
+
+        outcome = gate.run({"id": 1}, slow)
+        assert (outcome.status, outcome.result, attempts) == ("processed", "done", [1])
+        assert [other.reason for other in others] == [
+            "Not run: its handler still runs in this process; deliver it again."
+        ]
+        assert gate.run({"id": 1}, slow).status == "duplicate"
+
+    def test_granted_again_as_it_ends(self, clock: ManualClock) -> None:
+        """Also if the store grants it again just before it is asked to complete it."""
+
+        class Late(MemoryStore):
+            def settle(self, settlements: Any) -> Any:
+                if calls == ["ran"]:
+                    clock.advance("31s")
+                    calls.append(gate.run({"id": 1}, succeed).status)
+                return super().settle(settlements)
+
+        def effect(event: Event) -> None:
+            calls.append("ran")
+
+        calls: list[str] = []
+        gate = Gate(Late(clock=clock))
+        outcome = gate.run({"id": 1}, effect)
+        assert (outcome.status, calls) == ("processed", ["ran", "in_flight"])
 
     def test_the_thread_ends_by_itself(self) -> None:
         """With nothing to renew there is no thread left to hold up a shutdown or a freeze."""

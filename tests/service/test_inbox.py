@@ -289,3 +289,22 @@ def test_a_worker_of_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "b": True,
         "default": True,
     }
+
+
+def test_handlers_that_never_return(tmp_path: Path) -> None:
+    """They take threads, which are replaced up to a bound; when none is left the service is not ready, and its metrics
+    and its log say why."""
+    options = ("--threads", "2", "--handler-timeout", "100ms", "--max-attempts", "1")
+    with Service(tmp_path, *options) as service:
+        for number in range(3):
+            service.post({"id": f"evt-{number}", "do": "wait"})
+        hung = 'oncegate_handlers_hung{route="default"} 3.0'
+        until(lambda: hung in service.client.get("/metrics").text)
+        assert service.client.get("/readyz").status_code == 200
+        service.post({"id": "evt-3", "do": "wait"})
+        until(lambda: service.client.get("/readyz").status_code == 503)
+        assert "no thread left" in service.client.get("/readyz").text
+        assert service.client.get("/healthz").status_code == 200
+        assert "the handler of event 'evt-3' has run for" in service.said()
+        (tmp_path / "go").touch()
+        until(lambda: service.client.get("/readyz").status_code == 200)

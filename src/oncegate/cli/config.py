@@ -12,8 +12,9 @@ from oncegate.cli.options import examined, output_option, refuse, with_settings
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.cli.serve import check_traces, handler_of, refuse_open_doors
 from oncegate.cli.work import OF_WORKER, check_way
-from oncegate.durations import times
+from oncegate.durations import spoken, times
 from oncegate.errors import MissingExtra, SettingError
+from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.service.routes import check_keys, check_mode, metrics_verifier, proxies_of, verifier_for
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
@@ -101,9 +102,31 @@ def _of_forwarding(*routes: Settings) -> Iterator[str]:
 @output_option
 def show(settings: Settings, output: str) -> None:
     """Show each setting, its value and where it comes from; secrets are masked."""
-    found = settings.shown()
+    found, lasts = settings.shown(), _lasts(settings)
     if output == "json":
-        show_json({each.setting: {"value": each.value, "from": each.origin} for each in found})
+        rest = {name: {"lasts": said} for name, said in lasts.items()}
+        show_json(
+            {each.setting: {"value": each.value, "from": each.origin} | rest.get(each.setting, {}) for each in found}
+        )
         return
     rows = [(each.setting, as_text(each.value), each.origin) for each in found]
     show_table(("setting", "value", "from"), rows, essential=("setting", "value", "from"))
+    for name, said in lasts.items():
+        say(f"{name}: {said}")
+
+
+def _lasts(settings: Settings) -> dict[str, str]:
+    """For how long the inbox tries an event again, by the setting that says so."""
+    terms = agree({name: settings[name] for name in DEFAULTS})
+    if terms.max_attempts is None:
+        attempts = "failures are not counted; an event that always fails is tried for ever"
+    else:
+        least, most = terms.attempts_last
+        attempts = (
+            f"an event that always fails is a dead letter after {times(terms.max_attempts, 'attempt')}, {spoken(least)}"
+            f" to {spoken(most)} after the first, not counting the time that its handler takes"
+        )
+    if terms.retry_for is None:
+        return {"max_attempts": attempts, "retry_for": "unavailability counts like any failure, by max_attempts"}
+    retried = f"while what its handler calls is unavailable, an event is tried again for {spoken(terms.retry_for)}"
+    return {"max_attempts": attempts, "retry_for": f"{retried}, and then is a dead letter"}

@@ -87,8 +87,7 @@ def _completed(record: Record, now: int) -> str:
     if record.completed_at == record.first_seen:
         ways = "by mark_first or seen, or as another emission of a change that was processed"
         return f"Marked as done: {named(record)} was recorded {done} in one write, {ways}; {copy}."
-    handed = f" and handed on to {record.handed_to}" if record.handed_to is not None else ""
-    return f"Run: {named(record)} was processed {done}{handed}, {_at(record)}; {copy}."
+    return f"Run: {named(record)} was processed {done}, {_at(record)}; {copy}."
 
 
 def _published(record: Record, there: Record | None, now: int) -> str:

@@ -180,7 +180,9 @@ def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> 
 
 
 def _here(namespace: str, attempts: int | None) -> Wishes:
-    return {"namespace": namespace, "max_attempts": attempts, "backoff": _PAUSE, "backoff_limit": _PAUSE}
+    """A person waits for the answer, so nothing is tried for longer than its attempts take."""
+    pauses: Wishes = {"backoff": _PAUSE, "backoff_limit": _PAUSE, "retry_for": None}
+    return {"namespace": namespace, "max_attempts": attempts, **pauses}
 
 
 @dlq.command()

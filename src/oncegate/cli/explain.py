@@ -53,7 +53,7 @@ def explain(wanted: str | None, file: str | None, scan: int, settings: Settings,
     if (wanted is None) is (file is None) or wanted == "":
         raise click.UsageError("name one ID (a key, an event id, a conversation), or a --file of events")
     with closing(looked_at(settings)) as store:
-        explainer = Explainers(store, settings)
+        explainer = Explainers(store, settings, scan)
         if wanted is not None:
             _explain_id(store, settings, explainer, wanted, scan, output)
         else:

@@ -1,18 +1,20 @@
 """Explaining: a record or an event, and all that the store and the payload tell of it."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate import keys
 from oncegate.carriers import delivery
-from oncegate.claims import Address
+from oncegate.claims import IN_PROGRESS, RELEASED, Address
 from oncegate.cli.deciding import Why, decision, named, origin
+from oncegate.cli.finding import happened
 from oncegate.cli.options import namespace_of
 from oncegate.cli.records import stages
 from oncegate.clocks import wall
-from oncegate.durations import spoken
+from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
 from oncegate.gate.differences import differences
 from oncegate.gate.identifying import Identifier
@@ -23,6 +25,7 @@ from oncegate.settings import Settings
 from oncegate.settings.routes import by_route
 from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store
+from oncegate.stores.walking import walk
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
 
@@ -47,6 +50,10 @@ class Tried(Struct, frozen=True):
     problem: str | None = None
 
 
+def _waits(entry: Entry) -> bool:
+    return entry.record.payload is not None and entry.record.state in (RELEASED, IN_PROGRESS)
+
+
 class Explained(Struct, frozen=True):
     """The decision, and what it rests on as far as that is known: the record, the parts of the key, why a copy is one,
     where a conflicting one differs, the states of the entity by time, key and whether it is this event's, and the
@@ -67,9 +74,9 @@ class Explainers:
     """One explainer for each route, as each has a namespace, a key and a way of reading of its own. They are made when
     they are asked for, since the key of a route may be a function that is imported then."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, scan: int) -> None:
         self._store = store
-        self._settings = settings
+        self._scan = scan
         self._routes = by_route(settings)
         self._made: dict[str, Explainer] = {}
 
@@ -97,7 +104,7 @@ class Explainers:
 
     def _of(self, name: str) -> "Explainer":
         if name not in self._made:
-            self._made[name] = Explainer(self._store, self._routes[name])
+            self._made[name] = Explainer(self._store, self._routes[name], self._scan)
         return self._made[name]
 
     def _read(self, event: Event, name: str) -> Event:
@@ -118,8 +125,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class Explainer:
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, scan: int) -> None:
         self._store = store
+        self._scan = scan
+        self._lines: dict[str, dict[str | None, list[Entry]]] = {}
         self._settings = settings
         self._make = keys.strategy(settings.strategy())
         terms = agree({name: settings[name] for name in DEFAULTS})
@@ -140,8 +149,31 @@ class Explainer:
     ) -> Explained:
         handed_on = stages(self._store, entry)
         there = handed_on[0].record if handed_on else None
-        said = decision(entry.record, now, why, there)
+        said = f"{decision(entry.record, now, why, there)}{self._in_line(entry)}"
         return Explained(said, now, entry, key, kind, handed_on=tuple(handed_on))
+
+    def _in_line(self, entry: Entry) -> str:
+        """Which event an entity's events wait for, if this is one of those that the store holds for it."""
+        if not _waits(entry) or entry.record.about.entity is None:
+            return ""
+        line = {each.key: each for each in self._line(entry)} | {entry.key: entry}
+        first = min(line.values(), key=happened)
+        if first.key != entry.key:
+            return f" It waits for {named(first.record)} ({first.key.hex()}), the first that is kept of its entity."
+        if len(line) == 1:
+            return ""
+        return f" {times(len(line) - 1, 'later event')} of its entity {'wait' if len(line) > 2 else 'waits'} for it."
+
+    def _line(self, entry: Entry) -> list[Entry]:
+        """What the store holds of the entity of this. No store has an index by entities for people, so all that waits
+        in a namespace is looked for once."""
+        lines = self._lines.get(entry.namespace)
+        if lines is None:
+            lines = self._lines[entry.namespace] = {}
+            for each in islice(walk(self._store, entry.namespace), self._scan):
+                if _waits(each):
+                    lines.setdefault(each.record.about.entity, []).append(each)
+        return lines.get(entry.record.about.entity, [])
 
     def event(self, event: Event) -> Explained:
         """An event, by the key that a gate would claim it under."""

@@ -37,7 +37,7 @@ def search(store: Store, namespace: str | None, wanted: str, most: int) -> Searc
             if name in (entry.record.about.delivery_id, entry.record.about.entity) and len(found) < _MOST_FOUND:
                 found[entry.namespace, entry.key] = entry
         cut = next(walked, None) is not None
-    return Search(sorted(found.values(), key=_when), count, cut)
+    return Search(sorted(found.values(), key=happened), count, cut)
 
 
 def _key(written: str) -> bytes | None:
@@ -48,7 +48,8 @@ def _key(written: str) -> bytes | None:
     return key if len(key) == HASH_SIZE else None
 
 
-def _when(entry: Entry) -> tuple[int, int]:
-    """The order in which things happened, as far as it is known."""
+def happened(entry: Entry) -> tuple[int, int, bytes]:
+    """The order in which things happened, as far as it is known; stores give an entity's events out in the same."""
     record = entry.record
-    return record.about.occurred_at or record.first_seen, record.first_seen
+    at = record.first_seen if record.about.occurred_at is None else record.about.occurred_at
+    return at, record.first_seen, entry.key

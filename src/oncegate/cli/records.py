@@ -67,7 +67,6 @@ def fields(entry: Entry, spell: Callable[[int | None], str | None] = stamp) -> d
         "expires_at": spell(record.expires_at),
         "fence": record.fence,
         "payload_hash": record.payload_hash.hex(),
-        "handed_to": record.handed_to,
         "error": record.error,
         "result": None if record.result is None else msgspec.json.decode(record.result),
     }

@@ -87,9 +87,8 @@ class Admitter:
         conflicts, handed_on, granted = [], [], 0
         for job, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Granted):
+                granted += self._claimer.hold(job, answer.record, answer.at, sent_at)
                 job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
-                self._claimer.hold(job, answer.record, answer.at, sent_at)
-                granted += 1
             elif isinstance(answer, Admitted):
                 job.outcome = Outcome("accepted", job.event, job.key, at=answer.at)
             elif isinstance(answer, Conflict):

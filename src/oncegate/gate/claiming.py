@@ -25,6 +25,7 @@ from oncegate.claims import (
     step,
 )
 from oncegate.clocks import Clock, wall
+from oncegate.durations import times
 from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
 from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
@@ -35,6 +36,7 @@ from oncegate.gate.jobs import (
     HANDED_ON,
     NO_DOCUMENT,
     NOT_KEPT,
+    STILL_RUNS,
     Job,
     about,
     document,
@@ -43,7 +45,7 @@ from oncegate.gate.jobs import (
     only_called,
     stage,
 )
-from oncegate.gate.leases import Lease
+from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
@@ -65,7 +67,14 @@ _CUT_END: Final = b"\n(truncated)"  # which is no JSON: what was cut must never 
 
 class Claimer:
     def __init__(
-        self, store: Store, terms: Terms, boot: Clock, memory: Memory, observers: Observers, hints: Hints
+        self,
+        store: Store,
+        terms: Terms,
+        boot: Clock,
+        memory: Memory,
+        observers: Observers,
+        hints: Hints,
+        heartbeat: Heartbeat,
     ) -> None:
         self._store = store
         self._terms = terms
@@ -74,6 +83,7 @@ class Claimer:
         self._observers = observers
         self._hints = hints
         self._unread_until = 0
+        self._heartbeat = heartbeat
 
     def claim(self, jobs: Sequence[Job]) -> None:
         """Claim all with one write. Each job gets a lease, a reason to run without one, or an outcome."""
@@ -166,7 +176,7 @@ class Claimer:
         conflicts, handed_on, granted = [], [], len(jobs)
         for job, verdict in zip(jobs, verdicts, strict=True):
             if isinstance(verdict, Granted):
-                self.hold(job, verdict.record, verdict.at, sent_at)
+                granted -= not self.hold(job, verdict.record, verdict.at, sent_at)
                 continue
             granted -= 1
             if isinstance(verdict, Conflict):
@@ -203,7 +213,8 @@ class Claimer:
         """Claim events that the store holds with their payload, as many as there are."""
         terms, sent_at = self._terms, self._boot()
         wants = [Want(terms.namespace, owner, terms.lease, in_order) for owner in owners(most)]
-        jobs = [self._taken(entry, sent_at) for entry in self._store.take(wants) if entry is not None]
+        taken = [self._taken(entry, sent_at) for entry in self._store.take(wants) if entry is not None]
+        jobs = [job for job in taken if job.held]
         self._observers.granted(len(jobs), (job.event for job in jobs))
         return jobs
 
@@ -245,10 +256,15 @@ class Claimer:
             for job, owner in zip(jobs, owners(len(jobs)), strict=True)
         ]
 
-    def hold(self, job: Job, record: Record, at: int, sent_at: int) -> None:
-        """It was granted at the store's time `at`, to a request that was sent at `sent_at` on the boot clock."""
+    def hold(self, job: Job, record: Record, at: int, sent_at: int) -> bool:
+        """It was granted at the store's time `at`, to a request that was sent at `sent_at` on the boot clock. Whether
+        it may run: an event whose handler still runs here is not run again, and the grant is that handler's."""
         terms, key, attempt = self._terms, job.key, record.attempts
         job.lease = Lease(terms.namespace, key.digest, record, at, sent_at, sent_at + record.lease_until - at)
+        if self._heartbeat.adopt(job.lease):
+            self._observers.tell("lease.adopted", job.event, key)
+            job.outcome = Outcome("in_flight", job.event, key, "concurrent", error=STILL_RUNS)
+            return False
         job.held = True
         job.event = replace(job.event, key=key, attempt=attempt, fence=record.fence)
         if attempt > 1 and terms.max_attempts is not None and attempt > terms.max_attempts:
@@ -256,6 +272,7 @@ class Claimer:
         if record.completed_at is not None and record.expires_at is not None:
             job.lease.valid_until = sent_at + record.expires_at - at  # what is marked is granted to nobody else before
             self._memory.found(job.lease)
+        return True
 
     def mark(self, job: Job) -> bool:
         """Mark one event as done, without running anything; False if it was known. Raises StoreError."""
@@ -424,6 +441,9 @@ def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
 def _no_attempt_left(record: Record) -> str:
     """Why a grant beyond the last attempt is not run. What the record says may be of an attempt before the last."""
     last = record.attempts - 1
+    if record.lost > 1:
+        alone = times(record.lost - 1, "time")
+        return f"its worker died, or was stopped for longer than its lease, {alone} while it ran alone"
     if record.error is None:
         return f"its worker did not come back from attempt {last}"
     return f"no attempt is left after attempt {last}; the last error on record: {record.error}"[:LONGEST_ERROR]

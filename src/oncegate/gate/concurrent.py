@@ -6,7 +6,6 @@ common batches, async handlers run in their caller's loop and plain ones in a po
 
 import asyncio
 import atexit
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,9 +18,11 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec import Struct
 
-from oncegate import forks
+from oncegate.durations import spoken
+from oncegate.errors import HandlerTimeout
 from oncegate.events import Event
 from oncegate.gate.admitting import Admitter
+from oncegate.gate.alone import PROCESS, inside
 from oncegate.gate.asking import Asking, ask_all
 from oncegate.gate.cancelling import CancelledOnLoss, Lost, by_itself, cancelling
 from oncegate.gate.echoes import Echoes
@@ -35,11 +36,13 @@ from oncegate.gate.endings import (
 )
 from oncegate.gate.gathering import Gathered, Gatherer, Waiter
 from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine, plain
-from oncegate.gate.jobs import TOO_LATE, Bare, Job
+from oncegate.gate.jobs import NOT_ALONE, TOO_LATE, Bare, Job, runs_alone
 from oncegate.gate.leases import Lease
-from oncegate.gate.room import Room
+from oncegate.gate.outcome import Outcome
+from oncegate.gate.room import Room, entered
 from oncegate.gate.running import Means, Runner
 from oncegate.gate.settling import CLOSE_WITHIN, Ending
+from oncegate.gate.threads import Threads
 from oncegate.gate.waiting import Copies, ended_by
 from oncegate.stores.base import Patient, Together
 
@@ -48,6 +51,7 @@ MOST_AT_A_TIME: Final = 256
 _inside: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
 _in_thread: ContextVar[frozenset[int]] = ContextVar("oncegate_in_thread", default=frozenset())
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
+_NOT_STARTED: Final = "not started: an attempt that did not return in time still runs in this process, for {}"
 _CANCELLED: Final = "it was cancelled, or its process was stopped, while the handler ran"
 
 
@@ -80,18 +84,12 @@ class Concurrent:
             "oncegate-writer", self._write, self._settle, self._orphaned, MOST_AT_A_TIME
         )
         self.copies = Copies(means.terms.max_in_hand // 2)
+        self._bound = means.terms.alone_bound
+        self._hold = means.terms.max_hold / 1e6
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
-        self._threads: ThreadPoolExecutor | None = None
-        self._pooling = threading.Lock()
-        forks.watch(self)
+        self._timeout = means.terms.handler_timeout
+        self.threads = Threads(means.terms, means.observers)
         _open.add(self)
-
-    def before_fork(self) -> None:
-        """Nothing to do: what runs in the threads is not the child's."""
-
-    def after_fork(self, *, in_child: bool) -> None:
-        if in_child:
-            self._threads, self._pooling = None, threading.Lock()
 
     async def run(self, item: Job | Bare, handler: AsyncHandler | Handler) -> None:
         """Take one through the gate; it has its outcome afterwards."""
@@ -100,7 +98,7 @@ class Concurrent:
             await room.enter()
         try:
             if isinstance(item, Job) and (item.key.change is not None or not self._means.claimer.recall(item)):
-                await self._run_claimed(item, handler, room)
+                await self._run_claimed(item, handler)
             if item.unguarded is not None:
                 way = _Way(partial(ran_unguarded, item), partial(failed_unguarded, item))
                 await self._called(item.event, handler, way)
@@ -134,10 +132,7 @@ class Concurrent:
     def close(self) -> None:
         """Let plain handlers come to their end, and write what is left to write. Those that come meanwhile have threads
         of their own."""
-        with self._pooling:
-            threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown()
+        self.threads.close()
         deadline = time.monotonic() + CLOSE_WITHIN
         self._gatherer.flush(CLOSE_WITHIN)
         self._means.unsettled.flush(deadline - time.monotonic())
@@ -157,31 +152,42 @@ class Concurrent:
 
     # ── one claim ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _run_claimed(self, job: Job, handler: AsyncHandler | Handler, room: Room) -> None:
-        """A last attempt is claimed, run and settled alone, as far as patience goes: an event that kills its process
-        then takes no neighbour with it, and is not taken along itself. One that was claimed with others is given back
-        first."""
-        if not self._means.terms.one_by_one:
-            if not room.begin_now():
-                await room.begin()
-            try:
-                await self._gatherer.done(job)
-                if not job.held:
-                    return
-                if self._means.terms.marks_first or job.event.attempt != self._means.terms.max_attempts:
-                    await self._run_watched(job, handler)
-                    return
-                await self._gatherer.done(self._means.endings.unstarted(job))
-                job.held = False
-            finally:
-                room.end()
-        alone = await room.begin_alone()
+    async def _run_claimed(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        """Claim, run and settle one beside others. One that may have killed its worker is given back first, and then
+        claimed, run and settled while no other handler of this process runs."""
+        if inside.get():  # a handler runs it in its own place
+            await self._gatherer.done(job)
+            if job.held:
+                await self._run_watched(job, handler)
+            return
+        token = object()
+        try:  # to leave without having entered does no harm
+            if not PROCESS.enter_now(token, self._hold):
+                await entered(token, self._hold)
+            await self._gatherer.done(job)
+            if not job.held:
+                return
+            if self._means.terms.marks_first or not runs_alone(job):
+                await self._run_watched(job, handler)
+                return
+            await self._gatherer.done(self._means.endings.unstarted(job))
+            job.held = False
+        finally:
+            PROCESS.leave(token)
+        await self._run_alone(job, handler)
+
+    async def _run_alone(self, job: Job, handler: AsyncHandler | Handler) -> None:
+        """It is not held while it waits, since it would lose one more attempt if the process died meanwhile."""
+        token = object()
         try:
+            if not await entered(token, self._hold, alone_for=self._bound, within=self._bound):
+                job.outcome = Outcome("in_flight", job.event, job.key, error=NOT_ALONE)
+                return
             await self._gatherer.done(job)
             if job.held:
                 await self._run_watched(job, handler)
         finally:
-            room.end_alone(alone)
+            PROCESS.leave(token)
 
     async def _run_watched(self, job: Job, handler: AsyncHandler | Handler) -> None:
         """Run what is held; copies that come meanwhile may wait for its end."""
@@ -211,6 +217,9 @@ class Concurrent:
             return Failed(job, job.hopeless) if marked else self._means.endings.hopeless(job, job.hopeless)
         if (late := job.too_late(self._means.boot())) is not None:
             return self._unstarted(job, late)
+        if (age := self.threads.still_runs(job.key.digest)) is not None:
+            job.started = True
+            return self._means.endings.failed(job, HandlerTimeout(_NOT_STARTED.format(age)))
         if marked:
             return _Way(partial(ran_marked, job), partial(failed_marked, job), job)
         return _Way(partial(self._means.endings.processed, job), partial(self._failed, job), job)
@@ -234,10 +243,10 @@ class Concurrent:
         way.start()
         task = asyncio.current_task()
         before = cancelling(task)
-        inside = _inside.set(_inside.get() | {id(self)})
+        gates, within = _inside.set(_inside.get() | {id(self)}), inside.set(True)
         try:
             with CancelledOnLoss(way.lease, task):
-                asked = way.ran(plain(await handler(event)))
+                asked = way.ran(plain(await self._in_time(handler, event)))
         except Exception as error:  # noqa: BLE001  # whatever a handler raises is a failed attempt
             asked = way.failed(error)
         except BaseException as error:
@@ -246,9 +255,24 @@ class Concurrent:
                 raise
             asked = way.failed(by_itself(error))
         finally:
-            _inside.reset(inside)
+            inside.reset(within)
+            _inside.reset(gates)
         if asked is not None:
             await self._gatherer.done(asked)
+
+    async def _in_time(self, handler: AsyncHandler, event: Event) -> Any:
+        if self._timeout is None:
+            return await handler(event)
+        try:
+            async with asyncio.timeout(self._timeout / 1e6) as bound:
+                return await handler(event)
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            raise self._timed_out() from error
+
+    def _timed_out(self) -> HandlerTimeout:
+        return HandlerTimeout(f"its handler did not return within handler_timeout={spoken(self._timeout or 0)}")
 
     async def _call_in_thread(self, event: Event, handler: Handler, way: "_Way") -> None:
         """The thread hands in what comes of it, and goes on to the end also when nobody waits any more."""
@@ -267,16 +291,19 @@ class Concurrent:
             self._gatherer.post(late, waiter)
             return
         way.start()
-        inside = _in_thread.set(_in_thread.get() | {id(self)})
+        run = self.threads.begin(event, lambda: self._gatherer.post(way.failed(self._timed_out()), waiter))
+        gates, within = _in_thread.set(_in_thread.get() | {id(self)}), inside.set(True)
         try:
-            asked = way.ran(plain(handler(event)))
+            ended = partial(way.ran, plain(handler(event)))
         except asyncio.CancelledError as error:
-            asked = way.failed(by_itself(error))
+            ended = partial(way.failed, by_itself(error))
         except BaseException as error:  # noqa: BLE001  # a thread has nobody above it to raise to
-            asked = way.failed(error)
+            ended = partial(way.failed, error)
         finally:
-            _in_thread.reset(inside)
-        self._gatherer.post(asked, waiter)
+            inside.reset(within)
+            _in_thread.reset(gates)
+        if self.threads.end(run):
+            self._gatherer.post(ended(), waiter)
 
     def _late(self, way: "_Way") -> Ending | Failed | None:
         if way.job is None or (late := way.job.too_late(self._means.boot())) is None:
@@ -286,14 +313,11 @@ class Concurrent:
     def _submitted(self, *work: Any) -> "Future[None]":
         """What a handler in a thread asks of its own gate has a thread to itself: it would wait for its own end."""
         if id(self) in _in_thread.get():
-            own = _threads(1)
+            own = ThreadPoolExecutor(1, thread_name_prefix="oncegate-handler")
             submitted = own.submit(self._work, *work)
             own.shutdown(wait=False)
             return submitted
-        with self._pooling:
-            if self._threads is None:
-                self._threads = _threads(self._means.terms.threads)
-            return self._threads.submit(self._work, *work)
+        return self.threads.submit(self._work, *work)
 
     # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
 
@@ -346,10 +370,6 @@ class Concurrent:
 
     def _unstarted(self, job: Job, why: str = TOO_LATE) -> Ending | Failed:
         return never_started(job) if self._means.terms.marks_first else self._means.endings.unstarted(job, why)
-
-
-def _threads(most: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(most, thread_name_prefix="oncegate-handler")
 
 
 def _waited_anyway(_seconds: float) -> AbstractContextManager[None]:

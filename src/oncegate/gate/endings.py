@@ -1,7 +1,7 @@
 """Endings: what a handler's answer or failure means for its claim and its outcome."""
 
 import random
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -9,19 +9,20 @@ from msgspec.structs import replace
 
 from oncegate.canonical import told_apart
 from oncegate.claims import Bury, Complete, Release
+from oncegate.clocks import Clock
+from oncegate.durations import spoken
 from oncegate.errors import Bury as Never
-from oncegate.gate.handlers import not_before, said, told
+from oncegate.gate.handlers import is_unavailable, not_before, said, told
 from oncegate.gate.jobs import NO_DOCUMENT, NOT_KEPT, TOO_LATE, Bare, Job, document
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settling import Ending
 from oncegate.gate.terms import Terms
 
-_MOST_DOUBLINGS: Final = 40
-
 
 class Endings:
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, boot: Clock) -> None:
         self._terms = terms
+        self._boot = boot
 
     def processed(self, job: Job, result: Any) -> Ending:
         terms, lease = self._terms, job.lease
@@ -38,12 +39,32 @@ class Endings:
         return Ending(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
 
     def failed(self, job: Job, error: BaseException) -> Ending:
-        """A failed attempt: the last one buries, and so does one whose handler says that none can work."""
+        """A failed attempt: the last one buries, and so does one whose handler says that none can work. Of what the
+        store holds, one that blames something unavailable does not count."""
         most = self._terms.max_attempts
         raised = told(error)
+        if self._terms.retry_for is not None and job.lease.record.payload is not None and is_unavailable(error):
+            return self._unavailable(job, error, raised, self._terms.retry_for)
         if isinstance(error, Never) or (most is not None and job.event.attempt >= most):
             return self.buried(job, said(error), raised)
         return self.released(job, said(error), raised, not_before(error))
+
+    def _unavailable(self, job: Job, error: BaseException, raised: str, retry_for: int) -> Ending:
+        """It is tried again, later and later, for as long as `retry_for`; then it is buried."""
+        lease = job.lease
+        now = lease.granted_at + self._boot() - lease.held_since
+        since = lease.record.unavailable_since
+        past = 0 if since is None else max(0, now - since)
+        if past >= retry_for and self._terms.max_attempts is not None:
+            over = f"; it was tried for {spoken(past)}, and retry_for is {spoken(retry_for)}"
+            return self.buried(job, said(error) + over, raised + over)
+        after = not_before(error)
+        bound = min(max(past, self._terms.backoff), self._terms.backoff_limit)
+        delay = min(_some_of(bound), max(retry_for - past, self._terms.backoff))
+        release = Release(*self._proof(job), said(error), delay=max(delay, after or 0), unavailable=True)
+        on = f" (this uses up no attempt for up to {spoken(max(0, retry_for - past))} more)"
+        outcome = Outcome("failed", job.event, job.key, error=said(error) + on, raised=raised + on, retry_after=after)
+        return Ending(job, release, outcome)
 
     def released(self, job: Job, error: str, raised: str | None = None, retry_after: int | None = None) -> Ending:
         outcome = Outcome("failed", job.event, job.key, error=error, raised=raised, retry_after=retry_after)
@@ -75,12 +96,8 @@ class Endings:
         return Ending(job, Release(*self._proof(job), error, unstarted=True), outcome)
 
     def _delay(self, job: Job) -> int:
-        """How long an event that the store holds is left alone: twice as long after each attempt. By chance up to half
-        of that is left out, so that what failed together does not come back together."""
-        if job.lease.record.payload is None:
-            return 0
-        doubled = self._terms.backoff << min(job.event.attempt - 1, _MOST_DOUBLINGS)
-        return int(min(doubled, self._terms.backoff_limit) * random.uniform(0.5, 1.0))  # noqa: S311  # only a pause
+        """How long an event that the store holds is left alone."""
+        return 0 if job.lease.record.payload is None else _some_of(self._terms.pause_after(job.event.attempt))
 
     def _proof(self, job: Job) -> tuple[str, bytes, bytes, int]:
         lease = job.lease
@@ -100,6 +117,11 @@ class Endings:
                 f" max_result={self._terms.max_result}; return less, or keep it elsewhere and return where"
             )
         return stored, None
+
+
+def _some_of(pause: int) -> int:
+    """A pause, less by up to half, so that what failed together does not come back together."""
+    return int(pause * random.uniform(0.5, 1.0))  # noqa: S311  # only a pause
 
 
 # ── without a claim to settle ─────────────────────────────────────────────────────────────────────────────

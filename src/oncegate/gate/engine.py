@@ -40,6 +40,7 @@ class Engine:
         hints: Hints = NO_HINTS,
         memory: Memory | None = None,
         unsettled: Unsettled | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self.terms = terms
         self.boot = boot
@@ -49,27 +50,39 @@ class Engine:
         self._store = store
         self._hints = hints
         self._memory = memory = memory or Memory(None if terms.sliding else terms.remember, terms.retention, boot)
-        self.claimer = Claimer(store, terms, boot, memory, observers, hints)
+        self._heartbeat = heartbeat = heartbeat or Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
+        self.claimer = Claimer(store, terms, boot, memory, observers, hints, heartbeat)
         self.echoes = Echoes(store, terms, self.claimer, observers)
-        heartbeat = Heartbeat(store, terms.lease, terms.max_hold, boot, self._lost)
         self._unsettled = unsettled = unsettled or Unsettled(store, boot, memory.settled)
-        self._means = Means(store, terms, boot, self.claimer, Endings(terms), heartbeat, memory, unsettled, observers)
+        self._means = Means(
+            store, terms, boot, self.claimer, Endings(terms, boot), heartbeat, memory, unsettled, observers
+        )
         self.runner = Runner(self._means)
 
     def under(self, **changes: Any) -> "Engine":
         """Another engine for the same store, with these terms changed. What one learns the other knows: what is
-        completed, what is not yet confirmed, and whether the store answers."""
+        completed, what is not yet confirmed, and whether the store answers; and, if their leases are alike, what is
+        held."""
         terms = replace(self.terms, **changes, breaker=None)  # the store is behind its breaker already
-        return Engine(self._store, terms, self.boot, self._observers, self._hints, self._memory, self._unsettled)
+        alike = (terms.lease, terms.max_hold) == (self.terms.lease, self.terms.max_hold)
+        return Engine(
+            self._store,
+            terms,
+            self.boot,
+            self._observers,
+            self._hints,
+            self._memory,
+            self._unsettled,
+            self._heartbeat if alike else None,
+        )
 
     def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
         if len(identified) == 1 and type(only := identified[0]) is Job and only.key.change is None:
             return [self._one_through(only, handler)]
         batch = Batch(identified, self.echoes.resolve)
-        for together in [[job] for job in batch.jobs] if self.terms.one_by_one else [batch.jobs]:
-            self.claimer.claim(together)
-            self.runner.run(together, handler)
+        self.claimer.claim(batch.jobs)
+        self.runner.run(batch.jobs, handler)
         self.runner.run_unguarded([*batch.jobs, *batch.bare], handler)
         if batch.echoing:
             self.echoes.confirm(batch.items)
@@ -142,6 +155,16 @@ class Engine:
     def give_up(self) -> None:
         """What is not confirmed by now will not be: the store is about to be closed."""
         self._unsettled.give_up()
+
+    @property
+    def hung(self) -> int:
+        """How many plain handlers have run for longer than `handler_timeout`, or `max_hold` without one."""
+        return self.concurrent.threads.hung if "concurrent" in self.__dict__ else 0
+
+    @property
+    def threads_left(self) -> int:
+        """How many threads can still run plain handlers."""
+        return self.concurrent.threads.left if "concurrent" in self.__dict__ else self.terms.threads
 
     @cached_property
     def concurrent(self) -> "Concurrent":

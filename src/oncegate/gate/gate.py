@@ -47,7 +47,9 @@ class Gate:
     How long. `retention` is how long a completed key is remembered (with `sliding=True` from its latest copy on, for at
     most `sliding_limit`), `lease` how long a claim lasts unrenewed and `max_hold` how long one is renewed at most.
     `dead_letter_retention` is how long a dead letter is kept. What the store holds and failed is left alone for
-    `backoff`, twice as long after each further attempt, and for `backoff_limit` at most. For `remember`, at most 60 s,
+    `backoff`, twice as long after each further attempt, and for `backoff_limit` at most. If it failed because something
+    that its handler calls is unavailable (`RetryLater`, ConnectionError, TimeoutError), it is tried for `retry_for`
+    without using up attempts; None has it count like any failure. For `remember`, at most 60 s,
     this process answers copies of what it saw completed by itself; None has it ask the store every time.
     A store over a network that answered five times in a row with an error, or later than `breaker` and than ten times
     the median of its last answers, is left alone for a while, and events are refused at once; None has it asked
@@ -67,7 +69,9 @@ class Gate:
     name. Events that happened more than `max_age` ago are counted, and with `on_too_old="bury"` buried.
 
     How much. A result of more than `max_result` bytes is not kept for the duplicates. `arun` takes `max_in_hand` events
-    at a time and runs plain handlers in as many `threads`; other callers wait.
+    at a time and runs plain handlers in as many `threads`; other callers wait. With a `handler_timeout`, a handler of
+    `arun`, of a worker or of the inbox that runs for longer fails its event. An async one is cancelled. A plain one
+    cannot be stopped: it runs on in its thread, and another thread takes its place, for up to `threads` of them.
 
     `namespace` keeps events of several users of one store apart.
     """
@@ -98,8 +102,7 @@ class Gate:
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
         """Take all the events of these payloads through the gate: one outcome each, in order.
 
-        They are claimed with one write and settled with few, so the lease must cover the whole batch. With
-        `max_attempts=1` each is claimed and settled alone."""
+        They are claimed with one write and settled with few, so the lease must cover the whole batch."""
         return self._through(self._all_events(payloads, "run_batch"), handler)
 
     def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
@@ -351,24 +354,29 @@ class Gate:
         They run here and now, one after the other, in the order in which they were let go, each once."""
         check_handler(handler)
         outcomes: dict[bytes, Outcome] = {}
-        while len(outcomes) < limit and (waiting := self._next_waiting(outcomes)):
+        place = place_of(handler)
+        while len(outcomes) < limit and (waiting := self._next_waiting(place, outcomes)):
             (job,) = waiting
             if job.key.digest in outcomes:
                 self._engine.runner.give_back([job])
                 break
-            handed_to(place_of(handler), waiting)
-            self._engine.runner.run_alone(job, handler)
-            outcomes[job.key.digest] = job.outcome
+            ran = self._engine.runner.run_taken(job, handler, partial(self._next_waiting, place, {job.key.digest}))
+            outcomes.update((each.key.digest, each.outcome) for each in ran)
+            if not ran:
+                break
         return self._told(list(outcomes.values()))
 
-    def _next_waiting(self, before: Collection[bytes]) -> list[Job]:
-        """One that waits. If the store fails after some have run, they are told of first."""
+    def _next_waiting(self, place: str | None, before: Collection[bytes]) -> list[Job]:
+        """One that waits, to be run by a handler that publishes to this place. If the store fails after some have run,
+        they are told of first."""
         try:
-            return self._engine.claimer.take()
+            jobs = self._engine.claimer.take()
         except StoreError:
             if not before:
                 raise
             return []
+        handed_to(place, jobs)
+        return jobs
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
         """Keep dead letters of events that were refused as invalid, before their senders are told so."""
@@ -378,6 +386,16 @@ class Gate:
     def counts(self) -> dict[str, int]:
         """How often the gate did what, since it was made: by the names of notices."""
         return self._observers.counts
+
+    @property
+    def hung(self) -> int:
+        """How many plain handlers of `arun` have run for longer than `handler_timeout`, or `max_hold` without one."""
+        return self._engine.hung
+
+    @property
+    def threads_left(self) -> int:
+        """How many of the `threads` can still run handlers; 0 if handlers that hang have taken all."""
+        return self._engine.threads_left
 
     def drain(self) -> None:
         """Let handlers in threads end and be recorded: all gates of one store, before one of them closes it."""

@@ -5,7 +5,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from oncegate.errors import Bury, RetryLater, SettingError
+from oncegate.errors import Bury, HandlerTimeout, RetryLater, SettingError
 from oncegate.events import Event
 
 Handler = Callable[[Event], Any]
@@ -13,6 +13,7 @@ AsyncHandler = Callable[[Event], Awaitable[Any]]
 TransactionHandler = Callable[[Event, Any], Any]
 
 LONGEST_ERROR: Final = 2_000
+_MOST_CAUSES: Final = 8
 _GENERATOR: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
 _COROUTINE: Final = 0x80  # CO_COROUTINE
 _MORE: Final = 0x04  # CO_VARARGS
@@ -103,16 +104,32 @@ def said(error: BaseException) -> str:
     except Exception as failure:  # noqa: BLE001  # an exception that cannot say what it is must not stop us
         text = f"(its text could not be read: {type(failure).__name__})"
     name = type(error).__name__
-    if isinstance(error, RetryLater | Bury) and text:  # a sentence for people already
+    if isinstance(error, RetryLater | Bury | HandlerTimeout) and text:  # a sentence for people already
         name, text = text, ""
     return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:LONGEST_ERROR]
 
 
 def told(error: BaseException) -> str:
     """What a log may say of an exception: its name, since its text may be of the payload, unless that is public."""
+    if isinstance(error, HandlerTimeout):
+        return said(error)
     return said(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
 
 
 def not_before(error: BaseException) -> int | None:
     """How long the next attempt shall wait, in microseconds, if the handler has said so."""
     return int(error.after * 1e6) if isinstance(error, RetryLater) and error.after is not None else None
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether a handler failed because something that it calls is unavailable: it raised `RetryLater`, which the sinks
+    raise for 5xx, 429, timeouts and connections that fail; or ConnectionError or TimeoutError; or, as HTTP clients do,
+    an exception of its own from one of these (`raise … from error`). A handler that hangs is no such thing."""
+    cause: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if cause is None or isinstance(cause, HandlerTimeout | Bury):
+            return False
+        if isinstance(cause, RetryLater | ConnectionError | TimeoutError):
+            return True
+        cause = cause.__cause__
+    return False

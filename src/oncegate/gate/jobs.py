@@ -28,6 +28,8 @@ HANDED_ON: Final = "handed_on"
 CALL: Final = "call"  # the source of what is no event from outside but the call of a guarded function
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
+NOT_ALONE: Final = "an earlier attempt did not come back, so it runs alone, and other handlers ran for too long here"
+STILL_RUNS: Final = "its handler still runs in this process"
 NOT_KEPT: Final = "and no copy could be kept"
 NO_DOCUMENT: Final = "it was made by hand, and its body is no JSON value"
 
@@ -67,6 +69,12 @@ class Job(Struct, eq=False, gc=False):
         if lease.lost or now >= lease.valid_until:
             return TOO_LATE
         return NO_TIME if now >= self.start_by else None
+
+
+def runs_alone(job: Job) -> bool:
+    """Whether a grant must run while no other handler of its process does: its last attempt was never settled, so it
+    may have killed its worker. One that is buried instead of run needs no such care."""
+    return job.lease.record.lost > 0 and job.hopeless is None
 
 
 class Bare:

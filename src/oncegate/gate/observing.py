@@ -5,11 +5,15 @@ Every notice has a dotted name:
     claim.granted      an event may run; `event` has its key, attempt and fence
     event.STATUS       an event has come to its outcome, once for each: event.processed, event.duplicate, …
     event.kept         a refused event was kept as a dead letter
+    handler.hung       a plain handler has run for longer than `handler_timeout`, or `max_hold` without one; `detail`
+                       has its age
     lease.lost         a claim was lost, or can no longer be trusted, while its handler ran
+    lease.adopted      an event was granted anew to the process that still runs it, and was not started again
     memory.hit         a duplicate was answered by this process, without asking the store
     policy.NAME        a policy decided: missing_key, store_error, conflict, replay, too_old, stale, sliding; `detail`
                        has what it decided
     inbox.failed       the store could not be asked for what waits; `detail` says why
+    inbox.crowded      events that must run alone could not, since other handlers ran for too long
     breaker.opened     the store failed or was slow too often, and is left alone for a while; `detail` says why
     breaker.closed     it has answered again
     transaction.held   a handler of `gate.transaction` kept all others from writing to the store for longer than the

@@ -101,6 +101,8 @@ def _failed(outcome: Outcome) -> str:
     then = "it is kept, and tried again" if kept else "deliver it again"
     if outcome.retry_after is not None:
         then = f"{then}, in {spoken(outcome.retry_after)} at the earliest"
+    if kept and outcome.event.entity is not None:
+        then = f"{then}; later events of its entity wait for it"
     return f"Failed{at}: {outcome.error}; {then}."
 
 

@@ -1,30 +1,26 @@
-"""Room: how many coroutines of one loop may be inside and at work, and one that is to be at work alone.
+"""Room: how many coroutines of one loop may be inside, and how a coroutine waits to run beside others or alone.
 
 What can be had at once is had without a coroutine of its own: nearly always nobody has to wait.
 """
 
 import asyncio
+import time
 from collections import deque
+from contextlib import suppress
+from math import inf
 
-from oncegate.gate.running import PATIENCE
+from oncegate.gate.alone import LOOK_EVERY, PROCESS
 
 _Waiter = asyncio.Future[None]
 
 
 class Room:
-    """At most `most` are inside. Of those, work may be shared, or had alone: then nobody else begins until it ends, or
-    for as long as patience lasts, and neither does it wait for longer for those who are at work before it."""
+    """At most `most` are inside."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._inside = 0
         self._outside: deque[_Waiter] = deque()
-        self._working = 0
-        self._alone: asyncio.TimerHandle | None = None  # which ends the time that one has for itself
-        self._wanted_alone = 0
-        self._waiters: list[_Waiter] = []
-
-    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────
 
     def enter_now(self) -> bool:
         if self._inside >= self._most:
@@ -51,60 +47,37 @@ class Room:
                 return
         self._inside -= 1
 
-    # ── at work ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin_now(self) -> bool:
-        """Work beside others, unless one is or wants to be alone."""
-        if self._alone is not None or self._wanted_alone:
-            return False
-        self._working += 1
-        return True
+async def entered(
+    token: object, hold: float, *, alone_for: float = 0.0, within: float = inf, unless: asyncio.Event | None = None
+) -> bool:
+    """Wait to run beside others, or alone for so many seconds: whether it may, within so many seconds and unless an
+    event happens before. See `oncegate.gate.alone`."""
+    loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
-    async def begin(self) -> None:
-        while not self.begin_now():
-            await self._change()
+    def wake() -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(woken.set)
 
-    async def begin_alone(self) -> asyncio.TimerHandle:
-        """Whoever comes later waits, so that those at work become fewer until there is none. What is given is to be
-        given back to `end_alone`."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE
-        waking = loop.call_at(until, self._wake)
-        self._wanted_alone += 1
-        try:
-            while self._alone is not None or (self._working and loop.time() < until):
-                await self._change()
-            self._working += 1
-            self._alone = loop.call_later(PATIENCE, self._open)
-            return self._alone
-        finally:
-            waking.cancel()
-            self._wanted_alone -= 1
-            if self._alone is None:
-                self._wake()
+    waiter = PROCESS.ask(token, hold, alone_for, wake, within)
+    try:
+        while not waiter.admitted and not (unless is not None and unless.is_set()):
+            if (left := waiter.deadline - time.monotonic()) <= 0:
+                break
+            await _first(min(LOOK_EVERY, left), woken, unless)
+            PROCESS.look()
+    except BaseException:
+        if PROCESS.give_up(waiter):
+            PROCESS.leave(token)
+        raise
+    return PROCESS.give_up(waiter)
 
-    def end(self) -> None:
-        self._working -= 1
-        if not self._working:
-            self._wake()
 
-    def end_alone(self, alone: asyncio.TimerHandle) -> None:
-        alone.cancel()
-        if self._alone is alone:
-            self._open()
-        self.end()
-
-    def _open(self) -> None:
-        self._alone = None
-        self._wake()
-
-    async def _change(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+async def _first(seconds: float, *events: asyncio.Event | None) -> None:
+    """Wait for the first of these, at most so long."""
+    tasks = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,16 +1,16 @@
 """Running: grants to handlers, one after the other, and what becomes of them."""
 
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from oncegate import forks
 from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import SettingError, StoreError
+from oncegate.gate.alone import PROCESS, inside
 from oncegate.gate.asking import Asking
 from oncegate.gate.claiming import Claimer
 from oncegate.gate.endings import (
@@ -23,7 +23,7 @@ from oncegate.gate.endings import (
     ran_unguarded,
 )
 from oncegate.gate.handlers import Handler, TransactionHandler, plain
-from oncegate.gate.jobs import NO_TIME, Bare, Job
+from oncegate.gate.jobs import NO_TIME, NOT_ALONE, Bare, Job, runs_alone
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
@@ -32,11 +32,11 @@ from oncegate.gate.settling import Answer, Ending, Flusher, Settlements, Unsettl
 from oncegate.gate.terms import Terms
 from oncegate.stores.base import EffectFailed, Store, Transactional
 
-# How long others wait for the sake of one: what kills its process does so soon, and what hangs must not stop the rest.
-PATIENCE: Final = 1.0
-_LOST: Final = "its claim was lost to another worker before it could be settled"
+_LOST: Final = (
+    "its claim was lost to another worker before it could be settled: its handler ended here, but that is not recorded,"
+    " and it runs again"
+)
 
-_Result = TypeVar("_Result")
 # How one grant that may start is attempted; None if it has come to its outcome already.
 _Handle = Callable[[Job], Ending | None]
 
@@ -59,63 +59,86 @@ class Runner:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._flusher = Flusher()
-        self._retries = threading.RLock()  # whoever has it runs what was tried before
-        forks.watch(self)
-
-    def before_fork(self) -> None:
-        """Nothing to do: a handler that runs is not waited for."""
-
-    def after_fork(self, *, in_child: bool) -> None:
-        if in_child:
-            self._retries = threading.RLock()
+        self._bound = means.terms.alone_bound
+        self._hold = means.terms.max_hold / 1e6
 
     def run(self, jobs: Sequence[Job], handler: Handler) -> None:
         """Run those of the jobs that hold a lease; each has its outcome afterwards.
 
-        In a batch, an event that was tried before may be what killed its worker then. Those are given back
-        and run last, each claimed alone after all others are settled, the least tried first. Those that other threads
-        run are not run beside each other either.
+        Those that may have killed their worker are given back and run last, each claimed alone after all others are
+        settled, while no other handler of this process runs.
         """
         granted = [job for job in jobs if job.held]
         if not granted:
             return
         if self._means.terms.marks_first:
-            self._run_marked(granted, handler)
-        elif len(granted) == 1 and not _was_tried(granted[0]):
-            self.run_alone(granted[0], handler)
-        elif len(granted) != 1 or not self._run_if_alone(granted[0], handler):
-            again = [job for job in granted if _was_tried(job)]
-            self.give_back(again)
-            self._run_together([job for job in granted if job.held] if again else granted, handler)
-            for job in sorted(again, key=_attempt):
-                self._run_again(job, handler)
+            self._beside(granted, self._run_marked, handler)
+        elif len(granted) == 1 and runs_alone(granted[0]):
+            self._placed(granted[0], lambda job: self.run_alone(job, handler))
+        else:
+            suspects = [job for job in granted if job.lease.record.lost and runs_alone(job)]
+            if suspects:
+                self.give_back(suspects)
+                granted = [job for job in granted if job.held]
+            if granted:
+                self._beside(granted, self._run_together, handler)
+            for job in suspects:
+                self._claim_alone(job, lambda job: self.run_alone(job, handler))
 
-    def _run_if_alone(self, job: Job, handler: Handler) -> bool:
-        def run(alone: bool) -> bool:
-            if alone:
-                self.run_alone(job, handler)
-            return alone
+    def _beside(self, jobs: Sequence[Job], run: Callable[[Sequence[Job], Handler], None], handler: Handler) -> None:
+        """Run beside others; while one of them runs alone, wait, with the leases renewed."""
+        nested, token = inside.get(), jobs[0]
+        try:  # to leave without having entered does no harm
+            if not nested and not PROCESS.enter_now(token, self._hold):
+                self._enter(token, jobs)
+            inside.set(True)
+            run(jobs, handler)
+        finally:
+            inside.set(nested)
+            PROCESS.leave(token)
 
-        return self._retry(run, within=0)
+    def _enter(self, token: object, jobs: Sequence[Job]) -> None:
+        leases = [] if self._means.terms.marks_first else [job.lease for job in jobs]
+        try:
+            self._means.heartbeat.hold(leases)
+            PROCESS.enter(token, self._hold)
+        finally:
+            self._means.heartbeat.drop(leases)
 
-    def _run_again(self, job: Job, handler: Handler) -> None:
-        def run(_alone: bool) -> None:
+    def _placed(self, job: Job, run: Callable[[Job], None]) -> None:
+        """Run one grant beside others; alone, if it may have killed its worker."""
+        if not runs_alone(job):
+            self._beside([job], lambda jobs, _handler: run(jobs[0]), _no_handler)
+        elif not self._alone(lambda: run(job), within=0.0):
+            self.give_back([job])
+            self._claim_alone(job, run)
+
+    def _claim_alone(self, job: Job, run: Callable[[Job], None]) -> None:
+        """Claim one that was given back and run it, as soon as nothing else runs in this process. It is not held before
+        that, since it would lose one more attempt if the process died meanwhile."""
+
+        def claim_and_run() -> None:
             self._claim_again(job)
             if job.held:
-                self.run_alone(job, handler)
+                run(job)
 
-        self._retry(run, within=PATIENCE)
+        left = (job.start_by - self._means.boot()) / 1e6
+        if not self._alone(claim_and_run, within=max(0.0, min(self._bound, left))):
+            job.outcome = Outcome("in_flight", job.event, job.key, error=NOT_ALONE)
 
-    def _retry(self, run: Callable[[bool], _Result], within: float) -> _Result:
-        """Run what was tried before, and say whether that is alone. The lock is let go whether it was got or not: an
-        interrupt can strike before anybody could note that."""
+    def _alone(self, run: Callable[[], None], within: float) -> bool:
+        """Run alone, if nothing else runs in this process within so many seconds; whether it did."""
+        nested = inside.get()
+        token = object()
         try:
-            return run(self._retries.acquire(timeout=within))
+            if not PROCESS.enter_alone(token, self._hold, within=within, alone_for=self._bound):
+                return False
+            inside.set(True)
+            run()
         finally:
-            try:  # noqa: SIM105  # in suppress() an interrupt could strike once more
-                self._retries.release()
-            except RuntimeError:  # another thread has it, or the parent of this process
-                pass
+            inside.set(nested)
+            PROCESS.leave(token)
+        return True
 
     def _claim_again(self, job: Job) -> None:
         if self._means.boot() < job.start_by:
@@ -126,6 +149,23 @@ class Runner:
     def run_alone(self, job: Job, handler: Handler) -> None:
         """Run one claim in progress, whatever the mode: what was taken from the store is never marked first."""
         self._run_together([job], handler)
+
+    def run_taken(self, job: Job, handler: Handler, take: Callable[[], Sequence[Job]]) -> list[Job]:
+        """Run what was taken from the store, beside others or alone; what has come to an outcome. One that must be
+        alone and cannot be yet is given back, and what is taken as soon as it can be runs in its place."""
+        ran: list[Job] = []
+
+        def run(jobs: Sequence[Job]) -> None:
+            for each in jobs:
+                ran.append(each)
+                self.run_alone(each, handler)
+
+        if not runs_alone(job):
+            self._beside([job], lambda jobs, _handler: run(jobs), handler)
+        elif not self._alone(lambda: run([job]), within=0.0):
+            self.give_back([job])
+            self._alone(lambda: run(take()), within=self._bound)
+        return ran
 
     def run_unguarded(self, items: Sequence[Job | Bare], handler: Handler) -> None:
         """Run what its policy lets run without a claim; a failure is only told, there is nothing to settle."""
@@ -140,7 +180,10 @@ class Runner:
         """Run one grant in a transaction of the store that completes it too. The claim is committed before, so its
         attempt counts even if its handler fails and all is rolled back; there is no heartbeat, since nobody else can
         write."""
-        self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection))
+        self._placed(
+            job,
+            lambda job: self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection)),
+        )
 
     def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
         store = cast(Transactional, self._means.store)  # the gate has asked
@@ -272,18 +315,24 @@ class Runner:
         return Asking(store.settle, settlements, endings, self._settled, lambda left, _error: undone(left))
 
     def _let_go(self, endings: Sequence[Ending]) -> list[Settlement]:
-        """What to ask of the store. From here on they are no longer renewed: a renewal of what has just been settled
-        would look like a loss."""
-        self._means.heartbeat.drop([ending.job.lease for ending in endings])
-        return [ending.settlement for ending in endings]
+        """What to ask of the store. From here on they are no longer renewed."""
+        settlements = []
+        for ending in endings:
+            ending.job.lease.ending = True
+            settlements.append(ending.settlement)
+        return settlements
 
     def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Answer]:
         return settle(self._means.store, settlements)
 
     def _settled(self, endings: Sequence[Ending], answers: Sequence[Answer], sent_at: int) -> None:
         """Give the jobs their outcomes, and remember those that are completed."""
+        self._means.heartbeat.drop([ending.job.lease for ending in endings])
         if answers.count(True) < len(endings):
             settled = list(zip(endings, answers, strict=True))
+            if anew := [_anew(ending) for ending, answer in settled if answer is False and _is_granted_anew(ending)]:
+                settled = [each for each in settled if not (each[1] is False and _is_granted_anew(each[0]))]
+                self.write(anew)
             endings = [ending for ending, answer in settled if answer is True]
             for ending, answer in settled:
                 if answer is not True:
@@ -307,16 +356,21 @@ class Runner:
         return [job for job in unanswered if now < job.lease.valid_until]
 
 
+def _no_handler(_event: object) -> None:
+    """What is run knows its own."""
+
+
+def _is_granted_anew(ending: Ending) -> bool:
+    """Whether the claim was granted to this process once more after it was decided how it ends."""
+    return ending.job.lease.record.fence != ending.settlement.fence
+
+
+def _anew(ending: Ending) -> Ending:
+    record = ending.job.lease.record
+    return replace(ending, settlement=replace(ending.settlement, owner=record.owner, fence=record.fence))
+
+
 def _not_settled(ending: Ending, answer: Answer) -> Outcome:
     """What an ending has come to that the store did not accept."""
     error = f"the handler ran, but the store did not confirm it ({answer})" if answer else _LOST
     return Outcome("failed", ending.job.event, ending.job.key, error=error)
-
-
-def _was_tried(job: Job) -> bool:
-    """Whether there was an attempt before, one that did not count for being lost included."""
-    return job.event.attempt > 1 or job.lease.record.lost > 0
-
-
-def _attempt(job: Job) -> int:
-    return job.event.attempt

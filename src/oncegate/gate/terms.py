@@ -22,6 +22,8 @@ _LONGEST_NAMESPACE: Final = 128
 _LONGEST_MEMORY: Final = 60_000_000
 _SHORTEST_LEASE: Final = 10_000
 _SECOND: Final = 1_000_000
+_MOST_DOUBLINGS: Final = 40
+_LEAST_ALONE: Final = 30_000_000
 
 
 class Wishes(TypedDict, total=False):
@@ -32,9 +34,11 @@ class Wishes(TypedDict, total=False):
     retention: Duration
     lease: Duration
     max_hold: Duration
+    handler_timeout: Duration | None
     dead_letter_retention: Duration
     backoff: Duration
     backoff_limit: Duration
+    retry_for: Duration | None
     sliding: bool
     sliding_limit: Duration
     remember: Duration | None
@@ -59,9 +63,11 @@ DEFAULTS: Final[Wishes] = {
     "retention": "7d",
     "lease": "30s",
     "max_hold": "15m",
+    "handler_timeout": None,
     "dead_letter_retention": "30d",
     "backoff": "1s",
     "backoff_limit": "5m",
+    "retry_for": "1h",
     "sliding": False,
     "sliding_limit": "90d",
     "remember": "10s",
@@ -93,9 +99,11 @@ DURATIONS: Final = (
     "retention",
     "lease",
     "max_hold",
+    "handler_timeout",
     "dead_letter_retention",
     "backoff",
     "backoff_limit",
+    "retry_for",
     "sliding_limit",
     "remember",
     "breaker",
@@ -103,7 +111,7 @@ DURATIONS: Final = (
 )
 COUNTS: Final = ("max_attempts", "max_result", "max_in_hand", "threads")
 LISTS: Final = (list, tuple, set, frozenset)
-OPTIONAL: Final = frozenset({"remember", "breaker", "max_age", "max_attempts"})
+OPTIONAL: Final = frozenset({"handler_timeout", "retry_for", "remember", "breaker", "max_age", "max_attempts"})
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -112,9 +120,11 @@ class Terms(Struct, frozen=True, kw_only=True):
     retention: int
     lease: int
     max_hold: int
+    handler_timeout: int | None
     dead_letter_retention: int
     backoff: int
     backoff_limit: int
+    retry_for: int | None
     sliding: bool
     sliding_limit: int
     remember: int | None
@@ -137,9 +147,21 @@ class Terms(Struct, frozen=True, kw_only=True):
         return self.mode == "mark_first"
 
     @property
-    def one_by_one(self) -> bool:
-        """With one attempt each, an event that kills the process would spend those of its whole batch."""
-        return self.max_attempts == 1 and not self.marks_first
+    def alone_bound(self) -> float:
+        """For how many seconds an event that must run alone waits for others, and others for it, at first."""
+        return min(max(self.lease, _LEAST_ALONE), self.max_hold) / 1e6
+
+    @property
+    def attempts_last(self) -> tuple[int, int]:
+        """For how long an event that the store holds and that always fails is tried, from the first attempt to the
+        last: at least and at most. Handlers that take long add to it."""
+        pauses = sum(self.pause_after(attempt) for attempt in range(1, self.max_attempts or 1))
+        return pauses // 2, pauses
+
+    def pause_after(self, attempt: int) -> int:
+        """For how long an event that the store holds is left alone at most after this attempt has failed: twice as long
+        after each."""
+        return min(self.backoff << min(attempt - 1, _MOST_DOUBLINGS), self.backoff_limit)
 
     def unguarded(self, event: Event) -> bool:
         """Whether this event runs without a claim when the store cannot be asked for one."""

@@ -46,6 +46,7 @@ class App:
         starting: Callable[[], Awaitable[None]] | None = None,
         metrics_verifier: Verifier | None = None,
         metrics_apart: bool = False,
+        stuck: Callable[[], str | None] | None = None,
     ) -> None:
         self._doors = doors
         # The names of routes are for their senders to know.
@@ -58,6 +59,7 @@ class App:
         self._starting = starting
         self._metrics_verifier = metrics_verifier
         self._metrics_apart = metrics_apart
+        self._stuck = stuck
         self._stop: Callable[[], object] | None = None
         self._broken = False
         self.draining = False
@@ -162,6 +164,8 @@ class App:
             return problem(503, "the service is about to stop")
         if self._readiness is not None and (brief := await self._readiness.problem()) is not None:
             return problem(503, f"the store cannot be used: {brief}; see the log")
+        if self._stuck is not None and (why := self._stuck()) is not None:
+            return problem(503, why)
         return Answer(200, b'{"status":"ready"}', _JSON)
 
     async def _numbers(self) -> Answer:

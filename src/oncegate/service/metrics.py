@@ -46,6 +46,16 @@ class Metrics:
             ["route"],
             registry=self._registry,
         )
+        self._hung = Gauge(
+            "oncegate_handlers_hung",
+            "Plain handlers that have not returned in time.",
+            ["route"],
+            registry=self._registry,
+        )
+
+    def hung(self, route: str, count: Callable[[], float]) -> None:
+        """Tell of the handlers of a route that hang, whenever somebody asks."""
+        self._hung.labels(route).set_function(count)
 
     def watch(self, route: str, counts: Callable[[], Mapping[str, int]]) -> None:
         """Tell of what the gate of a route has counted, whenever somebody asks."""

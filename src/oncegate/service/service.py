@@ -9,7 +9,7 @@ from functools import partial
 
 from oncegate.claims import Address
 from oncegate.clocks import since_boot, wall
-from oncegate.durations import microseconds
+from oncegate.durations import microseconds, times
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
@@ -72,6 +72,7 @@ class Service:
             room=Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
             proxies=proxies,
             readiness=self._readiness,
+            stuck=self._stuck,
             counting=self._counting.answered,
             starting=self._start,
             metrics_verifier=asking,
@@ -82,6 +83,7 @@ class Service:
         route, gate, name = self._routes[path], self._gates[path], name_of(path)
         self._metrics.watch(name, partial(getattr, gate, "counts"))
         taking = self._taking(gate, handler)
+        self._metrics.hung(name, lambda: taking.hung)
         return Door(
             name,
             taking,
@@ -99,6 +101,14 @@ class Service:
             return Kept(gate, handler, self._threads, at_work=_AT_WORK, drain=self._settings["serve.drain_within"])
         except SettingError as error:
             raise unkept(self._settings, error) from error
+
+    def _stuck(self) -> str | None:
+        """Why events are no longer run, if handlers that hang have taken all threads of a route."""
+        for door in self._doors.values():
+            if door.taking.threads_left <= 0:
+                hung = times(door.taking.hung, "handler")
+                return f"route {door.name} has no thread left to run events: {hung} did not return; start it again"
+        return None
 
     def close(self) -> None:
         """Let go of the store when the last handler is recorded. What runs on when the time to drain is over cannot be

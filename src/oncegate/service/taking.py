@@ -38,6 +38,14 @@ class Taking(Protocol):
     def left_running(self) -> int:
         """How many plain handlers had not ended when the time to drain was over."""
 
+    @property
+    def hung(self) -> int:
+        """How many plain handlers have not returned for very long: see `Gate.hung`."""
+
+    @property
+    def threads_left(self) -> int:
+        """How many threads can still run handlers."""
+
 
 class Kept:
     """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too. Without a
@@ -71,6 +79,14 @@ class Kept:
     def left_running(self) -> int:
         return self._worker.left_running
 
+    @property
+    def hung(self) -> int:
+        return self._worker.hung
+
+    @property
+    def threads_left(self) -> int:
+        return self._worker.threads_left
+
     def _tell_of_failures(self) -> None:
         """That nothing can be taken from the store concerns no event, so no line of the log has it."""
         failures = self._gate.counts.get("inbox.failed", 0)
@@ -89,6 +105,14 @@ class Inline:
         self._gate = gate
         self._handler = logged(handler)
         self._threads = threads
+
+    @property
+    def hung(self) -> int:
+        return self._gate.hung
+
+    @property
+    def threads_left(self) -> int:
+        return self._gate.threads_left
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
         return await _with_refused_kept(await self._run(events), self._gate, self._threads)

@@ -59,9 +59,13 @@ _MEANINGS: Final = {
     "retention": "How long a processed event is remembered.",
     "lease": "How long a claim lasts if its worker dies; it is renewed while the handler runs.",
     "max_hold": "For how long a claim is renewed at most.",
+    "handler_timeout": "A handler that runs for longer than this fails its event; a plain one runs on in its thread,"
+    " and another thread takes its place.",
     "dead_letter_retention": "How long a dead letter is kept.",
     "backoff": "How long what the inbox holds is left alone after a failure; twice as long after each further one.",
     "backoff_limit": "How long it is left alone at most.",
+    "retry_for": "For how long an event that the inbox holds is tried again while what its handler calls is"
+    " unavailable, without using up attempts.",
     "sliding": "Whether retention counts from the latest copy on instead of from the completion.",
     "sliding_limit": "With `sliding`, how long an event is remembered at most.",
     "remember": "For how long a process answers copies of what it saw completed by itself; at most 60s.",

@@ -11,15 +11,17 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from oncegate.durations import spoken
 from oncegate.errors import StoreError
 from oncegate.events import Event
+from oncegate.gate.alone import PROCESS
 from oncegate.gate.concurrent import is_async
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, place_of, told
-from oncegate.gate.jobs import Identified, Job, handed_to
+from oncegate.gate.jobs import Identified, Job, Refused, handed_to, runs_alone
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome, Status
-from oncegate.gate.running import PATIENCE
+from oncegate.gate.room import entered
 from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
 from oncegate.work.handling import logged
@@ -28,16 +30,21 @@ from oncegate.work.signals import stopped_by_signals
 _LONGEST_PAUSE: Final = 5.0
 _GIVE_BACK_EVERY: Final = 0.2
 _SOON: Final = 0.02
+_TURN: Final = 1.0  # seconds that suspects run at a time
+_LOOK_AMONG_SUSPECTS: Final = 0.5
+_CROWDED: Final = "other handlers ran for longer than {}, so suspects that must run alone wait for another turn"
 _COUNTED: Final[dict[Status, str]] = {"processed": "processed", "failed": "failed", "buried": "failed"}
 
 
 class InboxWorker:
     """Runs what waits; see `Gate.inbox`, and `oncegate.gate.working.Worker` for what can be asked of it.
 
-    Which events may run beside each other is the store's to say, since others take from it too. A last attempt is taken
-    and run while nothing else is in hand: an event that kills its process then takes no neighbour with it, and no
-    neighbour that kills the process spends its attempt. But nobody waits longer than a moment for that, before or
-    after: what hangs, or takes long, must not stop the rest."""
+    Which events may run beside each other is the store's to say, since others take from it too. Suspects, whose last
+    attempt was never settled, are given back as soon as they are taken. In turns of their own they are taken again and
+    run, one at a time, while no other handler of this process runs. Such a turn lasts about a second, or as long as one
+    handler takes, and all others have at least as long a turn after it. If the handlers that run do not end within a
+    bound, the others go on and the suspects wait for their next turn: `Terms.alone_bound` at first, then twice as long
+    each time, up to `max_hold`."""
 
     def __init__(
         self,
@@ -57,11 +64,16 @@ class InboxWorker:
         self._observers = observers
         # Of those that have to wait for a thread a few are enough: what waits here nobody else can run.
         self._at_work = at_work if is_async(handler) else min(at_work, 2 * engine.terms.threads)
+        # Places that only admissions fill, so that a new event need not wait behind thousands that are tried again.
+        self._reserved = self._at_work // 8
         self._look = look / 1e6
         self._drain = drain / 1e6
         self._pause = self._look
-        self._alone = False
-        self._begun = 0.0  # when something was last put in hand
+        self._bound = engine.terms.alone_bound
+        self._hold = engine.terms.max_hold / 1e6
+        self._suspects = 0  # how many were seen at the last look
+        self._next_turn = 0.0  # when suspects may run next
+        self._patience = self._bound
         self._dispatcher: Dispatcher[Job] | None = None
         self._asked = 0
         self._looks_soon = False
@@ -83,7 +95,7 @@ class InboxWorker:
 
     async def work(self) -> None:
         """The same in a loop that is there already, where no signal stops it."""
-        self._woken, self._stopped, self._answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._woken, self._stopped = asyncio.Event(), asyncio.Event()
         self._looks_soon = False
         self._lines.clear()
         self._started.clear()
@@ -105,7 +117,8 @@ class InboxWorker:
                 await self._fill(dispatcher)
         finally:
             await dispatcher.drain(self._drain)
-            self._left_running = 0 if is_async(self._handler) else len(self._started)
+            given_up = self._engine.concurrent.threads.given_up
+            self._left_running = 0 if is_async(self._handler) else len(self._started) + given_up
         if not self._left_running:
             self._engine.close()
 
@@ -124,28 +137,32 @@ class InboxWorker:
     async def admit(self, events: Sequence[Event]) -> list[Outcome]:
         """Have the store keep these, as `Gate.aadmit` does, in the loop in which `work` runs. What nothing else of its
         entity is kept before is run from here, if there is room: the store need not be asked for it again."""
-        room = min(self._room_at_once(), len(events))
+        room, token = min(self._room_at_once(), len(events)), object()
+        if room and not PROCESS.enter_now(token, self._hold):
+            room = 0
         self._asked += room
         try:
             identified = handed_to(self._place, [self._identify(event) for event in events])
             items = await self._engine.aadmit(identified, room)
+            outcomes = [item.outcome for item in items]
+            self._run_admitted(items)
         finally:
             self._asked -= room
-            if self._dispatcher is not None:
-                self._answered.set()
-        outcomes = [item.outcome for item in items]
+            PROCESS.leave(token)
+        self._observers.outcomes(outcomes)
+        return outcomes
+
+    def _run_admitted(self, items: Sequence[Job | Refused]) -> None:
         for item in items:
             if isinstance(item, Job) and item.held:
                 if not self._run_at_once(item):
                     self._engine.concurrent.let_go(item)
             elif item.outcome.status == "accepted":
                 self._leave_for_later(item.outcome.event.entity)
-        self._observers.outcomes(outcomes)
-        return outcomes
 
     def _room_at_once(self) -> int:
-        """How much may be wanted from an admission now. Last attempts, which run alone, are taken from the store."""
-        if self._dispatcher is None or self._stopping or self._alone or self._engine.terms.max_attempts == 1:
+        """How much may be wanted from an admission now."""
+        if self._dispatcher is None or self._stopping:
             return 0
         return max(0, self._dispatcher.room - self._asked)
 
@@ -160,7 +177,7 @@ class InboxWorker:
         return True
 
     def _offer(self, dispatcher: Dispatcher[Job], job: Job) -> None:
-        self._begun = time.monotonic()
+        PROCESS.add(job, self._hold)
         dispatcher.offer(job)
 
     def _leave_for_later(self, entity: str | None) -> None:
@@ -175,39 +192,87 @@ class InboxWorker:
         return Figures(**self._counts, in_hand=len(self._started))
 
     @property
+    def hung(self) -> int:
+        """See `Gate.hung`."""
+        return self._engine.hung
+
+    @property
+    def threads_left(self) -> int:
+        """See `Gate.threads_left`."""
+        return self._engine.threads_left
+
+    @property
     def left_running(self) -> int:
         return self._left_running
 
     async def _fill(self, dispatcher: Dispatcher[Job]) -> None:
         self._woken.clear()
-        alone = self._alone
-        if alone:
-            await self._room(dispatcher, self._at_work, self._begun + PATIENCE)
-        await self._room(dispatcher, 1)
-        if self._stopping:
-            return
-        jobs = await self._taken(1 if alone else dispatcher.room)
-        last = [job for job in jobs if self._is_last(job)]
-        if last and not alone and (len(jobs) > 1 or dispatcher.in_hand or self._asked):
-            self._give_back(last)
-            jobs = [job for job in jobs if job not in last]
-        self._alone = bool(last)
+        if self._suspects and time.monotonic() >= self._next_turn:
+            await self._run_suspects(dispatcher)
+        await self._room(dispatcher, 1 + self._reserved)
+        token = object()
+        try:
+            if not PROCESS.enter_now(token, self._hold) and not await entered(token, self._hold, unless=self._stopped):
+                return
+            room = max(0, dispatcher.room - self._reserved)
+            if self._stopping or not room:
+                return
+            jobs = await self._taken(room + self._suspects, apart=True)
+            self._give_back(jobs[room:])
+            self._begin(dispatcher, jobs[:room])
+        finally:
+            PROCESS.leave(token)
+        if self._suspects:
+            await self._wait_between(dispatcher, nothing_else=not jobs)
+        elif not jobs:
+            await self._wait()
+
+    def _begin(self, dispatcher: Dispatcher[Job], jobs: Sequence[Job]) -> None:
         self._engine.concurrent.hold(jobs)
         for job in jobs:
             self._offer(dispatcher, job)
-        if not jobs and not last:
-            await self._wait()
+
+    async def _wait_between(self, dispatcher: Dispatcher[Job], *, nothing_else: bool) -> None:
+        """Every look takes the suspects and gives them back, so while there are some it looks less often. Their turn
+        comes at once if nothing else is to be done."""
+        if nothing_else and not dispatcher.in_hand and not self._asked and self._patience == self._bound:
+            self._next_turn = 0.0
+            return
+        left = min(_LOOK_AMONG_SUSPECTS, max(0.0, self._next_turn - time.monotonic()))
+        await self._first(self._stopped.wait(), within=left)
+
+    async def _run_suspects(self, dispatcher: Dispatcher[Job]) -> None:
+        begun, token = time.monotonic(), object()
+        try:
+            alone_for = self._bound + _TURN
+            if await entered(token, self._hold, alone_for=alone_for, within=self._patience, unless=self._stopped):
+                self._patience = self._bound
+                await self._turn(dispatcher, begun)
+            elif not self._stopping:
+                self._observers.tell("inbox.crowded", detail=_CROWDED.format(spoken(int(self._patience * 1e6))))
+                self._patience = min(2 * self._patience, self._hold)
+        finally:
+            PROCESS.leave(token)
+        now = time.monotonic()
+        self._next_turn = now + (now - begun)
+
+    async def _turn(self, dispatcher: Dispatcher[Job], begun: float) -> None:
+        """Run suspects one after the other. One that does not end within the bound runs on beside others."""
+        while self._suspects and not self._stopping:
+            jobs = await self._taken(1)
+            self._begin(dispatcher, jobs)
+            self._suspects = self._suspects - 1 if jobs else 0
+            await self._room(dispatcher, self._at_work, time.monotonic() + self._bound)
+            if dispatcher.in_hand or time.monotonic() - begun >= _TURN:
+                break
 
     async def _room(self, dispatcher: Dispatcher[Job], least: int, until: float = inf) -> None:
-        """Wait for room, or until a time, or until it is stopped. Alone is what has all of it to itself, with nothing
-        asked for."""
-        while not self._stopping and (dispatcher.room < least or (self._alone and self._asked)):
+        """Wait for room, or until a time, or until it is stopped."""
+        while not self._stopping and dispatcher.room < least:
             left = until - time.monotonic()
             if left <= 0:
                 break
-            self._answered.clear()
-            change = dispatcher.room_for(least) if dispatcher.room < least else self._answered.wait()
-            await self._first(change, self._stopped.wait(), within=None if left == inf else left)
+            await self._first(dispatcher.room_for(least), self._stopped.wait(), within=None if left == inf else left)
 
     async def _first(self, *awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
         """Wait for the first of these, at most so many seconds."""
@@ -218,9 +283,10 @@ class InboxWorker:
             for task in tasks:
                 task.cancel()
 
-    async def _taken(self, most: int) -> list[Job]:
+    async def _taken(self, most: int, *, apart: bool = False) -> list[Job]:
+        """What may run now; suspects too, unless they are to be kept apart."""
         try:
-            jobs = await self._in_thread(most)
+            jobs = await self._in_thread(most, apart)
         except Exception as error:  # noqa: BLE001  # whatever was wrong with one look, the next may find all well
             self._observers.tell("inbox.failed", detail=str(error) if isinstance(error, StoreError) else told(error))
             self._pause = min(2 * self._pause, max(_LONGEST_PAUSE, self._look))
@@ -229,14 +295,24 @@ class InboxWorker:
         self._counts["received"] += len(jobs)
         return jobs
 
-    async def _in_thread(self, most: int) -> list[Job]:
+    async def _in_thread(self, most: int, apart: bool) -> list[Job]:
         """What is taken when nobody waits for it any more is given back."""
-        taking = self._thread.submit(self._engine.claimer.take, most, in_order=True)
+        taking = self._thread.submit(self._take, most, apart)
         try:
             return await asyncio.shield(asyncio.wrap_future(taking))
         except asyncio.CancelledError:
             taking.add_done_callback(self._untake)
             raise
+
+    def _take(self, most: int, apart: bool) -> list[Job]:
+        """Suspects are given back at once: one that is held while the process dies loses one more attempt."""
+        jobs = self._engine.claimer.take(most, in_order=True)
+        if not apart:
+            return jobs
+        suspects = [job for job in jobs if runs_alone(job)]
+        self._suspects = len(suspects)
+        self._let_go(suspects)
+        return [job for job in jobs if not runs_alone(job)] if suspects else jobs
 
     def _untake(self, taken: Future[list[Job]]) -> None:
         if taken.exception() is None:
@@ -244,10 +320,6 @@ class InboxWorker:
 
     async def _wait(self) -> None:
         await self._first(self._woken.wait(), self._stopped.wait(), within=self._pause)
-
-    def _is_last(self, job: Job) -> bool:
-        most = self._engine.terms.max_attempts
-        return most is not None and job.event.attempt >= most
 
     async def _run(self, job: Job) -> Next:
         self._started.add(job.key.digest)
@@ -261,6 +333,8 @@ class InboxWorker:
         except BaseException:
             self._ended(job)
             raise
+        finally:
+            PROCESS.leave(job)
         self._ended(job)
         self._observers.outcomes([job.outcome])
         if name := _COUNTED.get(job.outcome.status):
@@ -283,6 +357,8 @@ class InboxWorker:
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
         """In the thread, so that what is taken next finds it. What was cancelled while it ran has settled itself."""
+        for job in jobs:
+            PROCESS.leave(job)
         if unstarted := [job for job in jobs if not job.started]:
             self._thread.submit(self._let_go, unstarted)
 

@@ -70,4 +70,4 @@ class SqsWorker:
         finally:
             with self._lock:
                 self._session = self._loop = None
-            self._left_running = session.left_running
+            self._left_running = session.left_running + self._lent.engine.concurrent.threads.given_up

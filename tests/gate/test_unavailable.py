@@ -1,0 +1,165 @@
+"""What the inbox holds and fails because something else is unavailable: tried for long, without using up attempts."""
+
+import asyncio
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.durations import microseconds
+from oncegate.errors import Bury, HandlerTimeout, RetryLater
+from oncegate.gate.handlers import is_unavailable
+from oncegate.gate.observing import Notice
+from oncegate.sinks import forward
+from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
+from tests.gate.conftest import until
+from tests.work.test_inbox import call, working
+
+
+def raised_from(cause: BaseException) -> Exception:
+    error = ValueError("as a client says it")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "unavailable"),
+    [
+        (ConnectionRefusedError(), True),
+        (BrokenPipeError(), True),
+        (TimeoutError(), True),
+        (RetryLater("busy"), True),
+        (raised_from(raised_from(ConnectionResetError())), True),
+        (ValueError("boom"), False),
+        (OSError(28, "no space"), False),
+        (Bury("never"), False),
+        (HandlerTimeout("too long"), False),
+        (raised_from(HandlerTimeout("too long")), False),
+    ],
+)
+def test_which_errors_are_meant(error: BaseException, unavailable: bool) -> None:
+    """Connections that fail, timeouts, RetryLater and what was raised from one of these; no handler that hangs."""
+    assert is_unavailable(error) is unavailable
+
+
+class Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.attempts: list[int] = []
+
+    def __call__(self, event: Event) -> None:
+        self.attempts.append(event.attempt)
+        raise self.error
+
+
+def kept(clock: ManualClock, **terms: Any) -> Gate:
+    gate = Gate(MemoryStore(clock=clock), boot=clock, **terms)
+    gate.admit([{"id": "evt-1"}])
+    return gate
+
+
+def record(gate: Gate) -> Any:
+    (entry,) = gate.store.browse()
+    return entry.record
+
+
+def test_an_hour_without_using_up_attempts(clock: ManualClock) -> None:
+    """It is tried for `retry_for`, at pauses that grow with the time from `backoff` to `backoff_limit`, and then is a
+    dead letter whose reason says for how long."""
+    gate, handler = kept(clock, backoff_limit="1m"), Failing(ConnectionRefusedError("down"))
+    begun, pauses = clock.now, []
+    while not (outcomes := gate.run_waiting(handler)) or outcomes[0].status == "failed":
+        if outcomes:
+            assert (record(gate).attempts, record(gate).unavailable_since) == (0, begun)
+            past, pause = clock.now - begun, record(gate).lease_until - clock.now
+            bound = min(max(past, 1_000_000), 60_000_000)
+            assert bound / 2 <= pause <= bound or past + pause == microseconds("1h")
+            pauses.append(pause)
+        clock.advance("500ms")
+    assert set(handler.attempts) == {1}
+    assert len(pauses) > 60
+    assert microseconds("1h") <= clock.now - begun < microseconds("1h") + 2_000_000
+    over = "; it was tried for 1 h, and retry_for is 1 h"
+    assert (record(gate).state, record(gate).error) == ("D", f"ConnectionRefusedError: down{over}")
+    assert outcomes[0].discreet.endswith(f"ConnectionRefusedError{over}.")
+
+
+def test_other_failures_are_counted(clock: ManualClock) -> None:
+    """They use up attempts between times of unavailability too, and end the row."""
+    gate = kept(clock, max_attempts=2)
+    errors: list[Exception] = [TimeoutError(), ValueError(), RetryLater("busy"), RetryLater("busy"), ValueError()]
+    seen = []
+    for error in errors:
+        (outcome,) = gate.run_waiting(Failing(error))
+        seen.append((outcome.status, record(gate).attempts, record(gate).unavailable_since is not None))
+        clock.advance("10m")
+    failed = [("failed", 0, True), ("failed", 1, False), ("failed", 1, True), ("failed", 1, True)]
+    assert seen == [*failed, ("buried", 2, True)]
+
+
+def test_off(clock: ManualClock) -> None:
+    """Without `retry_for` unavailability counts like any failure."""
+    gate, handler = kept(clock, max_attempts=2, retry_for=None), Failing(ConnectionError())
+    gate.run_waiting(handler)
+    clock.advance("1m")
+    (outcome,) = gate.run_waiting(handler)
+    assert (outcome.status, handler.attempts) == ("buried", [1, 2])
+
+
+def test_not_before_it_said(clock: ManualClock) -> None:
+    """A handler that knows when to come again is left alone until then."""
+    gate = kept(clock)
+    (outcome,) = gate.run_waiting(Failing(RetryLater("busy", after=600)))
+    assert record(gate).lease_until - clock.now == 600_000_000
+    assert "uses up no attempt for up to 1 h more" in outcome.reason
+    assert "in 10 m at the earliest" in outcome.reason
+
+
+def test_a_delivery_that_is_not_kept_is_counted(clock: ManualClock) -> None:
+    """Where the sender delivers again, every failure is an attempt."""
+    gate = Gate(MemoryStore(clock=clock), max_attempts=2)
+    outcomes = [gate.run({"id": 1}, Failing(ConnectionError())) for _ in range(2)]
+    assert [outcome.status for outcome in outcomes] == ["failed", "buried"]
+
+
+def test_a_receiver_that_is_started_late() -> None:
+    """Events that are forwarded to an address where nothing listens are not lost when something does, later than five
+    attempts take; and the log names the one that its entity waits for."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    got: list[str] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(str(self.headers["Idempotency-Key"]))
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_said: Any) -> None: ...
+
+    notices: list[Notice] = []
+    gate = Gate("memory://", backoff="10ms", backoff_limit="20ms", max_attempts=2, observers=[notices.append])
+    gate.admit([call(1, second=1), call(2, second=2)])
+
+    async def then(_worker: Any) -> None:
+        await until(lambda: gate.counts.get("event.failed", 0) >= 5)
+        server = HTTPServer(("127.0.0.1", port), Receiver)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            await until(lambda: gate.counts.get("event.processed") == 2)
+        finally:
+            await asyncio.to_thread(server.shutdown)
+            server.server_close()
+
+    working(gate, forward(f"http://127.0.0.1:{port}/events", allow_private=True), then)
+    assert len(got) == 2
+    failed = [notice.outcome for notice in notices if notice.name == "event.failed" and notice.outcome is not None]
+    assert {outcome.event.id for outcome in failed} == {"evt-1"}
+    assert all("later events of its entity wait for it" in outcome.discreet for outcome in failed)
