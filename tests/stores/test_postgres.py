@@ -244,7 +244,7 @@ class TestRefusals:
         """A session that may not write is refused when it is opened."""
         with postgres.connect() as db:
             db.execute("ALTER ROLE guest SET default_transaction_read_only = on")
-        self.refused(postgres.url(user=role), "is a replica or read-only; name the primary")
+        self.refused(f"{postgres.url(user=role)}?oncegate_schema=unmade", "is a replica or read-only; name the primary")
 
     def test_replica(self) -> None:
         """A hot standby is refused when it is opened."""
@@ -256,7 +256,8 @@ class TestRefusals:
         """Where every transaction is serializable, batches that meet would fail instead of waiting."""
         with postgres.connect() as db:
             db.execute("ALTER ROLE guest SET default_transaction_isolation = serializable")
-        self.refused(postgres.url(user=role), "SET default_transaction_isolation = 'read committed'")
+        url = f"{postgres.url(user=role)}?oncegate_schema=unmade"
+        self.refused(url, "SET default_transaction_isolation = 'read committed'")
 
     def test_encoding(self, postgres: PostgresServer) -> None:
         """A database that cannot hold every character is refused."""
