@@ -1,6 +1,7 @@
 """The inbox: how long good events wait for their handler while others fail."""
 
 import asyncio
+import logging
 import random
 import time
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ def _p99(sizes: Sizes, folder: Path, failing: float) -> float:
 def measured(path: Path, seconds: float, failing: float) -> list[float]:
     """The delays of the good events of so many seconds, of which this share always fails."""
     handler = Delays()
+    logging.getLogger("oncegate.work").setLevel(logging.CRITICAL)  # the failures are meant
     asyncio.run(_sent(Gate(f"sqlite:///{path}"), handler, seconds, failing))
     return handler.seconds
 
