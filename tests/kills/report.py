@@ -130,7 +130,7 @@ def _poisoned(say: Say) -> None:
     for way in WAYS:
         run = poison(way, ("event-1",), max_attempts=_ATTEMPTS)
         sound(f"{way} with poison", run)
-        if run.finding.buried != ("event-1",) or run.kills != _ATTEMPTS:
+        if run.finding.buried != ("event-1",) or run.kills != _ATTEMPTS + 1:
             raise Wrong(f"{way}: poison killed {run.kills} workers, and {run.finding.buried} were buried")
         say(f"  {way} with poison: buried after {run.kills} kills")
 
