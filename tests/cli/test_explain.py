@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 import threading
 from contextlib import closing
@@ -189,6 +190,13 @@ class TestDecisions:
         while "lease ended" not in told:  # it takes 20 ms
             told = first_line(oncegate("explain", "evt-1"))
         assert told.startswith("Run, to an end that is not known: the worker of evt-1 did not come back, at its first ")
+
+    def test_a_process_that_has_ended(self, oncegate: Run, tmp_path: Path) -> None:
+        """What a dead process holds is not said to be run, though its lease lasts."""
+        code = "import os, oncegate; oncegate.Gate('sqlite:///oncegate.db').run({'id': 'e'}, lambda _: os._exit(0))"
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+        told = first_line(oncegate("explain", "e"))
+        assert told.startswith("Run, to an end that is not known: the process that ran e has ended, at its first")
 
     def test_conflict(self, oncegate: Run, gate: Gate) -> None:
         """A copy that was kept apart for its content is not said to have been run."""

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, keys, read
+from oncegate.errors import RetryLater, SettingError
 from oncegate.gate.jobs import stage
 from oncegate.service.taking import Kept
 from oncegate.stores.base import Store
 from oncegate.stores.memory import MemoryStore
+from tests.service.running import until
 from tests.stores.redis_server import RedisServer
 
 PLACE = "sqs://q?region=eu-central-1"
@@ -178,6 +180,35 @@ def test_a_failure_there(gate: Gate, effects: Effects) -> None:
     assert statuses(gate, sink.sent, fails) == ["failed"]
     assert statuses(gate, [CALL], sink) == ["duplicate"]
     assert statuses(gate, sink.sent, effects) == ["processed"]
+
+
+def test_sent_but_not_known_to_be(effects: Effects) -> None:
+    """A message whose publisher will try again is not acknowledged: a queue may drop the second one as a copy."""
+    gate, sink, unsure = Gate(MemoryStore()), Sink(), [True]
+
+    class Unsure:
+        publishes_to = PLACE
+
+        def __call__(self, event: Event) -> None:
+            sink(event)
+            if unsure:
+                unsure.clear()
+                raise RetryLater("no answer")
+
+    gate.admit([CALL])
+    assert [outcome.status for outcome in gate.run_waiting(Unsure(), limit=1)] == ["failed"]
+    handle = gate.lambda_handler(effects)
+    batch = {"Records": sink.sent[:1]}
+    assert handle(batch, None)["batchItemFailures"] == [{"itemIdentifier": sink.sent[0]["messageId"]}]
+    until(lambda: bool(gate.run_waiting(Unsure())))
+    assert handle(batch, None) == {"batchItemFailures": []}
+    assert len(effects) == 1
+
+
+def test_marked_and_published() -> None:
+    """An event that is marked as done before it is published could never run where it comes out."""
+    with pytest.raises(SettingError, match="publish with mode='lease'"):
+        Gate(MemoryStore(), mode="mark_first").run(CALL, Sink())
 
 
 class TestKept:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.claims import COMPLETED, IN_PROGRESS, Renew
+from oncegate.claims import COMPLETED, IN_PROGRESS, Renew, Settlement
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -270,3 +270,30 @@ class TestFlushing:
 
 def _by_id(entry: object) -> str:
     return str(entry.record.about.delivery_id)  # type: ignore[attr-defined]
+
+
+def test_released_and_granted_again_at_once() -> None:
+    """A failed attempt whose release is not known here yet holds no claim for good, though it was granted once more."""
+    store = MemoryStore()
+    settle, applied, go_on = store.settle, threading.Event(), threading.Event()
+
+    def slow_to_answer(settlements: Sequence[Settlement]) -> list[bool]:
+        answers = settle(settlements)
+        if not applied.is_set():
+            applied.set()
+            go_on.wait(10)
+        return answers
+
+    store.settle = slow_to_answer  # type: ignore[method-assign]
+    gate = Gate(store)
+
+    def fail(event: Event) -> None:
+        raise ValueError("first")
+
+    first = threading.Thread(target=gate.run, args=({"id": "evt-1"}, fail))
+    first.start()
+    assert applied.wait(10)
+    assert gate.run({"id": "evt-1"}, lambda event: None).status == "in_flight"
+    go_on.set()
+    first.join()
+    assert gate.run({"id": "evt-1"}, lambda event: None).status == "processed"

@@ -3,10 +3,18 @@
 import asyncio
 import socket
 import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import botocore.session
+import httpx
 import pytest
+import requests
+from botocore.config import Config
 
 from oncegate import Event, Gate
 from oncegate.durations import microseconds
@@ -44,6 +52,66 @@ def raised_from(cause: BaseException) -> Exception:
 def test_which_errors_are_meant(error: BaseException, unavailable: bool) -> None:
     """Connections that fail, timeouts, RetryLater and what was raised from one of these; no handler that hangs."""
     assert is_unavailable(error) is unavailable
+
+
+def by_urllib(url: str) -> Any:
+    return urllib.request.urlopen(url, timeout=0.3)  # noqa: S310  # a server of the test
+
+
+def by_requests(url: str) -> Any:
+    with requests.Session() as session:
+        session.get(url, timeout=0.3).raise_for_status()
+
+
+def by_httpx(url: str) -> Any:
+    httpx.get(url, timeout=0.3, trust_env=False).raise_for_status()
+
+
+def by_botocore(url: str) -> Any:
+    once = Config(retries={"total_max_attempts": 1}, connect_timeout=0.3, read_timeout=0.3)
+    account = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    session = botocore.session.get_session()
+    session.create_client("sqs", "eu-central-1", endpoint_url=url, config=once, **account).list_queues()
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(int(self.path.rpartition("/")[2]))
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Keep the output of the tests clean."""
+
+
+def caught(call: Callable[[str], Any], url: str) -> Exception:
+    with pytest.raises(Exception) as found:  # noqa: PT011  # which it is, is the client's to say
+        call(url)
+    if isinstance(found.value, urllib.error.HTTPError):
+        found.value.close()
+    return found.value
+
+
+@pytest.mark.parametrize("call", [by_urllib, by_requests, by_httpx, by_botocore])
+def test_a_client_that_gets_no_answer(call: Callable[[str], Any]) -> None:
+    """A refused connection and a timeout are unavailability, whatever HTTP client the handler uses."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        assert is_unavailable(caught(call, url))
+    assert is_unavailable(caught(call, url))
+
+
+@pytest.mark.parametrize("call", [by_urllib, by_requests, by_httpx])
+def test_a_client_that_gets_an_error(call: Callable[[str], Any]) -> None:
+    """429 and 5xx are unavailability, other errors are not."""
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        found = {code: is_unavailable(caught(call, f"{url}/{code}")) for code in (400, 404, 429, 500, 503)}
+        server.shutdown()
+        thread.join()
+    assert found == {400: False, 404: False, 429: True, 500: True, 503: True}
 
 
 class Failing:

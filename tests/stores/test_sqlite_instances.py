@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,8 +114,9 @@ def test_unknown(path: str) -> None:
 def test_our_own(path: str) -> None:
     """What this process holds is not taken for abandoned, also when it has the store open twice."""
     with closing(SqliteStore(path)) as store, closing(SqliteStore(path)) as other:
-        granted(store, owner=owners(1)[0])
+        record = granted(store, owner=owners(1)[0])
         assert isinstance(claim(other), InFlight)
+        assert complete(store, record)
         other.close()
         assert os.listdir(f"{path}-instances") == [instance().hex()]
     assert not os.path.exists(f"{path}-instances")
@@ -210,3 +211,47 @@ def test_owners() -> None:
     assert len(set(drawn)) == 1_000
     assert {(instance_of(owner), len(owner)) for owner in drawn} == {(instance(), 16)}
     assert instance_of(b"short") is None
+
+
+def test_one_file_by_two_names(tmp_path: Path) -> None:
+    """A store that is opened through a link to its file or folder works, and is one store with one lock."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    (tmp_path / "link.db").symlink_to(tmp_path / "folder" / "store.db")
+    names = ["folder/store.db", "link/store.db", "link.db"]
+    with ExitStack() as stack:
+        stores = [stack.enter_context(closing(SqliteStore(str(tmp_path / name)))) for name in names]
+        granted(stores[0], owner=owners(1)[0])
+        assert [type(claim(store)).__name__ for store in stores] == ["InFlight"] * 3
+        assert len(list(tmp_path.glob("folder/store.db-instances/*"))) == 1
+
+
+def test_a_program_that_does_not_close_its_store(path: str) -> None:
+    """A program that ends with all its claims settled leaves no lock file behind."""
+    done = run(f"from oncegate import Gate; Gate('sqlite:///{path}').run({{'id': 'a'}}, lambda event: None)")
+    assert (done.returncode, os.path.exists(f"{path}-instances")) == (0, False), done
+
+
+def test_closed_with_claims_in_hand(path: str) -> None:
+    """A process that closes its store while its handlers still run keeps its lock: the claims are free when it ends."""
+    code = f"""
+from oncegate.instances import owners
+from oncegate.stores.sqlite import SqliteStore
+from oncegate.testing.asking import claim
+store = SqliteStore({path!r})
+claim(store, owner=owners(1)[0])
+store.close()
+print("closed", flush=True)
+input()
+"""
+    command = [sys.executable, "-c", code]
+    with (
+        closing(SqliteStore(path)) as store,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "closed\n"
+        assert isinstance(claim(store), InFlight)
+        process.communicate("\n", timeout=20)
+        time.sleep(0.3)  # two looks at one process are a quarter of a second apart
+        granted(store)

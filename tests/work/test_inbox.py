@@ -647,8 +647,8 @@ def _wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_store_away_for_a_while() -> None:
-    """A store that cannot be asked is asked again, and each failure is told."""
+def test_store_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """A store that cannot be asked is asked again, and each failure is told; the log has when it began and ended."""
     store = Stumbling()
     gate = Gate(store)
     gate.admit([call(1)])
@@ -656,6 +656,9 @@ def test_store_away_for_a_while() -> None:
     seen: list[str | None] = []
     working(gate, lambda event: seen.append(event.id), lambda worker: until(lambda: len(seen) == 1))
     assert gate.counts["inbox.failed"] == 3
+    begun, ended = (record.getMessage() for record in caplog.records)
+    assert begun.startswith("events that wait cannot be taken from the store (")
+    assert ended.startswith("events that wait can be taken from the store again, after")
 
 
 def test_a_look_that_fails_for_a_reason_nobody_foresaw() -> None:

@@ -62,9 +62,11 @@ def _made(event: Event, make: keys.Strategy) -> Key | None:
         return None
 
 
-def decision(record: Record, now: int, why: Why | None = None, there: Record | None = None) -> str:
+def decision(
+    record: Record, now: int, why: Why | None = None, there: Record | None = None, *, ended: bool = False
+) -> str:
     """Whether the event was run, why or why not, and what becomes of a copy that comes now. `there` is the record of
-    what was handed on."""
+    what was handed on; `ended` says that the process that holds the event is known to have ended."""
     if record.state == COMPLETED and record.handed_to is not None:
         return _published(record, there, now)
     if record.state == COMPLETED:
@@ -72,7 +74,7 @@ def decision(record: Record, now: int, why: Why | None = None, there: Record | N
     if record.state == DEAD:
         return f"{_dead(record, why)}; nothing runs it until it is redriven or dropped (oncegate dlq)."
     if record.state == IN_PROGRESS:
-        return _in_progress(record, now)
+        return _in_progress(record, now, ended)
     return _released(record, now)
 
 
@@ -114,8 +116,13 @@ def _ran(there: Record | None, now: int) -> str:
     return f"tried there, {_at(there)}, and runs again when it is delivered"
 
 
-def _in_progress(record: Record, now: int) -> str:
+def _in_progress(record: Record, now: int, ended: bool) -> str:
     kept = record.payload is not None
+    then = f"{WHO_RUNS} runs it again" if kept else "the next delivery runs it again"
+    if ended:
+        return (
+            f"Run, to an end that is not known: the process that ran {named(record)} has ended, {_at(record)}; {then}."
+        )
     if now < record.lease_until:
         left = spoken(record.lease_until - now)
         return (
@@ -125,7 +132,7 @@ def _in_progress(record: Record, now: int) -> str:
     over = spoken(now - record.lease_until)
     return (
         f"Run, to an end that is not known: the worker of {named(record)} did not come back, {_at(record)}, and its"
-        f" lease ended {over} ago; {f'{WHO_RUNS} runs it again' if kept else 'the next delivery runs it again'}."
+        f" lease ended {over} ago; {then}."
     )
 
 
@@ -153,12 +160,16 @@ def _dead(record: Record, why: Why | None) -> str:
         return f"Not run: {named(record)} was refused and is kept as a dead letter, because {error}"
     if why == "marked":
         return f"Run, and failed after it was marked as done: {named(record)} is kept as a dead letter, because {error}"
-    return f"Given up: {named(record)} became a dead letter {_at(record)}, because {error}"
+    return f"Given up: {named(record)} became a dead letter {_counted(record)}, because {error}"
 
 
 def _at(record: Record) -> str:
-    counted = "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
+    counted = _counted(record)
     return f"{counted}, with {times(record.lost, 'attempt')} lost before it" if record.lost else counted
+
+
+def _counted(record: Record) -> str:
+    return "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
 
 
 def _line(error: str) -> str:

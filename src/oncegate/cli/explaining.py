@@ -24,7 +24,7 @@ from oncegate.gate.terms import DEFAULTS, agree
 from oncegate.settings import Settings
 from oncegate.settings.routes import by_route
 from oncegate.sources import Hints, understood
-from oncegate.stores.base import Entry, Store
+from oncegate.stores.base import Entry, KnowsProcesses, Store
 from oncegate.stores.walking import walk
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
@@ -149,7 +149,9 @@ class Explainer:
     ) -> Explained:
         handed_on = stages(self._store, entry)
         there = handed_on[0].record if handed_on else None
-        said = f"{decision(entry.record, now, why, there)}{self._in_line(entry)}"
+        store, owner = self._store, entry.record.owner
+        ended = isinstance(store, KnowsProcesses) and store.has_ended(owner)
+        said = f"{decision(entry.record, now, why, there, ended=ended)}{self._in_line(entry)}"
         return Explained(said, now, entry, key, kind, handed_on=tuple(handed_on))
 
     def _in_line(self, entry: Entry) -> str:

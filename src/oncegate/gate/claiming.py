@@ -12,6 +12,7 @@ from oncegate.canonical import digest
 from oncegate.carriers import delivery
 from oncegate.claims import (
     COMPLETED,
+    RELEASED,
     Admit,
     Buried,
     Bury,
@@ -26,7 +27,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock, wall
 from oncegate.durations import times
-from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
+from oncegate.errors import SettingError, StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
 from oncegate.events import Event, Key
 from oncegate.gate.asking import Asking
 from oncegate.gate.differences import differences
@@ -59,6 +60,10 @@ _UNREAD_FOR: Final = 1_000_000
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
 _TAKEN: Final = "something else has the key of the copy"
+_MARKED_AND_PUBLISHED: Final = (
+    "mode='mark_first' completes an event before it is published, so that whatever receives it there would take it for"
+    " done; publish with mode='lease', the default"
+)
 _CUT: Final = "only the first part of it could be kept"
 # What every store can keep; DynamoDB, which keeps least, has items of 400 kB.
 _CUT_TO: Final = 256 * 1024
@@ -92,6 +97,8 @@ class Claimer:
 
     def asking(self, jobs: Sequence[Job]) -> Asking | None:
         """The same, to be asked for; None if all are known here."""
+        if self._terms.marks_first and any(job.hands_to is not None for job in jobs):
+            raise SettingError(_MARKED_AND_PUBLISHED)
         for job in jobs:
             if job.carried is not None:
                 jobs = self._found_by_carried(jobs)
@@ -425,6 +432,9 @@ class Claimer:
 def _outcome(job: Job, verdict: Duplicate | InFlight | Buried) -> Outcome:
     record, at = verdict.record, verdict.at
     match verdict:
+        case Duplicate() if job.published and record.state == RELEASED:
+            # Its publisher does not know yet that it was sent, and will try again; a queue may drop that as a copy.
+            return Outcome("in_flight", job.event, job.key, "concurrent", original=record, at=at)
         case Duplicate():
             result = None if record.result is None else msgspec.json.decode(record.result)
             kind = kind_of(job, record, at)

@@ -51,7 +51,10 @@ MOST_AT_A_TIME: Final = 256
 _inside: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
 _in_thread: ContextVar[frozenset[int]] = ContextVar("oncegate_in_thread", default=frozenset())
 _LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
-_NOT_STARTED: Final = "not started: an attempt that did not return in time still runs in this process, for {}"
+_NOT_STARTED: Final = (
+    "its handler was started {} ago and has not returned, so it may have taken effect; it is not started again while it"
+    " runs"
+)
 _CANCELLED: Final = "it was cancelled, or its process was stopped, while the handler ran"
 
 
@@ -85,6 +88,7 @@ class Concurrent:
         )
         self.copies = Copies(means.terms.max_in_hand // 2)
         self._bound = means.terms.alone_bound
+        self._within = means.terms.alone_within
         self._hold = means.terms.max_hold / 1e6
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = WeakKeyDictionary()
         self._timeout = means.terms.handler_timeout
@@ -180,7 +184,7 @@ class Concurrent:
         """It is not held while it waits, since it would lose one more attempt if the process died meanwhile."""
         token = object()
         try:
-            if not await entered(token, self._hold, alone_for=self._bound, within=self._bound):
+            if not await entered(token, self._hold, alone_for=self._bound, within=self._within):
                 job.outcome = Outcome("in_flight", job.event, job.key, error=NOT_ALONE)
                 return
             await self._gatherer.done(job)
@@ -283,6 +287,9 @@ class Concurrent:
         except asyncio.CancelledError:
             if not submitted.cancel():
                 way.start()  # it has begun, or is about to: it is no longer to be given back
+                PROCESS.add(waiter, self._hold)  # and runs on, for whoever must run alone
+                if way.ended:
+                    PROCESS.leave(waiter)
             raise
 
     def _work(self, event: Event, handler: Handler, way: "_Way", waiter: Waiter) -> None:
@@ -302,6 +309,8 @@ class Concurrent:
         finally:
             inside.reset(within)
             _in_thread.reset(gates)
+            way.ended = True
+            PROCESS.leave(waiter)
         if self.threads.end(run):
             self._gatherer.post(ended(), waiter)
 
@@ -385,7 +394,7 @@ def _is_quick(asked: _Asked) -> bool:
 class _Way:
     """How a handler is called for an item: what is to be written when it ran or failed, and under which claim."""
 
-    __slots__ = ("failed", "job", "ran")
+    __slots__ = ("ended", "failed", "job", "ran")
 
     def __init__(
         self, ran: Callable[[Any], _Asked], failed: Callable[[BaseException], _Asked], job: Job | None = None
@@ -393,6 +402,7 @@ class _Way:
         self.ran = ran
         self.failed = failed
         self.job = job
+        self.ended = False  # its handler, in a thread
 
     @property
     def lease(self) -> Lease | None:

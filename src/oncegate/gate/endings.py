@@ -60,7 +60,9 @@ class Endings:
             return self.buried(job, said(error) + over, raised + over)
         after = not_before(error)
         bound = min(max(past, self._terms.backoff), self._terms.backoff_limit)
-        delay = min(_some_of(bound), max(retry_for - past, self._terms.backoff))
+        delay = _some_of(bound)
+        if self._terms.max_attempts is not None:  # the last try is not put off past the end
+            delay = min(delay, max(retry_for - past, self._terms.backoff))
         release = Release(*self._proof(job), said(error), delay=max(delay, after or 0), unavailable=True)
         on = f" (this uses up no attempt for up to {spoken(max(0, retry_for - past))} more)"
         outcome = Outcome("failed", job.event, job.key, error=said(error) + on, raised=raised + on, retry_after=after)

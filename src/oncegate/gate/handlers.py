@@ -14,6 +14,21 @@ TransactionHandler = Callable[[Event, Any], Any]
 
 LONGEST_ERROR: Final = 2_000
 _MOST_CAUSES: Final = 8
+# What HTTP clients raise when there is no answer, and when the answer is an error, by package and class.
+_UNREACHABLE: Final = frozenset(
+    {
+        "httpx.TransportError",
+        "requests.ConnectionError",
+        "requests.Timeout",
+        "urllib3.MaxRetryError",
+        "urllib3.ProtocolError",
+        "urllib3.TimeoutError",
+        "aiohttp.ClientConnectionError",
+        "botocore.ConnectionError",
+        "botocore.HTTPClientError",
+    }
+)
+_STATUS: Final = frozenset({"httpx.HTTPStatusError", "requests.HTTPError", "urllib.HTTPError"})
 _GENERATOR: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
 _COROUTINE: Final = 0x80  # CO_COROUTINE
 _MORE: Final = 0x04  # CO_VARARGS
@@ -123,13 +138,24 @@ def not_before(error: BaseException) -> int | None:
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether a handler failed because something that it calls is unavailable: it raised `RetryLater`, which the sinks
-    raise for 5xx, 429, timeouts and connections that fail; or ConnectionError or TimeoutError; or, as HTTP clients do,
-    an exception of its own from one of these (`raise … from error`). A handler that hangs is no such thing."""
+    raise for 5xx, 429, timeouts and connections that fail; or ConnectionError or TimeoutError; or what an HTTP client
+    raises for a connection that fails, a timeout, 429 or 5xx; or an exception from one of these (`raise … from error`).
+    A handler that hangs is no such thing."""
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if cause is None or isinstance(cause, HandlerTimeout | Bury):
             return False
-        if isinstance(cause, RetryLater | ConnectionError | TimeoutError):
+        if isinstance(cause, RetryLater | ConnectionError | TimeoutError) or _is_of_a_client(cause):
             return True
         cause = cause.__cause__
     return False
+
+
+def _is_of_a_client(error: BaseException) -> bool:
+    """Whether an exception of an HTTP client tells of a service that cannot be reached, or that answers 429 or 5xx. The
+    clients are known by name: they are not imported for this."""
+    names = {f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in type(error).__mro__}
+    if names & _UNREACHABLE or isinstance(getattr(error, "reason", None), ConnectionError | TimeoutError):
+        return True  # the reason is that of urllib's URLError
+    status = getattr(getattr(error, "response", None), "status_code", None) or getattr(error, "code", None)
+    return bool(names & _STATUS) and isinstance(status, int) and (status == 429 or 500 <= status < 600)

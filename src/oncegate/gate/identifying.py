@@ -58,6 +58,7 @@ class Identifier:
         job = Job(event, key, payload_hash, too_old)
         if carried is not None and carried != str(key):
             job.carried = bytes.fromhex(carried)
+        job.published = trusted and event.evidence.handed_key is not None
         if self._terms.on_conflict == "duplicate" and job.key.binds:
             job.key, job.loosened = replace(job.key, binds=False), True
         return job

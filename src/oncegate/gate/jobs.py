@@ -42,7 +42,8 @@ class Job(Struct, eq=False, gc=False):
     another. One that is `answered` is not to be claimed any more. `loosened`: its key would bind content, but for the
     policy. Its handler is not started from `start_by` on, on the boot clock. One that is to be kept is wanted `at_once`
     if it can be run here as soon as it is. `hands_to` is the place that its handler publishes to. `carried` is the key
-    under which it was published, if it is another than its own.
+    under which it was published, if it is another than its own. `published`: it comes from a queue or a bus, and says
+    that a gate has put it there.
     It is nothing to the garbage collector: none of what it holds knows of it.
     """
 
@@ -60,6 +61,7 @@ class Job(Struct, eq=False, gc=False):
     unguarded: str | None = None
     hands_to: str | None = None
     carried: bytes | None = None
+    published: bool = False
     lease: Lease = _NOT_YET
     outcome: Outcome = _NOT_YET
 

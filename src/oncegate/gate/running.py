@@ -60,6 +60,7 @@ class Runner:
         self._means = means
         self._flusher = Flusher()
         self._bound = means.terms.alone_bound
+        self._within = means.terms.alone_within
         self._hold = means.terms.max_hold / 1e6
 
     def run(self, jobs: Sequence[Job], handler: Handler) -> None:
@@ -123,7 +124,7 @@ class Runner:
                 run(job)
 
         left = (job.start_by - self._means.boot()) / 1e6
-        if not self._alone(claim_and_run, within=max(0.0, min(self._bound, left))):
+        if not self._alone(claim_and_run, within=max(0.0, min(self._within, left))):
             job.outcome = Outcome("in_flight", job.event, job.key, error=NOT_ALONE)
 
     def _alone(self, run: Callable[[], None], within: float) -> bool:
@@ -164,7 +165,7 @@ class Runner:
             self._beside([job], lambda jobs, _handler: run(jobs), handler)
         elif not self._alone(lambda: run([job]), within=0.0):
             self.give_back([job])
-            self._alone(lambda: run(take()), within=self._bound)
+            self._alone(lambda: run(take()), within=self._within)
         return ran
 
     def run_unguarded(self, items: Sequence[Job | Bare], handler: Handler) -> None:
@@ -341,6 +342,9 @@ class Runner:
         for ending in endings:
             ending.job.outcome = ending.outcome
         self._means.memory.settled(endings, sent_at)
+        if again := [ending.job for ending in endings if _is_granted_anew(ending)]:
+            # The event was released, and granted to this process once more before that was known here: nobody runs it.
+            self._settle([self._means.endings.unstarted(job).settlement for job in again])
 
     def give_back(self, jobs: Sequence[Job]) -> list[Job]:
         """Release claims whose handler never started: the attempt does not count. Those that could not be given back

@@ -24,6 +24,7 @@ _SHORTEST_LEASE: Final = 10_000
 _SECOND: Final = 1_000_000
 _MOST_DOUBLINGS: Final = 40
 _LEAST_ALONE: Final = 30_000_000
+_ALONE_WITHIN: Final = 5_000_000
 
 
 class Wishes(TypedDict, total=False):
@@ -147,8 +148,13 @@ class Terms(Struct, frozen=True, kw_only=True):
         return self.mode == "mark_first"
 
     @property
+    def alone_within(self) -> float:
+        """For how many seconds no other handler starts while an event that must run alone waits for those that run."""
+        return min(_ALONE_WITHIN, self.max_hold) / 1e6
+
+    @property
     def alone_bound(self) -> float:
-        """For how many seconds an event that must run alone waits for others, and others for it, at first."""
+        """For how many seconds no other handler starts while an event that must run alone runs."""
         return min(max(self.lease, _LEAST_ALONE), self.max_hold) / 1e6
 
     @property

@@ -22,10 +22,14 @@ class Copies:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._lock = threading.Lock()
+        self._watch = forks.holding(self._lock, self._start_anew)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Nobody waits in a new process."""
         self._waiting = 0
         self._at: dict[bytes, list[asyncio.Future[Ended]]] = {}
-        self._lock = threading.Lock()
-        self._watch = forks.holding(self._lock, self._at.clear)
 
     def begin(self, digest: bytes) -> bool:
         """Somebody here is at this key from now on; False if somebody was already."""

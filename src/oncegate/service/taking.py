@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
-from oncegate.durations import Duration, times
+from oncegate.durations import Duration
 from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate import Gate
@@ -58,7 +58,6 @@ class Kept:
         self._threads = threads
         self._runs = handler is not None
         self._worker = gate.inbox(_never if handler is None else handler, at_work=at_work, drain=drain)
-        self._failures = 0
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
         return await _with_refused_kept(await self._worker.admit(events), self._gate, self._threads)
@@ -67,11 +66,11 @@ class Kept:
         if not self._runs:
             await stop.wait()
             return
-        working = asyncio.create_task(self._worker.work())
+        working, stopping = asyncio.create_task(self._worker.work()), asyncio.create_task(stop.wait())
         try:
-            while not working.done() and not await _within(_LOOK_EVERY, stop.wait()):
-                self._tell_of_failures()
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            stopping.cancel()
             self._worker.stop()
             await working
 
@@ -86,13 +85,6 @@ class Kept:
     @property
     def threads_left(self) -> int:
         return self._worker.threads_left
-
-    def _tell_of_failures(self) -> None:
-        """That nothing can be taken from the store concerns no event, so no line of the log has it."""
-        failures = self._gate.counts.get("inbox.failed", 0)
-        if failures > self._failures:
-            _log.warning("what the store keeps could not be taken, %s so far", times(failures, "time"))
-        self._failures = failures
 
 
 class Inline:
@@ -118,16 +110,9 @@ class Inline:
         return await _with_refused_kept(await self._run(events), self._gate, self._threads)
 
     async def _run(self, events: Sequence[Event]) -> list[Outcome]:
-        """A single event shares its writes with those of other requests; several share theirs with one another."""
+        """One after the other, in their order. Each shares its writes with those of other requests."""
         until = time.monotonic() + _WAIT
-        if len(events) == 1 or is_async(self._handler):
-            return [await self._run_one(event, until) for event in events]
-        loop = asyncio.get_running_loop()
-        outcomes = await loop.run_in_executor(self._threads, self._gate.run_batch, events, self._handler)
-        return [
-            await self._run_one(event, until) if outcome.status == "in_flight" else outcome
-            for event, outcome in zip(events, outcomes, strict=True)
-        ]
+        return [await self._run_one(event, until) for event in events]
 
     async def _run_one(self, event: Event, until: float) -> Outcome:
         wait = timedelta(seconds=max(0.0, until - time.monotonic()))

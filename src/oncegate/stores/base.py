@@ -130,6 +130,14 @@ class Probed(Protocol):
 
 
 @runtime_checkable
+class KnowsProcesses(Protocol):
+    """A store that can find out whether the process that made a claim still runs."""
+
+    def has_ended(self, owner: bytes) -> bool:
+        """Whether the process that claimed something under this owner is known to have ended."""
+
+
+@runtime_checkable
 class Walkable(Protocol):
     """A store that has to read all of itself for every page of records, and shows them faster without an order."""
 

@@ -26,11 +26,13 @@ from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
 from oncegate.work.handling import logged
 from oncegate.work.signals import stopped_by_signals
+from oncegate.work.trouble import Trouble
 
 _LONGEST_PAUSE: Final = 5.0
 _GIVE_BACK_EVERY: Final = 0.2
 _SOON: Final = 0.02
 _TURN: Final = 1.0  # seconds that suspects run at a time
+_OTHERS_TURN: Final = 10  # how much longer others go on than suspects have waited in vain
 _LOOK_AMONG_SUSPECTS: Final = 0.5
 _CROWDED: Final = "other handlers ran for longer than {}, so suspects that must run alone wait for another turn"
 _COUNTED: Final[dict[Status, str]] = {"processed": "processed", "failed": "failed", "buried": "failed"}
@@ -42,9 +44,9 @@ class InboxWorker:
     Which events may run beside each other is the store's to say, since others take from it too. Suspects, whose last
     attempt was never settled, are given back as soon as they are taken. In turns of their own they are taken again and
     run, one at a time, while no other handler of this process runs. Such a turn lasts about a second, or as long as one
-    handler takes, and all others have at least as long a turn after it. If the handlers that run do not end within a
-    bound, the others go on and the suspects wait for their next turn: `Terms.alone_bound` at first, then twice as long
-    each time, up to `max_hold`."""
+    handler takes, and all others have at least as long a turn after it. If the handlers that run do not end within
+    `Terms.alone_within`, the others go on for ten times as long, and the suspects then wait twice as long, up to
+    `Terms.alone_bound`: so others are held up for a tenth of the time at most."""
 
     def __init__(
         self,
@@ -61,6 +63,8 @@ class InboxWorker:
         self._identify = identify
         self._handler = logged(handler)
         self._place = place_of(handler)
+        self._plain = not is_async(handler)
+        self._store = Trouble(engine.boot)
         self._observers = observers
         # Of those that have to wait for a thread a few are enough: what waits here nobody else can run.
         self._at_work = at_work if is_async(handler) else min(at_work, 2 * engine.terms.threads)
@@ -73,7 +77,7 @@ class InboxWorker:
         self._hold = engine.terms.max_hold / 1e6
         self._suspects = 0  # how many were seen at the last look
         self._next_turn = 0.0  # when suspects may run next
-        self._patience = self._bound
+        self._within = self._patience = engine.terms.alone_within
         self._dispatcher: Dispatcher[Job] | None = None
         self._asked = 0
         self._looks_soon = False
@@ -162,7 +166,7 @@ class InboxWorker:
 
     def _room_at_once(self) -> int:
         """How much may be wanted from an admission now."""
-        if self._dispatcher is None or self._stopping:
+        if self._dispatcher is None or self._stopping or self._has_no_thread:
             return 0
         return max(0, self._dispatcher.room - self._asked)
 
@@ -192,6 +196,11 @@ class InboxWorker:
         return Figures(**self._counts, in_hand=len(self._started))
 
     @property
+    def _has_no_thread(self) -> bool:
+        """Whether handlers that hang have taken every thread: nothing that is taken could start."""
+        return self._plain and self._engine.threads_left == 0
+
+    @property
     def hung(self) -> int:
         """See `Gate.hung`."""
         return self._engine.hung
@@ -210,6 +219,9 @@ class InboxWorker:
         if self._suspects and time.monotonic() >= self._next_turn:
             await self._run_suspects(dispatcher)
         await self._room(dispatcher, 1 + self._reserved)
+        if self._has_no_thread and not self._stopping:  # another process can run what waits
+            await self._wait()
+            return
         token = object()
         try:
             if not PROCESS.enter_now(token, self._hold) and not await entered(token, self._hold, unless=self._stopped):
@@ -235,26 +247,27 @@ class InboxWorker:
     async def _wait_between(self, dispatcher: Dispatcher[Job], *, nothing_else: bool) -> None:
         """Every look takes the suspects and gives them back, so while there are some it looks less often. Their turn
         comes at once if nothing else is to be done."""
-        if nothing_else and not dispatcher.in_hand and not self._asked and self._patience == self._bound:
+        if nothing_else and not dispatcher.in_hand and not self._asked and self._patience == self._within:
             self._next_turn = 0.0
             return
         left = min(_LOOK_AMONG_SUSPECTS, max(0.0, self._next_turn - time.monotonic()))
         await self._first(self._stopped.wait(), within=left)
 
     async def _run_suspects(self, dispatcher: Dispatcher[Job]) -> None:
-        begun, token = time.monotonic(), object()
+        begun, token, pause = time.monotonic(), object(), 0.0
         try:
             alone_for = self._bound + _TURN
             if await entered(token, self._hold, alone_for=alone_for, within=self._patience, unless=self._stopped):
-                self._patience = self._bound
+                self._patience = self._within
                 await self._turn(dispatcher, begun)
             elif not self._stopping:
                 self._observers.tell("inbox.crowded", detail=_CROWDED.format(spoken(int(self._patience * 1e6))))
-                self._patience = min(2 * self._patience, self._hold)
+                pause = _OTHERS_TURN * self._patience
+                self._patience = min(2 * self._patience, self._bound)
         finally:
             PROCESS.leave(token)
         now = time.monotonic()
-        self._next_turn = now + (now - begun)
+        self._next_turn = now + max(now - begun, pause)
 
     async def _turn(self, dispatcher: Dispatcher[Job], begun: float) -> None:
         """Run suspects one after the other. One that does not end within the bound runs on beside others."""
@@ -288,10 +301,13 @@ class InboxWorker:
         try:
             jobs = await self._in_thread(most, apart)
         except Exception as error:  # noqa: BLE001  # whatever was wrong with one look, the next may find all well
-            self._observers.tell("inbox.failed", detail=str(error) if isinstance(error, StoreError) else told(error))
+            why = str(error) if isinstance(error, StoreError) else told(error)
+            self._observers.tell("inbox.failed", detail=why)
+            self._store.met(f"events that wait cannot be taken from the store ({why})")
             self._pause = min(2 * self._pause, max(_LONGEST_PAUSE, self._look))
             return []
         self._pause = self._look
+        self._store.over("events that wait can be taken from the store")
         self._counts["received"] += len(jobs)
         return jobs
 

@@ -28,7 +28,7 @@ class InstanceLocks:
     """The locks beside one store, for one open store of this process."""
 
     def __init__(self, path: str) -> None:
-        self._folder = f"{os.path.abspath(path)}-instances"
+        self._folder = f"{os.path.realpath(path)}-instances"
         self._held = False
         self._running: dict[bytes, float] = {}  # until when a process counts as running without another look
         self._looked = 0.0
@@ -144,10 +144,12 @@ def _locked(folder: str) -> int | None:
         except OSError:
             return None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file).st_ino == os.stat(path).st_ino:
                 os.truncate(file, 0)
                 return file
+        except BlockingIOError:
+            time.sleep(0.005)  # another process looks whether we have ended
         except OSError:
             pass
         os.close(file)

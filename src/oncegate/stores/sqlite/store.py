@@ -5,6 +5,7 @@ write what changed, commit. SQLite lets one writer in at a time, so the judgemen
 are not written a second time in SQL.
 """
 
+import atexit
 import os
 import sqlite3
 import threading
@@ -15,6 +16,7 @@ from functools import partial
 from itertools import repeat
 from math import inf
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from oncegate import forks
 from oncegate.claims import (
@@ -32,6 +34,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
+from oncegate.instances import instance, instance_of
 from oncegate.stores.base import Change, Document, Entry, Want
 from oncegate.stores.judged import InboxStore, shown
 from oncegate.stores.lines import behind, in_turn, step_behind
@@ -88,6 +91,7 @@ class SqliteStore(InboxStore):
         self._db: OwnConnection | None = None
         self._connected()
         forks.watch(self)
+        _open.add(self)
 
     # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,8 +270,30 @@ class SqliteStore(InboxStore):
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            self.let_go_of_lock()
             self._disconnect()
+
+    def has_ended(self, owner: bytes) -> bool:
+        """See `oncegate.stores.base.KnowsProcesses`."""
+        return self._instances.has_ended(owner)
+
+    def let_go_of_lock(self) -> None:
+        """Remove the lock of this process, unless it still holds claims: these are free when it ends."""
+        if not self._holds_claims():
             self._instances.drop()
+
+    def _holds_claims(self) -> bool:
+        """Whether this process holds claims that it has not settled, as far as that is easily known. Their handlers may
+        still run, so that the claims must not be taken for abandoned before it ends."""
+        mine = [where for where, record in self._held.items() if instance_of(record.owner) == instance()]
+        if self._db is None:
+            return bool(mine)
+        try:
+            found = find(self._db, mine).values()  # another connection may have settled them
+            kept = self._db.execute(SQL["held by"], (self._clock(), instance())).fetchone()
+        except sqlite3.Error:
+            return bool(mine)
+        return kept is not None or any(record.state == IN_PROGRESS for record in found)
 
     def before_fork(self) -> None:
         """A connection that two processes know of would lose what they write, so both start with one of their own.
@@ -387,7 +413,7 @@ class SqliteStore(InboxStore):
     def _connected(self) -> OwnConnection:
         if self._db is None:
             self._held.clear()
-            file = os.path.abspath(self._path)
+            file = os.path.realpath(self._path)  # beside which SQLite has its log
             db = self._open()
             wait_for(db, self._slice)
             self._files = OpenFiles(file)
@@ -437,3 +463,13 @@ def _entry(where: Where | None, taken: dict[Where, Record | None]) -> Entry | No
 
 class _Lost(Exception):
     """The claim is another's by now: whatever was written with it is rolled back."""
+
+
+# A program that ends without closing its store leaves no lock file behind.
+_open: WeakSet[SqliteStore] = WeakSet()
+
+
+@atexit.register
+def _let_go_of_locks() -> None:
+    for store in list(_open):
+        store.let_go_of_lock()
