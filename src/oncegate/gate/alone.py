@@ -101,7 +101,7 @@ class Alone:
     def ask(
         self, token: object, hold: float, alone_for: float, wake: Callable[[], object], within: float = inf
     ) -> Waiter:
-        """Wait to run, beside others or alone. Whoever asks looks every now and then, and gives up or leaves. One that
+        """Wait to run, beside others or alone. The caller looks every now and then, and gives up or leaves. One that
         does neither keeps nobody out when its time is over: its event loop may be blocked."""
         waiter = Waiter(token, hold, alone_for, time.monotonic() + within, wake)
         with self._lock:

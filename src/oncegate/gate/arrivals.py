@@ -69,7 +69,7 @@ class Record(Struct, frozen=True):
 class Arrival(ABC):
     """`keeps`: what is refused for good is kept as a dead letter before it is answered, since nobody else would keep
     it. `ours`: nobody else counts how often an event was tried. `trusted`: it comes from within AWS, from a queue or a
-    bus, and not from whoever can send a request."""
+    bus, and not from anyone who can send a request."""
 
     keeps = True
     ours = False

@@ -287,7 +287,7 @@ class Concurrent:
         except asyncio.CancelledError:
             if not submitted.cancel():
                 way.start()  # it has begun, or is about to: it is no longer to be given back
-                PROCESS.add(waiter, self._hold)  # and runs on, for whoever must run alone
+                PROCESS.add(waiter, self._hold)  # it runs on: an event that must run alone waits for it
                 if way.ended:
                     PROCESS.leave(waiter)
             raise

@@ -79,7 +79,7 @@ class Copies:
         return outcome
 
     def _joined(self, digest: bytes) -> "asyncio.Future[Ended] | None":
-        """A wait for whoever is at this key; None if nobody was: then the caller is, and must `end` it."""
+        """A wait for the one that is at this key; None if nobody was: then the caller is, and must `end` it."""
         with self._lock:
             waiters = self._at.get(digest)
             if waiters is None:

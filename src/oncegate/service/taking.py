@@ -136,7 +136,7 @@ async def _never(event: Event) -> NoReturn:
     raise AssertionError(event)
 
 
-_never.publishes_to = ANYWHERE  # type: ignore[attr-defined]  # whoever works off the inbox may publish
+_never.publishes_to = ANYWHERE  # type: ignore[attr-defined]  # the worker of the inbox may publish
 
 
 async def _within(seconds: float, awaited: Awaitable[object]) -> bool:

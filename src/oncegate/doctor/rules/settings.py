@@ -78,15 +78,15 @@ def signed(facts: Facts) -> Iterator[Finding]:
             yield warning(
                 route.path,
                 f"key={route.key} is made of parts that nobody signs: the body, and the ce-… headers of CloudEvents",
-                "Whoever reaches the address can send an event under the key of another: the genuine one is then taken"
-                " for a duplicate or a conflict. Name the signature of the sender and its secret in the settings.",
+                "Anyone who reaches the address can send an event under the key of another: the genuine one is then"
+                " taken for a duplicate or a conflict. Name the signature of the sender and its secret.",
                 mend,
             )
         elif route.signature in _TOKENS:
             yield note(
                 route.path,
                 f"key={route.key} is made of the body, which signature={route.signature} does not sign",
-                "Whoever has seen the token can send an event under any key. Prefer a signature where the sender has"
+                "Anyone who has seen the token can send an event under any key. Prefer a signature where the sender has"
                 " one, and let only TLS carry the token.",
                 mend,
             )
