@@ -11,6 +11,7 @@ from oncegate.cli.output import say_error
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
+from oncegate.gate.terms import MARKED_AND_PUBLISHED
 from oncegate.settings import Settings
 from oncegate.settings.functions import load_function
 from oncegate.settings.known import FORWARD, LOG_ONLY, WAYS
@@ -58,10 +59,7 @@ def _handler(settings: Settings, path: str) -> Handler | AsyncHandler:
     if path.endswith(".handler"):
         return log_only if value == LOG_ONLY else load_any_handler(value, where)
     if path.endswith(".publish") and settings["mode"] == "mark_first":
-        raise SettingError(
-            f"{where}: mode='mark_first' completes an event before it is published, so that who receives it there would"
-            " take it for done; publish with mode='lease', the default"
-        )
+        raise SettingError(f"{where}: {MARKED_AND_PUBLISHED}")
     try:
         return publish(value) if path.endswith(".publish") else forward(value, **_wishes(settings, _FORWARD))
     except SettingError as error:

@@ -51,7 +51,7 @@ from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.remembering import Memory
 from oncegate.gate.settling import Answer, settle
-from oncegate.gate.terms import Terms
+from oncegate.gate.terms import MARKED_AND_PUBLISHED, Terms
 from oncegate.instances import owners
 from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store, Want
@@ -60,10 +60,6 @@ _UNREAD_FOR: Final = 1_000_000
 _BEING_KEPT: Final = "another worker is keeping the same copy just now"
 _CLAIM_LOST: Final = "the claim on the copy was lost"
 _TAKEN: Final = "something else has the key of the copy"
-_MARKED_AND_PUBLISHED: Final = (
-    "mode='mark_first' completes an event before it is published, so that whatever receives it there would take it for"
-    " done; publish with mode='lease', the default"
-)
 _CUT: Final = "only the first part of it could be kept"
 # What every store can keep; DynamoDB, which keeps least, has items of 400 kB.
 _CUT_TO: Final = 256 * 1024
@@ -98,7 +94,7 @@ class Claimer:
     def asking(self, jobs: Sequence[Job]) -> Asking | None:
         """The same, to be asked for; None if all are known here."""
         if self._terms.marks_first and any(job.hands_to is not None for job in jobs):
-            raise SettingError(_MARKED_AND_PUBLISHED)
+            raise SettingError(MARKED_AND_PUBLISHED)
         for job in jobs:
             if job.carried is not None:
                 jobs = self._found_by_carried(jobs)

@@ -6,8 +6,10 @@ What can be had at once is had without a coroutine of its own: nearly always nob
 import asyncio
 import time
 from collections import deque
+from collections.abc import Coroutine
 from contextlib import suppress
 from math import inf
+from typing import Any
 
 from oncegate.gate.alone import LOOK_EVERY, PROCESS
 
@@ -64,7 +66,8 @@ async def entered(
         while not waiter.admitted and not (unless is not None and unless.is_set()):
             if (left := waiter.deadline - time.monotonic()) <= 0:
                 break
-            await _first(min(LOOK_EVERY, left), woken, unless)
+            events = [woken] if unless is None else [woken, unless]
+            await first_of(*(event.wait() for event in events), within=min(LOOK_EVERY, left))
             PROCESS.look()
     except BaseException:
         if PROCESS.give_up(waiter):
@@ -73,11 +76,11 @@ async def entered(
     return PROCESS.give_up(waiter)
 
 
-async def _first(seconds: float, *events: asyncio.Event | None) -> None:
-    """Wait for the first of these, at most so long."""
-    tasks = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
+async def first_of(*awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
+    """Wait for the first of these, at most so many seconds."""
+    tasks = [asyncio.ensure_future(each) for each in awaited]
     try:
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()

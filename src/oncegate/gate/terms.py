@@ -25,6 +25,10 @@ _SECOND: Final = 1_000_000
 _MOST_DOUBLINGS: Final = 40
 _LEAST_ALONE: Final = 30_000_000
 _ALONE_WITHIN: Final = 5_000_000
+MARKED_AND_PUBLISHED: Final = (
+    "mode='mark_first' completes an event before it is published, so that whatever receives it there would take it for"
+    " done; publish with mode='lease', the default"
+)
 
 
 class Wishes(TypedDict, total=False):

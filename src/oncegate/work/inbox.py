@@ -4,10 +4,10 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from oncegate.gate.handlers import AsyncHandler, Handler, place_of, told
 from oncegate.gate.jobs import Identified, Job, Refused, handed_to, runs_alone
 from oncegate.gate.observing import Observers
 from oncegate.gate.outcome import Outcome, Status
-from oncegate.gate.room import entered
+from oncegate.gate.room import entered, first_of
 from oncegate.gate.working import Figures
 from oncegate.work.dispatcher import Dispatcher, Next
 from oncegate.work.handling import logged
@@ -251,7 +251,7 @@ class InboxWorker:
             self._next_turn = 0.0
             return
         left = min(_LOOK_AMONG_SUSPECTS, max(0.0, self._next_turn - time.monotonic()))
-        await self._first(self._stopped.wait(), within=left)
+        await first_of(self._stopped.wait(), within=left)
 
     async def _run_suspects(self, dispatcher: Dispatcher[Job]) -> None:
         begun, token, pause = time.monotonic(), object(), 0.0
@@ -285,16 +285,7 @@ class InboxWorker:
             left = until - time.monotonic()
             if left <= 0:
                 break
-            await self._first(dispatcher.room_for(least), self._stopped.wait(), within=None if left == inf else left)
-
-    async def _first(self, *awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
-        """Wait for the first of these, at most so many seconds."""
-        tasks = [asyncio.ensure_future(each) for each in awaited]
-        try:
-            await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+            await first_of(dispatcher.room_for(least), self._stopped.wait(), within=None if left == inf else left)
 
     async def _taken(self, most: int, *, apart: bool = False) -> list[Job]:
         """What may run now; suspects too, unless they are to be kept apart."""
@@ -335,7 +326,7 @@ class InboxWorker:
             self._let_go(taken.result())
 
     async def _wait(self) -> None:
-        await self._first(self._woken.wait(), self._stopped.wait(), within=self._pause)
+        await first_of(self._woken.wait(), self._stopped.wait(), within=self._pause)
 
     async def _run(self, job: Job) -> Next:
         self._started.add(job.key.digest)
