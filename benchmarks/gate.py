@@ -16,7 +16,7 @@ from benchmarks.reading import decoded, deliveries
 from benchmarks.report import Aim, Row
 from oncegate import Event, Gate
 from oncegate.events import Key
-from oncegate.gate.jobs import Job
+from oncegate.gate.job import Job
 from oncegate.stores.memory import MemoryStore
 
 _CALLERS = 64

@@ -19,9 +19,9 @@ from benchmarks.measure import Sizes, by_turns, median
 from benchmarks.progress import Progress
 from benchmarks.report import Aim, Row
 from oncegate import Event, Gate
+from tests.ingress.queues import Cloud, Queue, working
 from tests.stores.dynamo_server import CREDENTIALS, REGION
 from tests.stores.redis_server import RedisServer
-from tests.work.queues import Cloud, Queue, working
 
 _POLLS: Final = 4
 _PATIENCE: Final = 120.0

@@ -13,7 +13,7 @@ ROOT = Path(oncegate.__file__).parent
 
 # From the first step of an event to the last. A module may import from its own layer and from those before it.
 LAYERS = [
-    ["errors", "wording", "masking", "durations", "clocks", "canonical", "forks", "instances", "times"],
+    ["errors", "text", "backoff", "background", "durations", "clocks", "canonical", "forks", "instances", "times"],
     ["signatures"],
     ["events"],
     ["carriers"],
@@ -24,7 +24,7 @@ LAYERS = [
     ["claims"],
     ["aws"],
     ["stores"],
-    ["gate", "work"],
+    ["gate", "ingress"],
     ["__init__"],
     ["settings"],
     ["infra", "sinks", "otel"],

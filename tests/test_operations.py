@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from oncegate import Gate
-from oncegate.gate import observing
+from oncegate.gate import observers
 
 DOCS = Path(__file__).parent.parent / "docs"
 OPERATIONS = (DOCS / "operations.md").read_text()
@@ -32,11 +32,11 @@ def test_senders(sender: str) -> None:
 
 def test_every_notice_is_listed() -> None:
     """Each name that a gate counts by is on the page, and no other."""
-    drawn = re.findall(r"^    ([a-z]+\.[a-zA-Z_]+) ", observing.__doc__ or "", re.MULTILINE)
-    policies = re.search(r"a policy decided: ([a-z_, \n]+);", observing.__doc__ or "")
+    drawn = re.findall(r"^    ([a-z]+\.[a-zA-Z_]+) ", observers.__doc__ or "", re.MULTILINE)
+    policies = re.search(r"a policy decided: ([a-z_, \n]+);", observers.__doc__ or "")
     assert policies
     names = {name for name in drawn if name not in ("event.STATUS", "policy.NAME")}
-    names |= {f"policy.{name}" for name in re.findall(r"[a-z_]+", policies[1])} | set(observing._NAMES.values())
+    names |= {f"policy.{name}" for name in re.findall(r"[a-z_]+", policies[1])} | set(observers._NAMES.values())
     table = OPERATIONS.partition("## What is counted")[2].partition("At `/metrics`")[0]
     assert set(re.findall(r"`([a-z]+\.[a-z_]+)`", table)) - {"gate.counts"} == names
 

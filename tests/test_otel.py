@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from oncegate import Event, Gate, Outcome
 from oncegate.cli.serve import _observers
 from oncegate.errors import SettingError
-from oncegate.gate.observing import Notice
+from oncegate.gate.observers import Notice
 from oncegate.otel import Tracing, tracing
 from oncegate.settings import load
 from oncegate.stores.memory import MemoryStore

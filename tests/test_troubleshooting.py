@@ -13,7 +13,7 @@ from oncegate import Gate, keys, open_store
 from oncegate.cli.main import run
 from oncegate.cli.records import sentence
 from oncegate.errors import StoreError
-from oncegate.gate.terms import CHOICES, DEFAULTS
+from oncegate.gate.options import CHOICES, DEFAULTS
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.redis import checks
 from oncegate.testing import ManualClock

@@ -18,8 +18,7 @@ try:
 except ImportError as error:
     raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
 
-from oncegate.gate.log import fields_of, outcome_of
-from oncegate.gate.observing import Notice
+from oncegate.gate.observers import Notice, fields_of, outcome_of
 
 NAME: Final = "oncegate.event"
 _MOST_OPEN: Final = 10_000

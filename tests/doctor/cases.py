@@ -20,7 +20,7 @@ from oncegate.doctor.facts import (
     Target,
     Unread,
 )
-from oncegate.gate.terms import agree
+from oncegate.gate.options import agree
 from oncegate.infra.rights import allow_rule
 
 HERE = "eu-central-1:123456789012"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from oncegate.doctor.facts import Facts
 from oncegate.doctor.rules import RULES, judged, unasked
-from oncegate.gate.terms import agree
+from oncegate.gate.options import agree
 from oncegate.infra.rights import allow_rule, sid
 from tests.doctor import commands
 from tests.doctor.cases import (

@@ -8,7 +8,7 @@ import pytest
 
 from oncegate import Gate, read
 from oncegate.errors import StoreUnavailable
-from oncegate.gate.jobs import Job
+from oncegate.gate.job import Job
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 

@@ -9,7 +9,7 @@ import pytest
 from oncegate import Event, Gate, keys, read
 from oncegate.claims import RELEASED
 from oncegate.errors import SettingError
-from oncegate.gate.concurrent import MOST_AT_A_TIME
+from oncegate.gate.async_runner import MOST_AT_A_TIME
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncegate.gate.alone import Alone, inside
+from oncegate.gate.limiter import Alone, inside
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from oncegate import Event, Gate, Outcome, keys
 from oncegate.claims import COMPLETED
 from oncegate.errors import Unreadable
-from oncegate.gate import echoes
+from oncegate.gate import state_changes
 from oncegate.stores.base import Change
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.sqlite import SqliteStore
@@ -311,7 +311,7 @@ class TestSplitsAndStaleness:
 class TestStoreTrouble:
     def test_swaps_that_run_out(self, handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
         """Who never gets to swap is told to come again, and never given a key of its own."""
-        monkeypatch.setattr(echoes, "_PAUSE", 0.0)
+        monkeypatch.setattr(state_changes, "_PAUSE", 0.0)
 
         class Contested(MemoryStore):
             def swap(self, changes: Sequence[Change]) -> list[bool]:

@@ -17,10 +17,10 @@ import pytest
 from oncegate import Event, Gate, Outcome, keys
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Redrive
 from oncegate.errors import Bury, RetryLater
-from oncegate.gate.alone import Alone
-from oncegate.gate.answers import answer_of
 from oncegate.gate.leases import Heartbeat
-from oncegate.gate.settling import Flusher
+from oncegate.gate.limiter import Alone
+from oncegate.gate.settlement import Flusher
+from oncegate.ingress.http_answers import answer_of
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling, left_by_another

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from oncegate.gate.gathering import Gathered, Gatherer
+from oncegate.gate.batch_writer import Gathered, Gatherer
 from tests.gate.conftest import until
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from oncegate import Event, Gate, keys, read
 from oncegate.errors import RetryLater, SettingError
-from oncegate.gate.jobs import stage
+from oncegate.gate.job import stage
 from oncegate.service.taking import Kept
 from oncegate.stores.base import Store
 from oncegate.stores.memory import MemoryStore

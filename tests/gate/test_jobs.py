@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.events import Event, Key
-from oncegate.gate.jobs import Bare, Batch, Copy, Identified, Item, Job, Refused
+from oncegate.gate.job import Bare, Batch, Copy, Identified, Item, Job, Refused
 from oncegate.gate.outcome import Outcome
 
 _EVENT = Event(source="plain", body={})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, Outcome, keys, read
-from oncegate.gate.differences import differences
+from oncegate.gate.outcome import differences
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 

@@ -10,8 +10,8 @@ import pytest
 
 from oncegate import Event, Gate
 from oncegate.errors import SettingError
-from oncegate.gate import observing
-from oncegate.gate.observing import Notice
+from oncegate.gate import observers
+from oncegate.gate.observers import Notice
 from oncegate.stores.memory import MemoryStore
 from tests.gate.conftest import Stumbling
 
@@ -137,7 +137,7 @@ def test_an_observer_that_never_ends() -> None:
 
 def test_too_many_notices(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What piles up beyond the bound is dropped and counted; the counts stay whole."""
-    monkeypatch.setattr(observing, "_MOST_WAITING", 10)
+    monkeypatch.setattr(observers, "_MOST_WAITING", 10)
     hang, heard = threading.Event(), []
 
     def slow(notice: Notice) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from oncegate import Event, Gate
 from tests.gate.conftest import until
-from tests.work.test_inbox import call, working
+from tests.ingress.test_inbox import call, working
 
 
 class Hanging:

@@ -20,12 +20,12 @@ from oncegate import Event, Gate
 from oncegate.durations import microseconds
 from oncegate.errors import Bury, HandlerTimeout, RetryLater
 from oncegate.gate.handlers import is_unavailable
-from oncegate.gate.observing import Notice
+from oncegate.gate.observers import Notice
 from oncegate.sinks import forward
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import until
-from tests.work.test_inbox import call, working
+from tests.ingress.test_inbox import call, working
 
 
 def raised_from(cause: BaseException) -> Exception:

@@ -16,7 +16,7 @@ import pytest
 
 from oncegate import Event, Gate, Outcome
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS
-from oncegate.gate import concurrent
+from oncegate.gate import async_runner
 from tests.stores.redis_server import RedisServer
 
 PAYLOAD = {"id": "7"}
@@ -180,7 +180,7 @@ class TestEnds:
 
     def test_closed(self, url: str, lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
         """A store that is closed is asked no more, however long the lease still is."""
-        monkeypatch.setattr(concurrent, "CLOSE_WITHIN", 0.2)
+        monkeypatch.setattr(async_runner, "CLOSE_WITHIN", 0.2)
         before = _trying()
         gate = Gate(url)
         arun(gate, Effect(lock))

@@ -10,8 +10,8 @@ from oncegate import claims
 from oncegate.claims import COMPLETED, Answer, Claim, Complete, Held, Record, Release, Renew, Verdict
 from oncegate.errors import StoreUnavailable
 from oncegate.gate.handlers import Handler
-from oncegate.gate.jobs import Job
-from oncegate.gate.running import Runner
+from oncegate.gate.job import Job
+from oncegate.gate.sync_runner import Runner
 from oncegate.instances import instance, instance_of
 from oncegate.stores.postgres import rows, schema
 from oncegate.stores.redis import RedisStore, buckets, scripts

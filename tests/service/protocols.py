@@ -8,7 +8,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from oncegate.gate.answers import Answer
+from oncegate.ingress.http_answers import Answer
 from oncegate.service.protocol import Bounds, bounded
 
 HEAD = b"POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from oncegate import Event, Gate, keys, open_store
 from oncegate.claims import COMPLETED, RELEASED, Address, Claim, Complete, Duplicate, Granted, Redrive
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
-from oncegate.gate.answers import answer_of
+from oncegate.ingress.http_answers import answer_of
 from oncegate.stores.base import Change, Store
 from oncegate.stores.dynamodb import DynamoStore
 from oncegate.testing import ManualClock

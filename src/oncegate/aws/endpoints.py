@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from oncegate.errors import SettingError
-from oncegate.masking import quoted
+from oncegate.text import quoted
 
 _ENDPOINT: Final = re.compile(r"https?://[^/?#@\s]+(?:/[^?#@\s]*)?")
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from oncegate import keys
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
-from oncegate.gate.jobs import arrived_as, kind_by_evidence
+from oncegate.gate.job import arrived_as, kind_by_evidence
 from oncegate.gate.outcome import Kind
 from oncegate.timelines import Timeline, place
 

@@ -14,7 +14,7 @@ from oncegate.cli.serve import check_traces, handler_of, refuse_open_doors
 from oncegate.cli.work import OF_WORKER, check_way
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.gate.terms import DEFAULTS, agree
+from oncegate.gate.options import DEFAULTS, agree
 from oncegate.service.routes import check_keys, check_mode, metrics_verifier, proxies_of, verifier_for
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings

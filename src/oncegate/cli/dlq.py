@@ -27,13 +27,13 @@ from oncegate.cli.output import moment, say, say_aside, say_error, show_facts, s
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import microseconds, times
 from oncegate.gate.handlers import Handler
-from oncegate.gate.jobs import only_called
+from oncegate.gate.job import only_called
+from oncegate.gate.options import DEFAULTS, Wishes
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.terms import DEFAULTS, Wishes
+from oncegate.ingress.handler_wrappers import contained, interrupts_told_apart
 from oncegate.settings import Settings
 from oncegate.sources import understood
 from oncegate.stores.base import Entry, Store
-from oncegate.work.containing import contained, interrupts_told_apart
 
 _PAGE = 100
 _MOST = 1_000_000

@@ -18,11 +18,11 @@ from oncegate.doctor.rules import RULES, judged, unasked
 from oncegate.doctor.stores import seen
 from oncegate.durations import microseconds, times
 from oncegate.errors import MissingExtra
-from oncegate.gate.terms import DEFAULTS, agree
-from oncegate.masking import masked
+from oncegate.gate.options import DEFAULTS, agree
 from oncegate.service.routes import is_described, routes_of
 from oncegate.settings import Settings
 from oncegate.settings.known import SETTINGS, STORE
+from oncegate.text import masked
 
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _CODES: Final = {"error": exits.ERRORS_FOUND, "warning": exits.WARNINGS_FOUND}

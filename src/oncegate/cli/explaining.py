@@ -16,11 +16,10 @@ from oncegate.cli.records import stages
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
-from oncegate.gate.differences import differences
-from oncegate.gate.identifying import Identifier
-from oncegate.gate.jobs import HANDED_ON, Bare, Job, Refused, kind_by_evidence
-from oncegate.gate.observing import Observers
-from oncegate.gate.terms import DEFAULTS, agree
+from oncegate.gate.job import HANDED_ON, Bare, Identifier, Job, Refused, kind_by_evidence
+from oncegate.gate.observers import Observers
+from oncegate.gate.options import DEFAULTS, agree
+from oncegate.gate.outcome import differences
 from oncegate.settings import Settings
 from oncegate.settings.routes import by_route
 from oncegate.sources import Hints, understood

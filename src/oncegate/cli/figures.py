@@ -13,8 +13,8 @@ from rich.text import Text
 from oncegate.cli.output import clean
 from oncegate.clocks import since_boot
 from oncegate.gate import Notice
-from oncegate.gate.log import outcome_of
-from oncegate.gate.working import Figures, Worker
+from oncegate.gate.observers import outcome_of
+from oncegate.ingress.worker import Figures, Worker
 
 _BEGIN_AFTER: Final = 0.5  # in seconds: what cannot start says why before
 _OVER: Final = 5_000_000  # in microseconds: the time over which the rate is taken

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from oncegate.canonical import HASH_SIZE
 from oncegate.cli.output import Progress
-from oncegate.gate.jobs import known_by
+from oncegate.gate.job import known_by
 from oncegate.stores.base import Entry, Store
 from oncegate.stores.walking import walk
 

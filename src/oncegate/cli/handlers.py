@@ -11,7 +11,7 @@ from oncegate.cli.output import say_error
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
-from oncegate.gate.terms import MARKED_AND_PUBLISHED
+from oncegate.gate.options import MARKED_AND_PUBLISHED
 from oncegate.settings import Settings
 from oncegate.settings.functions import load_function
 from oncegate.settings.known import FORWARD, LOG_ONLY, WAYS

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oncegate.clocks import since_boot
-from oncegate.gate.log import escaped
+from oncegate.gate.observers import escaped
 from oncegate.times import EPOCH
 
 _WIDE = 150

@@ -9,7 +9,7 @@ from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
 from oncegate.cli.output import moment, stamp, state_name
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
-from oncegate.gate.jobs import stage_digest
+from oncegate.gate.job import stage_digest
 from oncegate.stores.base import Entry, Store
 
 NOT_TAKEN_THERE: Final = "Nothing has taken it from there yet, in this store and namespace."

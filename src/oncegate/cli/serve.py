@@ -20,14 +20,14 @@ from oncegate.cli.streams import unbuffer
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.observing import Observer
-from oncegate.masking import masked
+from oncegate.gate.observers import Observer
 from oncegate.service.log import pretty_line
 from oncegate.service.routes import check_service, has_handler, is_open, routes_of
 from oncegate.service.tls import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES
 from oncegate.settings.routes import UNSIGNED
+from oncegate.text import masked
 
 
 @click.command()

@@ -18,14 +18,14 @@ from oncegate.durations import times
 from oncegate.errors import MissingExtra, QueueError, SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.observing import Observer
-from oncegate.gate.working import Worker
-from oncegate.masking import masked
+from oncegate.gate.observers import Observer
+from oncegate.ingress.inbox import Inboxes
+from oncegate.ingress.worker import Worker
 from oncegate.service.log import handler_for
 from oncegate.service.routes import routes_of
 from oncegate.settings import Settings
 from oncegate.settings.known import SETTINGS, TABLES, WAYS
-from oncegate.work.inboxes import Inboxes
+from oncegate.text import masked
 
 _INBOX: Final = "inbox"
 OF_WORKER: Final = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
@@ -84,7 +84,7 @@ _NO_HANDLER: Final = "name what is called with each event: --handler module:func
 def _check_place(place: str) -> None:
     """Refuse what is no source before anything is said of how to work on it."""
     if place != _INBOX:
-        import_module("oncegate.work.sqs.address").read_address(place)
+        import_module("oncegate.ingress.sqs.client").read_address(place)
 
 
 def refuse_empty_inbox(settings: Settings) -> None:
@@ -149,7 +149,7 @@ def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings:
 def check_way(settings: Settings, name: str) -> None:
     """Refuse what SQS would not allow of one setting, as the worker of a queue does."""
     try:
-        agree = import_module("oncegate.work.sqs.ways").agree
+        agree = import_module("oncegate.ingress.sqs.options").agree
     except MissingExtra:
         return  # there is no worker of a queue here
     usual = {each: SETTINGS[f"work.{each}"].default for each in OF_WORKER}

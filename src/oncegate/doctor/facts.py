@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from oncegate.gate.terms import Terms, agree
+from oncegate.gate.options import Terms, agree
 
 
 class Queue(Struct, frozen=True, kw_only=True):

@@ -9,25 +9,24 @@ from msgspec.structs import replace
 
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
-from oncegate.gate.admitting import Admitter
-from oncegate.gate.claiming import Claimer
-from oncegate.gate.echoes import Echoes
-from oncegate.gate.endings import Endings
+from oncegate.gate.admitter import Admitter
+from oncegate.gate.claimer import Claimer
+from oncegate.gate.completion_cache import Memory
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler
-from oncegate.gate.jobs import Batch, Identified, Job, Refused
+from oncegate.gate.job import Batch, Identified, Job, Refused
 from oncegate.gate.leases import Heartbeat, Lease
-from oncegate.gate.observing import Observers
+from oncegate.gate.observers import Observers
+from oncegate.gate.options import Terms
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.remembering import Memory
-from oncegate.gate.running import Means, Runner
-from oncegate.gate.settling import CLOSE_WITHIN, Unsettled
-from oncegate.gate.terms import Terms
+from oncegate.gate.settlement import CLOSE_WITHIN, Endings, Unsettled
+from oncegate.gate.state_changes import Echoes
+from oncegate.gate.sync_runner import Means, Runner
 from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import Joining, Store
 from oncegate.stores.breaker import Breaker, Guarded
 
 if TYPE_CHECKING:
-    from oncegate.gate.concurrent import Concurrent
+    from oncegate.gate.async_runner import Concurrent
 
 
 class Engine:
@@ -169,7 +168,7 @@ class Engine:
     @cached_property
     def concurrent(self) -> "Concurrent":
         """Made when first used: asyncio would cost every cold start that does without it."""
-        concurrent: Concurrent = import_module("oncegate.gate.concurrent").Concurrent(
+        concurrent: Concurrent = import_module("oncegate.gate.async_runner").Concurrent(
             self._means, self.runner, self.echoes, self.admitter
         )
         return concurrent

@@ -15,21 +15,20 @@ from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, place_of
-from oncegate.gate.identifying import Identifier
-from oncegate.gate.jobs import ANYWHERE, Bare, Job, Refused, handed_to
-from oncegate.gate.observing import Observer, Observers
+from oncegate.gate.job import ANYWHERE, Bare, Identifier, Job, Refused, handed_to
+from oncegate.gate.observers import Observer, Observers
+from oncegate.gate.options import Terms, Wishes, agree, check_keeping
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.terms import Terms, Wishes, agree, check_keeping
-from oncegate.gate.working import Lent, Worker
+from oncegate.ingress.worker import Lent, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
 from oncegate.stores.base import Inbox, Joining, Store, Transactional
 from oncegate.stores.late import open_or_wait
 
 if TYPE_CHECKING:
-    from oncegate.gate.calls import Calls
+    from oncegate.gate.once import Calls
+    from oncegate.ingress.inbox import InboxWorker
     from oncegate.signatures import Verifier
-    from oncegate.work.inbox import InboxWorker
 
 _CLOSE_WITHIN = 2.0
 
@@ -173,7 +172,7 @@ class Gate:
         def identifier(key: Callable[[Event], Any]) -> Identifier:
             return Identifier(key, self._terms, self._wall, self._observers)
 
-        calls: Calls = import_module("oncegate.gate.calls").Calls(self._engine, self._observers, identifier)
+        calls: Calls = import_module("oncegate.gate.once").Calls(self._engine, self._observers, identifier)
         return calls
 
     def transaction(self, payload: Any, handler: TransactionHandler, *, connection: Any = None) -> Outcome:
@@ -230,7 +229,7 @@ class Gate:
         `allow_unknown_sources=True` runs it as one plain event."""
         if self._identify.by_webhook_id and not getattr(signature, "signs_id", False):
             raise SettingError("key=keys.webhook_id needs signature=oncegate.signatures.standard_webhooks(secret)")
-        handler: Callable[[Any, Any], dict[str, Any]] = import_module("oncegate.gate.lambdas").LambdaHandler(
+        handler: Callable[[Any, Any], dict[str, Any]] = import_module("oncegate.ingress.lambda_handler").LambdaHandler(
             function,
             microseconds(reserve, "reserve"),
             engine=self._engine,
@@ -266,13 +265,13 @@ class Gate:
         `in_hand` events in hand. A message is kept from others for `visibility`, again and again for up to the gate's
         `max_hold`. Events of one entity, and those of one group of a FIFO queue, run one after the other."""
         check_handler(handler, may_await=True)
-        ways = import_module("oncegate.work.sqs").agree(
+        ways = import_module("oncegate.ingress.sqs").agree(
             batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain
         )
         engine = self._engine.under(max_attempts=None)
         identify = partial(self._identify, trusted=True)
         lent = Lent(engine, self._events, identify, self._observers, engine.boot)
-        worker: Worker = import_module("oncegate.work.sqs").SqsWorker(queue, handler, ways, lent)
+        worker: Worker = import_module("oncegate.ingress.sqs").SqsWorker(queue, handler, ways, lent)
         return worker
 
     def seen(self, payload: Any) -> bool:
@@ -329,7 +328,7 @@ class Gate:
         often, and at once after `worker.wake()`. Any number of processes may do this at once."""
         self._check_inbox("inbox()")
         check_handler(handler, may_await=True)
-        worker: InboxWorker = import_module("oncegate.work.inbox").InboxWorker(
+        worker: InboxWorker = import_module("oncegate.ingress.inbox").InboxWorker(
             self._engine.under(),  # its handlers may outlast the gate, if they do not end in time
             self._identify,
             handler,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from oncegate.gate.answers import CLOSE, Answer, problem
+from oncegate.ingress.http_answers import CLOSE, Answer, problem
 from oncegate.service.addresses import Proxies
 from oncegate.service.door import Door
 from oncegate.service.looks import Readiness

@@ -8,8 +8,9 @@ from msgspec import Struct
 from oncegate.clocks import Clock, wall
 from oncegate.errors import TooManyEvents
 from oncegate.events import Event, with_webhook_id
-from oncegate.gate.answers import Answer, answer_of, problem
 from oncegate.gate.outcome import Outcome
+from oncegate.ingress.handler_wrappers import trace
+from oncegate.ingress.http_answers import Answer, answer_of, problem
 from oncegate.service.limits import LiveKeys, Rate
 from oncegate.service.log import RepeatedWarning
 from oncegate.service.metrics import Metrics
@@ -17,7 +18,6 @@ from oncegate.service.room import Room
 from oncegate.service.taking import Taking
 from oncegate.signatures import Refused, Verifier
 from oncegate.sources import NO_HINTS, Hints, read
-from oncegate.work.handling import trace
 
 _log = logging.getLogger("oncegate.service")
 

@@ -10,10 +10,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from oncegate.background import Background
 from oncegate.cli.output import clean
 from oncegate.gate import Notice
-from oncegate.gate.background import Background
-from oncegate.gate.log import ascii_only, outcome_of, spelt
+from oncegate.gate.observers import ascii_only, outcome_of, spelt
 
 _MOST_LINES: Final = 1_000
 _AT_A_TIME: Final = 100

@@ -10,7 +10,7 @@ import httptools
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from oncegate.gate.answers import CLOSE, problem
+from oncegate.ingress.http_answers import CLOSE, problem
 from oncegate.service.log import RepeatedWarning
 from oncegate.service.whole import Answers, Taker, WholeProtocol, response
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from oncegate.errors import SettingError
-from oncegate.gate.terms import check_keeping
+from oncegate.gate.options import check_keeping
 from oncegate.service.addresses import Proxies, networks
 from oncegate.settings import Settings
 from oncegate.settings.known import TABLES, WAYS

@@ -13,7 +13,7 @@ from oncegate.durations import microseconds, times
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.observing import Observer
+from oncegate.gate.observers import Observer
 from oncegate.service.app import App
 from oncegate.service.door import NO_LIMITS, Door, Limits
 from oncegate.service.limits import LiveKeys, Rate

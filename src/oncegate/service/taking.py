@@ -12,12 +12,12 @@ from oncegate.durations import Duration
 from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate import Gate
-from oncegate.gate.answers import keep_refused
-from oncegate.gate.concurrent import is_async
+from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.jobs import ANYWHERE
+from oncegate.gate.job import ANYWHERE
 from oncegate.gate.outcome import Outcome
-from oncegate.work.handling import logged, trace
+from oncegate.ingress.handler_wrappers import logged, trace
+from oncegate.ingress.http_answers import keep_refused
 
 _log = logging.getLogger("oncegate.service")
 

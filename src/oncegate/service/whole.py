@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from oncegate.gate.answers import CLOSE, Answer, problem
+from oncegate.ingress.http_answers import CLOSE, Answer, problem
 
 _log = logging.getLogger("oncegate.service")
 

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from oncegate.gate.terms import CHOICES, COUNTS, DEFAULTS, DURATIONS, OPTIONAL
+from oncegate.gate.options import CHOICES, COUNTS, DEFAULTS, DURATIONS, OPTIONAL
 
 Kind: TypeAlias = Literal[
     "text", "choice", "duration", "count", "truth", "names", "url", "place", "strategy", "function", "port"

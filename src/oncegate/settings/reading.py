@@ -15,7 +15,7 @@ from oncegate.settings.known import CONFIG_FLAG, CONFIG_VARIABLE, PREFIX, SETTIN
 from oncegate.settings.routes import ROUTE, named_in, read_routes
 from oncegate.settings.settings import DEFAULT, Settings, disagreements
 from oncegate.settings.values import checked, from_text
-from oncegate.wording import unknown
+from oncegate.text import unknown
 
 FILE: Final = "oncegate.toml"
 _NO_FLAGS: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -10,7 +10,7 @@ from oncegate.errors import SettingError
 from oncegate.settings.known import GATE, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, WAYS, Setting
 from oncegate.settings.settings import DEFAULT, Settings, disagreements
 from oncegate.settings.values import checked
-from oncegate.wording import unknown
+from oncegate.text import unknown
 
 ROUTE: Final = "route"
 UNSIGNED: Final = "none"

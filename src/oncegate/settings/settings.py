@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
-from oncegate.gate.observing import Observer
-from oncegate.gate.terms import DEFAULTS, Wishes, agree
+from oncegate.gate.observers import Observer
+from oncegate.gate.options import DEFAULTS, Wishes, agree
 from oncegate.settings.known import READ, SETTINGS
 from oncegate.settings.strategies import strategy_of
 from oncegate.settings.values import shown

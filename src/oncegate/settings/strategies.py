@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 from oncegate import keys
 from oncegate.errors import SettingError
 from oncegate.settings.functions import load_function, names_function
-from oncegate.wording import unknown
+from oncegate.text import unknown
 
 _Strategy = Callable[..., Any]
 

@@ -6,13 +6,12 @@ from typing import Any, Final
 
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
-from oncegate.gate.terms import agree
-from oncegate.masking import masked, quoted
+from oncegate.gate.options import agree
 from oncegate.settings.functions import names_function
 from oncegate.settings.known import LOG_ONLY, Kind, Setting
 from oncegate.settings.strategies import parsed
 from oncegate.stores import scheme_of
-from oncegate.wording import not_a_choice
+from oncegate.text import masked, not_a_choice, quoted
 
 OFF: Final = "off"
 

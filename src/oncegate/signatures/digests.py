@@ -13,7 +13,7 @@ from oncegate.signatures.keyring import Secret, long_enough, utf8
 from oncegate.signatures.timestamps import TOLERANCE, untimely
 from oncegate.signatures.verdict import Refused
 from oncegate.signatures.verifier import Body, Given, Scheme
-from oncegate.wording import not_a_choice
+from oncegate.text import not_a_choice
 
 _SIZES: Final = {"sha256": 32, "sha384": 48, "sha512": 64}
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

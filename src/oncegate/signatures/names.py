@@ -7,7 +7,7 @@ from oncegate.errors import SettingError
 from oncegate.signatures import senders
 from oncegate.signatures.keyring import Secrets
 from oncegate.signatures.verifier import Verifier
-from oncegate.wording import unknown
+from oncegate.text import unknown
 
 _HMAC: Final = ("header", "algorithm", "encoding", "prefix", "timestamp_header", "template", "tolerance")
 

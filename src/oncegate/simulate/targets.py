@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from oncegate.errors import MissingExtra, SettingError, TargetError
-from oncegate.masking import masked, quoted
 from oncegate.simulate.sending import Again, Answer, Refused, Taken, Target
 from oncegate.simulate.traffic import Delivery
+from oncegate.text import masked, quoted
 
 STDOUT: Final = "-"
 _SCHEMES: Final = "eventbridge://BUS, sqs://QUEUE, http://…/events, file://PATH or - (stdout)"

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from oncegate.errors import OncegateError
-from oncegate.gate.log import write_line
+from oncegate.gate.observers import write_line
 from oncegate.simulate.traffic import Delivery, Happening, Plan, keys_of
 
 VERSION: Final = 1

@@ -12,7 +12,7 @@ from msgspec import Struct
 from oncegate.aws.endpoints import checked_endpoint
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
-from oncegate.masking import quoted
+from oncegate.text import quoted
 
 FIFO: Final = ".fifo"
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")

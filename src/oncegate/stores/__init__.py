@@ -5,8 +5,8 @@ from typing import Any
 
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError
-from oncegate.masking import quoted
 from oncegate.stores.base import Inbox, Store
+from oncegate.text import quoted
 
 # scheme → module, and there what opens the store, what reads its URL, and its class; loaded when asked for, so that
 # nobody pays for another's store.

@@ -8,7 +8,7 @@ from oncegate.doctor.facts import Facts, queue_beside
 from oncegate.doctor.findings import Finding, error, warning
 from oncegate.doctor.policies import SEND, admits, admits_anybody, repaired
 from oncegate.durations import spoken, times
-from oncegate.gate.terms import outlasts_lease
+from oncegate.gate.options import outlasts_lease
 
 _SECOND: Final = 1_000_000
 _TIMES_TIMEOUT: Final = 6

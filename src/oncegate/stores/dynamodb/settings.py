@@ -9,7 +9,7 @@ from msgspec import Struct
 from oncegate.aws.endpoints import checked_endpoint
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
-from oncegate.masking import quoted
+from oncegate.text import quoted
 
 OPTIONS: Final = ("region", "endpoint", "skew", "timeout", "parallel")
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")

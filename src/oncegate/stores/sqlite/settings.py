@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
-from oncegate.masking import quoted
+from oncegate.text import quoted
 
 LEVELS: Final = ("full", "normal")
 _SWITCH: Final = {"on": True, "off": False}

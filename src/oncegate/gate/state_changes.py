@@ -1,0 +1,179 @@
+"""Echoes: emissions of one state change, found by its timeline and brought under one key.
+
+The timelines are documents in the store. They are loaded for all events of a batch at once, and those that change are
+swapped at once; whoever finds that another has swapped first looks again.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from oncegate import timelines
+from oncegate.claims import COMPLETED, Address
+from oncegate.errors import StoreError
+from oncegate.events import Key, StateChange
+from oncegate.gate.claimer import Claimer
+from oncegate.gate.job import Copy, Item, Job
+from oncegate.gate.observers import Observers
+from oncegate.gate.options import Terms
+from oncegate.gate.outcome import Outcome
+from oncegate.stores.base import Change, Document, Store
+
+_TRIES: Final = 12
+_PAUSE: Final = 0.001
+_LONGEST_PAUSE: Final = 0.05
+_AHEAD: Final = 300_000_000  # how far ahead of ours the clock of a sender may be
+_BUSY: Final = "others keep changing the timeline of its entity"
+_STALE: Final = "a newer state of its entity is known"
+
+
+class Echoes:
+    def __init__(self, store: Store, terms: Terms, claimer: Claimer, observers: Observers) -> None:
+        self._store = store
+        self._terms = terms
+        self._claimer = claimer
+        self._observers = observers
+        self._wall = observers.wall
+
+    def resolve(self, jobs: Sequence[Job]) -> None:
+        """Give each job the key under which its change is known. Some are answered by that."""
+        try:
+            self.place(jobs)
+        except StoreError as error:
+            waiting = [job for job in jobs if job.key.change is not None]
+            self._claimer.unanswered(waiting, str(error))
+            for job in waiting:
+                job.answered = True
+
+    def place(self, jobs: Sequence[Job]) -> None:
+        """The same, but a store that does not answer is the caller's affair."""
+        self._place_all([job for job in jobs if job.key.change is not None])
+
+    def confirm(self, items: Iterable[Item]) -> None:
+        """What has come of joined emissions holds for the keys that they had by themselves, too."""
+        echoes = [item for item in items if isinstance(item, Job | Copy) and _emission(item) is not None]
+        if done := [item for item in echoes if _is_done(item.outcome)]:
+            self._claimer.mark_emissions([_own(item) for item in done])
+        if dead := [item for item in echoes if _is_buried_with_another(item)]:
+            self._bury(dead)
+
+    def _bury(self, items: Sequence[Job | Copy]) -> None:
+        """The second emission of a change that is a dead letter is one too, and names the first."""
+        outcomes = [item.outcome for item in items]
+        errors = [f"it says the same as dead letter {outcome.key} ({outcome.error})" for outcome in outcomes]
+        kept = self._claimer.bury_emissions([_own(item) for item in items], outcomes, errors)
+        for item, outcome in zip(items, kept, strict=True):
+            if isinstance(item, Copy):
+                item.kept = outcome
+            else:
+                item.outcome = outcome
+
+    def _place_all(self, jobs: list[Job]) -> None:
+        """Those whose timeline was always changed by others meanwhile are in flight."""
+        pause = _PAUSE
+        for _ in range(_TRIES):
+            jobs = self._place(jobs)
+            if not jobs:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        for job in jobs:
+            job.outcome = Outcome("in_flight", job.event, job.key, "concurrent", error=_BUSY)
+            job.answered = True
+
+    def _place(self, jobs: Sequence[Job]) -> list[Job]:
+        """Place each in its timeline, with one load and one swap; those whose timeline another has swapped first."""
+        lines = {change.timeline: _Line(self._address(change)) for change in _changes(jobs)}
+        if not lines:
+            return []
+        loaded = self._store.load([line.address for line in lines.values()])
+        for line, document in zip(lines.values(), loaded, strict=True):
+            line.open(document)
+        until = self._wall() + _AHEAD
+        for job in jobs:
+            lines[_change(job).timeline].place(job, until)
+        changed = [line for line in lines.values() if line.changed]
+        swapped = self._store.swap([line.swap(self._terms.retention) for line in changed]) if changed else []
+        lost = [line for line, done in zip(changed, swapped, strict=True) if not done]
+        for line in lines.values():
+            if line not in lost:
+                self._settle(line)
+        return [job for line in lost for job, _ in line.placed]
+
+    def _settle(self, line: "_Line") -> None:
+        for job, placed in line.placed:
+            if placed.splits:
+                self._observers.tell("timeline.split", job.event, job.key)
+            if placed.key != job.key.digest:
+                job.emission = job.key
+                job.key = replace(job.key, digest=placed.key)
+            if placed.stale:
+                self._stale(job)
+
+    def _stale(self, job: Job) -> None:
+        job.event = replace(job.event, stale=True)
+        self._observers.tell("policy.stale", job.event, job.key, detail=self._terms.on_stale)
+        if self._terms.on_stale == "skip":
+            job.outcome = Outcome("skipped", job.event, job.key, error=_STALE)
+            job.answered = True
+
+    def _address(self, change: StateChange) -> Address:
+        return Address(self._terms.namespace, change.timeline)
+
+
+class _Line:
+    """One timeline, as it was loaded and as it shall be."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.placed: list[tuple[Job, timelines.Placed]] = []
+
+    def open(self, document: Document) -> None:
+        self._version = document.version
+        self._loaded = self._timeline = timelines.read(document.body)
+
+    def place(self, job: Job, until: int) -> None:
+        placed = timelines.place(self._timeline, _change(job), job.key.digest, until=until)
+        self._timeline = placed.timeline
+        self.placed.append((job, placed))
+
+    @property
+    def changed(self) -> bool:
+        return self._timeline is not self._loaded
+
+    def swap(self, retention: int) -> Change:
+        where = self.address
+        return Change(where.namespace, where.key, self._version, timelines.written(self._timeline), retention)
+
+
+def _emission(item: Job | Copy) -> Key | None:
+    return item.job.emission if isinstance(item, Copy) else item.emission
+
+
+def _own(item: Job | Copy) -> Job:
+    """The emission as an event of its own, under the key that it had by itself."""
+    job = item.job if isinstance(item, Copy) else item
+    assert job.emission is not None  # noqa: S101  # only joined emissions are asked for
+    return Job(job.event, job.emission, job.payload_hash)
+
+
+def _is_done(outcome: Outcome) -> bool:
+    waits = outcome.original is not None and outcome.original.state != COMPLETED
+    return outcome.status == "processed" or (outcome.status == "duplicate" and not waits)
+
+
+def _is_buried_with_another(item: Job | Copy) -> bool:
+    """Not so the one whose own failure made the dead letter."""
+    outcome = item.outcome
+    return outcome.status == "buried" and (isinstance(item, Copy) or outcome.original is not None)
+
+
+def _changes(jobs: Iterable[Job]) -> Iterable[StateChange]:
+    return (_change(job) for job in jobs)
+
+
+def _change(job: Job) -> StateChange:
+    assert job.key.change is not None  # noqa: S101  # only these are placed
+    return job.key.change

@@ -1,0 +1,176 @@
+"""Threads for plain handlers, and those of them that do not return.
+
+A handler that has run for longer than `handler_timeout`, or without one for longer than `max_hold`, hangs. It is told
+of once, in the log and to the observers. With a `handler_timeout` it is given up too: its event has failed, and another
+thread takes the place of its own, for at most as many handlers as there are threads. A thread cannot be stopped.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+from oncegate import forks
+from oncegate.durations import spoken, times
+from oncegate.events import Event
+from oncegate.gate.observers import Observers
+from oncegate.gate.options import Terms
+
+_log: Final = logging.getLogger("oncegate.work")
+_LONGEST_LOOK: Final = 1.0
+_IDLE_FOR: Final = 10.0
+
+
+class Run:
+    """One call of a handler. `give_up` is called in another thread, if its time is over."""
+
+    __slots__ = ("begun", "event", "give_up", "given_up", "hangs")
+
+    def __init__(self, event: Event, give_up: Callable[[], object]) -> None:
+        self.event = event
+        self.give_up = give_up
+        self.begun = time.monotonic()
+        self.hangs = False
+        self.given_up = False
+
+
+class _Pool(ThreadPoolExecutor):
+    def add_thread(self) -> None:
+        """One thread more, which begins with what waits."""
+        self._max_workers += 1
+        self._adjust_thread_count()
+
+
+class Threads:
+    """The threads of one gate, made when they are needed."""
+
+    def __init__(self, terms: Terms, observers: Observers) -> None:
+        self._most = terms.threads
+        self._gives_up = terms.handler_timeout is not None
+        self._limit = (terms.handler_timeout or terms.max_hold) / 1e6
+        self._observers = observers
+        self._lock = threading.Lock()
+        self._pool: _Pool | None = None
+        self._spare = self._most
+        self._runs: dict[Run, None] = {}
+        self._watcher: threading.Thread | None = None
+        forks.watch(self)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._pool, self._spare, self._runs, self._watcher = None, self._most, {}, None
+        self._lock.release()
+
+    def submit(self, work: Callable[..., None], *arguments: Any) -> "Future[None]":
+        with self._lock:
+            if self._pool is None:
+                self._pool = _Pool(self._most, thread_name_prefix="oncegate-handler")
+            return self._pool.submit(work, *arguments)
+
+    def close(self) -> None:
+        """Let handlers come to their end, but for those that were given up. What comes meanwhile has new threads."""
+        with self._lock:
+            pool, self._pool, self._spare = self._pool, None, self._most
+            waits = not any(run.given_up for run in self._runs)
+        if pool is not None:
+            pool.shutdown(wait=waits)
+
+    # ── in the thread of a handler ────────────────────────────────────────────────────────────────────────
+
+    def begin(self, event: Event, give_up: Callable[[], object]) -> Run:
+        run = Run(event, give_up)
+        with self._lock:
+            self._runs[run] = None
+            if self._watcher is None or not self._watcher.is_alive():
+                self._watcher = threading.Thread(target=self._watch, name="oncegate-handlers", daemon=True)
+                self._watcher.start()
+        return run
+
+    def end(self, run: Run) -> bool:
+        """The handler has returned or raised. Whether that counts: what was given up has failed already."""
+        with self._lock:
+            self._runs.pop(run, None)
+        if run.given_up:
+            _log.warning(
+                "the handler of event %r returned after %s, when its event had failed by handler_timeout: what it did"
+                " is not recorded",
+                run.event.id,
+                _age(run),
+            )
+        return not run.given_up
+
+    # ── those that hang ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def hung(self) -> int:
+        with self._lock:
+            return sum(run.hangs for run in self._runs)
+
+    @property
+    def given_up(self) -> int:
+        with self._lock:
+            return sum(run.given_up for run in self._runs)
+
+    @property
+    def left(self) -> int:
+        """How many threads can still run handlers."""
+        with self._lock:
+            return self._left()
+
+    def still_runs(self, key: bytes) -> str | None:
+        """For how long a handler that was given up runs for this key, None if none does."""
+        if not self._gives_up:
+            return None
+        with self._lock:
+            for run in self._runs:
+                if run.given_up and run.event.key is not None and run.event.key.digest == key:
+                    return _age(run)
+        return None
+
+    def _left(self) -> int:
+        return self._most + (self._most - self._spare) - sum(run.hangs for run in self._runs)
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(min(_LONGEST_LOOK, self._limit / 4))
+            now = time.monotonic()
+            with self._lock:
+                last = now if self._runs else last
+                if now - last > _IDLE_FOR:
+                    self._watcher = None
+                    return
+                late = [run for run in self._runs if not run.hangs and now - run.begun >= self._limit]
+                for run in late:
+                    self._note(run)
+            for run in late:
+                self._tell(run)
+
+    def _note(self, run: Run) -> None:
+        run.hangs, run.given_up = True, self._gives_up
+        if self._gives_up and self._spare and self._pool is not None:
+            self._spare -= 1
+            self._pool.add_thread()
+
+    def _tell(self, run: Run) -> None:
+        left = times(self.left, "thread")
+        then = "; its event has failed" if run.given_up else ""
+        _log.warning(
+            "the handler of event %r has run for %s and has not returned%s; %s left",
+            run.event.id,
+            _age(run),
+            then,
+            left,
+        )
+        self._observers.tell("handler.hung", run.event, run.event.key, detail=_age(run))
+        if run.given_up:
+            run.give_up()
+
+
+def _age(run: Run) -> str:
+    return spoken(int((time.monotonic() - run.begun) * 1e6))
