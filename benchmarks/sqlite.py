@@ -14,7 +14,7 @@ from benchmarks.report import Aim, Row
 from oncegate.claims import Claim
 from oncegate.clocks import wall
 from oncegate.stores.base import Store
-from oncegate.stores.sqlite.file import opened
+from oncegate.stores.sqlite.connection import opened
 from oncegate.stores.sqlite.store import SqliteStore
 
 AIM = Aim("at least", 0.75)

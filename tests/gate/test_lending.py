@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.stores.sqlite import SqliteStore, lending
+from oncegate.stores.sqlite import SqliteStore, handler_connection
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ class TestLending:
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(lending, "take_back", interrupted)
+        monkeypatch.setattr(handler_connection, "take_back", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Gate(store).transaction({"id": "a"}, write)
         assert Gate(store).transaction({"id": "b"}, write).status == "processed"

@@ -13,8 +13,8 @@ from oncegate.gate.handlers import Handler
 from oncegate.gate.job import Job
 from oncegate.gate.sync_runner import Runner
 from oncegate.instances import instance, instance_of
-from oncegate.stores.postgres import rows, schema
-from oncegate.stores.redis import RedisStore, buckets, scripts
+from oncegate.stores.postgres import arrays, schema
+from oncegate.stores.redis import RedisStore, script_calls
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.stores.sqlite.instance_locks import InstanceLocks
 
@@ -71,7 +71,7 @@ def _stolen() -> None:
 def _redrawn() -> None:
     """The owner is drawn anew each time that a claim is sent."""
 
-    setattr(buckets, "_PAUSES", ())  # noqa: B010  # it is fixed; asked again is here instead
+    setattr(script_calls, "_PAUSES", ())  # noqa: B010  # it is fixed; asked again is here instead
     claim = RedisStore.claim
 
     def redrawing(self: RedisStore, requests: Sequence[Claim]) -> list[Verdict]:
@@ -86,19 +86,19 @@ def _redrawn() -> None:
 
 def _script(name: str, text: bytes, instead: bytes) -> None:
     """Change the script that this process sends to Redis."""
-    whole = getattr(scripts, name).text
+    whole = getattr(script_calls, name).text
     if whole.count(text) != 1:
         raise ValueError(f"{text!r} must mean one place")
-    setattr(scripts, name, scripts.script_of(whole.replace(text, instead)))
+    setattr(script_calls, name, script_calls.script_of(whole.replace(text, instead)))
 
 
 def _schema(text: bytes, instead: bytes) -> None:
     """Change the functions that this process creates in Postgres, where they are not there yet."""
-    if b"".join(schema.migrations(rows.statements("any"))).count(text) != 1:
+    if b"".join(schema.migrations(arrays.statements("any"))).count(text) != 1:
         raise ValueError(f"{text!r} must mean one place")
 
     def changed(name: str) -> dict[str, bytes]:
-        return {part: sql.replace(text, instead) for part, sql in rows.statements(name).items()}
+        return {part: sql.replace(text, instead) for part, sql in arrays.statements(name).items()}
 
     setattr(schema, "statements", changed)  # noqa: B010  # it is not the module's own
 

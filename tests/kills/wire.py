@@ -7,7 +7,7 @@ import psycopg
 from psycopg.waiting import Wait
 from redis.connection import AbstractConnection
 
-from oncegate.stores.redis.wire import Link
+from oncegate.stores.redis.connection import Link
 from tests.kills.points import Trap, asking
 
 

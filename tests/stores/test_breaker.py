@@ -9,7 +9,7 @@ import pytest
 
 from oncegate import Event, Gate
 from oncegate.errors import StoreReadOnly, StoreUnavailable
-from oncegate.stores.breaker import IN_A_ROW, Breaker
+from oncegate.stores.circuit_breaker import IN_A_ROW, Breaker
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from oncegate.claims import Abandon, About, Admit, Admitted, Claim, Complete, Duplicate, Granted, Record
 from oncegate.errors import StoreError
 from oncegate.stores.base import Together
-from oncegate.stores.judged import InboxStore
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.sqlite import SqliteStore
+from oncegate.stores.step_store import InboxStore
 from oncegate.testing import ManualClock
 
 LEASE, RETENTION = 30_000_000, 60_000_000

@@ -10,7 +10,7 @@ import pytest
 from oncegate import Event, Gate, open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Inbox, Joining, Transactional
-from oncegate.stores.late import _TRY_EVERY, _late, open_or_wait
+from oncegate.stores.deferred import _TRY_EVERY, _late, open_or_wait
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.postgres import PostgresStore
 from oncegate.stores.redis import RedisStore

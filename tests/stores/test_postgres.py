@@ -19,10 +19,10 @@ from oncegate.claims import Admitted, Redrive
 from oncegate.clocks import Clock, since_boot
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable, Unkeepable
 from oncegate.stores.base import Store
-from oncegate.stores.breaker import IN_A_ROW, Breaker, Guarded
+from oncegate.stores.circuit_breaker import IN_A_ROW, Breaker, Guarded
 from oncegate.stores.postgres import PostgresStore, schema
+from oncegate.stores.postgres.arrays import statements
 from oncegate.stores.postgres.connections import Connections
-from oncegate.stores.postgres.rows import statements
 from oncegate.stores.postgres.settings import read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
 from oncegate.testing.asking import ABOUT, admit, claim_of, complete, granted, take

@@ -13,8 +13,8 @@ import pytest
 
 from oncegate import open_store
 from oncegate.claims import Admit, Admitted, InFlight, Record, Renew
-from oncegate.stores.postgres import PostgresStore, rows
-from oncegate.stores.postgres.rows import admissions_of, settlements_of
+from oncegate.stores.postgres import PostgresStore, arrays
+from oncegate.stores.postgres.arrays import admissions_of, settlements_of
 from oncegate.testing import ManualClock
 from oncegate.testing.asking import ABOUT, KEY, LEASE, NAMESPACE, admit, granted, owner, renew, stored
 from tests.stores.postgres_server import PostgresServer
@@ -43,8 +43,8 @@ def opened(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     def open_lapsed(schema: str, **changes: str) -> Lapsed:
         for old, new in {_LOOKED: f"{_LOOKED}{_WAIT}", **changes}.items():
-            assert rows._TEXT.count(old) == 1, old
-            monkeypatch.setattr(rows, "_TEXT", rows._TEXT.replace(old, new))
+            assert arrays._TEXT.count(old) == 1, old
+            monkeypatch.setattr(arrays, "_TEXT", arrays._TEXT.replace(old, new))
         clock = ManualClock()
         store = open_store(f"{postgres.url()}?oncegate_schema={schema}", clock=clock)
         assert isinstance(store, PostgresStore)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from oncegate import Event, Gate, keys, open_store
 from oncegate.errors import StoreError, StoreReadOnly, StoreRefused
 from oncegate.stores.base import Probed, Store
-from oncegate.stores.breaker import IN_A_ROW
+from oncegate.stores.circuit_breaker import IN_A_ROW
 from oncegate.testing import ManualClock
 from oncegate.testing.asking import claim_of
 from tests.stores.dynamo_server import DynamoServer

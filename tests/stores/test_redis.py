@@ -13,8 +13,8 @@ from oncegate.claims import About, Duplicate, Granted, InFlight
 from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store
-from oncegate.stores.redis.records import address_of, namespace_of, place_of
-from oncegate.stores.redis.scripts import CLAIM, SETTLE, TAKE
+from oncegate.stores.redis.codec import address_of, namespace_of, place_of
+from oncegate.stores.redis.script_calls import CLAIM, SETTLE, TAKE
 from oncegate.testing import ManualClock, SharedStoreContract
 from oncegate.testing.asking import (
     KEY,

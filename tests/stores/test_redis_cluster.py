@@ -20,7 +20,7 @@ from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store, Want
 from oncegate.stores.redis import RedisStore
-from oncegate.stores.redis.buckets import Buckets
+from oncegate.stores.redis.script_calls import Buckets
 from oncegate.testing import SharedStoreContract
 from oncegate.testing.asking import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted
 from tests import FORKS

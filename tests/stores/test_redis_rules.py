@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from oncegate import open_store
 from oncegate.stores.base import Store
-from oncegate.stores.redis import scripts
+from oncegate.stores.redis import script_calls
 from oncegate.testing import ManualClock, SharedStoreContract
 from oncegate.testing.asking import bury, complete, release, renew
 from tests.stores.redis_server import RedisServer
@@ -209,16 +209,16 @@ def test_the_contract_catches(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, name: str, right: str, wrong: str, check: Check
 ) -> None:
     """One rule of one script broken: the part of the contract that is about it fails, and passes as it is shipped."""
-    script = getattr(scripts, name)
+    script = getattr(script_calls, name)
     assert right.encode() in script.text
     _checked(redis_server, check)
     broken = script.text.replace(right.encode(), wrong.encode())
-    monkeypatch.setattr(scripts, name, scripts.script_of(broken, **_how(script)))
+    monkeypatch.setattr(script_calls, name, script_calls.script_of(broken, **_how(script)))
     with pytest.raises(AssertionError):
         _checked(redis_server, check)
 
 
-def _how(script: scripts.Script) -> dict[str, bool]:
+def _how(script: script_calls.Script) -> dict[str, bool]:
     return {name: value for name, value in asdict(script).items() if isinstance(value, bool)}
 
 

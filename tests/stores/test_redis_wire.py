@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from redis import exceptions as errors
 
-from oncegate.stores.redis import wire
-from oncegate.stores.redis.wire import Link
+from oncegate.stores.redis import connection
+from oncegate.stores.redis.connection import Link
 
 OK = b"+OK\r\n"
 
@@ -77,7 +77,7 @@ def test_an_answer_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is looked for until it is here, at most for a moment; then the next ones are slept for, after every
     look in vain twice as many up to a bound, and after them it is looked for anew."""
     ticks = iter(range(1_000_000))
-    monkeypatch.setattr(wire, "_now", lambda: next(ticks) * wire._MOMENT / 10)
+    monkeypatch.setattr(connection, "_now", lambda: next(ticks) * connection._MOMENT / 10)
     with linked() as (link, theirs):
         assert [looked(link, theirs, found_at) for found_at in (1, 5, 5)] == [1, 5, 5]
         for sleeps in (2, 4, 8, 16, 32, 64, 128, 256, 256):
@@ -92,7 +92,7 @@ def test_large_batches_are_slept_for() -> None:
     """The answer to much that was asked at once is not looked for, and those to little after it are as before."""
     with linked() as (link, theirs):
         assert looked(link, theirs, 5) == 5
-        for size, looks in ((wire._SHORT, 5), (wire._SHORT + 1, 0), (wire._SHORT, 5)):
+        for size, looks in ((connection._SHORT, 5), (connection._SHORT + 1, 0), (connection._SHORT, 5)):
             link.send(bytes(size))
             assert looked(link, theirs, 5) == looks
 
@@ -115,7 +115,7 @@ def test_long_waits_are_slept() -> None:
             link.read()
         taken = time.thread_time() - before
         server.join()
-    assert taken < 100 * wire._MOMENT / 2
+    assert taken < 100 * connection._MOMENT / 2
 
 
 @pytest.mark.parametrize("sleeps", [False, True])

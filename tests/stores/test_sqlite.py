@@ -20,7 +20,7 @@ from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores import look_at_store
 from oncegate.stores.base import Store
-from oncegate.stores.sqlite import SqliteStore, file, looking, read_url
+from oncegate.stores.sqlite import SqliteStore, connection, read_only, read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
 from oncegate.testing.asking import (
     LEASE,
@@ -252,7 +252,7 @@ class TestLooking:
     def test_an_older_schema(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A file that would have to be brought up to date is left to those who may."""
         open_store(f"sqlite:///{path}").close()
-        monkeypatch.setattr(looking, "MIGRATIONS", [*file.MIGRATIONS, "SELECT 1"])
+        monkeypatch.setattr(read_only, "MIGRATIONS", [*connection.MIGRATIONS, "SELECT 1"])
         with pytest.raises(StoreRefused, match="was written by an older Oncegate"):
             look_at_store(f"sqlite:///{path}")
 
@@ -263,8 +263,11 @@ def test_two_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(url)
     record = granted(store)
     store.close()
-    later = [*file.MIGRATIONS, "ALTER TABLE claims ADD COLUMN colour TEXT;\nCREATE TABLE more (id INTEGER) STRICT;"]
-    monkeypatch.setattr(file, "MIGRATIONS", later)
+    later = [
+        *connection.MIGRATIONS,
+        "ALTER TABLE claims ADD COLUMN colour TEXT;\nCREATE TABLE more (id INTEGER) STRICT;",
+    ]
+    monkeypatch.setattr(connection, "MIGRATIONS", later)
     stores = race([lambda: open_store(url)] * 6)
     assert complete(stores[0], record)
     with closing(sqlite3.connect(tmp_path / "store.db")) as db:
@@ -278,11 +281,13 @@ def test_a_failed_migration_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     """A migration that stops half-way has not happened."""
     url = f"sqlite:///{tmp_path}/store.db"
     open_store(url).close()
-    monkeypatch.setattr(file, "MIGRATIONS", [*file.MIGRATIONS, "CREATE TABLE more (id);\nCREATE TABLE claims (id);"])
+    monkeypatch.setattr(
+        connection, "MIGRATIONS", [*connection.MIGRATIONS, "CREATE TABLE more (id);\nCREATE TABLE claims (id);"]
+    )
     with pytest.raises(StoreError, match="already exists"):
         open_store(url)
     with closing(sqlite3.connect(tmp_path / "store.db")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (len(file.MIGRATIONS) - 1,)
+        assert db.execute("PRAGMA user_version").fetchone() == (len(connection.MIGRATIONS) - 1,)
         assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").fetchone() == (0,)
 
 

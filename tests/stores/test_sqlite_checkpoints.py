@@ -11,8 +11,8 @@ import pytest
 
 from oncegate import open_store
 from oncegate.stores.base import Store
-from oncegate.stores.sqlite import checkpoints
-from oncegate.stores.sqlite.checkpoints import _ROWS, Checkpoints
+from oncegate.stores.sqlite import connection
+from oncegate.stores.sqlite.connection import _ROWS, Checkpoints
 from oncegate.testing.asking import claim_of
 from tests.stores.forking import run
 from tests.stores.servers import until
@@ -45,7 +45,7 @@ def test_copied_beside_the_writer(tmp_path: Path, slashes: str) -> None:
 def test_a_new_connection_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that was made anew, and counts its rows from nothing, is heard as the one before it."""
     copies: list[int] = []
-    monkeypatch.setattr(checkpoints, "start_new_thread", lambda _copy, _nothing: copies.append(1))
+    monkeypatch.setattr(connection, "start_new_thread", lambda _copy, _nothing: copies.append(1))
     kept = Checkpoints("once.db", "full")
     seen = []
     for rows in (_ROWS - 1, 10 * _ROWS, 1, _ROWS, _ROWS + 1):

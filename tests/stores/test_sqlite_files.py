@@ -14,8 +14,8 @@ from oncegate import open_store
 from oncegate.claims import Reset
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.stores import look_at_store
-from oncegate.stores.sqlite import SqliteStore, file
-from oncegate.stores.sqlite.lending import OwnConnection
+from oncegate.stores.sqlite import SqliteStore, connection
+from oncegate.stores.sqlite.handler_connection import OwnConnection
 from oncegate.testing.asking import claim_of
 from tests.stores.forking import run
 
@@ -101,7 +101,7 @@ class TestSecureDelete:
     def test_the_connection_that_deletes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The option is set on every connection of the store, after a fork as well."""
         asked: list[str] = []
-        connect = file.connected
+        connect = connection.connected
 
         def traced(path: str, how: str, timeout: int, prepare: Callable[[OwnConnection], None]) -> OwnConnection:
             def prepared(db: OwnConnection) -> None:
@@ -111,7 +111,7 @@ class TestSecureDelete:
 
             return connect(path, how, timeout, prepared)
 
-        monkeypatch.setattr(file, "connected", traced)
+        monkeypatch.setattr(connection, "connected", traced)
         store = SqliteStore(str(tmp_path / "store.db"), secure_delete=True)
         store.before_fork()
         store.after_fork(in_child=False)

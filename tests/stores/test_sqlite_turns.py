@@ -14,7 +14,7 @@ from oncegate import Event, Gate
 from oncegate.claims import COMPLETED
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.base import Patient, Probed
-from oncegate.stores.sqlite import SqliteStore, turns
+from oncegate.stores.sqlite import SqliteStore, connection
 from oncegate.testing.asking import NAMESPACE, claim, claim_of, granted
 
 BUSY = 0.4
@@ -35,7 +35,7 @@ def other(store: SqliteStore, tmp_path: Path) -> Iterator[sqlite3.Connection]:
 @pytest.fixture
 def nothing_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written just now is no proof."""
-    monkeypatch.setattr(turns, "_PROOF_FOR", 0.0)
+    monkeypatch.setattr(connection, "_PROOF_FOR", 0.0)
 
 
 def taken(call: Callable[[], object]) -> float:
@@ -143,7 +143,7 @@ class TestProbe:
         granted(store, key=bytes(16))
         with pytest.raises(StoreUnavailable, match="was full or failed"):
             store.probe(100_000)
-        monkeypatch.setattr(turns, "_TROUBLE_FOR", 0.0)
+        monkeypatch.setattr(connection, "_TROUBLE_FOR", 0.0)
         store.probe(100_000)
 
     def test_a_file_that_is_gone(self, store: SqliteStore, tmp_path: Path, nothing_proven: None) -> None:

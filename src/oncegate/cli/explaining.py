@@ -23,8 +23,7 @@ from oncegate.gate.outcome import differences
 from oncegate.settings import Settings
 from oncegate.settings.routes import by_route
 from oncegate.sources import Hints, understood
-from oncegate.stores.base import Entry, KnowsProcesses, Store
-from oncegate.stores.walking import walk
+from oncegate.stores.base import Entry, KnowsProcesses, Store, walk
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
 

@@ -7,8 +7,7 @@ from msgspec import Struct
 from oncegate.canonical import HASH_SIZE
 from oncegate.cli.output import Progress
 from oncegate.gate.job import known_by
-from oncegate.stores.base import Entry, Store
-from oncegate.stores.walking import walk
+from oncegate.stores.base import Entry, Store, walk
 
 _MOST_FOUND = 1_000
 

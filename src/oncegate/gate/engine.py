@@ -23,7 +23,7 @@ from oncegate.gate.state_changes import Echoes
 from oncegate.gate.sync_runner import Means, Runner
 from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import Joining, Store
-from oncegate.stores.breaker import Breaker, Guarded
+from oncegate.stores.circuit_breaker import Breaker, Guarded
 
 if TYPE_CHECKING:
     from oncegate.gate.async_runner import Concurrent

@@ -23,7 +23,7 @@ from oncegate.ingress.worker import Lent, Worker
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
 from oncegate.stores.base import Inbox, Joining, Store, Transactional
-from oncegate.stores.late import open_or_wait
+from oncegate.stores.deferred import open_or_wait
 
 if TYPE_CHECKING:
     from oncegate.gate.once import Calls

@@ -19,7 +19,7 @@ from oncegate.sources import Hints
 from oncegate.sources.plain import paths
 from oncegate.stores import check_url, look_at_store, open_store
 from oncegate.stores.base import Store
-from oncegate.stores.late import open_or_wait
+from oncegate.stores.deferred import open_or_wait
 
 DEFAULT: Final = "default"
 

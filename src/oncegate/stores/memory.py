@@ -23,8 +23,8 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, Want
-from oncegate.stores.judged import InboxStore, shown
-from oncegate.stores.lines import Line, behind, in_turn, step_behind
+from oncegate.stores.entity_order import Line, behind, in_turn, step_behind
+from oncegate.stores.step_store import InboxStore, shown
 
 _TICK = 1_000_000
 _NO_TICK = -1

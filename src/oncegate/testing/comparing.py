@@ -28,7 +28,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock
 from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Together, Want
-from oncegate.stores.lines import behind, step_behind
+from oncegate.stores.entity_order import behind, step_behind
 from oncegate.testing.clock import ManualClock
 
 HISTORIES = 200

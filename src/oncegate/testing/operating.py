@@ -3,8 +3,7 @@
 import pytest
 
 from oncegate.claims import DEAD, RELEASED, Address, Granted, InFlight
-from oncegate.stores.base import Change, Document, Store
-from oncegate.stores.walking import walk
+from oncegate.stores.base import Change, Document, Store, walk
 from oncegate.testing.asking import (
     KEY,
     NAMESPACE,

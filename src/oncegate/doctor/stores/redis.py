@@ -9,8 +9,8 @@ from oncegate.doctor.stores.seen import Seen, clock
 from oncegate.errors import NoStore
 from oncegate.stores import open_store
 from oncegate.stores.redis.checks import appends, check_layout, evicting, parsed
+from oncegate.stores.redis.connection import Failed, Server, exchange, explained
 from oncegate.stores.redis.settings import Settings, settings_of
-from oncegate.stores.redis.wire import Failed, Server, exchange, explained
 
 
 def look(url: str, shown: str) -> Seen:

@@ -9,7 +9,7 @@ from typing import Final
 from oncegate.doctor.facts import Store
 from oncegate.doctor.stores.seen import Seen
 from oncegate.stores.sqlite import look_at_sqlite
-from oncegate.stores.sqlite.looking import is_absent
+from oncegate.stores.sqlite.read_only import is_absent
 from oncegate.stores.sqlite.settings import read_url
 
 _MOUNTS: Final = "/proc/self/mounts"

@@ -28,15 +28,14 @@ from oncegate.claims import (
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
-from oncegate.stores.dynamodb import browsing
-from oncegate.stores.dynamodb.calls import Calls, Changed
+from oncegate.stores.dynamodb import browse
+from oncegate.stores.dynamodb.client import Calls, Changed, Pool
+from oncegate.stores.dynamodb.conditional_writes import STAMP_SIZE, Judge, stamp_of
 from oncegate.stores.dynamodb.items import document_id, document_item, document_of
-from oncegate.stores.dynamodb.judging import STAMP_SIZE, Judge, stamp_of
-from oncegate.stores.dynamodb.pool import Pool
 from oncegate.stores.dynamodb.settings import Settings
 from oncegate.stores.dynamodb.table import prepare
 from oncegate.stores.dynamodb.transactions import Transaction, Writes
-from oncegate.stores.judged import JudgedStore, shown
+from oncegate.stores.step_store import JudgedStore, shown
 
 _PROBE = "oncegate probe"
 _NEVER = "attribute_exists(id) AND attribute_not_exists(id)"
@@ -85,7 +84,7 @@ class DynamoStore(JudgedStore):
         return [self._take(want) for want in wants]
 
     def _take(self, want: Want) -> Entry | None:
-        for where in browsing.waiting(self._calls, want.namespace, self._judge.now()):
+        for where in browse.waiting(self._calls, want.namespace, self._judge.now()):
             granted = self._judge.answer(Take(*where, want.owner, want.lease))
             if isinstance(granted, Granted):
                 return Entry(*where, granted.record)
@@ -111,7 +110,7 @@ class DynamoStore(JudgedStore):
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         ids = [document_id((address.namespace, address.key)) for address in addresses]
-        found = browsing.items_of(self._calls, list(dict.fromkeys(ids)))
+        found = browse.items_of(self._calls, list(dict.fromkeys(ids)))
         past = self._judge.past()
         return [document_of(found.get(id_), past) for id_ in ids]
 
@@ -147,7 +146,7 @@ class DynamoStore(JudgedStore):
     def dead_letters(
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
     ) -> list[Entry]:
-        found = browsing.dead(self._calls, namespace, after, limit)
+        found = browse.dead(self._calls, namespace, after, limit)
         return list(islice(self._shown(found, after), limit))
 
     def browse(
@@ -163,11 +162,11 @@ class DynamoStore(JudgedStore):
             record = self._judge.look((namespace, key)).record
             found: Iterable[Entry] = [] if record is None else [Entry(namespace, key, record)]
         else:
-            found = browsing.every(self._calls, namespace, key)
+            found = browse.every(self._calls, namespace, key)
         return heapq.nsmallest(limit, self._shown(found, after), key=_order)
 
     def walk(self, namespace: str | None = None) -> Iterator[Entry]:
-        return iter(self._shown(browsing.every(self._calls, namespace, None), None))
+        return iter(self._shown(browse.every(self._calls, namespace, None), None))
 
     def _shown(self, entries: Iterable[Entry], after: Address | None) -> Iterable[Entry]:
         past = self._judge.past()

@@ -5,8 +5,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
-from oncegate.stores.dynamodb.calls import Calls
-from oncegate.stores.dynamodb.failures import InUse, NoTable, unlike
+from oncegate.stores.dynamodb.client import Calls, InUse, NoTable, unlike
 
 INDEX: Final = "unfinished"
 SWEEPING: Final = {"AttributeName": "expiresAt", "Enabled": True}

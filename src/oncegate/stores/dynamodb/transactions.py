@@ -10,9 +10,9 @@ from oncegate.aws.failures import code_of
 from oncegate.claims import Complete, Record, Renew, step
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import EffectFailed
-from oncegate.stores.dynamodb.calls import Calls, Changed
+from oncegate.stores.dynamodb.client import Calls, Changed
+from oncegate.stores.dynamodb.conditional_writes import STAMP_SIZE, Judge, Seen, seen_in
 from oncegate.stores.dynamodb.items import Where, item_of
-from oncegate.stores.dynamodb.judging import STAMP_SIZE, Judge, Seen, seen_in
 
 _MOST_WRITES: Final = 99
 _TOKEN_SIZE: Final = 16

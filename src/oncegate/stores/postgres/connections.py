@@ -17,8 +17,8 @@ from psycopg.pq import TransactionStatus
 
 from oncegate import forks
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.stores.postgres.failures import Late, explained, unconnected
-from oncegate.stores.postgres.rows import register
+from oncegate.stores.postgres.arrays import register
+from oncegate.stores.postgres.errors import Late, explained, unconnected
 from oncegate.stores.postgres.settings import Settings
 
 _CANCEL_WITHIN: Final = 1.0

@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from oncegate.errors import NoStore, StoreRefused
+from oncegate.stores.postgres.arrays import statements
 from oncegate.stores.postgres.connections import Connection
-from oncegate.stores.postgres.rows import statements
 from oncegate.stores.postgres.settings import Settings
 
 _OLDEST: Final = 14  # scans of a range of pages; to_regclass and the rest are older

@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
-from oncegate.stores.postgres.rows import SCHEMA
+from oncegate.stores.postgres.arrays import SCHEMA
 
 _OURS: Final = "oncegate_"
 _KNOWN: Final = ("oncegate_schema", "oncegate_connections", "oncegate_timeout")

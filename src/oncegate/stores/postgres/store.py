@@ -34,11 +34,8 @@ from oncegate.claims import (
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
-from oncegate.stores.lines import behind, step_behind
-from oncegate.stores.postgres.connections import Connection, Connections
-from oncegate.stores.postgres.failures import explained, line_of
-from oncegate.stores.postgres.own import Own, begun
-from oncegate.stores.postgres.rows import (
+from oncegate.stores.entity_order import behind, step_behind
+from oncegate.stores.postgres.arrays import (
     addresses,
     admissions_of,
     blobs,
@@ -51,8 +48,11 @@ from oncegate.stores.postgres.rows import (
     settlements_of,
     statements,
 )
+from oncegate.stores.postgres.connections import Connection, Connections
+from oncegate.stores.postgres.errors import explained, line_of
 from oncegate.stores.postgres.schema import prepare
 from oncegate.stores.postgres.settings import Settings
+from oncegate.stores.postgres.user_connection import Own, begun
 
 _SWEEP: Final = 512
 _START: Final = "(0,0)"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from oncegate.errors import NoStore, StoreRefused
+from oncegate.stores.redis.connection import Command, Failed, Server, ask, explained
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Command, Failed, Server, ask, explained
 
 _OLDEST: Final = (6, 2)
 _VERSION: Final = 2

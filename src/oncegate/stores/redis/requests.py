@@ -6,7 +6,7 @@ from typing import Final
 
 from oncegate.claims import Address, Claim, Complete, Held, Redrive, Release, Renew, Reset, Settlement, Take
 from oncegate.stores.base import Change
-from oncegate.stores.redis.records import pack_about, pack_proof, pack_text, where_of
+from oncegate.stores.redis.codec import pack_about, pack_proof, pack_text, where_of
 
 _NONE: Final = 0xFFFFFFFF
 _UNSTARTED: Final = 2**53

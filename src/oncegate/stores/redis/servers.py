@@ -8,8 +8,8 @@ from redis.crc import key_slot
 
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.redis.checks import LAYOUT_TAG, check
+from oncegate.stores.redis.connection import Failed, Server, ask, explained
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Failed, Server, ask, explained
 
 _SLOTS: Final = 16_384
 

@@ -29,11 +29,11 @@ from oncegate.claims import (
 from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused
 from oncegate.stores.base import Change, Document, Entry, Want
-from oncegate.stores.redis import scripts
-from oncegate.stores.redis.browsing import browse_all, browse_key, dead_letters, walk_all
-from oncegate.stores.redis.buckets import Buckets, Call, check_replies
+from oncegate.stores.redis import script_calls
+from oncegate.stores.redis.browse import browse_all, browse_key, dead_letters, walk_all
 from oncegate.stores.redis.checks import check_again
-from oncegate.stores.redis.records import unpack, unpack_answer, unpack_only
+from oncegate.stores.redis.codec import unpack, unpack_answer, unpack_only
+from oncegate.stores.redis.connection import Failed, Reply
 from oncegate.stores.redis.requests import (
     claiming,
     packed_about,
@@ -45,10 +45,9 @@ from oncegate.stores.redis.requests import (
     swapping,
     text,
 )
-from oncegate.stores.redis.scripts import Script
+from oncegate.stores.redis.script_calls import Buckets, Call, Script, check_replies
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.taking import give_back, take
-from oncegate.stores.redis.wire import Failed, Reply
+from oncegate.stores.redis.take import give_back, take
 
 _GRANTED_ANEW: Final = ord("N")
 _UNCHANGED: Final = ord("K")
@@ -80,11 +79,11 @@ class RedisStore:
         if len(requests) == 1:
             (claim,) = requests
             sent = claiming(claim)
-            said = buckets.ask_alone(scripts.CLAIM, claim, sent)
+            said = buckets.ask_alone(script_calls.CLAIM, claim, sent)
             if type(said) is bytes:
                 now, letter, value = unpack_only(said)
                 return [_granted(claim, now) if letter == _GRANTED_ANEW else _judged(claim, sent, letter, value, now)]
-        calls = buckets.split(scripts.CLAIM, requests, claiming) if requests else []
+        calls = buckets.split(script_calls.CLAIM, requests, claiming) if requests else []
         replies = buckets.replies(calls, said)
         if Failed in map(type, replies):
             self._give_back(requests, calls, replies)
@@ -107,24 +106,24 @@ class RedisStore:
         )
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return self._told(scripts.SETTLE, settlements, settling)
+        return self._told(script_calls.SETTLE, settlements, settling)
 
     def renew(self, leases: Sequence[Renew]) -> list[bool]:
-        return self._told(scripts.SETTLE, leases, renewing)
+        return self._told(script_calls.SETTLE, leases, renewing)
 
     def take(self, wants: Sequence[Want]) -> list[Entry | None]:
         return take(self._open(), wants)
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         documents = [Document()] * len(addresses)
-        for call, (now, *values) in self._each(scripts.LOOK, addresses, reading, text(b"documents")):
+        for call, (now, *values) in self._each(script_calls.LOOK, addresses, reading, text(b"documents")):
             for position, value in zip(call.positions, values, strict=True):
                 if value and now < int.from_bytes(value[7:14]):
                     documents[position] = Document(int.from_bytes(value[:7]), value[14:])
         return documents
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
-        return self._told(scripts.SWAP, changes, swapping)
+        return self._told(script_calls.SWAP, changes, swapping)
 
     def dead_letters(
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
@@ -132,10 +131,10 @@ class RedisStore:
         return dead_letters(self._open(), namespace, after, limit)
 
     def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
-        return self._told(scripts.OPERATE, requests, redriving)
+        return self._told(script_calls.OPERATE, requests, redriving)
 
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
-        return self._told(scripts.OPERATE, requests, resetting)
+        return self._told(script_calls.OPERATE, requests, resetting)
 
     def browse(
         self,
@@ -155,7 +154,7 @@ class RedisStore:
     def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
         """See `oncegate.stores.base.Probed`. A swap of nothing notes the time, and that is a write."""
         buckets = self._open()
-        buckets.ask(buckets.everywhere(scripts.SWAP, b""))
+        buckets.ask(buckets.everywhere(script_calls.SWAP, b""))
         for server in buckets.servers.all():
             check_again(server, self._settings)
 

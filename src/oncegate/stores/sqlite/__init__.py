@@ -1,7 +1,7 @@
 """The SQLite store and its URL."""
 
 from oncegate.clocks import Clock
-from oncegate.stores.sqlite.looking import LookedAt, refuse_absent
+from oncegate.stores.sqlite.read_only import LookedAt, refuse_absent
 from oncegate.stores.sqlite.settings import read_url
 from oncegate.stores.sqlite.store import SqliteStore
 

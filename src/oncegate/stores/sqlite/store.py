@@ -36,16 +36,36 @@ from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.instances import instance, instance_of
 from oncegate.stores.base import Change, Document, Entry, Want
-from oncegate.stores.judged import InboxStore, shown
-from oncegate.stores.lines import behind, in_turn, step_behind
-from oncegate.stores.sqlite.checkpoints import Checkpoints
-from oncegate.stores.sqlite.file import FAILURES, OpenFiles, damaged, explained, is_of_the_disk, opened, wait_for
+from oncegate.stores.entity_order import behind, in_turn, step_behind
+from oncegate.stores.sqlite.connection import (
+    FAILURES,
+    SLICE,
+    Checkpoints,
+    KeptOut,
+    OpenFiles,
+    Turn,
+    Turns,
+    damaged,
+    explained,
+    is_of_the_disk,
+    opened,
+    wait_for,
+)
+from oncegate.stores.sqlite.handler_connection import OwnConnection, is_closed, lend, take_back
 from oncegate.stores.sqlite.instance_locks import InstanceLocks
-from oncegate.stores.sqlite.lending import OwnConnection, is_closed, lend, take_back
-from oncegate.stores.sqlite.rows import SQL, Where, busy_lines, find, read_document, record_of, save, swap_document
+from oncegate.stores.sqlite.queries import (
+    SQL,
+    Where,
+    busy_lines,
+    find,
+    given,
+    read_document,
+    record_of,
+    save,
+    swap_document,
+)
 from oncegate.stores.sqlite.settings import checked_level
-from oncegate.stores.sqlite.turns import SLICE, KeptOut, Turn, Turns
-from oncegate.stores.sqlite.waiting import given
+from oncegate.stores.step_store import InboxStore, shown
 
 _SWEEP: Final = 256
 _MOST_HELD: Final = 20_000

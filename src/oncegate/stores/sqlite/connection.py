@@ -4,15 +4,17 @@ import os
 import sqlite3
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from math import inf
 from typing import Final
 from urllib.parse import quote
 
 from oncegate import forks
 from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable
-from oncegate.stores.sqlite.lending import OwnConnection
-from oncegate.stores.sqlite.rows import SQL
+from oncegate.stores.sqlite.handler_connection import OwnConnection
+from oncegate.stores.sqlite.queries import SQL
 
 APPLICATION_ID: Final = 0x4F4E4345  # "ONCE"
 MIGRATIONS: Final = [statements for name, statements in SQL.items() if name.startswith("schema ")]
@@ -234,3 +236,151 @@ def explained(error: Exception, path: str) -> StoreError:
             return damaged(path, error)
         case _:
             return StoreError(f"SQLite could not use {path}: {error}")
+
+
+# Turns: how the threads of a process wait together while another process keeps them out of the file.
+
+
+SLICE: Final = 0.02
+_BETWEEN: Final = 0.005
+_PROOF_FOR: Final = 3.0
+_TROUBLE_FOR: Final = 10.0
+
+
+class KeptOut(Exception):
+    """Another process has the file: try again, after a pause."""
+
+
+class _Asked(threading.local):
+    """Since when what this thread asks for has been waited for; None: since it asks."""
+
+    since: float | None = None
+
+
+class Turns:
+    """What the threads of a process know of each other's waits for the file.
+
+    SQLite waits by itself, but then with the connection in its hands: a second thread would wait until the first gives
+    up, and only then begin to wait. So SQLite waits for a slice, and in between others have the connection."""
+
+    def __init__(self, timeout: int) -> None:
+        self.timeout = timeout / 1e6
+        self._asked = _Asked()
+        self._kept_out_at = self._written_at = self._troubled_at = -inf
+
+    @contextmanager
+    def waited(self, seconds: float) -> Iterator[None]:
+        """What this thread asks for in here has waited that long before."""
+        self._asked.since = time.monotonic() - seconds
+        try:
+            yield
+        finally:
+            self._asked.since = None
+
+    def deadline(self) -> float:
+        """Until when to wait: a timeout from now, or from when it was asked for if another waited in vain since."""
+        since = self._asked.since
+        return self.timeout + (time.monotonic() if since is None or self._kept_out_at < since else since)
+
+    def kept_out(self) -> None:
+        """Somebody has waited in vain."""
+        self._kept_out_at = time.monotonic()
+
+    def written(self) -> None:
+        self._written_at = time.monotonic()
+
+    def troubled(self) -> None:
+        """The disk was full, or failed."""
+        self._troubled_at = time.monotonic()
+
+    @property
+    def has_written(self) -> bool:
+        """Whether something was written just now."""
+        return time.monotonic() - self._written_at < _PROOF_FOR
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the disk was full or failed not long ago. What is small may find room when what is large does not, so
+        what was written since proves nothing."""
+        return time.monotonic() - self._troubled_at < _TROUBLE_FOR
+
+
+class Turn:
+    """One thread's wait, from the first time that it is kept out, for at most so many seconds."""
+
+    __slots__ = ("_deadline", "_most", "_turns")
+
+    def __init__(self, turns: Turns, most: float = inf) -> None:
+        self._turns = turns
+        self._most = most
+        self._deadline: float | None = None
+
+    def begin(self, db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+        """Do what others can keep this thread out of; `KeptOut` for as long as its wait is not over."""
+        try:
+            return db.execute(statement)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            if self._deadline is None:
+                self._deadline = min(self._turns.deadline(), time.monotonic() + self._most) - SLICE
+            if time.monotonic() >= self._deadline:
+                self._turns.kept_out()
+                raise
+            raise KeptOut from error
+
+    def pause(self) -> None:
+        """Let others have the connection; whoever lets a lock go and takes it at once gets it."""
+        time.sleep(_BETWEEN)
+
+
+# Checkpoints: what is in the write-ahead log goes into the file beside the writer, not in one of its commits.
+
+
+_ROWS: Final = 512
+
+
+class Checkpoints:
+    """SQLite copies the log into the file in the commit with which it has become long, and all who share that write
+    wait for it. So it is copied sooner, by another connection, which keeps no writer waiting; what is left for the
+    commit, after which the log begins anew, is little then.
+
+    It is told of every commit by whoever has the lock of the store's own connection. An exception that a signal raises
+    can strike there at any instruction, and `threading.Thread` does not start its threads in one."""
+
+    def __init__(self, file: str, synchronous: str) -> None:
+        self._address = address(file, "mode=rw")  # one that was removed must not come back
+        self._synchronous = synchronous
+        self._copied = 0
+        self._ended = False
+        self._at_it = threading.Lock()
+
+    def written(self, rows: int) -> None:
+        """So many rows have been written in all, with the connection as it is; a new one counts anew."""
+        self._ended = False
+        self._copied = min(self._copied, rows)
+        if rows - self._copied >= _ROWS:
+            self._copied = rows
+            start_new_thread(self._copy, ())
+
+    def end(self) -> None:
+        """Nothing is copied any more, until more is written: a connection must not be open when the process forks, and
+        a file that was closed can be removed."""
+        self._ended = True
+        with self._at_it:
+            """Whoever was at it has come to its end, and whoever comes now sees that it is over."""
+
+    def _copy(self) -> None:
+        """What cannot be copied now is copied with a later commit."""
+        if not self._at_it.acquire(blocking=False):
+            return
+        try:
+            if not self._ended:
+                self._copy_all()
+        finally:
+            self._at_it.release()
+
+    def _copy_all(self) -> None:
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self._address, uri=True, timeout=0)) as db:
+            db.execute(f"PRAGMA synchronous = {self._synchronous}")
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")

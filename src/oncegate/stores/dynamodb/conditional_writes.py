@@ -16,7 +16,7 @@ from oncegate import forks
 from oncegate.claims import IN_PROGRESS, Answer, Claim, Operation, Record, Take, step
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import StoreUnavailable
-from oncegate.stores.dynamodb.calls import Calls, Changed
+from oncegate.stores.dynamodb.client import Calls, Changed
 from oncegate.stores.dynamodb.items import Item, Where, item_of, record_id, record_of
 
 STAMP_SIZE: Final = 12

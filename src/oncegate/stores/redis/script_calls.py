@@ -1,6 +1,7 @@
-"""Buckets: a batch is split over them, each part goes to its server as one script call, and the answers come back
-in the order in which they were asked for."""
+"""The scripts: their text, and the digests by which servers know them."""
 
+import hashlib
+import pkgutil
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
@@ -8,17 +9,57 @@ from typing import Final, TypeVar
 from zlib import crc32
 
 from msgspec import Struct
+from msgspec.structs import replace
 from redis.exceptions import NoScriptError
 
 from oncegate.claims import Address
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.redis.checks import check_layout
-from oncegate.stores.redis.records import where_of
-from oncegate.stores.redis.scripts import Script
+from oncegate.stores.redis.codec import where_of
+from oncegate.stores.redis.connection import Command, Failed, Reply, Server, ask, exchange, explained
 from oncegate.stores.redis.servers import Cluster, Servers, Single
 from oncegate.stores.redis.settings import Settings
-from oncegate.stores.redis.wire import Command, Failed, Reply, Server, ask, exchange, explained
+
+
+class Script(Struct, frozen=True):
+    """`writes`: replicas are to confirm what it does, if that is wanted. `reads_first`: it takes the key of its first
+    request, to read it with the clock. `notes`: told to, it notes the namespaces of its requests."""
+
+    text: bytes
+    digest: str
+    writes: bool = True
+    repeatable: bool = True
+    reads_first: bool = False
+    notes: bool = False
+
+
+def script_of(text: bytes, **how: bool) -> Script:
+    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), **how)
+
+
+def _script(*names: str, **how: bool) -> Script:
+    return script_of(b"".join(map(_text, ("record", *names))), **how)
+
+
+def _text(name: str) -> bytes:
+    return pkgutil.get_data("oncegate.stores.redis", f"{name}.lua") or b""
+
+
+CLAIM: Final = _script("claim", "records", "known", reads_first=True, notes=True)
+SETTLE: Final = _script("settle", "records", "endings", reads_first=True)
+# Nobody waits for replicas to know what is given back: it comes free by itself, when its lease ends.
+GIVE_BACK: Final = replace(SETTLE, writes=False)
+# Asked again after a lost answer, these would do more than was asked, or tell that what they did was not to be done.
+TAKE: Final = _script("records", "take", repeatable=False)
+OPERATE: Final = _script("records", "operate", repeatable=False)
+SWAP: Final = _script("records", "swap", repeatable=False)
+LOOK: Final = _script("records", "look", writes=False)
+
+
+# Buckets: a batch is split over them, each part goes to its server as one script call, and the answers come back
+# in the order in which they were asked for.
+
 
 # A failover shows itself at once and is over for good only after a second or more; waiting that long is the caller's.
 _PAUSES: Final = (0.0, 0.05, 0.2)

@@ -47,7 +47,7 @@ class InboxStore(JudgedStore):
 
     @abstractmethod
     def _apply(self, operations: Sequence[Operation], *, admits: bool = False) -> list[Any]:
-        """The same. `admits`: there may be admissions among them, which go by `oncegate.stores.lines`."""
+        """The same. `admits`: there may be admissions among them, which go by `oncegate.stores.entity_order`."""
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         return self._apply(requests, admits=True)

@@ -7,8 +7,8 @@ import time
 from typing import Final
 
 from oncegate.errors import StoreRefused
-from oncegate.stores.sqlite.file import MIGRATIONS, check_ours, connected
-from oncegate.stores.sqlite.lending import OwnConnection
+from oncegate.stores.sqlite.connection import MIGRATIONS, check_ours, connected
+from oncegate.stores.sqlite.handler_connection import OwnConnection
 from oncegate.stores.sqlite.store import SqliteStore
 
 _LOG: Final = "-wal"

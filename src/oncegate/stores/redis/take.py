@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from oncegate.claims import Release, Take
 from oncegate.errors import StoreError
 from oncegate.stores.base import Entry, Want
-from oncegate.stores.redis import scripts
-from oncegate.stores.redis.buckets import Buckets, check_replies
-from oncegate.stores.redis.records import place_of, unpack
+from oncegate.stores.redis import script_calls
+from oncegate.stores.redis.codec import place_of, unpack
+from oncegate.stores.redis.connection import Failed
 from oncegate.stores.redis.requests import settling, taking, texts
-from oncegate.stores.redis.wire import Failed
+from oncegate.stores.redis.script_calls import Buckets, check_replies
 
 # When it was let go, and its key.
 Candidate = tuple[float, bytes]
@@ -30,7 +30,7 @@ def take(buckets: Buckets, wants: Sequence[Want]) -> list[Entry | None]:
 def give_back(buckets: Buckets, releases: Sequence[Release]) -> None:
     """Release what will not be run, as far as that can be done now; the rest comes free when its lease ends."""
     if releases:
-        buckets.replies(buckets.split(scripts.GIVE_BACK, releases, settling))
+        buckets.replies(buckets.split(script_calls.GIVE_BACK, releases, settling))
 
 
 def _fill(entries: list[Entry | None], buckets: Buckets, wants: Sequence[Want]) -> None:
@@ -53,7 +53,7 @@ def _look(buckets: Buckets, wants: Sequence[Want]) -> dict[str, list[Candidate]]
     names = list(dict.fromkeys(want.namespace for want in wants))
     request = texts([b"waiting", b"%d" % len(wants), *map(place_of, names)])
     found: dict[str, list[list[Candidate]]] = {name: [] for name in names}
-    for _now, *lists in buckets.ask(buckets.everywhere(scripts.LOOK, request)):
+    for _now, *lists in buckets.ask(buckets.everywhere(script_calls.LOOK, request)):
         for name, listed in zip(names, lists, strict=True):
             found[name].append(list(_scored(listed)))
     return {name: list(heapq.merge(*parts)) for name, parts in found.items()}
@@ -66,7 +66,7 @@ def _scored(listed: list[bytes]) -> Iterator[Candidate]:
 
 def _try(entries: list[Entry | None], buckets: Buckets, places: Sequence[int], takes: Sequence[Take]) -> None:
     """Put what is taken in its places; StoreError if a part of it failed, when all of it is in place."""
-    calls = buckets.split(scripts.TAKE, takes, taking) if takes else []
+    calls = buckets.split(script_calls.TAKE, takes, taking) if takes else []
     replies = buckets.replies(calls)
     for call, reply in zip(calls, replies, strict=True):
         _now, *values = (reply.said if isinstance(reply, Failed) else reply) or (0,)

@@ -1,20 +1,64 @@
-"""Requests to DynamoDB: one client, asked again with a growing pause for as long as the error may pass."""
+"""What the errors of DynamoDB mean to whoever reads them: one sentence, and what to do."""
 
 import random
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any, Final, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from oncegate import forks
 from oncegate.aws.clients import camel, client
-from oncegate.aws.failures import FAILURES, code_of, may_have_landed, passes
-from oncegate.errors import StoreRefused
-from oncegate.stores.dynamodb.failures import explained
+from oncegate.aws.failures import FAILURES, Kind, Words, code_of, failure, may_have_landed, passes, said_by
+from oncegate.claims import Address
+from oncegate.errors import StoreError, StoreRefused, StoreUnavailable, Unkeepable
 from oncegate.stores.dynamodb.items import Item
 from oncegate.stores.dynamodb.settings import Settings
+
+_WORDS: Final = Words(
+    "DynamoDB", "write dynamodb://Table?region=eu-central-1", "docs/stores/dynamodb.md lists what is needed"
+)
+
+
+class NoTable(StoreRefused):
+    """There is no such table."""
+
+
+class InUse(StoreError):
+    """Somebody else is making the table."""
+
+
+_ERRORS: Final[dict[Kind, type[StoreError]]] = {
+    "passing": StoreUnavailable,
+    "unasked": StoreRefused,
+    "denied": StoreRefused,
+    "missing": NoTable,
+    "unlike": StoreRefused,
+    "refused": StoreError,
+}
+
+
+def explained(error: Exception, place: str, action: str) -> StoreError:
+    """An error that asking again would not help, or has not helped."""
+    if isinstance(error, ClientError) and code_of(error) == "ResourceInUseException":
+        return InUse(f"{place} is being created or changed ({said_by(error)}); try again later")
+    if isinstance(error, ClientError) and "Item size" in said_by(error):
+        return Unkeepable(
+            f"a record for {place} is larger than the 400 kB that DynamoDB keeps; return a smaller result (max_result)"
+            " or keep large payloads elsewhere"
+        )
+    found = failure(error, place, action, _WORDS)
+    return _ERRORS[found.kind](found.sentence)
+
+
+def unlike(place: str) -> StoreRefused:
+    return StoreRefused(f"{place} does not answer as DynamoDB does; check the endpoint")
+
+
+# Requests to DynamoDB: one client, asked again with a growing pause for as long as the error may pass.
+
 
 _FIRST_PAUSE: Final = 0.025
 _LONGEST_PAUSE: Final = 1.0
@@ -129,3 +173,71 @@ class Calls:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+# Threads on which the keys of a batch are worked at side by side.
+
+
+_Asked = TypeVar("_Asked", bound=Address)
+
+
+class Pool:
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        forks.watch(self)
+
+    def each(self, work: Callable[[_Asked], Any], batch: Sequence[_Asked]) -> list[Any]:
+        """What comes of each, in the order of the batch."""
+        answers: list[Any] = [None] * len(batch)
+        self.fill(answers, work, batch)
+        return answers
+
+    def fill(self, answers: list[Any], work: Callable[[_Asked], Any], batch: Sequence[_Asked]) -> None:
+        """The same, put in its place as it comes; those of one key come one after the other."""
+        places: dict[tuple[str, bytes], list[int]] = {}
+        for place, asked in enumerate(batch):
+            places.setdefault((asked.namespace, asked.key), []).append(place)
+
+        def of_one_key(where: tuple[str, bytes]) -> None:
+            for place in places[where]:
+                answers[place] = work(batch[place])
+
+        if len(places) > 1:
+            self._together(of_one_key, list(places))
+        else:
+            list(map(of_one_key, places))
+
+    def _together(self, work: Callable[[tuple[str, bytes]], None], wheres: Sequence[tuple[str, bytes]]) -> None:
+        """After a failure nothing more is begun, and it is raised when all that was begun has ended."""
+        executor = self._started()
+        futures = [executor.submit(work, where) for where in wheres]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            begun = [future for future in futures if not future.cancel()]
+            wait(begun)
+        for future in begun:
+            future.result()
+
+    def _started(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self._threads, "oncegate-dynamodb")
+            return self._executor
+
+    def close(self) -> None:
+        with self._lock:
+            if self._executor is not None:
+                self._executor.shutdown(wait=False)
+                self._executor = None
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Threads are not forked: the child starts its own."""
+        if in_child:
+            self._executor = None
+        self._lock.release()

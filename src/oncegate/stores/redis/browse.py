@@ -8,12 +8,12 @@ from typing import Final
 
 from oncegate.claims import Address, Record
 from oncegate.stores.base import Entry
-from oncegate.stores.judged import shown
-from oncegate.stores.redis import scripts
-from oncegate.stores.redis.buckets import Buckets
-from oncegate.stores.redis.records import address_of, namespace_of, place_of, unpack
+from oncegate.stores.redis import script_calls
+from oncegate.stores.redis.codec import address_of, namespace_of, place_of, unpack
+from oncegate.stores.redis.connection import Failed, Server, exchange, explained
 from oncegate.stores.redis.requests import reading, text, texts
-from oncegate.stores.redis.wire import Failed, Server, exchange, explained
+from oncegate.stores.redis.script_calls import Buckets
+from oncegate.stores.step_store import shown
 
 Where = tuple[str, bytes]
 
@@ -23,7 +23,7 @@ _SCANNED: Final = "1000"
 def dead_letters(buckets: Buckets, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
     request = texts([b"dead", b"%d" % limit, *_bounds(namespace, after)])
     found: list[tuple[Where, Record]] = []
-    for _now, *pairs in buckets.ask(buckets.everywhere(scripts.LOOK, request)):
+    for _now, *pairs in buckets.ask(buckets.everywhere(script_calls.LOOK, request)):
         found += [(address_of(where), unpack(value)) for where, value in zip(pairs[::2], pairs[1::2], strict=True)]
     return _page(found, limit)
 
@@ -40,7 +40,7 @@ def _bounds(namespace: str | None, after: Address | None) -> tuple[bytes, bytes]
 
 
 def browse_key(buckets: Buckets, key: bytes, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
-    ((now, *pairs),) = buckets.ask([buckets.call(buckets.of(key), scripts.LOOK, texts([b"key", key]))])
+    ((now, *pairs),) = buckets.ask([buckets.call(buckets.of(key), script_calls.LOOK, texts([b"key", key]))])
     records = zip(map(namespace_of, pairs[::2]), map(unpack, pairs[1::2]), strict=True)
     found = [((name, key), record) for name, record in records if namespace in (None, name)]
     return _page([each for each in found if shown(*each, after, now)], limit)
@@ -106,7 +106,7 @@ def _quoted(text: bytes) -> bytes:
 
 def _records(buckets: Buckets, wanted: list[Where], after: Address | None) -> Iterator[tuple[Where, Record]]:
     addresses = [Address(*where) for where in wanted]
-    calls = buckets.split(scripts.LOOK, addresses, reading, text(b"records")) if addresses else []
+    calls = buckets.split(script_calls.LOOK, addresses, reading, text(b"records")) if addresses else []
     for call, (now, *values) in zip(calls, buckets.ask(calls), strict=True):
         for position, value in zip(call.positions, values, strict=True):
             if value and shown(wanted[position], record := unpack(value), after, now):

@@ -7,7 +7,7 @@ from typing import Any, Final
 from oncegate.claims import DEAD, Address
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.base import Entry
-from oncegate.stores.dynamodb.calls import Calls
+from oncegate.stores.dynamodb.client import Calls
 from oncegate.stores.dynamodb.items import (
     DEAD_SHELF,
     WAITING_SHELF,
