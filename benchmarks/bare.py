@@ -13,9 +13,9 @@ import uvicorn
 from oncegate import Event, Gate
 from oncegate.gate.outcome import Outcome
 from oncegate.service.app import App
-from oncegate.service.door import Door
-from oncegate.service.metrics import Metrics
+from oncegate.service.monitoring import Metrics
 from oncegate.service.protocol import Bounds, bounded
+from oncegate.service.route import Door
 
 _ANSWER = b'{"status":"parsed"}'
 _HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(_ANSWER)).encode())]

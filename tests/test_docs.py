@@ -11,13 +11,12 @@ import click
 import msgspec
 import pytest
 
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.main import cli
 from oncegate.cli.serve import _WELCOME
 from oncegate.settings import load
-from oncegate.settings.known import SETTINGS, Setting
-from oncegate.settings.strategies import _MAKERS, parsed
-from oncegate.settings.values import shown
+from oncegate.settings.parsing import _MAKERS, parsed, shown
+from oncegate.settings.schema import SETTINGS, Setting
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -74,7 +73,7 @@ def test_exit_codes_are_listed() -> None:
     """Each exit code is in the README."""
     listed = re.search(r"Exit codes: (.+?)\.", README, re.DOTALL)
     assert listed
-    codes = {value for name, value in vars(exits).items() if name.isupper()}
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
     assert {int(code) for code in re.findall(r"\d+", listed[1])} == codes
 
 

@@ -16,9 +16,9 @@ from oncegate.errors import SettingError
 from oncegate.gate.options import COUNTS, DEFAULTS, DURATIONS, Wishes
 from oncegate.ingress.sqs import client
 from oncegate.settings import Settings, examine, load
-from oncegate.settings.known import SETTINGS, TABLES
-from oncegate.settings.strategies import parsed
-from oncegate.sinks import places
+from oncegate.settings.parsing import parsed
+from oncegate.settings.schema import SETTINGS, TABLES
+from oncegate.sinks import publishing
 from oncegate.stores.dynamodb import settings as dynamodb_urls
 from oncegate.stores.postgres import settings as postgres_urls
 from oncegate.stores.redis import settings as redis_urls
@@ -406,7 +406,7 @@ def test_masking(url: str, shown: str) -> None:
 def test_options_that_are_shown() -> None:
     """Every option of a store, a queue or a bus is shown, but for the file of a key, whose name says so."""
     ours = [*redis_urls._COMMON, *redis_urls._CLUSTERED, *redis_urls._ENCRYPTED, *postgres_urls._KNOWN]
-    ours += [*dynamodb_urls.OPTIONS, *places._COMMON, *client.OPTIONS, "account", "source"]
+    ours += [*dynamodb_urls.OPTIONS, *publishing._COMMON, *client.OPTIONS, "account", "source"]
     ours += ["synchronous", "busy_timeout"]
     assert set(ours) - KNOWN == {"key_file"}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from oncegate.errors import SettingError
-from oncegate.service.routes import is_open, name_of, routes_of, verifier_for
+from oncegate.service.route_config import is_open, name_of, routes_of, verifier_for
 from oncegate.settings import Settings, examine, load
-from oncegate.settings.secrets import secrets_of
+from oncegate.settings.load import secrets_of
 
 ROUTES = """
 retention = "7d"

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from oncegate import signatures
-from oncegate.signatures.names import SENDERS
+from oncegate.signatures.senders import SENDERS
 from tests.test_guide import DOCS
 
 PAGE = DOCS / "guide" / "signatures.md"

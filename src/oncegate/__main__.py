@@ -2,7 +2,7 @@
 
 import sys
 
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 
 
 def main() -> None:
@@ -10,7 +10,7 @@ def main() -> None:
     try:
         code = _run()
     except KeyboardInterrupt:
-        code = exits.INTERRUPTED
+        code = exit_codes.INTERRUPTED
     sys.exit(code)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from oncegate import Event, Gate
 from oncegate.claims import About, Claim, Complete, Release
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.output import clean
 from tests.cli.conftest import Run, on_terminal
 
@@ -25,7 +25,7 @@ class TestKeys:
         """A key is shown with one sentence on what it means, then its fields."""
         outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
         code, out, err = oncegate("keys", "show", str(outcome.key))
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         assert re.match(r"It was processed \d+ (ms|s) ago; a copy delivered now is a duplicate, until 20", out)
         facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines()[1:])
         assert (facts["key"], facts["state"], facts["event_id"]) == (str(outcome.key), "completed", "evt-1")
@@ -36,7 +36,7 @@ class TestKeys:
         outcome = gate.run({"id": "evt-1"}, lambda event: [1])
         code, out, _ = oncegate("keys", "show", str(outcome.key), "--output", "json")
         shown = json.loads(out)
-        assert code == exits.OK
+        assert code == exit_codes.OK
         assert (shown["state"], shown["result"], shown["attempts"]) == ("completed", [1], 1)
         assert (shown["lost"], shown["handed_to"], shown["unavailable_since"]) == (0, None, None)
 
@@ -51,7 +51,7 @@ class TestKeys:
         proof = ("default", key, b"b" * 16, granted.record.fence)
         gate.store.settle([Release(*proof, "ConnectionError: refused", unavailable=True)])
         code, out, _ = oncegate("keys", "show", key.hex())
-        assert (code, "what its handler calls has been unavailable for" in out) == (exits.OK, True)
+        assert (code, "what its handler calls has been unavailable for" in out) == (exit_codes.OK, True)
         assert "unavailable_since" in out
         assert "Run and held up: what evt-1 needs has been unavailable for" in oncegate("explain", key.hex())[1]
         (granted,) = gate.store.claim([Claim("default", key, b"c" * 16, b"h" * 16, 10**10, 10**12, about)])
@@ -63,11 +63,11 @@ class TestKeys:
     def test_reset(self, oncegate: Run, gate: Gate) -> None:
         """A key that is reset is new again; a second reset finds nothing."""
         outcome = gate.run({"id": "evt-1"}, lambda event: None)
-        assert oncegate("keys", "reset", str(outcome.key), "--yes")[0] == exits.OK
+        assert oncegate("keys", "reset", str(outcome.key), "--yes")[0] == exit_codes.OK
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "processed"
         oncegate("keys", "reset", str(outcome.key), "--yes")
         code, _, err = oncegate("keys", "reset", str(outcome.key), "--yes")
-        assert code == exits.NOT_FOUND
+        assert code == exit_codes.NOT_FOUND
         assert "there is no record of" in err
 
     def test_reset_asks(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +75,11 @@ class TestKeys:
         outcome = gate.run({"id": "evt-1"}, lambda event: None)
         monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
         code, out, _ = oncegate("keys", "reset", str(outcome.key))
-        assert code == exits.FAILED
+        assert code == exit_codes.FAILED
         assert out.endswith("Nothing was changed.\n")
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         code, _, err = oncegate("keys", "reset", str(outcome.key))
-        assert code == exits.USAGE
+        assert code == exit_codes.USAGE
         assert err == "Error: there is no terminal to ask on; add --yes to go on without being asked\n"
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
 
@@ -89,15 +89,15 @@ class TestKeys:
         outcome = gate.run({"id": 1}, lambda event: None)
         other.run({"id": 1}, lambda event: None)
         code, _, err = oncegate("keys", "show", str(outcome.key))
-        assert code == exits.USAGE
+        assert code == exit_codes.USAGE
         assert "several namespaces (default, other)" in err
-        assert oncegate("keys", "show", str(outcome.key), "--namespace", "other")[0] == exits.OK
+        assert oncegate("keys", "show", str(outcome.key), "--namespace", "other")[0] == exit_codes.OK
 
 
 class TestDeadLetters:
     def test_empty(self, oncegate: Run, gate: Gate) -> None:
         """With none there is a sentence, and an empty list as JSON."""
-        assert oncegate("dlq", "list")[:2] == (exits.OK, "There are no dead letters.\n")
+        assert oncegate("dlq", "list")[:2] == (exit_codes.OK, "There are no dead letters.\n")
         assert json.loads(oncegate("dlq", "list", "--output", "json")[1]) == []
 
     def test_list(self, oncegate: Run, gate: Gate) -> None:
@@ -128,21 +128,21 @@ class TestDeadLetters:
         """A dead letter is shown with its payload as it was delivered."""
         outcome = gate.run(b'{"id": "evt-1", "n": 1.0}', fail)
         code, out, _ = oncegate("dlq", "show", str(outcome.key))
-        assert code == exits.OK
+        assert code == exit_codes.OK
         assert "dead letter after 1 attempt;" in out
         assert '{"id": "evt-1", "n": 1.0}' in out
 
     def test_redrive_waits_for_a_dispatcher(self, oncegate: Run, gate: Gate) -> None:
         """A redriven dead letter is no dead letter any more and waits to be run."""
         outcome = gate.run({"id": "evt-1"}, fail)
-        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "1 redriven.\n")
+        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exit_codes.OK, "1 redriven.\n")
         assert (
             "waits for the service or a worker of the inbox to run it" in oncegate("keys", "show", str(outcome.key))[1]
         )
-        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exits.OK, "0 redriven.\n")
+        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exit_codes.OK, "0 redriven.\n")
         done = gate.run({"id": "done"}, lambda event: None)
         code, _, err = oncegate("dlq", "redrive", str(done.key))
-        assert code == exits.NOT_FOUND
+        assert code == exit_codes.NOT_FOUND
         assert "is no dead letter" in err
 
     def test_redrive_what_cannot_be_read(self, oncegate: Run, gate: Gate) -> None:
@@ -150,7 +150,7 @@ class TestDeadLetters:
         outcome = gate.run({"id": "evt-1"}, fail)
         (broken,) = gate.keep([gate.run(b"{", fail)])
         code, out, err = oncegate("dlq", "redrive", "--all")
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         first, told, advice = out.splitlines()
         assert first == "2 redriven."
         assert told.startswith(
@@ -164,7 +164,7 @@ class TestDeadLetters:
         with pytest.raises(ValueError, match="no case"):
             gate.once(name="pay")(fail)(Event(source="plain", id="1", body={}))
         code, out, err = oncegate("dlq", "redrive", "--all")
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         first, told, advice = out.splitlines()
         assert first == "1 redriven."
         assert told.startswith("1 call will be buried again, whatever the handler: ")
@@ -175,7 +175,7 @@ class TestDeadLetters:
         gate.run_batch([{"id": 1}, {"id": 2}], fail)
         (tmp_path / "mended.py").write_text("def handler(event):\n    assert event.id != '2', 'still broken'\n")
         code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "mended:handler")
-        assert code == exits.FAILED
+        assert code == exit_codes.FAILED
         assert out.startswith("2 redriven.\n")
         assert "Processed at the first attempt." in out
         assert "Failed at attempt 1: AssertionError: still broken; it is kept, and tried again." in out
@@ -189,15 +189,15 @@ class TestDeadLetters:
         oncegate("dlq", "redrive", str(outcome.key))
         (tmp_path / "later.py").write_text("def handler(event):\n    pass\n")
         code, out, _ = oncegate("dlq", "redrive", str(outcome.key), "--handler", "later:handler")
-        assert code == exits.OK
+        assert code == exit_codes.OK
         assert "Processed at the first attempt." in out
 
     def test_drop(self, oncegate: Run, gate: Gate) -> None:
         """Dropped dead letters are gone; what is none is left alone."""
         done = gate.run({"id": "done"}, lambda event: None)
         gate.run_batch([{"id": 1}, {"id": 2}], fail)
-        assert oncegate("dlq", "drop", str(done.key), "--yes")[0] == exits.NOT_FOUND
-        assert oncegate("dlq", "drop", "--all", "--yes")[:2] == (exits.OK, "2 dropped.\n")
+        assert oncegate("dlq", "drop", str(done.key), "--yes")[0] == exit_codes.NOT_FOUND
+        assert oncegate("dlq", "drop", "--all", "--yes")[:2] == (exit_codes.OK, "2 dropped.\n")
         assert gate.store.dead_letters() == []
         assert gate.run({"id": "done"}, fail).status == "duplicate"
 
@@ -211,7 +211,7 @@ class TestDeadLetters:
         """Keys or all: one of the two must be said, before any store is looked for."""
         for command in ("redrive", "drop"):
             code, _, err = oncegate("dlq", command, *arguments)
-            assert code == exits.USAGE
+            assert code == exit_codes.USAGE
             assert "name the keys of dead letters, or --all" in err
 
 
@@ -231,54 +231,62 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("arguments", "code", "said"),
         [
-            (("keys", "show", "xyz"), exits.USAGE, "'xyz' is not a key; a key is 32 hexadecimal digits"),
-            (("keys", "show", "0" * 32), exits.STORE, "there is no store at oncegate.db"),
-            (("dlq", "list", "--store", "mysql://x"), exits.USAGE, "a store URL starts with memory:// or sqlite://"),
-            (("dlq", "list", "--store", "memory://"), exits.USAGE, "memory:// lives within one process"),
-            (("serv",), exits.USAGE, "No such command 'serv'"),
-            (("serve", "--host", "0.0.0.0"), exits.USAGE, "no signature is checked"),  # noqa: S104  # refused
-            (("serve", "--lease", "30"), exits.USAGE, "lease='30' is not a duration"),
-            (("serve", "--handler", "nowhere"), exits.USAGE, "must be written module:function"),
-            (("serve", "--handler", "no_such_module:f"), exits.USAGE, "importing no_such_module failed"),
-            (("serve", "--handler", "json:nothing"), exits.USAGE, "there is no nothing in json"),
-            (("serve", "--handler", "json:__name__"), exits.USAGE, "cannot be called"),
-            (("dlq", "redrive", "--all", "--handler", "asyncio:sleep"), exits.USAGE, "sleep is async"),
-            (("serve", "--retention", "9" * 350 + "d"), exits.USAGE, "is not a duration"),
-            (("serve", "--host", "nosuch.invalid", "--signature", "none"), exits.FAILED, "choose another with --host"),
-            (("serve", "--host", "192.0.2.1", "--signature", "none"), exits.FAILED, "choose another with --host"),
-            (("serve", "--host", "a..b", "--signature", "none"), exits.FAILED, "choose another with --host"),
+            (("keys", "show", "xyz"), exit_codes.USAGE, "'xyz' is not a key; a key is 32 hexadecimal digits"),
+            (("keys", "show", "0" * 32), exit_codes.STORE, "there is no store at oncegate.db"),
+            (
+                ("dlq", "list", "--store", "mysql://x"),
+                exit_codes.USAGE,
+                "a store URL starts with memory:// or sqlite://",
+            ),
+            (("dlq", "list", "--store", "memory://"), exit_codes.USAGE, "memory:// lives within one process"),
+            (("serv",), exit_codes.USAGE, "No such command 'serv'"),
+            (("serve", "--host", "0.0.0.0"), exit_codes.USAGE, "no signature is checked"),  # noqa: S104  # refused
+            (("serve", "--lease", "30"), exit_codes.USAGE, "lease='30' is not a duration"),
+            (("serve", "--handler", "nowhere"), exit_codes.USAGE, "must be written module:function"),
+            (("serve", "--handler", "no_such_module:f"), exit_codes.USAGE, "importing no_such_module failed"),
+            (("serve", "--handler", "json:nothing"), exit_codes.USAGE, "there is no nothing in json"),
+            (("serve", "--handler", "json:__name__"), exit_codes.USAGE, "cannot be called"),
+            (("dlq", "redrive", "--all", "--handler", "asyncio:sleep"), exit_codes.USAGE, "sleep is async"),
+            (("serve", "--retention", "9" * 350 + "d"), exit_codes.USAGE, "is not a duration"),
+            (
+                ("serve", "--host", "nosuch.invalid", "--signature", "none"),
+                exit_codes.FAILED,
+                "choose another with --host",
+            ),
+            (("serve", "--host", "192.0.2.1", "--signature", "none"), exit_codes.FAILED, "choose another with --host"),
+            (("serve", "--host", "a..b", "--signature", "none"), exit_codes.FAILED, "choose another with --host"),
             (
                 ("simulate", "--to", "-", "--truth", "-"),
-                exits.USAGE,
+                exit_codes.USAGE,
                 "what is true is written to a file, not to stdout",
             ),
-            (("work", "foo"), exits.USAGE, "'foo'"),
-            (("simulate", "--to", "foo://x"), exits.USAGE, "file://PATH or - (stdout)"),
+            (("work", "foo"), exit_codes.USAGE, "'foo'"),
+            (("simulate", "--to", "foo://x"), exit_codes.USAGE, "file://PATH or - (stdout)"),
             (
                 ("dlq", "list", "--store", "dynamodb://x?region=y"),
-                exits.USAGE,
+                exit_codes.USAGE,
                 "no table can be called 'x'; its name has",
             ),
-            (("explain", ""), exits.USAGE, "name one ID (a key, an event id, a conversation)"),
+            (("explain", ""), exit_codes.USAGE, "name one ID (a key, an event id, a conversation)"),
             (
                 ("work", "inbox", "--handler", "json:dumps", "--store", "memory://"),
-                exits.USAGE,
+                exit_codes.USAGE,
                 "--store: nothing can ever wait in memory:// of this process",
             ),
-            (("serve", "--threads", "9" * 18), exits.USAGE, "write at most 1000000000000"),
-            (("serve", "--threads", "9" * 40), exits.USAGE, "must be a whole number"),
-            (("serve", "--store", "sqlite:///a%00b.db"), exits.USAGE, "no file can have a NUL (%00) in its name"),
-            (("dlq", "list", "--limit", "9" * 23), exits.USAGE, "is not in the range 1<=x<=1000000"),
-            (("explain", "x", "--scan", "9" * 20), exits.USAGE, "is not in the range 1<=x<=1000000000"),
-            (("read", "x", "--limit", "9" * 20), exits.USAGE, "is not in the range 1<=x<=1000000000"),
-            (("verify", "--limit", "9" * 20), exits.USAGE, "is not in the range 0<=x<=1000000000"),
-            (("simulate", "--events", "9" * 20), exits.USAGE, "is not in the range 1<=x<=1000000000"),
-            (("simulate", "--seed", "9" * 20), exits.USAGE, "is not in the range 0<=x<="),
-            (("simulate", "--rate", "nan"), exits.USAGE, "nan is not in the range 0.001<=x<=1000000"),
-            (("simulate", "--rate", "inf"), exits.USAGE, "inf is not in the range"),
-            (("simulate", "--rate", "1e-300"), exits.USAGE, "is not in the range"),
-            (("simulate", "--reemit", "nan"), exits.USAGE, "nan is not in the range 0<=x<=1"),
-            (("simulate", "--invalid", "-inf"), exits.USAGE, "is not in the range 0<=x<=1"),
+            (("serve", "--threads", "9" * 18), exit_codes.USAGE, "write at most 1000000000000"),
+            (("serve", "--threads", "9" * 40), exit_codes.USAGE, "must be a whole number"),
+            (("serve", "--store", "sqlite:///a%00b.db"), exit_codes.USAGE, "no file can have a NUL (%00) in its name"),
+            (("dlq", "list", "--limit", "9" * 23), exit_codes.USAGE, "is not in the range 1<=x<=1000000"),
+            (("explain", "x", "--scan", "9" * 20), exit_codes.USAGE, "is not in the range 1<=x<=1000000000"),
+            (("read", "x", "--limit", "9" * 20), exit_codes.USAGE, "is not in the range 1<=x<=1000000000"),
+            (("verify", "--limit", "9" * 20), exit_codes.USAGE, "is not in the range 0<=x<=1000000000"),
+            (("simulate", "--events", "9" * 20), exit_codes.USAGE, "is not in the range 1<=x<=1000000000"),
+            (("simulate", "--seed", "9" * 20), exit_codes.USAGE, "is not in the range 0<=x<="),
+            (("simulate", "--rate", "nan"), exit_codes.USAGE, "nan is not in the range 0.001<=x<=1000000"),
+            (("simulate", "--rate", "inf"), exit_codes.USAGE, "inf is not in the range"),
+            (("simulate", "--rate", "1e-300"), exit_codes.USAGE, "is not in the range"),
+            (("simulate", "--reemit", "nan"), exit_codes.USAGE, "nan is not in the range 0<=x<=1"),
+            (("simulate", "--invalid", "-inf"), exit_codes.USAGE, "is not in the range 0<=x<=1"),
         ],
     )
     def test_one_sentence_and_a_code(self, oncegate: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
@@ -295,7 +303,7 @@ class TestErrors:
         """An empty file is no store for those who look, and is left as it is."""
         (tmp_path / "oncegate.db").touch()
         code, out, err = oncegate(*command.split())
-        said, expected = (out, exits.OK) if command == "doctor" else (err, exits.STORE)
+        said, expected = (out, exit_codes.OK) if command == "doctor" else (err, exit_codes.STORE)
         assert ("store.present" in said or "there is no store at" in said, code) == (True, expected)
         assert (tmp_path / "oncegate.db").stat().st_size == 0
 
@@ -303,7 +311,7 @@ class TestErrors:
         """A store that cannot be used is named with the remedy."""
         (tmp_path / "oncegate.db").write_text("not a database " * 100)
         code, _, err = oncegate("dlq", "list")
-        assert code == exits.STORE
+        assert code == exit_codes.STORE
         assert "is not an SQLite file" in err
 
     def test_without_the_extra(self, tmp_path: Path) -> None:

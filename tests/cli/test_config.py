@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from oncegate import Gate
-from oncegate.cli import exits
-from oncegate.settings.known import SETTINGS
+from oncegate.cli import exit_codes
+from oncegate.settings.schema import SETTINGS
 from tests.cli.conftest import Run
 
 
@@ -26,7 +26,7 @@ class TestCommands:
         (tmp_path / "oncegate.toml").write_text('store = "sqlite:///other.db"')
         assert "evt-1" in oncegate("dlq", "list")[1]
         code, _, err = oncegate("dlq", "list", "--store", "sqlite:///oncegate.db")
-        assert (code, "there is no store at oncegate.db" in err) == (exits.STORE, True)
+        assert (code, "there is no store at oncegate.db" in err) == (exit_codes.STORE, True)
 
     def test_the_namespace_of_the_environment(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         """A namespace that was chosen is the one that is looked in; if none was, all are."""
@@ -40,7 +40,7 @@ class TestCommands:
         """`--config` names another file for every command."""
         (tmp_path / "crm.toml").write_text('store = "memory://"')
         code, _, err = oncegate("--config", "crm.toml", "dlq", "list")
-        assert (code, "crm.toml, store: memory:// lives within one process" in err) == (exits.USAGE, True)
+        assert (code, "crm.toml, store: memory:// lives within one process" in err) == (exit_codes.USAGE, True)
 
     def test_redriven_with_the_same_terms(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """What is redriven here has as many attempts as the settings say, and an end where they leave it open."""
@@ -49,7 +49,7 @@ class TestCommands:
             gate.run({"id": written}, fail)
             (tmp_path / "oncegate.toml").write_text(f'max_attempts = {written}\nlog = "json"')
             code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "broken:handler")
-            assert (code, f"after {attempts} attempts" in out, '"status"' in out) == (exits.FAILED, True, False)
+            assert (code, f"after {attempts} attempts" in out, '"status"' in out) == (exit_codes.FAILED, True, False)
 
     @pytest.mark.parametrize(("command", "others"), [("serve", {"work"}), ("work", {"serve", "forward"})])
     def test_every_setting_is_a_flag(self, oncegate: Run, command: str, others: set[str]) -> None:
@@ -79,7 +79,7 @@ class TestCommands:
     def test_an_error_names_the_flag(self, oncegate: Run, arguments: tuple[str, ...], said: str) -> None:
         """What is wrong with a flag is told with its name, and exits with 2."""
         code, _, err = oncegate(*arguments)
-        assert (code, err.startswith(f"Error: {said}")) == (exits.USAGE, True), err
+        assert (code, err.startswith(f"Error: {said}")) == (exit_codes.USAGE, True), err
 
 
 class TestCheck:
@@ -89,7 +89,7 @@ class TestCheck:
         (tmp_path / "oncegate.toml").write_text('lease = "1s"\nstore = "sqlite:///not/there.db"')
         monkeypatch.setenv("ONCEGATE_THREADS", "4")
         said = "The settings are in order: 3 settings from oncegate.toml, ONCEGATE_THREADS, the rest by default.\n"
-        assert oncegate("config", "check") == (exits.OK, said, "")
+        assert oncegate("config", "check") == (exit_codes.OK, said, "")
         assert [path.name for path in tmp_path.iterdir()] == ["oncegate.toml"]
 
     def test_every_problem(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ class TestCheck:
         (tmp_path / "oncegate.toml").write_text('retentoin = "7d"\nthreads = 0\n')
         monkeypatch.setenv("ONCEGATE_SERVE_PROT", "1")
         code, out, err = oncegate("config", "check")
-        assert (code, out) == (exits.USAGE, "")
+        assert (code, out) == (exit_codes.USAGE, "")
         assert err.splitlines() == [
             "Error: oncegate.toml: there is no setting retentoin; did you mean retention?",
             "Error: oncegate.toml: threads=0 must be a whole number, 1 or more",
@@ -111,7 +111,7 @@ class TestCheck:
         )
         code, _, err = oncegate("config", "check")
         lines = err.splitlines()
-        assert code == exits.USAGE
+        assert code == exit_codes.USAGE
         assert lines[0] == "Error: oncegate.toml, key json:nothing: there is no nothing in json"
         assert lines[1].startswith("Error: oncegate.toml, serve.handler json:none: there is no none")
         assert lines[2] == "Error: oncegate.toml, work.handler json:no: there is no no in json"
@@ -127,7 +127,7 @@ class TestCheck:
         )
         code, _, err = oncegate("config", "check")
         said = [line.removeprefix("Error: oncegate.toml").lstrip(",: ") for line in err.splitlines()]
-        assert code == exits.USAGE
+        assert code == exit_codes.USAGE
         assert [line[:24] for line in said] == [
             "threads=0 must be a whol",
             "serve.signature=5 must b",
@@ -188,7 +188,7 @@ class TestCheck:
         """Whatever `serve` refuses to start with is found, and said in the same words."""
         (tmp_path / "oncegate.toml").write_text(toml)
         code, _, checked = oncegate("config", "check")
-        assert (code, said in checked, checked.count("Error: ")) == (exits.USAGE, True, 1), checked
+        assert (code, said in checked, checked.count("Error: ")) == (exit_codes.USAGE, True, 1), checked
         assert oncegate("serve")[2] == checked
 
     def test_what_work_would_refuse(self, oncegate: Run, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ class TestCheck:
         (tmp_path / "oncegate.toml").write_text('[work]\nbatch = 11\nwait = "21s"\nvisibility = "13h"\n')
         code, _, err = oncegate("config", "check")
         assert (code, err.splitlines()) == (
-            exits.USAGE,
+            exit_codes.USAGE,
             [
                 "Error: oncegate.toml, work.batch: batch=11 must be a whole number from 1 to 10",
                 "Error: oncegate.toml, work.wait: wait='21s' is longer than the 20s that SQS allows",
@@ -226,7 +226,7 @@ class TestCheck:
     def test_traces_that_go_nowhere(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Traces are refused where no SDK is installed; whether one is set up is for the service to see."""
         (tmp_path / "oncegate.toml").write_text("[serve]\ntrace = true\n")
-        assert oncegate("config", "check")[0] == exits.OK
+        assert oncegate("config", "check")[0] == exit_codes.OK
         monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
         assert oncegate("config", "check")[2].startswith("Error: oncegate.toml, serve.trace: no OpenTelemetry SDK is")
 
@@ -238,14 +238,14 @@ class TestCheck:
     def test_a_store_that_keeps_nothing(self, oncegate: Run, tmp_path: Path) -> None:
         """Where no service is described, its store need not keep events."""
         (tmp_path / "oncegate.toml").write_text('store = "redis://h"\n[work]\nhandler = "json:dumps"\n')
-        assert oncegate("config", "check")[0] == exits.OK
+        assert oncegate("config", "check")[0] == exit_codes.OK
 
     def test_a_broken_file(self, tmp_path: Path) -> None:
         """As a program of its own, too, a broken file is one sentence with line and column."""
         (tmp_path / "oncegate.toml").write_text('lease = "1s"\nretention = 7d\n')
         command = [sys.executable, "-m", "oncegate", "config", "check"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (exits.USAGE, "")
+        assert (done.returncode, done.stdout) == (exit_codes.USAGE, "")
         assert done.stderr.startswith("Error: oncegate.toml is not TOML: ")
         assert "at line 2, column 14" in done.stderr
         assert done.stderr.count("\n") == 1
@@ -279,7 +279,7 @@ class TestShow:
         monkeypatch.setenv("ONCEGATE_SERVE_PORT", "9")
         code, out, _ = oncegate("config", "show")
         shown = [line.split() for line in out.splitlines()]
-        assert (code, shown[0], len(shown)) == (exits.OK, ["setting", "value", "from"], len(SETTINGS) + 3)
+        assert (code, shown[0], len(shown)) == (exit_codes.OK, ["setting", "value", "from"], len(SETTINGS) + 3)
         assert ["max_attempts", "off", "oncegate.toml"] in shown
         assert ["sliding", "true", "oncegate.toml"] in shown
         assert ["serve.port", "9", "ONCEGATE_SERVE_PORT"] in shown
@@ -291,7 +291,7 @@ class TestShow:
         monkeypatch.setenv("ONCEGATE_ON_STORE_ERROR", "unguarded")
         code, out, _ = oncegate("config", "show", "--output", "json")
         shown = json.loads(out)
-        assert (code, set(shown)) == (exits.OK, set(SETTINGS))
+        assert (code, set(shown)) == (exit_codes.OK, set(SETTINGS))
         assert shown["unguarded_types"] == {"value": ["a", "b"], "from": "ONCEGATE_UNGUARDED_TYPES"}
         assert shown["serve.port"] == {"value": 8080, "from": "default"}
 
@@ -307,14 +307,14 @@ class TestShow:
         """What cannot be meant is not shown as if it were."""
         monkeypatch.setenv("ONCEGATE_LEASE", "x")
         code, out, err = oncegate("config", "show")
-        assert (code, out, "ONCEGATE_LEASE: lease='x'" in err) == (exits.USAGE, "", True)
+        assert (code, out, "ONCEGATE_LEASE: lease='x'" in err) == (exit_codes.USAGE, "", True)
 
 
 def test_sinks(oncegate: Run, tmp_path: Path) -> None:
     """`config check` finds what is wrong with a sink, and `config show` shows no secret of its URL."""
     (tmp_path / "oncegate.toml").write_text('[serve]\nforward = "https://a.example/?token=s3cret"\npublish = "sqs://q"')
     code, _, err = oncegate("config", "check")
-    assert code == exits.USAGE
+    assert code == exit_codes.USAGE
     assert "an event goes one way only" in err
     code, out, _ = oncegate("config", "show")
     assert "https://a.example/?token=***" in out
@@ -336,7 +336,7 @@ def test_a_sink_that_cannot_be_meant(oncegate: Run, tmp_path: Path) -> None:
     """The sentence about a URL that is none shows no secret of it either."""
     (tmp_path / "oncegate.toml").write_text('[serve]\nforward = "htps://a.example/?sig=s3cret"\n')
     code, _, err = oncegate("config", "check")
-    assert (code, "serve.forward='htps://a.example/?sig=***' must be a URL" in err) == (exits.USAGE, True)
+    assert (code, "serve.forward='htps://a.example/?sig=***' must be a URL" in err) == (exit_codes.USAGE, True)
 
 
 def test_config_after_the_command(oncegate: Run, tmp_path: Path) -> None:
@@ -344,5 +344,5 @@ def test_config_after_the_command(oncegate: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('store = "redis://nobody.invalid"\nnamespac = "x"\n')
     for arguments in (["--config", "mine.toml", "dlq", "list"], ["dlq", "list", "--config", "mine.toml"]):
         code, _, err = oncegate(*arguments)
-        assert code == exits.USAGE
+        assert code == exit_codes.USAGE
         assert "mine.toml" in err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oncegate import Gate
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from tests.cli.conftest import Run
 
 KEY = "00" * 16
@@ -72,7 +72,7 @@ def test_commands(oncegate: Run, path: Path, command: tuple[str, ...], damage: C
             db.execute("UPDATE claims SET key = ?", (bytes(16),))
     damage(path)
     code, _, err = oncegate(*command)
-    assert code == exits.STORE
+    assert code == exit_codes.STORE
     assert err.startswith("Error: oncegate.db is damaged (")
     assert err.endswith("); restore it from a backup, or move it away to start anew\n")
     assert err.count("\n") == 1
@@ -85,7 +85,7 @@ def test_serve(oncegate: Run, path: Path, damage: Callable[[Path], None]) -> Non
     (path.parent / "damaged_app.py").write_text("def handle(event): pass\n")
     damage(path)
     code, _, err = oncegate("serve", "--port", "0", "--handler", "damaged_app:handle")
-    assert (code, err.count("\n")) == (exits.STORE, 1)
+    assert (code, err.count("\n")) == (exit_codes.STORE, 1)
     assert "oncegate.db is damaged (" in err
 
 
@@ -94,5 +94,5 @@ def test_doctor(oncegate: Run, path: Path, damage: Callable[[Path], None]) -> No
     """The doctor reports it as an error; a changed value in a sound page is nothing that SQLite could find."""
     damage(path)
     code, out, err = oncegate("doctor")
-    assert (code, err) == (exits.ERRORS_FOUND, "")
+    assert (code, err) == (exit_codes.ERRORS_FOUND, "")
     assert "damaged" in out

@@ -12,7 +12,7 @@ import pytest
 
 from oncegate import Event, Gate, keys, open_store, read
 from oncegate.claims import About, Claim, Redrive
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.errors import RetryLater
 from tests.cli.conftest import Run, on_terminal
 from tests.gate.test_handed_on import Sink, put
@@ -24,7 +24,7 @@ def fail(event: Event) -> None:
 
 def first_line(told: tuple[int, str, str]) -> str:
     code, out, err = told
-    assert (code, err) == (exits.OK, "")
+    assert (code, err) == (exit_codes.OK, "")
     return out.splitlines()[0]
 
 
@@ -230,7 +230,7 @@ class TestFinding:
         gate.run({"id": "evt-1", "conversationId": "c-2"}, lambda event: None)
         code, out, _ = oncegate("explain", "c-1")
         head, columns, *rows, last = out.splitlines()
-        assert (code, head) == (exits.OK, "3 records have c-1 as their key, event id or entity:")
+        assert (code, head) == (exit_codes.OK, "3 records have c-1 as their key, event id or entity:")
         assert columns.split()[:3] == ["key", "namespace", "event"]
         assert [row.split()[2] for row in rows] == ["evt-5", "evt-7", "evt-9"]
         assert last == "See one of them with oncegate explain KEY; --namespace looks in one namespace only."
@@ -247,7 +247,7 @@ class TestFinding:
         gate.run({"id": "evt-1"}, lambda event: None)
         for unknown in ("evt-2", "0" * 32):
             code, out, err = oncegate("explain", unknown)
-            assert (code, out) == (exits.NOT_FOUND, "")
+            assert (code, out) == (exit_codes.NOT_FOUND, "")
             assert err.startswith(
                 f"Error: {unknown} is not known: it was never seen, or it was processed longer ago than"
             )
@@ -265,7 +265,7 @@ class TestFinding:
         events = [{"id": f"evt-{n}", "conversationId": "c-1"} for n in range(1_500)]
         Gate(gate.store).run_batch(events, lambda event: None)
         code, _, err = oncegate("explain", "evt-x", "--scan", "1200")
-        assert code == exits.NOT_FOUND
+        assert code == exit_codes.NOT_FOUND
         assert "evt-x was not found among the first 1,200 records, and there are more" in err
         some = first_line(oncegate("explain", "c-1", "--scan", "3"))
         assert some.startswith("3 records have c-1 as their key, event id or entity among the first 3 records; look")
@@ -299,19 +299,19 @@ class TestFinding:
         code, out, _ = oncegate("explain", "evt-1", "--output", "json")
         told = json.loads(out)
         (record,) = told["records"]
-        assert (code, told["cut"], told["looked_through"]) == (exits.OK, False, 1)
+        assert (code, told["cut"], told["looked_through"]) == (exit_codes.OK, False, 1)
         assert told["sentence"] == record["sentence"]
         assert (record["record"]["key"], record["key"]["parts"]) == (str(outcome.key), ["evt-1"])
         code, out, err = oncegate("explain", "evt-2", "--output", "json")
-        assert (code, json.loads(out)["records"], err) == (exits.NOT_FOUND, [], "")
+        assert (code, json.loads(out)["records"], err) == (exit_codes.NOT_FOUND, [], "")
 
     def test_what_cannot_be_meant(self, oncegate: Run) -> None:
         """Neither an id nor a file, both of them, or no store: one sentence each."""
         code, _, err = oncegate("explain")
-        assert (code, "name one ID" in err) == (exits.USAGE, True)
-        assert oncegate("explain", "evt-1", "--file", "-")[0] == exits.USAGE
+        assert (code, "name one ID" in err) == (exit_codes.USAGE, True)
+        assert oncegate("explain", "evt-1", "--file", "-")[0] == exit_codes.USAGE
         code, _, err = oncegate("explain", "evt-1")
-        assert (code, "oncegate.db" in err) == (exits.STORE, True)
+        assert (code, "oncegate.db" in err) == (exit_codes.STORE, True)
 
     def test_hostile_text(self, gate: Gate, tmp_path: Path) -> None:
         """What an event is called steers no terminal."""
@@ -327,7 +327,7 @@ class TestFiles:
         lines = ['{"n": 1, "id": "evt-1"}', '{"id": "evt-2", "n": 2}', '{"id": "evt-3"}', "{}", "x"]
         (tmp_path / "events.jsonl").write_text("\n".join(lines))
         code, out, _ = oncegate("explain", "--file", "events.jsonl")
-        assert code == exits.OK
+        assert code == exit_codes.OK
         parts = [part.splitlines() for part in out.split("\n\n")[:-1]]
         assert [part[0] for part in parts] == [
             "events.jsonl:1  evt-1",
@@ -352,16 +352,16 @@ class TestFiles:
         """If no event is known the exit code says so, and so it does for a file that has none."""
         gate.run({"id": "evt-1"}, lambda event: None)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": "evt-2"}')))
-        assert oncegate("explain", "--file", "-")[0] == exits.NOT_FOUND
+        assert oncegate("explain", "--file", "-")[0] == exit_codes.NOT_FOUND
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
         code, _, err = oncegate("explain", "--file", "-")
-        assert (code, err) == (exits.NOT_FOUND, "Error: there is no event in -\n")
+        assert (code, err) == (exit_codes.NOT_FOUND, "Error: there is no event in -\n")
 
     def test_no_such_file(self, oncegate: Run, gate: Gate) -> None:
         """A file that cannot be read is named."""
         gate.run({"id": "evt-1"}, lambda event: None)
         code, _, err = oncegate("explain", "--file", "nowhere.json")
-        assert (code, err) == (exits.FAILED, "Error: cannot read nowhere.json: No such file or directory\n")
+        assert (code, err) == (exit_codes.FAILED, "Error: cannot read nowhere.json: No such file or directory\n")
 
     def test_a_state_change(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """An emission that joins another is explained by that one's record, with the timeline of its entity."""
@@ -394,7 +394,7 @@ class TestFiles:
         from_settings.run({"id": "1"}, lambda event: None)
         (tmp_path / "event.json").write_text('{"meta": {"n": "evt-7"}}')
         told = oncegate("explain", "--file", "event.json")
-        assert (told[0], fact(told, "made_of")) == (exits.NOT_FOUND, '["evt-7"]')
+        assert (told[0], fact(told, "made_of")) == (exit_codes.NOT_FOUND, '["evt-7"]')
 
     def test_policies(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """Each policy that decides on a key, or without one, is taken into account as a gate takes it."""
@@ -451,14 +451,14 @@ class TestRoutes:
     def test_the_key_of_its_route(self, oncegate: Run) -> None:
         """An event is looked up by the key of each route in its namespace; the answer says which were tried."""
         told = oncegate("explain", "--file", "desk.json")
-        assert told[0] == exits.OK
+        assert told[0] == exit_codes.OK
         assert told[1].splitlines()[1].startswith("Not run: its key is that of evt-1, ")
         assert fact(told, "namespace") == "desk"
         assert fact(told, "tried").startswith("desk (known in namespace desk, key ")
         assert "; crm (no key: Refused: the fields key needs nr" in fact(told, "tried")
         assert "; (no route) (not known in namespace default, key " in fact(told, "tried")
         told = oncegate("explain", "--file", "sales.json")
-        assert (told[0], fact(told, "namespace")) == (exits.OK, "sales")
+        assert (told[0], fact(told, "namespace")) == (exit_codes.OK, "sales")
         (event,) = json.loads(oncegate("explain", "--file", "none.json", "--output", "json")[1])["events"]
         assert event["record"]["namespace"] == "default"
         tried = [(each["route"], each["namespace"], each["known"], each["key"] is None) for each in event["tried"]]
@@ -472,7 +472,7 @@ class TestRoutes:
     def test_not_known_to_any(self, oncegate: Run) -> None:
         """What no route knows names the routes that were tried, with the key that it has on each."""
         told = oncegate("explain", "--file", "new.json")
-        assert told[0] == exits.NOT_FOUND
+        assert told[0] == exit_codes.NOT_FOUND
         assert told[1].splitlines()[1].startswith("Not known to any of the routes desk, crm and (no route): ")
         assert fact(told, "tried").count("not known in namespace") == 2
 
@@ -482,7 +482,7 @@ class TestRoutes:
         given = ("explain", "--file", "desk.json", "--namespace")
         assert fact(oncegate(*given, "desk"), "made_of") == '[["call"],7]'
         assert "tried" not in oncegate(*given, "desk")[1]
-        assert oncegate(*given, "default")[0] == exits.NOT_FOUND
+        assert oncegate(*given, "default")[0] == exit_codes.NOT_FOUND
         assert fact(oncegate(*given, "elsewhere"), "made_of") == '["evt-2"]'
         assert fact(oncegate(*given, "desk", "--key", "content"), "strategy") == "content"
 

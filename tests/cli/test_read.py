@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from oncegate import Gate, keys, read
-from oncegate.cli import exits
-from oncegate.cli.documents import documents
+from oncegate.cli import exit_codes
+from oncegate.cli.event_files import documents
 from oncegate.cli.output import Progress, stamp
 from oncegate.times import microseconds_of
 from tests.cli.conftest import Run, on_terminal
@@ -37,7 +37,7 @@ def shown(oncegate: Run, tmp_path: Path) -> Any:
     def call(*documents: Any, options: tuple[str, ...] = ()) -> Any:
         (tmp_path / "events.jsonl").write_text(lines(*documents))
         code, out, err = oncegate("read", "events.jsonl", "--output", "json", *options)
-        assert (code, err) == (exits.OK if documents else exits.FAILED, "")
+        assert (code, err) == (exit_codes.OK if documents else exit_codes.FAILED, "")
         return json.loads(out)
 
     return call
@@ -73,7 +73,7 @@ class TestFiles:
         (tmp_path / "f.json").write_bytes(text.encode())
         code, out, _ = oncegate("read", "f.json", "--output", "json")
         found = json.loads(out)["events"]
-        assert code == (exits.OK if any(event for event, _, _ in places) else exits.FAILED)
+        assert code == (exit_codes.OK if any(event for event, _, _ in places) else exit_codes.FAILED)
         assert [(each["id"], each["line"], each["index"]) for each in found] == places
         assert all((each["problem"] is None) == (each["id"] is not None) for each in found)
 
@@ -130,17 +130,17 @@ class TestFiles:
     def test_a_file_that_cannot_be_read(self, oncegate: Run, tmp_path: Path, name: str, said: str) -> None:
         """A file that is not there is one sentence, before anything of the others is shown."""
         (tmp_path / "a.json").write_text("{}")
-        assert oncegate("read", "a.json", name) == (exits.FAILED, "", f"Error: cannot read {name}: {said}\n")
+        assert oncegate("read", "a.json", name) == (exit_codes.FAILED, "", f"Error: cannot read {name}: {said}\n")
 
     def test_no_file(self, oncegate: Run) -> None:
         """Without any file there is nothing to be meant."""
-        assert oncegate("read")[0] == exits.USAGE
+        assert oncegate("read")[0] == exit_codes.USAGE
 
     def test_stdin(self, tmp_path: Path) -> None:
         """A dash is what comes on stdin."""
         command = [sys.executable, "-m", "oncegate", "read", "-"]
         done = subprocess.run(command, input=lines(ONE, OTHER), cwd=tmp_path, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (exits.OK, "")
+        assert (done.returncode, done.stderr) == (exit_codes.OK, "")
         assert "1      -:1    plain" in done.stdout
 
     def test_a_pipe_with_a_name(self, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ class TestFiles:
         (tmp_path / "f.jsonl").write_text(lines(ONE, OTHER))
         command = f"{sys.executable} -m oncegate read <(cat f.jsonl)"
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)  # noqa: S607
-        assert (done.returncode, done.stderr) == (exits.OK, "")
+        assert (done.returncode, done.stderr) == (exit_codes.OK, "")
         assert "auto takes 1 and 2 for one, which differ in content" in done.stdout
 
 
@@ -217,7 +217,7 @@ class TestEvents:
         (tmp_path / "f.jsonl").write_text(lines(document, document | {"id": "x"}))
         own = ("--key", 'fields("call")', "--key", 'first(fields("no"), event_id)')
         code, out, _ = oncegate("read", "f.jsonl", "--output", output, *own)
-        assert code == exits.OK
+        assert code == exit_codes.OK
         assert "[31m" in out
         assert not {"\x1b", "\u202e", "\x9b"} & set(out)
 
@@ -320,7 +320,7 @@ class TestComparing:
     def test_a_strategy_that_is_none(self, oncegate: Run, strategy: str, said: str) -> None:
         """What cannot be meant is refused with the flag's name."""
         code, out, err = oncegate("read", "no.json", "--key", strategy)
-        assert (code, out) == (exits.USAGE, "")
+        assert (code, out) == (exit_codes.USAGE, "")
         assert err.startswith(f"Error: {said}")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from tests.cli.conftest import Run
 
 HANDLERS = """
@@ -49,7 +49,7 @@ def fail(event: Event) -> None:
 def test_a_handler_that_ends_the_process(oncegate: Run, gate: Gate, handler: str, said: str) -> None:
     """It is a failed attempt like any other: all are tried to the last attempt, and are dead letters again."""
     code, out, err = oncegate("dlq", "redrive", "--all", "--handler", f"ends:{handler}")
-    assert (code, err) == (exits.FAILED, "Error: 2 events could not be processed\n")
+    assert (code, err) == (exit_codes.FAILED, "Error: 2 events could not be processed\n")
     assert out.startswith("2 redriven.\n")
     assert out.count(f"Failed at attempt 1: RuntimeError: {said}; it is kept, and tried again.") == 2
     assert out.endswith("\n2 run.\n")
@@ -62,7 +62,7 @@ def test_what_cannot_be_read(oncegate: Run, gate: Gate) -> None:
     for raw in (b"{1", b"{2"):
         gate.lambda_handler(fail)(raw.decode(), None)
     code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")
-    assert (code, out.count("Not run, and buried as dead letter")) == (exits.FAILED, 2)
+    assert (code, out.count("Not run, and buried as dead letter")) == (exit_codes.FAILED, 2)
     assert out.endswith("\n0 run.\n")
 
 
@@ -73,7 +73,7 @@ def test_what_waits_already(oncegate: Run, gate: Gate, tmp_path: Path, namespace
     Gate(gate.store, namespace=namespace, max_attempts=1).run({"id": 3}, fail)
     oncegate("dlq", "redrive", "--all")
     code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")
-    assert code == exits.OK
+    assert code == exit_codes.OK
     assert out.startswith("0 redriven.\n")
     assert out.endswith("\n3 run.\n")
     assert oncegate("dlq", "redrive", "--all", "--handler", "ends:works")[1] == "0 redriven.\n0 run.\n"
@@ -81,6 +81,6 @@ def test_what_waits_already(oncegate: Run, gate: Gate, tmp_path: Path, namespace
 
 def test_a_person_who_interrupts(oncegate: Run, gate: Gate) -> None:
     """Ctrl-C ends the command at once; what waits then is run by the next."""
-    assert oncegate("dlq", "redrive", "--all", "--handler", "ends:is_interrupted")[0] == exits.INTERRUPTED
+    assert oncegate("dlq", "redrive", "--all", "--handler", "ends:is_interrupted")[0] == exit_codes.INTERRUPTED
     code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")
-    assert (code, out.splitlines()[-1]) == (exits.OK, "2 run.")
+    assert (code, out.splitlines()[-1]) == (exit_codes.OK, "2 run.")

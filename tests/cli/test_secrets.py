@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from tests.cli.conftest import Run
 
 STORES = [
@@ -51,7 +51,7 @@ PLACES = ["sqs://k:hunter2@q?region=x", "https://k:hunter2@h/q", "sqs://q?region
 def refused(oncegate: Run, *arguments: str) -> str:
     """What is said to a command that cannot be meant."""
     code, out, err = oncegate(*arguments)
-    assert code != exits.OK
+    assert code != exit_codes.OK
     assert "hunter2" not in out + err
     assert len(re.findall("^Error: ", err, re.MULTILINE)) == 1, err
     assert "Traceback" not in err
@@ -69,7 +69,7 @@ def test_the_store(oncegate: Run, command: tuple[str, ...], url: str) -> None:
 def test_the_doctor(oncegate: Run, url: str) -> None:
     """The doctor tells of such a store without them, too."""
     code, out, err = oncegate("doctor", "--store", url)
-    assert code in (exits.ERRORS_FOUND, exits.USAGE)
+    assert code in (exit_codes.ERRORS_FOUND, exit_codes.USAGE)
     assert "hunter2" not in out + err
 
 

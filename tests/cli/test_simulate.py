@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from tests.cli.conftest import Run, on_terminal
 from tests.stores.servers import free_port, until
 
@@ -59,7 +59,7 @@ class TestTheService:
         sending = ["--truth", "truth.jsonl", "--events", "80", "--rate", "1000", "--delay", "100ms", "--parallel", "4"]
         sending += ["--conflict", "0.2", "--invalid", "0.1"]
         code, out, err = oncegate("simulate", "--to", service.url, *sending, "--output", "json")
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         summary = json.loads(out)
         kinds = {each["kind"]: each for each in summary["kinds"]}
         assert summary["events"] == kinds["first"]["taken"] == 80
@@ -67,7 +67,7 @@ class TestTheService:
         service.work_off(80)
         service.stop()
         code, out, err = oncegate("verify", "--truth", "truth.jsonl", "--effects", "effects.jsonl")
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         assert out.startswith("Exactly once: 80 events, 80 effects; ")
 
 
@@ -75,7 +75,7 @@ class TestTheService:
 def truth(oncegate: Run) -> str:
     """Some traffic in a file, and the truth of it."""
     traffic = ("--to", "file://traffic.jsonl", "--events", "30", "--seed", "5", "--echo", "0.5")
-    assert oncegate("simulate", *traffic, "--truth", "truth.jsonl")[0] == exits.OK
+    assert oncegate("simulate", *traffic, "--truth", "truth.jsonl")[0] == exit_codes.OK
     return "truth.jsonl"
 
 
@@ -89,7 +89,7 @@ class TestSimulate:
     def test_the_summary(self, oncegate: Run) -> None:
         """It ends with what was sent, by its kind, and with the seed that makes it again."""
         code, out, err = oncegate("simulate", "--to", "file://traffic.jsonl", "--events", "30", "--seed", "5")
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         assert out.splitlines()[0].split() == ["kind", "deliveries", "taken", "refused", "gave", "up"]
         assert re.search(r"^first +30 +30 +0 +0$", out, re.MULTILINE)
         assert re.search(
@@ -99,10 +99,10 @@ class TestSimulate:
     def test_to_stdout(self, oncegate: Run) -> None:
         """To stdout go the events and nothing else, so that they can be piped."""
         code, out, err = oncegate("simulate", "--to", "-", "--events", "10", "--copies", "2")
-        assert code == exits.OK
+        assert code == exit_codes.OK
         assert all(json.loads(line) for line in out.splitlines())
         assert err.startswith("Sent ")
-        assert oncegate("simulate", "--to", "-", "--output", "json")[0] == exits.USAGE
+        assert oncegate("simulate", "--to", "-", "--output", "json")[0] == exit_codes.USAGE
 
     def test_a_reader_that_has_seen_enough(self, tmp_path: Path) -> None:
         """A closed pipe is the end, without a word about it."""
@@ -114,7 +114,7 @@ class TestSimulate:
     def test_not_taken(self, oncegate: Run) -> None:
         """If nobody listens, one sentence says so."""
         code, out, err = oncegate("simulate", "--to", f"http://127.0.0.1:{free_port()}/events", "--events", "3")
-        assert (code, out) == (exits.FAILED, "")
+        assert (code, out) == (exit_codes.FAILED, "")
         assert re.fullmatch(
             r"Error: http://\S+ cannot be reached \(.+\); is it running, and is that its address\?\n", err
         )
@@ -133,17 +133,17 @@ class TestSimulate:
     def test_what_cannot_be_meant(self, oncegate: Run, options: tuple[str, ...], said: str) -> None:
         """An option that makes no sense is refused before anything is sent."""
         code, out, err = oncegate("simulate", *options)
-        assert (code, out) == (exits.USAGE, "")
+        assert (code, out) == (exit_codes.USAGE, "")
         assert said in err
 
     def test_files_that_cannot_be_written(self, oncegate: Run) -> None:
         """A sentence names the file."""
         for options in (("--to", "file://no/traffic"), ("--to", "file://traffic", "--truth", "no/truth")):
             code, _, err = oncegate("simulate", *options)
-            assert code == exits.FAILED
+            assert code == exit_codes.FAILED
             assert re.fullmatch(r"Error: cannot write no/\w+: No such file or directory\n", err)
         code, _, err = oncegate("simulate", "--to", "file://traffic", "--truth", "/dev/full")
-        assert (code, err) == (exits.FAILED, "Error: cannot write /dev/full: No space left on device\n")
+        assert (code, err) == (exit_codes.FAILED, "Error: cannot write /dev/full: No space left on device\n")
 
     def test_progress(self, tmp_path: Path) -> None:
         """On a terminal a bar tells how far it is, and is gone at the end."""
@@ -158,7 +158,7 @@ class TestVerify:
         lines = effects(tmp_path)
         (tmp_path / "done").write_text("\n".join([*lines[3:], lines[9], '{"key": "f00"}']))
         code, out, err = oncegate("verify", "--truth", truth, "--effects", "done", "--limit", "4")
-        assert (code, err) == (exits.NOT_ONCE, "")
+        assert (code, err) == (exit_codes.NOT_ONCE, "")
         verdict, _, header, *rows, more = out.splitlines()
         assert verdict.startswith(
             "Not exactly once: of 30 events 3 lost, 1 doubled, 1 effect of nothing that was sent;"
@@ -177,7 +177,7 @@ class TestVerify:
         keys = [json.dumps({"key": json.loads(line)["keys"]["auto"]}) for line in echoes]
         (tmp_path / "done").write_text("\n".join([*effects(tmp_path), *keys]))
         code, out, _ = oncegate("verify", "--truth", truth, "--effects", "done")
-        assert code == exits.NOT_ONCE
+        assert code == exit_codes.NOT_ONCE
         assert 'first(state_change("500ms"), auto) takes both for one' in out
 
     def test_as_json(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ class TestVerify:
         lines = effects(tmp_path)
         (tmp_path / "done").write_text("\n".join(lines[1:]))
         code, out, err = oncegate("verify", "--truth", truth, "--effects", "done", "--output", "json")
-        assert (code, err) == (exits.NOT_ONCE, "")
+        assert (code, err) == (exit_codes.NOT_ONCE, "")
         told = json.loads(out)
         assert (told["exactly_once"], told["lost"], told["doubled"], told["extra"]) == (False, 1, 0, 0)
         assert (told["events"], told["effects"], told["in_order"]) == (30, 29, True)
@@ -196,7 +196,7 @@ class TestVerify:
         command = [sys.executable, "-m", "oncegate", "verify", "--truth", truth, "--effects", "-"]
         given = "\n".join(effects(tmp_path))
         done = subprocess.run(command, cwd=tmp_path, input=given, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (exits.OK, "")
+        assert (done.returncode, done.stderr) == (exit_codes.OK, "")
         assert done.stdout.startswith("Exactly once: 30 events, 30 effects; in order for each of ")
 
     def test_files_that_cannot_be_read(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
@@ -208,5 +208,5 @@ class TestVerify:
             (("--truth", truth, "--effects", "done"), "done:1 is no line of effects"),
         ):
             code, out, err = oncegate("verify", *options)
-            assert (code, out) == (exits.FAILED, "")
+            assert (code, out) == (exit_codes.FAILED, "")
             assert err.startswith(f"Error: {said}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oncegate import Gate
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
@@ -24,7 +24,7 @@ def shell(folder: Path, command: str, **environment: str) -> tuple[int, str]:
 def test_interrupted_while_it_is_imported(tmp_path: Path, module: str) -> None:
     """Ctrl-C before the command has begun is its exit code, and no traceback."""
     (tmp_path / f"{module}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    assert shell(tmp_path, "dlq list") == (exits.INTERRUPTED, "")
+    assert shell(tmp_path, "dlq list") == (exit_codes.INTERRUPTED, "")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -33,7 +33,7 @@ def test_a_full_disk(tmp_path: Path, gate: Gate, command: str, unbuffered: str) 
     """What could not be printed is a failure, said in one sentence."""
     if not Path("/dev/full").exists():
         pytest.skip("this machine has no /dev/full")
-    said = (exits.FAILED, "Error: cannot write to stdout: No space left on device\n")
+    said = (exit_codes.FAILED, "Error: cannot write to stdout: No space left on device\n")
     assert shell(tmp_path, f"{command} >/dev/full", PYTHONUNBUFFERED=unbuffered) == said
 
 
@@ -41,11 +41,11 @@ def test_a_full_disk(tmp_path: Path, gate: Gate, command: str, unbuffered: str) 
 def test_no_stdout(tmp_path: Path, gate: Gate, command: str) -> None:
     """With stdout closed nothing is done: a file that is opened next would be taken for it."""
     code, said = shell(tmp_path, f"{command} >&-")
-    assert (code, said) == (exits.FAILED, "Error: stdout is closed; to have nothing printed, write >/dev/null\n")
+    assert (code, said) == (exit_codes.FAILED, "Error: stdout is closed; to have nothing printed, write >/dev/null\n")
 
 
 def test_no_stderr(tmp_path: Path, gate: Gate) -> None:
     """With stderr closed a command does what it does, and its exit code is all that is told of an error."""
-    assert shell(tmp_path, "dlq list 2>&-") == (exits.OK, "")
-    assert shell(tmp_path, f"keys show {'0' * 32} 2>&-") == (exits.NOT_FOUND, "")
-    assert shell(tmp_path, "dlq list >&- 2>&-") == (exits.FAILED, "")
+    assert shell(tmp_path, "dlq list 2>&-") == (exit_codes.OK, "")
+    assert shell(tmp_path, f"keys show {'0' * 32} 2>&-") == (exit_codes.NOT_FOUND, "")
+    assert shell(tmp_path, "dlq list >&- 2>&-") == (exit_codes.FAILED, "")

@@ -9,8 +9,8 @@ import click
 from botocore import xform_name
 
 from oncegate.cli.main import cli
-from oncegate.settings.known import SETTINGS
-from oncegate.settings.values import checked, from_text
+from oncegate.settings.parsing import checked, from_text
+from oncegate.settings.schema import SETTINGS
 
 _GLOBAL = ("region", "endpoint-url")
 _OF_OTHERS = ("redis-cli", "timedatectl", "sqlite3", "chmod")

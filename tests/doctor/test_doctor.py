@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from oncegate import open_store
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.doctor.rules import RULES
 from oncegate.doctor.stores import sqlite
 from oncegate.doctor.stores.sqlite import file_system
-from oncegate.testing.asking import claim_of
+from oncegate.testing.requests import claim_of
 from tests.cli.conftest import Run, on_terminal
 from tests.doctor.commands import request
 from tests.infra.conftest import Aws, Infra, zipped
@@ -84,7 +84,7 @@ class TestDeployments:
         carried out, nothing of that is left, and what was right is as it was."""
         asked = ("doctor", "--function", "sick-function", "--table", "sick-claims", "--output", "json")
         code, out, err = infra(*asked)
-        assert (code, err) == (exits.ERRORS_FOUND, "")
+        assert (code, err) == (exit_codes.ERRORS_FOUND, "")
         assert told(out) == {
             "function.enabled": "error",
             "function.failures": "error",
@@ -112,7 +112,7 @@ class TestDeployments:
                 if finding["mend"].startswith("aws "):
                     carried_out(aws, finding["mend"])
             code, out, _ = infra(*asked)
-        assert (code, told(out)) == (exits.ERRORS_FOUND, {"function.store": "error", "table.shape": "error"})
+        assert (code, told(out)) == (exit_codes.ERRORS_FOUND, {"function.store": "error", "table.shape": "error"})
         (target, *_) = aws["events"].list_targets_by_rule(Rule="sick", EventBusName=PARTNER)["Targets"]
         assert target["SqsParameters"] == {"MessageGroupId": "calls"}
 
@@ -144,21 +144,21 @@ class TestDeployments:
         source = "aws.partner/genesys.com/cloud/0e5c3f2a/sound"
         infra("infra", "up", "--name", "sound", "--partner-source", source)
         code, out, err = infra("doctor", "--name", "sound", "--output", "json")
-        assert (code, err, told(out)) == (exits.OK, "", {})
+        assert (code, err, told(out)) == (exit_codes.OK, "", {})
         url = aws["sqs"].get_queue_url(QueueName="sound-events")["QueueUrl"]
-        assert infra("doctor", "--queue", url, "--output", "json")[0] == exits.OK
+        assert infra("doctor", "--queue", url, "--output", "json")[0] == exit_codes.OK
         code, out, _ = infra("doctor", "--queue", url, "--lease", "31s", "--output", "json")
-        assert (code, told(out)) == (exits.ERRORS_FOUND, {"queue.lease": "error"})
-        assert infra("doctor", "--queue", url, "--lease", "31s", "--visibility", "31s")[0] == exits.OK
+        assert (code, told(out)) == (exit_codes.ERRORS_FOUND, {"queue.lease": "error"})
+        assert infra("doctor", "--queue", url, "--lease", "31s", "--visibility", "31s")[0] == exit_codes.OK
         infra("infra", "up", "--name", "plain")
         code, out, _ = infra("doctor", "--name", "plain", "--output", "json")
-        assert (code, told(out)) == (exits.ERRORS_FOUND, {"rule.bus": "error"})
+        assert (code, told(out)) == (exit_codes.ERRORS_FOUND, {"rule.bus": "error"})
 
     def test_what_is_not_there(self, infra: Infra) -> None:
         """Whatever was named and cannot be found is a finding; the rest is judged all the same."""
         for option in ("--queue", "--function", "--table", "--rule", "--name"):
             code, out, err = infra("doctor", option, "none", "--retention", "40s", "--output", "json")
-            assert (code, err) == (exits.ERRORS_FOUND, "")
+            assert (code, err) == (exit_codes.ERRORS_FOUND, "")
             assert told(out) == {"aws.readable": "error", "settings.attempts": "warning"}
 
     def test_an_archive(self, infra: Infra, aws: Aws) -> None:
@@ -168,7 +168,7 @@ class TestDeployments:
         aws["events"].create_archive(ArchiveName="calls", EventSourceArn=bus, RetentionDays=30)
         infra("infra", "up", "--name", "old", "--bus", "archived", "--pattern", '{"source": ["com.example.crm"]}')
         code, out, _ = infra("doctor", "--name", "old", "--output", "json")
-        assert (code, told(out)) == (exits.WARNINGS_FOUND, {"settings.replays": "warning"})
+        assert (code, told(out)) == (exit_codes.WARNINGS_FOUND, {"settings.replays": "warning"})
 
 
 def cured(infra: Infra, aws: Aws, name: str) -> list[tuple[str, str]]:
@@ -182,7 +182,7 @@ def cured(infra: Infra, aws: Aws, name: str) -> list[tuple[str, str]]:
             if finding["severity"] != "note":
                 carried_out(aws, finding["mend"])
     code, out, _ = infra("doctor", "--name", name, "--output", "json")
-    assert (code, told(out)) == (exits.OK, {})
+    assert (code, told(out)) == (exit_codes.OK, {})
     return first
 
 
@@ -197,7 +197,7 @@ class TestStores:
     def test_nothing_at_all(self, oncegate: Run) -> None:
         """Without AWS, without settings and without a store there is one note."""
         code, out, err = oncegate("doctor")
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         assert "note  store.present  sqlite:///oncegate.db" in out
         assert "\n1 note. " in out
         assert out.endswith(" no EventBridge rule (9).\n")
@@ -214,13 +214,13 @@ class TestStores:
             ("settings.signed", "warning", "/events/open"),
             ("settings.signed", "note", "/events/bus"),
         ]
-        assert code == exits.WARNINGS_FOUND
+        assert code == exit_codes.WARNINGS_FOUND
 
     def test_a_sound_store(self, oncegate: Run, tmp_path: Path) -> None:
         """Of an SQLite file on a local disk there is nothing to say."""
         open_store(f"sqlite:///{tmp_path}/oncegate.db").close()
         code, out, _ = oncegate("doctor")
-        assert code == exits.OK
+        assert code == exit_codes.OK
         assert f"\n9 of {len(RULES)} rules could be asked, and all of these are kept. 29 rules had nothing" in out
         code, out, _ = oncegate("doctor", "--output", "json")
         assert json.loads(out)["unasked"]["queue.lease"] == "queue"
@@ -230,7 +230,7 @@ class TestStores:
         path = tmp_path / "oncegate.db"
         with closing(open_store(f"sqlite:///{path}")) as store:
             store.claim([claim_of(key=number.to_bytes(16)) for number in range(500)])
-        assert oncegate("doctor")[0] == exits.OK
+        assert oncegate("doctor")[0] == exit_codes.OK
         monkeypatch.setattr(sqlite, "_CHECK_FOR", 0)
         assert told(oncegate("doctor", "--output", "json")[1]) == {"store.integrity": "note"}
         monkeypatch.undo()
@@ -239,7 +239,7 @@ class TestStores:
         content[-4096:] = bytes(4096)
         path.write_bytes(content)
         code, out, err = oncegate("doctor", "--output", "json")
-        assert (code, err, told(out)) == (exits.ERRORS_FOUND, "", {"store.integrity": "error"})
+        assert (code, err, told(out)) == (exit_codes.ERRORS_FOUND, "", {"store.integrity": "error"})
         assert json.loads(out)["findings"][0]["found"].startswith("its file is damaged: ")
 
     def test_a_file_that_others_may_read(self, oncegate: Run, tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ class TestStores:
         path.touch(0o644)
         with closing(open_store(f"sqlite:///{path}")):
             code, out, _ = oncegate("doctor", "--output", "json")
-            assert (code, told(out)) == (exits.WARNINGS_FOUND, {"store.private": "warning"})
+            assert (code, told(out)) == (exit_codes.WARNINGS_FOUND, {"store.private": "warning"})
             subprocess.run(shlex.split(json.loads(out)["findings"][0]["mend"]), cwd=tmp_path, check=True)
-            assert oncegate("doctor")[0] == exits.OK
+            assert oncegate("doctor")[0] == exit_codes.OK
 
     def test_a_store_that_cannot_be_used(self, oncegate: Run, tmp_path: Path) -> None:
         """A file of another's, a folder that is not there and a server that does not answer are findings."""
@@ -265,7 +265,7 @@ class TestStores:
                 f"postgresql://nobody@127.0.0.1:{port}/none",
             ):
                 code, out, err = oncegate("doctor", "--store", url, "--output", "json")
-                assert (code, err, told(out)) == (exits.ERRORS_FOUND, "", {"store.reachable": "error"})
+                assert (code, err, told(out)) == (exit_codes.ERRORS_FOUND, "", {"store.reachable": "error"})
 
     def test_redis(self, oncegate: Run, tmp_path: Path) -> None:
         """A real server that may evict, and keeps no append-only file, is told; its clock agrees with ours."""
@@ -275,14 +275,14 @@ class TestStores:
             code, out, err = oncegate("doctor", "--store", server.url, "--output", "json")
         finally:
             server.stop()
-        assert (code, err) == (exits.ERRORS_FOUND, "")
+        assert (code, err) == (exit_codes.ERRORS_FOUND, "")
         assert told(out) == {"store.eviction": "error", "store.persistence": "warning", "store.present": "note"}
 
     def test_postgres(self, oncegate: Run, postgres: PostgresServer) -> None:
         """A real database is read, and its clock agrees with ours."""
         open_store(postgres.url()).close()
         code, out, err = oncegate("doctor", "--store", postgres.url(), "--output", "json")
-        assert (code, err, told(out)) == (exits.OK, "", {})
+        assert (code, err, told(out)) == (exit_codes.OK, "", {})
 
     def test_a_store_that_is_not_made_yet(
         self, oncegate: Run, postgres: PostgresServer, aws: Aws, tmp_path: Path
@@ -301,11 +301,11 @@ class TestStores:
         }
         try:
             found = {url: oncegate("doctor", "--store", url, "--output", "json") for url in urls}
-            assert oncegate("doctor", "--store", dynamo, "--table", "Unmade")[0] == exits.ERRORS_FOUND
+            assert oncegate("doctor", "--store", dynamo, "--table", "Unmade")[0] == exit_codes.ERRORS_FOUND
         finally:
             server.stop()
         for url, (code, out, err) in found.items():
-            assert (code, err, told(out)) == (exits.OK, "", {"store.present": "note"})
+            assert (code, err, told(out)) == (exit_codes.OK, "", {"store.present": "note"})
             assert json.loads(out)["findings"][0]["found"] == urls[url]
         assert (tmp_path / "empty.db").read_bytes() == b""
 
@@ -313,17 +313,17 @@ class TestStores:
         """The URL of a store in DynamoDB is enough to find its table and AWS's clock."""
         infra("infra", "up", "--name", "stored", "--no-queue", "--no-rule")
         url = f"dynamodb://stored-claims?region={REGION}&endpoint={aws.endpoint}"
-        assert oncegate("doctor", "--store", url)[0] == exits.OK
+        assert oncegate("doctor", "--store", url)[0] == exit_codes.OK
         off = {"Enabled": False, "AttributeName": "expiresAt"}
         aws["dynamodb"].update_time_to_live(TableName="stored-claims", TimeToLiveSpecification=off)
         code, out, _ = oncegate("doctor", "--store", url, "--output", "json")
-        assert (code, told(out)) == (exits.WARNINGS_FOUND, {"table.sweep": "warning"})
+        assert (code, told(out)) == (exit_codes.WARNINGS_FOUND, {"table.sweep": "warning"})
 
     def test_no_way_to_aws(self, oncegate: Run, aws: Aws) -> None:
         """That AWS cannot be reached is a finding, and the settings are judged all the same."""
         asked = ("--region", REGION, "--endpoint", "http://127.0.0.1:9")
         code, out, err = oncegate("doctor", "--queue", "crm", "--retention", "1m", "--output", "json", *asked)
-        assert (code, err) == (exits.ERRORS_FOUND, "")
+        assert (code, err) == (exit_codes.ERRORS_FOUND, "")
         assert told(out) == {"aws.readable": "error", "settings.attempts": "warning"}
 
     def test_on_a_terminal(self, tmp_path: Path) -> None:

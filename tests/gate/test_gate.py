@@ -10,7 +10,7 @@ from oncegate import Event, Gate, Outcome, keys, open_store
 from oncegate.errors import SettingError, SeveralEvents
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
-from oncegate.testing.racing import race
+from oncegate.testing.race_contract import race
 
 JSON_VALUES = [0, False, "", [], {}, None, 1.5, "text", [1, [2]], {"a": {"b": None}}, True, -1, 2**60]
 

@@ -16,7 +16,7 @@ import pytest
 from oncegate import Event, Gate, keys, read
 from oncegate.errors import RetryLater, SettingError
 from oncegate.gate.job import stage
-from oncegate.service.taking import Kept
+from oncegate.service.admission import Kept
 from oncegate.stores.base import Store
 from oncegate.stores.memory import MemoryStore
 from tests.service.running import until

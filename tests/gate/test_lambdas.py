@@ -13,7 +13,7 @@ from oncegate.errors import NotTaken, SettingError
 from oncegate.gate import Notice
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
-from oncegate.testing.racing import race
+from oncegate.testing.race_contract import race
 from tests.gate.conftest import Stumbling, left_by_another
 from tests.gate.invocations import Context, Handler, envelope, fifo, function_url, gateway, message, missed, nothing
 

@@ -10,7 +10,7 @@ from oncegate.errors import OncegateError, SettingError, StoreUnavailable
 from oncegate.stores.base import Want
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
-from oncegate.testing.racing import race
+from oncegate.testing.race_contract import race
 from tests.gate.conftest import Stumbling
 
 

@@ -16,7 +16,7 @@ from oncegate.errors import SettingError
 from oncegate.gate import JsonLog, Notice
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, granted, stored
+from oncegate.testing.requests import KEY, LEASE, NAMESPACE, RETENTION, granted, stored
 from tests.stores.forking import run
 
 

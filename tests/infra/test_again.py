@@ -6,7 +6,7 @@ import re
 import pytest
 
 from oncegate.aws.cloud import Cloud, Denied
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from tests.infra.conftest import PARTNER, PATTERN, Aws, Infra, as_function, attributes
 from tests.stores.dynamo_server import REGION
 
@@ -23,7 +23,7 @@ def test_a_rule_on_another_bus_keeps_its_rights(infra: Infra, aws: Aws, package:
     source = ("--partner-source", f"{PARTNER}-again")
     infra("infra", "up", "--name", "again", *source, "--pattern", PATTERN)
     code, out, err = infra("infra", "up", "--name", "again", "--pattern", PATTERN)
-    assert (code, err) == (exits.OK, "")
+    assert (code, err) == (exit_codes.OK, "")
     assert f"left     rule        again-events  (on the bus {source[1]}, it sends to again-events)" in out
     assert "An earlier run has made 2 parts for again that this one does not ask for" in out
     assert "with --prune deletes what is left." in out
@@ -41,8 +41,8 @@ def test_pruning(infra: Infra, package: str) -> None:
     infra("infra", "up", "--name", "prune", "--bus", "prune", "--queue", *as_function(package))
     asked = ("infra", "up", "--name", "prune", "--no-table")
     code, out, _ = infra(*asked, "--dry-run")
-    assert (code, out.count("\nleave ")) == (exits.OK, 5)
-    assert infra(*asked, "--prune")[0] == exits.USAGE
+    assert (code, out.count("\nleave ")) == (exit_codes.OK, 5)
+    assert infra(*asked, "--prune")[0] == exit_codes.USAGE
     assert "prune-function" in infra("infra", "show", "--name", "prune")[1]
     code, out, _ = infra(*asked, "--prune", "--yes")
     assert [line.split()[1:3] for line in out.splitlines() if line.startswith("deleted")] == [
@@ -68,4 +68,4 @@ def test_without_rights_to_functions(infra: Infra, monkeypatch: pytest.MonkeyPat
         return ask(cloud, service, action, **parameters)
 
     monkeypatch.setattr(Cloud, "ask", refusing)
-    assert infra("infra", "up", "--name", "humble")[0] == exits.OK
+    assert infra("infra", "up", "--name", "humble")[0] == exit_codes.OK

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncegate import open_store
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.infra.rights import document, sid
 from tests.cli.conftest import Run, on_terminal
 from tests.infra.conftest import PARTNER, PATTERN, Aws, Infra, as_function, attributes, zipped
@@ -57,7 +57,7 @@ class TestUp:
     def test_an_event_arrives_in_the_queue(self, infra: Infra, aws: Aws) -> None:
         """What is put on the bus comes out of the queue, whole, and the table is one that the store takes."""
         code, out, err = infra("infra", "up", "--name", "arrive", "--pattern", PATTERN)
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         assert out.count("created  ") == 6
         put(aws, 1)
         assert received(aws, "arrive-events")["detail"]["eventBody"]["conversationId"] == "conversation-1"
@@ -148,7 +148,7 @@ class TestUp:
     def test_a_rule_that_no_event_reaches(self, infra: Infra, options: tuple[str, ...], silent: bool) -> None:
         """A rule that waits for Genesys on the default bus is made, and the command says that nothing arrives there."""
         code, out, err = infra("infra", "up", "--name", "silent", "--dry-run", "--output", "json", *options)
-        assert (code, bool(json.loads(out))) == (exits.OK, True)
+        assert (code, bool(json.loads(out))) == (exit_codes.OK, True)
         assert err.count("\n") == silent
         told = (
             "Warning: the rule is on the default bus, where no event of Genesys Cloud arrives. Name the partner event"
@@ -158,7 +158,7 @@ class TestUp:
     def test_a_partners_bus(self, infra: Infra, aws: Aws) -> None:
         """A pending source is associated by a bus of its name, the rule is on it, and events come through."""
         code, _, err = infra("infra", "up", "--name", "partner", "--partner-source", PARTNER, "--pattern", PATTERN)
-        assert (code, err) == (exits.OK, "")
+        assert (code, err) == (exit_codes.OK, "")
         put(aws, 2, bus=PARTNER)
         assert received(aws, "partner-events")["detail"]["eventBody"]["conversationId"] == "conversation-2"
         shown = json.loads(infra("infra", "show", "--name", "partner", "--output", "json")[1])
@@ -182,7 +182,7 @@ class TestUp:
         _, out, _ = infra("infra", "up", "--name", "guest", "--bus", "theirs")
         assert "kept     bus         theirs  (it is not Oncegate's, and only used)" in out
         code, out, _ = infra("infra", "down", "--name", "guest", "--yes")
-        assert (code, "deleted  rule        guest-events" in out, "bus" in out) == (exits.OK, True, False)
+        assert (code, "deleted  rule        guest-events" in out, "bus" in out) == (exit_codes.OK, True, False)
         assert aws["events"].describe_event_bus(Name="theirs")["Name"] == "theirs"
 
 
@@ -192,7 +192,7 @@ class TestFunctions:
         go to the dead letters and whose rights are those that are listed."""
         made = ("infra", "up", "--name", "direct", "--pattern", PATTERN, *as_function(package))
         code, out, err = infra(*made, "--output", "json")
-        assert (code, err, actions(out)) == (exits.OK, "", {"create": 8})
+        assert (code, err, actions(out)) == (exit_codes.OK, "", {"create": 8})
         put(aws, 3)
         url = json.loads(out)["store"]
         store = open_store(url, create=False)
@@ -255,7 +255,7 @@ class TestFunctions:
         """With a queue between, the mapping reports failures one by one; new code is a change, and all of it goes."""
         made = ("infra", "up", "--name", "queued", "--queue", "--pattern", PATTERN, *as_function(package))
         code, out, err = infra(*made, "--output", "json")
-        assert (code, err, actions(out)) == (exits.OK, "", {"create": 9})
+        assert (code, err, actions(out)) == (exit_codes.OK, "", {"create": 9})
         put(aws, 4)
         store = open_store(json.loads(out)["store"], create=False)
         until(lambda: [entry.record.state for entry in store.browse()] == ["C"], "the event to be completed", 30)
@@ -268,7 +268,7 @@ class TestFunctions:
         _, out, _ = infra(*made, "--output", "json")
         assert [part["why"] for part in json.loads(out)["parts"] if part["action"] == "change"] == ["Code"]
         code, out, _ = infra("infra", "down", "--name", "queued", "--yes")
-        assert (code, out.count("deleted  ")) == (exits.OK, 7)
+        assert (code, out.count("deleted  ")) == (exit_codes.OK, 7)
         assert "nothing of queued" in infra("infra", "show", "--name", "queued")[1]
 
 
@@ -281,7 +281,7 @@ class TestDown:
         dead, _ = attributes(aws, "leave-dead")
         aws["sqs"].tag_queue(QueueUrl=dead, Tags={"oncegate-name": "another"})
         code, out, _ = infra("infra", "down", "--name", "leave", "--yes", "--keep-table")
-        assert code == exits.OK
+        assert code == exit_codes.OK
         assert [line.split()[1:3] for line in out.splitlines() if line.startswith("leave")] == [
             ["queue", "leave-events"],
             ["queue", "leave-dead"],
@@ -299,15 +299,18 @@ class TestDown:
         url, _ = attributes(aws, "ask-events")
         aws["sqs"].send_message(QueueUrl=url, MessageBody="{}")
         code, out, err = infra("infra", "down", "--name", "ask")
-        assert (code, "there is no terminal to ask on" in err) == (exits.USAGE, True)
+        assert (code, "there is no terminal to ask on" in err) == (exit_codes.USAGE, True)
         assert "delete  queue  ask-events  1 messages" in out
-        assert infra("infra", "down", "--name", "ask", "--dry-run")[0] == exits.OK
+        assert infra("infra", "down", "--name", "ask", "--dry-run")[0] == exit_codes.OK
         assert attributes(aws, "ask-events")
 
     def test_an_answer(self, infra: Infra, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a terminal a no changes nothing, and a yes deletes."""
         infra("infra", "up", "--name", "answer", "--no-table", "--no-rule")
-        answers = {"n\n": (exits.FAILED, "Nothing was changed."), "y\n": (exits.OK, "deleted  queue       answer-dead")}
+        answers = {
+            "n\n": (exit_codes.FAILED, "Nothing was changed."),
+            "y\n": (exit_codes.OK, "deleted  queue       answer-dead"),
+        }
         for answer, (code, said) in answers.items():
             main, worker = pty.openpty()
             with open(worker) as terminal, open(main, "w") as person:
@@ -322,7 +325,7 @@ class TestDown:
         """It says so, and that is no failure."""
         code, out, _ = infra("infra", "down", "--name", "nobody", "--yes")
         assert (code, out) == (
-            exits.OK,
+            exit_codes.OK,
             f"There is nothing to delete that oncegate infra has made as nobody in {REGION}.\n",
         )
 
@@ -332,7 +335,7 @@ class TestErrors:
         """Something of the name that has no tag is not touched, and nothing else is made."""
         aws["sqs"].create_queue(QueueName="taken-events")
         code, _, err = infra("infra", "up", "--name", "taken")
-        assert (code, err.count("\n")) == (exits.FAILED, 1)
+        assert (code, err.count("\n")) == (exit_codes.FAILED, 1)
         assert err.startswith("Error: there is a queue taken-events that was not made by oncegate infra for taken")
         assert infra("infra", "show", "--name", "taken")[1].count("taken-") == 1
 
@@ -346,7 +349,7 @@ class TestErrors:
             Tags=[{"Key": "made-by", "Value": "oncegate"}, {"Key": "oncegate-name", "Value": "shape"}],
         )
         code, _, err = infra("infra", "up", "--name", "shape")
-        assert (code, "is no table of Oncegate: its key is eventId" in err) == (exits.STORE, True)
+        assert (code, "is no table of Oncegate: its key is eventId" in err) == (exit_codes.STORE, True)
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -388,7 +391,7 @@ class TestErrors:
         (tmp_path / "text.zip").write_text("no zip file")
         (tmp_path / "app.zip").write_bytes(zipped(""))
         code, _, err = oncegate("infra", "up", *arguments)
-        assert (code, said in err) == (exits.USAGE, True), err
+        assert (code, said in err) == (exit_codes.USAGE, True), err
 
     @pytest.mark.parametrize(
         ("environment", "said"),
@@ -415,5 +418,5 @@ class TestErrors:
         for name, value in (outside | environment).items():
             monkeypatch.setenv(name, value)
         code, out, err = oncegate("infra", "show", "--name", "crm", "--region", REGION)
-        assert (code, out, err.count("\n")) == (exits.FAILED, "", 1)
+        assert (code, out, err.count("\n")) == (exit_codes.FAILED, "", 1)
         assert said in err

@@ -9,7 +9,7 @@ import pytest
 
 from oncegate.aws.clients import camel
 from oncegate.aws.cloud import Cloud
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.infra.rights import TABLE_ACTIONS
 from tests.doctor import commands
 from tests.infra.conftest import Aws, Infra, zipped
@@ -48,9 +48,9 @@ def test_typed_from_top_to_bottom(infra: Infra, aws: Aws, tmp_path: Path) -> Non
     assert len(typed) > 5
     for line in typed:
         words = shlex.split(line.replace("$SOURCE", source).replace("--name crm", "--name page"))
-        assert infra(*words, *(["--yes"] if "--prune" in words else []))[0] == exits.OK, line
+        assert infra(*words, *(["--yes"] if "--prune" in words else []))[0] == exit_codes.OK, line
     code, out, _ = infra("doctor", "--name", "page", "--output", "json")
-    assert (code, json.loads(out)["findings"]) == (exits.OK, [])
+    assert (code, json.loads(out)["findings"]) == (exit_codes.OK, [])
     (target,) = aws["events"].list_targets_by_rule(Rule="page-events", EventBusName=source)["Targets"]
     assert target["Arn"].endswith(":page-events")
     assert infra("infra", "show", "--name", "page")[1].count("function") == 0
@@ -85,7 +85,7 @@ def test_the_rights_of_a_doctor(infra: Infra, aws: Aws, monkeypatch: pytest.Monk
         Code={"ZipFile": zipped("")},
     )
     monkeypatch.setattr(Cloud, "ask", noted)
-    assert infra("doctor", "--name", "rights")[0] == exits.OK
+    assert infra("doctor", "--name", "rights")[0] == exit_codes.OK
     listed = re.findall(r"`((?:dynamodb|events|lambda|sqs):[A-Z]\w+)`", DOCTOR)
     assert set(listed) == asked - {"sts:GetCallerIdentity"}
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from oncegate import open_store
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.main import run
 from oncegate.cli.work import work
 from tests.ingress.conftest import Hook
@@ -128,7 +128,7 @@ def test_sigterm_drains(queue: Queue, start: Start, tmp_path: Path) -> None:
     until(lambda: queue.visible() == 2, "the others to be let go")
     (tmp_path / "go").touch()
     code, log, _ = worker.end(signal.SIGCONT)
-    assert code == exits.OK
+    assert code == exit_codes.OK
     assert [(line["event_id"], line["status"]) for line in log] == [("evt-1", "processed")]
     assert queue.left() == queue.visible() == 2
     claims = open_store(store)
@@ -144,7 +144,7 @@ def test_a_handler_that_does_not_end_holds_up_nobody(queue: Queue, start: Start,
     began = time.monotonic()
     code, _, said = worker.end(signal.SIGINT)
     assert time.monotonic() - began < 20
-    assert code == exits.FAILED
+    assert code == exit_codes.FAILED
     assert "1 handler did not end within 100ms" in said
 
 
@@ -160,7 +160,7 @@ def test_sigkill_leaves_the_event_to_another(queue: Queue, start: Start, redis: 
     second = start(redis.url, *options)
     queue.until_empty()
     code, log, _ = second.end()
-    assert code == exits.OK
+    assert code == exit_codes.OK
     assert [(line["status"], line["attempt"]) for line in log if line["status"] != "in_flight"] == [("processed", 1)]
     assert [number for _, number in lines(tmp_path / "effects")] == [1]
 
@@ -178,7 +178,7 @@ def test_figures_on_a_terminal(queue: Queue, start: Start) -> None:
     shown = b""
     while not all(re.search(pattern, shown) for pattern in expected):
         shown += os.read(ours, 65_536)
-    assert worker.end(signal.SIGINT)[0] == exits.OK
+    assert worker.end(signal.SIGINT)[0] == exit_codes.OK
     os.close(ours)
 
 
@@ -214,7 +214,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     (tmp_path / "apps.py").write_text(HANDLER)
 
     def call(source: str) -> str:
-        assert run(["work", source, "--handler", "apps:handle", "--store", "memory://"]) == exits.QUEUE
+        assert run(["work", source, "--handler", "apps:handle", "--store", "memory://"]) == exit_codes.QUEUE
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) == 2, lines
         return lines[1]
@@ -258,7 +258,7 @@ def test_what_is_said_of_a_refusal(queue: Queue, said: Any, hook: Hook, code: st
 
 def test_a_handler_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
     """What is taken from a queue leaves it, so there must be somebody to give it to."""
-    assert run(["work", "sqs://q"]) == exits.USAGE
+    assert run(["work", "sqs://q"]) == exit_codes.USAGE
     assert "--handler module:function" in capfd.readouterr().err
 
 

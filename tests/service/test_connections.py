@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from oncegate.service.files import most_connections
 from oncegate.service.protocol import Line
+from oncegate.service.server import most_connections
 from tests.service.protocols import Both, Server, in_a_loop, post, turns
 from tests.service.running import INLINE, Service, heard, until
 

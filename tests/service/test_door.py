@@ -9,11 +9,10 @@ import pytest
 
 from oncegate import Event, Gate, read
 from oncegate.claims import Reset
-from oncegate.service import door as doors
-from oncegate.service.door import Door
-from oncegate.service.metrics import Metrics
-from oncegate.service.room import Room
-from oncegate.service.taking import Inline
+from oncegate.service import route as doors
+from oncegate.service.admission import Inline, Room
+from oncegate.service.monitoring import Metrics
+from oncegate.service.route import Door
 from oncegate.stores.memory import MemoryStore
 
 BODY = b'{"id":"evt-1","type":"call.ended","left":1}'

@@ -20,7 +20,7 @@ from oncegate import Gate, open_store
 from oncegate.claims import Redrive
 from oncegate.cli.work import handlers_of_inbox
 from oncegate.errors import SettingError
-from oncegate.service.taking import Kept
+from oncegate.service.admission import Kept
 from oncegate.settings import load
 from oncegate.stores.memory import MemoryStore
 from tests.service.running import HANDLER, Service, until

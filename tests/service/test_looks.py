@@ -7,15 +7,15 @@ import time
 import pytest
 
 from oncegate.errors import StoreUnavailable
-from oncegate.service import looks
-from oncegate.service.looks import Look, probe
+from oncegate.service import monitoring
+from oncegate.service.monitoring import Look, probe
 from oncegate.stores.memory import MemoryStore
 
 
 def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who ask while the store hangs are told in time that it has not answered, and it is asked once for them all;
     when it answers again it is asked anew."""
-    monkeypatch.setattr(looks, "_WITHIN", 0.1)
+    monkeypatch.setattr(monitoring, "_WITHIN", 0.1)
     answers, asked = threading.Event(), list[int]()
 
     def hang() -> None:

@@ -15,14 +15,12 @@ from standardwebhooks import Webhook
 from oncegate import Event, Gate
 from oncegate.clocks import wall
 from oncegate.errors import SettingError, StoreUnavailable
-from oncegate.service.addresses import Proxies, networks
+from oncegate.service.admission import Inline, Room, Taking
 from oncegate.service.app import App
-from oncegate.service.door import Door, Limits
-from oncegate.service.limits import LiveKeys, Rate
-from oncegate.service.metrics import Metrics
-from oncegate.service.room import Room
+from oncegate.service.monitoring import Metrics
+from oncegate.service.route import Door, Limits, LiveKeys, Rate
+from oncegate.service.route_config import Proxies, networks
 from oncegate.service.service import Service
-from oncegate.service.taking import Inline, Taking
 from oncegate.settings import load
 from oncegate.signatures import verifier_of
 from oncegate.stores.memory import MemoryStore

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from oncegate import signatures
 from oncegate.signatures import Verifier
-from oncegate.signatures.keyring import Secrets
+from oncegate.signatures.verifier import Secrets
 
 NOW = 1_770_091_506_123_456  # microseconds
 STAMP = "1770091506"

@@ -7,8 +7,8 @@ import pytest
 
 from oncegate import signatures
 from oncegate.errors import SettingError
-from oncegate.signatures import Verified, names, verifier_of
-from oncegate.signatures.digests import Spelling
+from oncegate.signatures import Verified, senders, verifier_of
+from oncegate.signatures.hmac_scheme import Spelling
 from tests.signatures.sending import BODY, NOW, SENDERS, STAMP, Sender, plain, token, whsec
 
 every_sender = pytest.mark.parametrize("sender", SENDERS.values(), ids=SENDERS)
@@ -130,7 +130,7 @@ class TestNames:
     def test_each_by_its_name(self) -> None:
         """A verifier made by name takes what the one made in Python takes."""
         by_name = [name for name in SENDERS if not name.startswith("hmac")]
-        assert {*by_name, "hmac"} == set(names.SENDERS)
+        assert {*by_name, "hmac"} == set(senders.SENDERS)
         for name in by_name:
             sender = SENDERS[name]
             verifier = verifier_of(name, {"crm": sender.secret(0)})

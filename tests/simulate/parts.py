@@ -7,11 +7,11 @@ from pathlib import Path
 
 from oncegate import Event
 from oncegate.simulate.copies import Wishes
-from oncegate.simulate.sending import Sender, Summary, Target
+from oncegate.simulate.sender import Sender, Summary, Target
 from oncegate.simulate.targets import File
 from oncegate.simulate.traffic import Plan, deliveries
 from oncegate.simulate.truth import Truth, TruthFile, load
-from oncegate.simulate.verifying import Judgement, effects, judge
+from oncegate.simulate.verification import Judgement, effects, judge
 
 Effects = list[str]
 

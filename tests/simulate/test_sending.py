@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from oncegate.errors import SettingError, TargetError
-from oncegate.simulate.sending import Again, Answer, Taken
+from oncegate.simulate.sender import Again, Answer, Taken
 from oncegate.simulate.targets import File, Http, open_target
 from oncegate.simulate.traffic import Delivery, Plan, deliveries
 from oncegate.simulate.truth import Delivered

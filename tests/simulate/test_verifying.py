@@ -11,7 +11,7 @@ from oncegate import Gate, keys, read
 from oncegate.errors import OncegateError
 from oncegate.gate import JsonLog
 from oncegate.simulate.truth import load
-from oncegate.simulate.verifying import effects
+from oncegate.simulate.verification import effects
 from tests.simulate.parts import Effects, into_file, judged, noting, plan, truth_in
 
 

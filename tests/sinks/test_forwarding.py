@@ -17,8 +17,8 @@ import pytest
 from oncegate import Event, Gate, read
 from oncegate.errors import RetryLater, SettingError
 from oncegate.sinks import forward
-from oncegate.sinks.connecting import Network, NotAllowed, is_nobodys, is_private
 from oncegate.sinks.forwarding import Forward
+from oncegate.sinks.network import Network, NotAllowed, is_nobodys, is_private
 from tests.sinks.receiver import CA, CLIENT, SERVER_PIN, Receiver, receiving
 
 EVENT = Event(source="plain", type="call.ended", body={"id": "evt-1"}, raw=b'{ "id": "evt-1" }', id="evt-1", attempt=1)

@@ -11,8 +11,7 @@ from botocore.awsrequest import AWSResponse
 from oncegate import Event, Gate, keys, read
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.sinks import publish
-from oncegate.sinks.places import read_place
-from oncegate.sinks.publishing import Publisher, publisher
+from oncegate.sinks.publishing import Publisher, publisher, read_place
 from tests.sinks.conftest import Client
 from tests.stores.dynamo_server import REGION, DynamoServer, reply
 from tests.stores.servers import until

@@ -20,7 +20,7 @@ class Forks:
             f"""
             import os
             from oncegate import open_store
-            from oncegate.testing.asking import claim
+            from oncegate.testing.requests import claim
             store = open_store({url!r})
             claim(store, "parent")
             child = os.fork()
@@ -43,7 +43,7 @@ class Forks:
             f"""
             import os, threading
             from oncegate import open_store
-            from oncegate.testing.asking import claim, claim_of
+            from oncegate.testing.requests import claim, claim_of
             store = open_store({url!r})
             stop = threading.Event()
             def write(name):

@@ -13,7 +13,7 @@ from msgspec import Struct
 from oncegate.claims import Granted, InFlight
 from oncegate.stores import open_store
 from oncegate.stores.base import Store
-from oncegate.testing.asking import LEASE, RETENTION, SECOND, claim, complete, granted, release, renew, reset
+from oncegate.testing.requests import LEASE, RETENTION, SECOND, claim, complete, granted, release, renew, reset
 from tests.stores import postgres_server
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import until

@@ -14,7 +14,8 @@ from oncegate.clocks import Clock
 from oncegate.stores.base import Change, Document, Store
 from oncegate.stores.dynamodb import DynamoStore
 from oncegate.testing import ManualClock, SharedStoreContract
-from oncegate.testing.asking import (
+from oncegate.testing.model_comparison import machine
+from oncegate.testing.requests import (
     KEY,
     LEASE,
     NAMESPACE,
@@ -27,7 +28,6 @@ from oncegate.testing.asking import (
     stored,
     take,
 )
-from oncegate.testing.comparing import machine
 from tests.stores.dynamo_server import DynamoServer
 
 SECOND = 1_000_000

@@ -11,7 +11,7 @@ from oncegate import open_store
 from oncegate.claims import Complete, Duplicate, InFlight
 from oncegate.stores.dynamodb import DynamoStore
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import (
+from oncegate.testing.requests import (
     ABOUT,
     KEY,
     LEASE,

@@ -15,7 +15,7 @@ from oncegate.stores.base import Change
 from oncegate.stores.dynamodb import DynamoStore
 from oncegate.stores.dynamodb.settings import OPTIONS
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import KEY, NAMESPACE, RETENTION, bury, claim, complete, granted, redrive, reset, take
+from oncegate.testing.requests import KEY, NAMESPACE, RETENTION, bury, claim, complete, granted, redrive, reset, take
 from tests.stores.dynamo_server import DynamoServer, Wire
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stores" / "dynamodb.md").read_text()

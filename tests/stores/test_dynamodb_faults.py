@@ -22,7 +22,7 @@ from oncegate.ingress.http_answers import answer_of
 from oncegate.stores.base import Change, Store
 from oncegate.stores.dynamodb import DynamoStore
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import (
+from oncegate.testing.requests import (
     KEY,
     NAMESPACE,
     RETENTION,

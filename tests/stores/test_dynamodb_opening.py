@@ -16,7 +16,7 @@ from oncegate.errors import SettingError, StoreError, StoreRefused
 from oncegate.stores.dynamodb import DynamoStore
 from oncegate.stores.dynamodb import table as table_module
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import (
+from oncegate.testing.requests import (
     granted,
 )
 from tests.stores.dynamo_server import REGION, DynamoServer, Wire, reply

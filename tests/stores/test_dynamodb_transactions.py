@@ -13,7 +13,7 @@ from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import EffectFailed
 from oncegate.stores.dynamodb import DynamoStore, WriteRefused, Writes
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, granted, owner, stored
+from oncegate.testing.requests import KEY, LEASE, NAMESPACE, RETENTION, granted, owner, stored
 from tests.stores.dynamo_server import DynamoServer, Wire, reply
 from tests.stores.proxy import Proxy
 

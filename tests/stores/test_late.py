@@ -15,7 +15,7 @@ from oncegate.stores.memory import MemoryStore
 from oncegate.stores.postgres import PostgresStore
 from oncegate.stores.redis import RedisStore
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import claim_of, granted
+from oncegate.testing.requests import claim_of, granted
 from tests.service.running import Service, until
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import free_port

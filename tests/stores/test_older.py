@@ -15,7 +15,7 @@ from oncegate.errors import StoreRefused
 from oncegate.stores import look_at_store
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import claim
+from oncegate.testing.requests import claim
 from tests.stores.dynamo_server import DynamoServer
 from tests.stores.older import DATA, DAY, LEASE, NAMESPACE, RECORDS, START, assert_goes_on, key
 from tests.stores.postgres_server import PostgresServer

@@ -25,11 +25,11 @@ from oncegate.stores.postgres.arrays import statements
 from oncegate.stores.postgres.connections import Connections
 from oncegate.stores.postgres.settings import read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
-from oncegate.testing.asking import ABOUT, admit, claim_of, complete, granted, take
-from oncegate.testing.claiming import ClaimContract, TakeContract
-from oncegate.testing.operating import DocumentContract, OperatorContract
-from oncegate.testing.racing import race
-from oncegate.testing.settling import RenewContract, SettleContract
+from oncegate.testing.claim_contract import ClaimContract, TakeContract
+from oncegate.testing.operator_contract import DocumentContract, OperatorContract
+from oncegate.testing.race_contract import race
+from oncegate.testing.requests import ABOUT, admit, claim_of, complete, granted, take
+from oncegate.testing.settle_contract import RenewContract, SettleContract
 from tests import FORKS
 from tests.stores import postgres_server
 from tests.stores.postgres_server import LOCKED_OUT, PostgresServer

@@ -15,8 +15,8 @@ from oncegate.claims import Complete, Granted, InFlight, Renew
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.base import Store
 from oncegate.stores.postgres import store as module
-from oncegate.testing.asking import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted, owner
-from oncegate.testing.racing import race
+from oncegate.testing.race_contract import race
+from oncegate.testing.requests import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted, owner
 from tests.stores import postgres_server
 from tests.stores.forking import Forks, run
 from tests.stores.postgres_server import PostgresServer
@@ -201,7 +201,7 @@ class TestForks(Forks):
             f"""
             import gc, os, sys
             from oncegate import open_store
-            from oncegate.testing.asking import claim
+            from oncegate.testing.requests import claim
             store = open_store({url!r})
             claim(store, "parent")
             child = os.fork()

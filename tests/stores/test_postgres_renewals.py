@@ -16,7 +16,7 @@ from oncegate.claims import Admit, Admitted, InFlight, Record, Renew
 from oncegate.stores.postgres import PostgresStore, arrays
 from oncegate.stores.postgres.arrays import admissions_of, settlements_of
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import ABOUT, KEY, LEASE, NAMESPACE, admit, granted, owner, renew, stored
+from oncegate.testing.requests import ABOUT, KEY, LEASE, NAMESPACE, admit, granted, owner, renew, stored
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.servers import until
 

@@ -22,7 +22,7 @@ from oncegate.claims import Complete, Granted, Held, InFlight
 from oncegate.errors import SettingError
 from oncegate.stores.postgres import PostgresStore
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, claim_of, granted, stored
+from oncegate.testing.requests import KEY, LEASE, NAMESPACE, RETENTION, claim_of, granted, stored
 from tests.stores.postgres_server import PostgresServer
 
 Connection = psycopg.Connection[Any]

@@ -14,7 +14,7 @@ from oncegate.errors import StoreError, StoreReadOnly, StoreRefused
 from oncegate.stores.base import Probed, Store
 from oncegate.stores.circuit_breaker import IN_A_ROW
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import claim_of
+from oncegate.testing.requests import claim_of
 from tests.stores.dynamo_server import DynamoServer
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer

@@ -16,7 +16,7 @@ from oncegate.stores.base import Store
 from oncegate.stores.redis.codec import address_of, namespace_of, place_of
 from oncegate.stores.redis.script_calls import CLAIM, SETTLE, TAKE
 from oncegate.testing import ManualClock, SharedStoreContract
-from oncegate.testing.asking import (
+from oncegate.testing.requests import (
     KEY,
     LEASE,
     NAMESPACE,
@@ -386,7 +386,7 @@ def test_connections_are_not_shared_after_an_interrupt(server: RedisServer) -> N
         f"""
         import signal, time
         from oncegate import open_store
-        from oncegate.testing.asking import claim_of
+        from oncegate.testing.requests import claim_of
         store = open_store("{server.url}")
         class Interrupt(Exception): ...
         def interrupt(*_): raise Interrupt

@@ -22,7 +22,7 @@ from oncegate.stores.base import Store, Want
 from oncegate.stores.redis import RedisStore
 from oncegate.stores.redis.script_calls import Buckets
 from oncegate.testing import SharedStoreContract
-from oncegate.testing.asking import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted
+from oncegate.testing.requests import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted
 from tests import FORKS
 from tests.stores.redis_server import RedisCluster, RedisServer
 from tests.stores.servers import until

@@ -19,7 +19,7 @@ from oncegate import Event, Gate, open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Change
 from oncegate.stores.redis.checks import _check_version
-from oncegate.testing.asking import (
+from oncegate.testing.requests import (
     KEY,
     RETENTION,
     bury,

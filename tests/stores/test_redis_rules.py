@@ -12,7 +12,7 @@ from oncegate import open_store
 from oncegate.stores.base import Store
 from oncegate.stores.redis import script_calls
 from oncegate.testing import ManualClock, SharedStoreContract
-from oncegate.testing.asking import bury, complete, release, renew
+from oncegate.testing.requests import bury, complete, release, renew
 from tests.stores.redis_server import RedisServer
 
 Check = Callable[[SharedStoreContract, Store, ManualClock], Any]

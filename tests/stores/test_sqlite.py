@@ -22,7 +22,8 @@ from oncegate.stores import look_at_store
 from oncegate.stores.base import Store
 from oncegate.stores.sqlite import SqliteStore, connection, read_only, read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
-from oncegate.testing.asking import (
+from oncegate.testing.race_contract import race
+from oncegate.testing.requests import (
     LEASE,
     admit,
     claim,
@@ -32,7 +33,6 @@ from oncegate.testing.asking import (
     owner,
     take,
 )
-from oncegate.testing.racing import race
 from tests import FORKS
 from tests.stores.forking import Forks, run
 
@@ -339,7 +339,7 @@ def test_a_write_that_fails_half_way(tmp_path: Path) -> None:
         import resource
         from oncegate import open_store
         from oncegate.errors import StoreUnavailable
-        from oncegate.testing.asking import claim_of
+        from oncegate.testing.requests import claim_of
         store = open_store("sqlite:///{tmp_path}/store.db")
         store.claim([claim_of(key=bytes(16))])
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -361,7 +361,7 @@ def test_killed_in_a_transaction(tmp_path: Path) -> None:
         import os, signal
         from oncegate import open_store
         from oncegate.stores.sqlite import store as module
-        from oncegate.testing.asking import claim_of
+        from oncegate.testing.requests import claim_of
         store = open_store("sqlite:///{tmp_path}/store.db")
         store.claim([claim_of("first", key=bytes(16))])
         module.SqliteStore._sweep = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -403,7 +403,7 @@ class TestForks(Forks):
             f"""
             import os, subprocess, sys, time
             from oncegate import open_store
-            from oncegate.testing.asking import complete, granted
+            from oncegate.testing.requests import complete, granted
             url = "sqlite:///{tmp_path}/store.db"
             store = open_store(url)
             granted(store)

@@ -13,7 +13,7 @@ from oncegate import open_store
 from oncegate.stores.base import Store
 from oncegate.stores.sqlite import connection
 from oncegate.stores.sqlite.connection import _ROWS, Checkpoints
-from oncegate.testing.asking import claim_of
+from oncegate.testing.requests import claim_of
 from tests.stores.forking import run
 from tests.stores.servers import until
 

@@ -16,7 +16,7 @@ from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.stores import look_at_store
 from oncegate.stores.sqlite import SqliteStore, connection
 from oncegate.stores.sqlite.handler_connection import OwnConnection
-from oncegate.testing.asking import claim_of
+from oncegate.testing.requests import claim_of
 from tests.stores.forking import run
 
 
@@ -189,7 +189,7 @@ class TestRemovedFiles:
             import os, signal
             from oncegate import open_store
             from oncegate.errors import StoreUnavailable
-            from oncegate.testing.asking import claim_of
+            from oncegate.testing.requests import claim_of
             store = open_store("sqlite:///{path}")
             store.claim([claim_of(key=number.to_bytes(16)) for number in range(200)])
             os.unlink("{path}-wal")

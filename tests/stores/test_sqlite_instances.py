@@ -16,7 +16,7 @@ from oncegate.instances import instance, instance_of, owners
 from oncegate.stores.base import Want
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.stores.sqlite.instance_locks import InstanceLocks
-from oncegate.testing.asking import LEASE, NAMESPACE, claim, complete, granted, stored
+from oncegate.testing.requests import LEASE, NAMESPACE, claim, complete, granted, stored
 from tests.stores.forking import run
 
 # Claims one event, takes another that the store keeps, says so, and then does nothing.
@@ -26,7 +26,7 @@ from oncegate.claims import Granted
 from oncegate.instances import owners
 from oncegate.stores.base import Want
 from oncegate.stores.sqlite import SqliteStore
-from oncegate.testing.asking import LEASE, NAMESPACE, admit, claim
+from oncegate.testing.requests import LEASE, NAMESPACE, admit, claim
 
 store = SqliteStore(sys.argv[1])
 first, second, third = owners(3)
@@ -129,7 +129,7 @@ def test_a_child_has_a_name_of_its_own(path: str) -> None:
         import os
         from oncegate.instances import owners
         from oncegate.stores.sqlite import SqliteStore
-        from oncegate.testing.asking import claim
+        from oncegate.testing.requests import claim
         store = SqliteStore({path!r})
         claim(store, owner=owners(1)[0])
         child = os.fork()
@@ -151,7 +151,7 @@ def test_a_child_does_not_keep_its_parents_lock(path: str) -> None:
 import os, signal, time
 from oncegate.instances import owners
 from oncegate.stores.sqlite import SqliteStore
-from oncegate.testing.asking import claim
+from oncegate.testing.requests import claim
 store = SqliteStore({path!r})
 claim(store, owner=owners(1)[0])
 if os.fork() == 0:
@@ -237,7 +237,7 @@ def test_closed_with_claims_in_hand(path: str) -> None:
     code = f"""
 from oncegate.instances import owners
 from oncegate.stores.sqlite import SqliteStore
-from oncegate.testing.asking import claim
+from oncegate.testing.requests import claim
 store = SqliteStore({path!r})
 claim(store, owner=owners(1)[0])
 store.close()

@@ -15,7 +15,7 @@ import pytest
 from oncegate.claims import COMPLETED, IN_PROGRESS, Complete, Held, Record
 from oncegate.stores.base import EffectFailed
 from oncegate.stores.sqlite import SqliteStore
-from oncegate.testing.asking import KEY, NAMESPACE, RETENTION, admit, claim_of, granted, reset, stored, take
+from oncegate.testing.requests import KEY, NAMESPACE, RETENTION, admit, claim_of, granted, reset, stored, take
 from tests.stores.forking import run
 
 
@@ -99,7 +99,7 @@ def test_interrupts(tmp_path: Path) -> None:
         f"""
         import signal, time
         from oncegate import open_store
-        from oncegate.testing.asking import claim_of
+        from oncegate.testing.requests import claim_of
         store = open_store("sqlite:///{tmp_path}/store.db?synchronous=normal")
         class Interrupt(Exception): ...
         def interrupt(*_): raise Interrupt

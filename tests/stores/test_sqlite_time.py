@@ -7,7 +7,7 @@ from pathlib import Path
 from oncegate.claims import Complete, Held, InFlight
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
-from oncegate.testing.asking import KEY, LEASE, NAMESPACE, RETENTION, claim, granted, stored
+from oncegate.testing.requests import KEY, LEASE, NAMESPACE, RETENTION, claim, granted, stored
 
 
 def test_time_never_goes_back(tmp_path: Path) -> None:

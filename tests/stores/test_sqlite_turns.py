@@ -15,7 +15,7 @@ from oncegate.claims import COMPLETED
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.base import Patient, Probed
 from oncegate.stores.sqlite import SqliteStore, connection
-from oncegate.testing.asking import NAMESPACE, claim, claim_of, granted
+from oncegate.testing.requests import NAMESPACE, claim, claim_of, granted
 
 BUSY = 0.4
 

@@ -15,10 +15,10 @@ from oncegate.claims import COMPLETED, IN_PROGRESS, Abandon, Admit, Claim, Compl
 from oncegate.clocks import Clock
 from oncegate.stores import memory
 from oncegate.stores.memory import MemoryStore
-from oncegate.testing.admitting import InboxContract
 from oncegate.testing.clock import ManualClock
-from oncegate.testing.comparing import machine
-from oncegate.testing.settling import AttemptContract
+from oncegate.testing.inbox_contract import InboxContract
+from oncegate.testing.model_comparison import machine
+from oncegate.testing.settle_contract import AttemptContract
 
 Step = Callable[[Record | None, Operation, int], tuple[Record | None, Any]]
 

@@ -1,5 +1,6 @@
-"""Clients of AWS's services. Credentials come from where AWS's own tools look."""
+"""The address of an emulator or a proxy in place of AWS's own."""
 
+import re
 from functools import cache
 from typing import Any, Final
 
@@ -8,8 +9,23 @@ from botocore.config import Config
 from botocore.exceptions import NoRegionError
 from botocore.loaders import Loader
 
-from oncegate.aws.endpoints import checked_endpoint
 from oncegate.errors import SettingError
+from oncegate.text import quoted
+
+_ENDPOINT: Final = re.compile(r"https?://[^/?#@\s]+(?:/[^?#@\s]*)?")
+
+
+def checked_endpoint(written: str | None, example: str = "http://127.0.0.1:4566") -> str | None:
+    """The same, if it can be meant. It is shown in sentences, so nothing in it can be a secret."""
+    if written is not None and not _ENDPOINT.fullmatch(written):
+        raise SettingError(
+            f"endpoint={quoted(written)} is no address; write it like endpoint={example}, without a password"
+        )
+    return written
+
+
+# Clients of AWS's services. Credentials come from where AWS's own tools look.
+
 
 # botocore's own knows only the second name, where AWS's other tools and Lambda have the first too.
 _REGION: Final = ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)

@@ -15,13 +15,13 @@ from oncegate.cli.work import OF_WORKER, check_way
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.gate.options import DEFAULTS, agree
-from oncegate.service.routes import check_keys, check_mode, metrics_verifier, proxies_of, verifier_for
-from oncegate.service.tls import tls_of
+from oncegate.service.route_config import check_keys, check_mode, metrics_verifier, proxies_of, verifier_for
+from oncegate.service.server import tls_of
 from oncegate.settings import Settings
-from oncegate.settings.known import FORWARD, OF_SIGNATURE, READ, WAYS
-from oncegate.settings.secrets import secrets_of
+from oncegate.settings.load import secrets_of
+from oncegate.settings.parsing import as_text
+from oncegate.settings.schema import FORWARD, OF_SIGNATURE, READ, WAYS
 from oncegate.settings.settings import DEFAULT
-from oncegate.settings.values import as_text
 
 _FORWARD: Final = [setting.path for setting in FORWARD]
 

@@ -9,7 +9,7 @@ import click
 
 from oncegate.carriers import delivery
 from oncegate.claims import DEAD, Redrive, Reset
-from oncegate.cli import exits, options
+from oncegate.cli import exit_codes, options
 from oncegate.cli.handlers import load_handler
 from oncegate.cli.options import (
     address_of,
@@ -118,7 +118,7 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
     _all_done(len(dead), redriven, "redriven")
     if undone:
         say_error(f"{times(undone, 'event')} could not be processed")
-        raise click.exceptions.Exit(exits.FAILED)
+        raise click.exceptions.Exit(exit_codes.FAILED)
 
 
 def _warn_of_calls(entries: Sequence[Entry]) -> None:
@@ -222,11 +222,11 @@ def _dead(store: Store, settings: Settings, key: bytes, *, or_waiting: bool = Fa
     entry = the_one(store, settings, key)
     if entry.record.state != DEAD and not (or_waiting and entry.record.payload is not None):
         say_error(f"{key.hex()} is no dead letter. {sentence(entry.record)}")
-        raise click.exceptions.Exit(exits.NOT_FOUND)
+        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
     return entry
 
 
 def _all_done(asked: int, done: int, what: str) -> None:
     if done < asked:
         say_error(f"{asked - done} were no dead letters any more when they were to be {what}")
-        raise click.exceptions.Exit(exits.FAILED)
+        raise click.exceptions.Exit(exit_codes.FAILED)

@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
 
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.options import output_option, with_settings
 from oncegate.cli.output import clean, say, show_facts, show_json, show_table
 from oncegate.doctor.facts import Facts, Route, Unread
@@ -19,13 +19,13 @@ from oncegate.doctor.stores import seen
 from oncegate.durations import microseconds, times
 from oncegate.errors import MissingExtra
 from oncegate.gate.options import DEFAULTS, agree
-from oncegate.service.routes import is_described, routes_of
+from oncegate.service.route_config import is_described, routes_of
 from oncegate.settings import Settings
-from oncegate.settings.known import SETTINGS, STORE
+from oncegate.settings.schema import SETTINGS, STORE
 from oncegate.text import masked
 
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-_CODES: Final = {"error": exits.ERRORS_FOUND, "warning": exits.WARNINGS_FOUND}
+_CODES: Final = {"error": exit_codes.ERRORS_FOUND, "warning": exit_codes.WARNINGS_FOUND}
 
 Judged = list[tuple[str, Finding]]
 
@@ -55,7 +55,7 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
         show_json(told | {"rules": len(RULES), "unasked": unasked(facts)})
     else:
         _show(facts, found)
-    return _CODES.get(found[0][1].severity, exits.OK) if found else exits.OK
+    return _CODES.get(found[0][1].severity, exit_codes.OK) if found else exit_codes.OK
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,7 +90,7 @@ def _with_deployment(
     if not in_aws and not _named(asked):
         return facts
     try:
-        deployment = import_module("oncegate.doctor.deployed")
+        deployment = import_module("oncegate.doctor.reading")
     except ImportError:
         why = str(MissingExtra("looking at AWS", "aws"))
         return replace(facts, unread=(Unread(what="AWS", why=why),))

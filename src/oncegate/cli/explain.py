@@ -8,10 +8,9 @@ import click
 import msgspec
 
 from oncegate.claims import DEAD, IN_PROGRESS
-from oncegate.cli import exits
-from oncegate.cli.explaining import Explained, Explainers, Tried
-from oncegate.cli.finding import Search, search
-from oncegate.cli.found import Found, events_of, refuse_unreadable
+from oncegate.cli import exit_codes
+from oncegate.cli.event_files import Found, events_of, refuse_unreadable
+from oncegate.cli.explanations import Explained, Explainers, Tried
 from oncegate.cli.options import LOOKED_IN, counted, looked_at, namespace_of, output_option, with_settings
 from oncegate.cli.output import (
     moment,
@@ -24,11 +23,11 @@ from oncegate.cli.output import (
     stamp,
     state_name,
 )
-from oncegate.cli.records import fields, payload_text
+from oncegate.cli.records import Search, fields, payload_text, search
 from oncegate.durations import spoken, times
 from oncegate.events import Key
 from oncegate.settings import Settings
-from oncegate.settings.known import KEY, READ, STORE
+from oncegate.settings.schema import KEY, READ, STORE
 from oncegate.stores.base import Store
 
 _MOST = 1_000_000
@@ -80,7 +79,7 @@ def _explain_id(store: Store, settings: Settings, explainer: Explainers, wanted:
     if not explained:
         if output != "json":
             say_error(_headline(wanted, found, explained, settings))
-        raise click.exceptions.Exit(exits.NOT_FOUND)
+        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
 
 
 def _without_stages(explained: list[Explained]) -> list[Explained]:
@@ -154,7 +153,7 @@ def _explain_file(explainer: Explainers, file: str, output: str) -> None:
     if not count:
         say_error(f"there is no event in {click.format_filename(file)}")
     if not known:
-        raise click.exceptions.Exit(exits.NOT_FOUND)
+        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
 
 
 def _place(found: Found) -> dict[str, Any]:

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.output import say_error
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
 from oncegate.gate.options import MARKED_AND_PUBLISHED
 from oncegate.settings import Settings
-from oncegate.settings.functions import load_function
-from oncegate.settings.known import FORWARD, LOG_ONLY, WAYS
+from oncegate.settings.parsing import load_function
+from oncegate.settings.schema import FORWARD, LOG_ONLY, WAYS
 from oncegate.sinks import forward, publish
 
 _FORWARD: Final = [setting.name for setting in FORWARD]
@@ -102,7 +102,7 @@ def abandon(who: str, drain: str) -> NoReturn:
     saying = threading.Thread(target=_say_last, args=(said,), daemon=True)
     saying.start()
     saying.join(_SAY_WITHIN)
-    os._exit(exits.FAILED)
+    os._exit(exit_codes.FAILED)
 
 
 def _say_last(text: str) -> None:

@@ -141,7 +141,7 @@ def template(policy: bool, **given: Any) -> None:
 
 def _work() -> Any:
     try:
-        return import_module("oncegate.cli.deploying")
+        return import_module("oncegate.cli.infra_actions")
     except ImportError as error:
         raise MissingExtra(f"oncegate infra (no {str(error.name).partition('.')[0]} here)", "aws") from error
 

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from oncegate.claims import Reset
-from oncegate.cli import exits, options
+from oncegate.cli import exit_codes, options
 from oncegate.cli.options import confirm, existing_store, looked_at, looking, lookup, the_one
 from oncegate.cli.output import moment, say, say_error, show_facts, show_json
 from oncegate.cli.records import NOT_TAKEN_THERE, fields, sentence, stages
@@ -55,5 +55,5 @@ def reset(key: bytes, settings: Settings, yes: bool) -> None:
         (done,) = opened.reset([Reset(entry.namespace, key)])
     if not done:
         say_error(f"{key.hex()} was gone before it could be reset")
-        raise click.exceptions.Exit(exits.NOT_FOUND)
+        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
     say(f"{key.hex()} is forgotten. A process that has just seen it completed remembers that for up to a minute.")

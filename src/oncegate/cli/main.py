@@ -5,7 +5,7 @@ import warnings
 import click
 
 from oncegate import __version__
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
 from oncegate.cli.doctor import doctor
@@ -47,14 +47,14 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         code = cli.main(arguments, prog_name="oncegate", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
-        return exits.INTERRUPTED
+        return exit_codes.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except OncegateError as error:
         say_error(str(error))
         return _code(error)
-    return code if isinstance(code, int) else exits.OK
+    return code if isinstance(code, int) else exit_codes.OK
 
 
 def _warn(message: Warning | str, *_where: object) -> None:
@@ -64,7 +64,7 @@ def _warn(message: Warning | str, *_where: object) -> None:
 
 def _code(error: OncegateError) -> int:
     if isinstance(error, StoreError):
-        return exits.STORE
+        return exit_codes.STORE
     if isinstance(error, QueueError):
-        return exits.QUEUE
-    return exits.USAGE if isinstance(error, SettingError) else exits.FAILED
+        return exit_codes.QUEUE
+    return exit_codes.USAGE if isinstance(error, SettingError) else exit_codes.FAILED

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from oncegate.canonical import HASH_SIZE
 from oncegate.claims import Address
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.output import say, say_error
 from oncegate.settings import Settings, examine
-from oncegate.settings.known import SETTINGS, STORE, Setting
-from oncegate.settings.values import as_text, shown
+from oncegate.settings.parsing import as_text, shown
+from oncegate.settings.schema import SETTINGS, STORE, Setting
 from oncegate.stores.base import Entry, Store
 
 LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
@@ -65,7 +65,7 @@ def refuse(problems: list[str]) -> None:
     for problem in problems:
         say_error(problem)
     if problems:
-        raise click.exceptions.Exit(exits.USAGE)
+        raise click.exceptions.Exit(exit_codes.USAGE)
 
 
 def _option(setting: Setting) -> Callable[[_Command], _Command]:
@@ -129,10 +129,10 @@ def confirm(question: str) -> None:
         yes = answer.strip().lower() in ("y", "yes")
     else:
         say_error("there is no terminal to ask on; add --yes to go on without being asked")
-        raise click.exceptions.Exit(exits.USAGE)
+        raise click.exceptions.Exit(exit_codes.USAGE)
     if not yes:
         say("Nothing was changed.")
-        raise click.exceptions.Exit(exits.FAILED)
+        raise click.exceptions.Exit(exit_codes.FAILED)
 
 
 def existing_store(settings: Settings) -> Store:
@@ -157,7 +157,7 @@ def the_one(store: Store, settings: Settings, key: bytes) -> Entry:
     if not entries:
         where = f" in namespace {namespace}" if namespace else ""
         say_error(f"there is no record of {key.hex()}{where}; it was never seen, or it has expired")
-        raise click.exceptions.Exit(exits.NOT_FOUND)
+        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
     if len(entries) > 1:
         names = ", ".join(entry.namespace for entry in entries)
         raise click.UsageError(f"{key.hex()} is in several namespaces ({names}); choose one with --namespace")

@@ -7,18 +7,17 @@ import click
 import msgspec
 
 from oncegate import keys
-from oncegate.cli import exits
-from oncegate.cli.advice import advice, listed
-from oncegate.cli.comparing import Column, Comparison, Group, Made, Named
-from oncegate.cli.found import Found, events_of, refuse_unreadable
+from oncegate.cli import exit_codes
+from oncegate.cli.event_files import Found, events_of, refuse_unreadable
 from oncegate.cli.options import counted, output_option, with_settings
 from oncegate.cli.output import moment, say, show_json_stream, show_table, stamp
+from oncegate.cli.strategy_comparison import Column, Comparison, Group, Made, Named, advice, listed
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.settings import Settings
-from oncegate.settings.known import READ
-from oncegate.settings.strategies import strategy_of
+from oncegate.settings.parsing import strategy_of
+from oncegate.settings.schema import READ
 from oncegate.times import microseconds_of
 
 _ALWAYS = ("auto", "event_id", "content", 'state_change("500ms")')
@@ -47,7 +46,7 @@ def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings:
     else:
         _show(events_of(files, hints), comparison, limit)
     if not comparison.count:
-        raise click.exceptions.Exit(exits.FAILED)
+        raise click.exceptions.Exit(exit_codes.FAILED)
 
 
 def _strategies(settings: Settings, written: tuple[str, ...]) -> list[Named]:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from oncegate import __version__
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import say_error
@@ -22,11 +22,11 @@ from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer
 from oncegate.service.log import pretty_line
-from oncegate.service.routes import check_service, has_handler, is_open, routes_of
-from oncegate.service.tls import tls_of
+from oncegate.service.route_config import check_service, has_handler, is_open, routes_of
+from oncegate.service.server import tls_of
 from oncegate.settings import Settings
-from oncegate.settings.known import TABLES
 from oncegate.settings.routes import UNSIGNED
+from oncegate.settings.schema import TABLES
 from oncegate.text import masked
 
 
@@ -159,7 +159,7 @@ def _listen(host: str, port: int, flags: str = "") -> socket.socket:
         why = "no such name or address" if _is_of_host(error) else os.strerror(getattr(error, "errno", None) or 0)
         mend = f"--{flags}{'host' if _is_of_host(error) else 'port'}"
         say_error(f"cannot listen on {host} port {port}: {why}; choose another with {mend}")
-        raise click.exceptions.Exit(exits.FAILED) from error
+        raise click.exceptions.Exit(exit_codes.FAILED) from error
 
 
 def _is_of_host(error: OSError | UnicodeError) -> bool:

@@ -13,13 +13,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 from oncegate.cli.options import Measured, counted, output_option
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
 from oncegate.simulate.copies import Kind, Wishes
-from oncegate.simulate.sending import Sender, Summary
+from oncegate.simulate.sender import Sender, Summary
 from oncegate.simulate.targets import STDOUT, goes_to_stdout, is_bus, open_target
 from oncegate.simulate.traffic import Delivery, Plan, deliveries
 from oncegate.simulate.truth import TruthFile
@@ -99,7 +99,7 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
         show_json(_fields(plan, summary))
     else:
         _show(plan, summary, truth)
-    return exits.OK if _all_taken(summary) else exits.FAILED
+    return exit_codes.OK if _all_taken(summary) else exit_codes.FAILED
 
 
 def _plan(

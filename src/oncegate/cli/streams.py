@@ -7,7 +7,7 @@ from collections.abc import Callable
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
-from oncegate.cli import exits
+from oncegate.cli import exit_codes
 
 
 class Unwritten(OSError):
@@ -65,17 +65,17 @@ def _told_apart(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOWrappe
 
 def printing(run: Callable[[], int]) -> int:
     """What a command comes to, once all that it printed is written. From then on Ctrl-C ends the process as it is."""
-    code = exits.OK
+    code = exit_codes.OK
     try:
         code = run()
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has seen enough, as head does
         _drop_the_rest()
     except Unwritten as error:
-        if code == exits.OK:
+        if code == exit_codes.OK:
             sys.stderr.write(f"Error: cannot write to stdout: {error.strerror}\n")
         _drop_the_rest()
-        code = exits.FAILED
+        code = exit_codes.FAILED
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 

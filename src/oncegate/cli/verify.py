@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from oncegate.cli import exits
-from oncegate.cli.files import opened
+from oncegate.cli import exit_codes
+from oncegate.cli.event_files import opened
 from oncegate.cli.options import counted, output_option
 from oncegate.cli.output import say, say_aside, show_json, show_table
 from oncegate.durations import times
 from oncegate.simulate.truth import Truth, load
-from oncegate.simulate.verifying import Finding, Judgement, effects, judge
+from oncegate.simulate.verification import Finding, Judgement, effects, judge
 
 
 @click.command()
@@ -40,7 +40,7 @@ def verify(truth: str, done: str, limit: int, output: str) -> int:
             say_aside(_cut(judgement, limit))
     else:
         _show(known, judgement, limit)
-    return exits.OK if judgement.once else exits.NOT_ONCE
+    return exit_codes.OK if judgement.once else exit_codes.NOT_ONCE
 
 
 def _show(truth: Truth, judgement: Judgement, limit: int) -> None:

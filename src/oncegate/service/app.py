@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 
 from oncegate.ingress.http_answers import CLOSE, Answer, problem
-from oncegate.service.addresses import Proxies
-from oncegate.service.door import Door
-from oncegate.service.looks import Readiness
-from oncegate.service.metrics import CONTENT_TYPE, Metrics
+from oncegate.service.admission import NoRoom, Room
+from oncegate.service.monitoring import CONTENT_TYPE, Metrics, Readiness
 from oncegate.service.openapi import DOCUMENT
-from oncegate.service.room import NoRoom, Room
+from oncegate.service.route import Door
+from oncegate.service.route_config import Proxies
 from oncegate.signatures import Refused, Verifier
 
 Scope = dict[str, Any]

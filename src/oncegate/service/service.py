@@ -14,13 +14,11 @@ from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer
+from oncegate.service.admission import Inline, Kept, Room, Taking
 from oncegate.service.app import App
-from oncegate.service.door import NO_LIMITS, Door, Limits
-from oncegate.service.limits import LiveKeys, Rate
-from oncegate.service.looks import Look, Readiness
-from oncegate.service.metrics import Metrics
-from oncegate.service.room import Room
-from oncegate.service.routes import (
+from oncegate.service.monitoring import Look, Metrics, Readiness
+from oncegate.service.route import NO_LIMITS, Door, Limits, LiveKeys, Rate
+from oncegate.service.route_config import (
     check_keys,
     metrics_verifier,
     name_of,
@@ -29,7 +27,6 @@ from oncegate.service.routes import (
     unkept,
     verifier_for,
 )
-from oncegate.service.taking import Inline, Kept, Taking
 from oncegate.settings import Settings
 from oncegate.signatures import Verifier
 from oncegate.stores.base import Entry, Inbox, Store

@@ -3,7 +3,7 @@
 Nothing else in the package reads the environment.
 """
 
-from oncegate.settings.reading import examine, load
+from oncegate.settings.load import examine, load
 from oncegate.settings.settings import Settings
 
 __all__ = ["Settings", "examine", "load"]

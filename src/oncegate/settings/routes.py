@@ -7,9 +7,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncegate.errors import SettingError
-from oncegate.settings.known import GATE, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, WAYS, Setting
+from oncegate.settings.parsing import checked
+from oncegate.settings.schema import GATE, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, WAYS, Setting
 from oncegate.settings.settings import DEFAULT, Settings, disagreements
-from oncegate.settings.values import checked
 from oncegate.text import unknown
 
 ROUTE: Final = "route"

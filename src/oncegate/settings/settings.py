@@ -12,9 +12,8 @@ from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.observers import Observer
 from oncegate.gate.options import DEFAULTS, Wishes, agree
-from oncegate.settings.known import READ, SETTINGS
-from oncegate.settings.strategies import strategy_of
-from oncegate.settings.values import shown
+from oncegate.settings.parsing import shown, strategy_of
+from oncegate.settings.schema import READ, SETTINGS
 from oncegate.sources import Hints
 from oncegate.sources.plain import paths
 from oncegate.stores import check_url, look_at_store, open_store

@@ -6,10 +6,17 @@
 Each way of signing is a scheme: `digests.py`, `standard.py` and `tokens.py`. `senders.py` says who uses which.
 """
 
-from oncegate.signatures.names import verifier_of
-from oncegate.signatures.senders import api_key, bearer, cxone, cxone_expert, hmac, open_messaging, standard_webhooks
-from oncegate.signatures.verdict import Refused, Verdict, Verified
-from oncegate.signatures.verifier import Verifier
+from oncegate.signatures.senders import (
+    api_key,
+    bearer,
+    cxone,
+    cxone_expert,
+    hmac,
+    open_messaging,
+    standard_webhooks,
+    verifier_of,
+)
+from oncegate.signatures.verifier import Refused, Verdict, Verified, Verifier
 
 __all__ = [
     "Refused",

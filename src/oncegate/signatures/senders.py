@@ -1,12 +1,15 @@
 """Senders: how each of them signs."""
 
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
 from oncegate.durations import Duration
-from oncegate.signatures.digests import HmacScheme, Spelling
-from oncegate.signatures.keyring import Secrets
-from oncegate.signatures.standard import StandardScheme
-from oncegate.signatures.timestamps import TOLERANCE
-from oncegate.signatures.tokens import TokenScheme
-from oncegate.signatures.verifier import Verifier
+from oncegate.errors import SettingError
+from oncegate.signatures.hmac_scheme import TOLERANCE, HmacScheme, Spelling
+from oncegate.signatures.standard_scheme import StandardScheme
+from oncegate.signatures.token_scheme import TokenScheme
+from oncegate.signatures.verifier import Secrets, Verifier
+from oncegate.text import unknown
 
 
 def standard_webhooks(secrets: Secrets, *, tolerance: Duration = TOLERANCE) -> Verifier:
@@ -66,3 +69,49 @@ def bearer(secrets: Secrets) -> Verifier:
 def api_key(secrets: Secrets, *, header: str = "x-api-key") -> Verifier:
     """A key under a header of its own, as EventBridge API destinations can send it."""
     return Verifier("api-key", TokenScheme(header, bearer=False), secrets)
+
+
+# Verifiers by the names that settings have for them.
+
+
+_HMAC: Final = ("header", "algorithm", "encoding", "prefix", "timestamp_header", "template", "tolerance")
+
+# Each with its options, all of which are text.
+SENDERS: Final[dict[str, tuple[Callable[..., Verifier], tuple[str, ...]]]] = {
+    "standard-webhooks": (standard_webhooks, ("tolerance",)),
+    "genesys-open-messaging": (open_messaging, ()),
+    "cxone": (cxone, ()),
+    "cxone-expert": (cxone_expert, ("tolerance",)),
+    "hmac": (hmac, _HMAC),
+    "bearer": (bearer, ()),
+    "api-key": (api_key, ("header",)),
+}
+
+
+def check_name(name: str) -> None:
+    if name not in SENDERS:
+        raise SettingError(unknown(str(name), SENDERS, "signature"))
+
+
+def verifier_of(name: str, secrets: Secrets, options: Mapping[str, Any] | None = None) -> Verifier:
+    """The verifier that settings ask for, or SettingError."""
+    check_name(name)
+    maker, known = SENDERS[name]
+    given = options or {}
+    for option, value in given.items():
+        _check(name, option, value, known)
+    if maker is hmac and "header" not in given:
+        raise SettingError('signature=hmac needs header, the name of the header with the signature: header = "x-…"')
+    try:
+        return maker(secrets, **given)
+    except SettingError as error:
+        raise SettingError(f"signature={name}: {error}") from None
+
+
+def _check(name: str, option: str, value: Any, known: tuple[str, ...]) -> None:
+    if not known:
+        raise SettingError(f"signature={name} takes no options, and {option} is one")
+    if option not in known:
+        raise SettingError(unknown(option, known, f"option of signature={name}"))
+    if not isinstance(value, str):
+        raise SettingError(f"signature={name}: {option} is text in quotes")

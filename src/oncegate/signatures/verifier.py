@@ -1,14 +1,154 @@
-"""The verifier: a way of signing and the secrets that are live. Pure: the clock is the caller's."""
+"""Verdicts on a request: whose secret it was signed with, or why it is refused."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hmac import compare_digest
-from typing import TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from oncegate.signatures.headers import Headers, picked
-from oncegate.signatures.keyring import Secret, Secrets, keys_of
-from oncegate.signatures.verdict import Refused, Verdict, Verified
+from oncegate.errors import SettingError
+
+
+class Verified(Struct, frozen=True):
+    """It was sent by one who knows a secret: that of this label, which is at this place among the secrets."""
+
+    label: str
+    index: int
+
+    def __bool__(self) -> Literal[True]:
+        return True
+
+
+class Refused(Struct, frozen=True):
+    """The HTTP code and the sentence to answer with; neither a secret nor the right signature is ever in it.
+
+    It counts as false, so that `if verifier.check(…):` cannot let everybody in by mistake.
+    """
+
+    code: Literal[400, 401]
+    reason: str
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
+Verdict: TypeAlias = Verified | Refused
+
+
+# Secrets as users give them: one, several, or several with labels. No error repeats any part of one.
+
+
+Secret: TypeAlias = str | bytes
+Secrets: TypeAlias = Secret | list[Secret] | tuple[Secret, ...] | Mapping[str, Secret]
+
+# 112 bits, below which NIST (SP 800-131A) no longer lets a key for HMAC be.
+SHORTEST: Final = 14
+
+
+def keys_of(secrets: Secrets, key: Callable[[Secret], bytes]) -> dict[str, bytes]:
+    """The key that each secret stands for, by its label, which is its place if it was given none."""
+    alone = isinstance(secrets, str | bytes)
+    keys = {
+        label: _key("the secret" if alone else f"secret {label!r}", secret, key) for label, secret in _labelled(secrets)
+    }
+    if not keys:
+        raise SettingError("a signature needs at least one secret")
+    if len(set(keys.values())) < len(keys):
+        raise SettingError("two of the secrets are the same, so that they cannot be told apart; leave one out")
+    return keys
+
+
+def long_enough(key: bytes, shortest: int = SHORTEST) -> bytes:
+    """The key, or SettingError."""
+    if len(key) < shortest:
+        raise SettingError(f"has {len(key)} bytes; it needs {shortest} or more, chosen at random")
+    return key
+
+
+def utf8(secret: Secret) -> bytes:
+    """The bytes of a secret that stands for itself."""
+    return secret.encode() if isinstance(secret, str) else secret
+
+
+def _labelled(secrets: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(secrets, str | bytes):
+        return [("0", secrets)]
+    if isinstance(secrets, Mapping):
+        return [(str(label), secret) for label, secret in secrets.items()]
+    if isinstance(secrets, list | tuple):
+        return [(str(index), secret) for index, secret in enumerate(secrets)]
+    raise SettingError("secrets are one text, a list of them, or a table of them by label")
+
+
+def _key(called: str, secret: Any, key: Callable[[Secret], bytes]) -> bytes:
+    problem = _secret_problem(secret)
+    if problem is None:
+        try:
+            return key(secret)
+        except SettingError as error:
+            problem = str(error)
+    raise SettingError(f"{called} {problem}")
+
+
+def _secret_problem(secret: Any) -> str | None:
+    if isinstance(secret, bytes):
+        return None
+    if not isinstance(secret, str):
+        return "is neither text nor bytes"
+    if secret != secret.strip():
+        return "begins or ends with white space, perhaps the end of a line; cut it off"
+    # Asked here, since the error of an encoder keeps what it was to encode.
+    return "is not proper Unicode text" if any("\ud800" <= each <= "\udfff" for each in secret) else None
+
+
+# Headers as web frameworks have them: a mapping or pairs, of text or bytes, with one value or several.
+
+
+Headers: TypeAlias = Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None
+
+
+def picked(headers: Headers, names: Collection[str]) -> dict[str, str] | Refused:
+    """The values of these headers, each of which must be there exactly once, as printable ASCII. Of two, a proxy may
+    have looked at the other one; so that there are two is refused, even if they are the same."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for key, value in _pairs(headers):
+        values = found.get(_text(key).lower())
+        if values is not None:
+            values.extend(value if isinstance(value, list | tuple) else [value])
+    for name, values in found.items():
+        if problem := _problem(values):
+            return Refused(401, f"the header {name} {problem}")
+    return {name: _text(values[0]) for name, values in found.items()}
+
+
+def _pairs(headers: Headers) -> Iterable[tuple[Any, Any]]:
+    """By what it can do: several frameworks' headers are no Mapping, and iterate over names."""
+    if headers is None:
+        return ()
+    return headers.items() if hasattr(headers, "items") else headers
+
+
+def _problem(values: list[Any]) -> str | None:
+    if not values:
+        return "is missing"
+    if len(values) > 1:
+        return f"is there {len(values)} times; send it once"
+    text = _text(values[0])
+    if not text:
+        return "is empty"
+    return None if text.isascii() and text.isprintable() else "holds more than printable ASCII characters"
+
+
+def _text(value: Any) -> str:
+    """HTTP's own reading of bytes; what is neither bytes nor text is as good as empty."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return value if isinstance(value, str) else ""
+
+
+# The verifier: a way of signing and the secrets that are live. Pure: the clock is the caller's.
+
 
 Body: TypeAlias = bytes | bytearray | memoryview
 

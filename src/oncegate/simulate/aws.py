@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from oncegate.aws.clients import client
 from oncegate.aws.failures import FAILURES, code_of, is_denied, passes
 from oncegate.errors import TargetError
-from oncegate.simulate.sending import Again, Answer, Refused, Taken
+from oncegate.simulate.sender import Again, Answer, Refused, Taken
 from oncegate.simulate.traffic import Delivery
-from oncegate.sinks.failures import failure
-from oncegate.sinks.places import FIFO, Place, read_place
+from oncegate.sinks.publishing import FIFO, Place, failure, read_place
 
 _MOST: Final = 10  # what one request of either service takes
 _SOURCE: Final = "oncegate.simulate"  # that of real events begins with `aws.`, which is not anybody's to put

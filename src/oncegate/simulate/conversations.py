@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final, TypeAlias
 
-from oncegate.simulate.chance import Chance
+from oncegate.simulate.randomness import Chance
 
 Document: TypeAlias = dict[str, Any]
 Moment: TypeAlias = tuple[int, Document]

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from oncegate.simulate.chance import Chance
 from oncegate.simulate.conversations import Document, sent_anew, written
+from oncegate.simulate.randomness import Chance
 from oncegate.times import microseconds_of, moment
 
 Kind: TypeAlias = Literal["first", "redelivery", "re-emission", "state-echo", "replay", "conflict", "invalid"]

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from oncegate.errors import MissingExtra, SettingError, TargetError
-from oncegate.simulate.sending import Again, Answer, Refused, Taken, Target
+from oncegate.simulate.sender import Again, Answer, Refused, Taken, Target
 from oncegate.simulate.traffic import Delivery
 from oncegate.text import masked, quoted
 

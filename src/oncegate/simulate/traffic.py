@@ -12,9 +12,9 @@ from msgspec import Struct
 from oncegate import keys
 from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event
-from oncegate.simulate.chance import Chance
 from oncegate.simulate.conversations import LONGEST_WINDOW, Document, world
 from oncegate.simulate.copies import Copy, Wishes, copies, copy
+from oncegate.simulate.randomness import Chance
 from oncegate.sources import read
 
 START: Final = 1_767_603_600_000  # 2026-01-05, nine in the morning: always the same, as the bytes shall be

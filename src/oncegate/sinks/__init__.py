@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from oncegate.errors import MissingExtra
 from oncegate.gate.handlers import Handler
-from oncegate.sinks.wishes import ForwardWishes
+from oncegate.sinks.forwarding import ForwardWishes
 
 __all__ = ["forward", "publish"]
 

@@ -1,9 +1,6 @@
-"""Forwarding: each event posted to a URL, with its key for the receiver to be idempotent on.
+"""What forwarding can be told, as people write it. `Forward` says what each means."""
 
-httpcore, on which httpx stands, is used by itself: it lets the address be chosen that is connected to, and knows no
-redirects, no cookies and no proxies from the environment that would have to be switched off.
-"""
-
+import os
 import re
 import ssl
 import threading
@@ -11,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final
+from pathlib import Path as File
+from typing import Final, TypeAlias, TypedDict
 from urllib.parse import SplitResult, urlsplit
 
 import httpcore
@@ -21,11 +19,96 @@ from oncegate.clocks import Clock, wall
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event
-from oncegate.sinks.certificates import context_for, pins_of
-from oncegate.sinks.connecting import Network, NotAllowed, within
 from oncegate.sinks.documents import document
-from oncegate.sinks.headers import OwnHeaders, about
-from oncegate.sinks.wishes import Path
+from oncegate.sinks.network import Network, NotAllowed, context_for, pins_of, within
+
+Path: TypeAlias = str | os.PathLike[str]
+
+
+class ForwardWishes(TypedDict, total=False):
+    timeout: Duration
+    headers: Mapping[str, str] | Path | None
+    hosts: Sequence[str]
+    allow_private: bool
+    pins: Sequence[str]
+    ca: Path | None
+    certificate: Path | None
+    certificate_key: Path | None
+
+
+# Headers for a sink: the operator's own, and no value that could end one and begin another.
+
+
+Headers = list[tuple[bytes, bytes]]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
+# What says where a request ends or goes, and what is said of the event here.
+_OURS: Final = frozenset(
+    {"connection", "content-encoding", "content-length", "content-type", "expect", "host", "idempotency-key"}
+    | {"keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "user-agent"}
+)
+
+
+class OwnHeaders:
+    """Headers that the operator has named, such as `Authorization`: given, or in a file with one on each line. A file
+    is read anew for each event, so that a secret can be changed without a restart."""
+
+    def __init__(self, given: Mapping[str, str] | Path | None) -> None:
+        self._file = None if given is None or isinstance(given, Mapping) else File(given)
+        self._fixed = checked(given) if isinstance(given, Mapping) else []
+        if self._file is not None:
+            self._read(self._file)
+
+    def now(self) -> Headers:
+        if self._file is None:
+            return self._fixed
+        try:
+            return self._read(self._file)
+        except SettingError as error:
+            raise RetryLater(str(error), public=True) from None
+
+    def _read(self, file: File) -> Headers:
+        try:
+            lines = file.read_text("ascii").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise SettingError(f"the headers in {file} cannot be read: {why}") from None
+        written = [line for line in lines if line.strip()]
+        if any(":" not in line for line in written):
+            raise SettingError(f"each line of {file} must be a header, written Name: value")
+        pairs = (line.split(":", 1) for line in written)
+        return checked({name.strip(): value.strip() for name, value in pairs}, f" in {file}")
+
+
+def checked(headers: Mapping[str, str], where: str = "") -> Headers:
+    """The headers as they are sent; SettingError, which does not repeat values, for what could not be meant."""
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name):
+            raise SettingError(f"{name!r}{where} is no name of a header")
+        if name.lower() in _OURS or name.lower().startswith("oncegate-"):
+            raise SettingError(f"the header {name}{where} is set by Oncegate itself; leave it out")
+        if not _VALUE.fullmatch(value):
+            raise SettingError(f"the header {name}{where} must be printable ASCII on one line; its value is not shown")
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def about(event: Event) -> Headers:
+    """What is told of the event beside its body. What cannot stand in a header, as its sender wrote it, is left out."""
+    told = {
+        "Idempotency-Key": None if event.key is None else str(event.key),
+        "Oncegate-Source": event.source,
+        "Oncegate-Type": event.type,
+        "Oncegate-Attempt": str(event.attempt),
+    }
+    return [(name.encode(), value.encode()) for name, value in told.items() if value and _VALUE.fullmatch(value)]
+
+
+# Forwarding: each event posted to a URL, with its key for the receiver to be idempotent on.
+#
+# httpcore, on which httpx stands, is used by itself: it lets the address be chosen that is connected to, and knows no
+# redirects, no cookies and no proxies from the environment that would have to be switched off.
+
 
 _FAILURES: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 _URL: Final = re.compile(r"https?://[\x21-\x7e]+")

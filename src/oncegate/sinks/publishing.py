@@ -1,4 +1,7 @@
-"""Publishing: each event sent to an SQS queue or put on an EventBridge bus, with its key."""
+"""Places on AWS that events are sent to, as URLs: `sqs://QUEUE?region=…` and `eventbridge://BUS?region=…`.
+
+Credentials are never in them: they come from where AWS's tools look.
+"""
 
 import hashlib
 import re
@@ -6,19 +9,128 @@ import threading
 from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any, Final
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
+from msgspec import Struct
 
 from oncegate import forks
-from oncegate.aws.clients import client
-from oncegate.aws.failures import FAILURES
+from oncegate.aws import failures
+from oncegate.aws.clients import checked_endpoint, client
+from oncegate.aws.failures import FAILURES, code_of, said_by
 from oncegate.carriers.pieces import HANDED_KEY
-from oncegate.errors import SettingError
+from oncegate.durations import microseconds
+from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event, Key
 from oncegate.sinks.documents import document
-from oncegate.sinks.failures import failure
-from oncegate.sinks.places import FIFO, Place, read_place
+from oncegate.text import quoted
+
+FIFO: Final = ".fifo"
+_QUEUE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
+_BUS: Final = re.compile(r"[A-Za-z0-9_./-]{1,256}")
+_ACCOUNT: Final = re.compile(r"[0-9]{12}")
+_EXAMPLES: Final = "events are published to sqs://QUEUE?region=eu-central-1 or eventbridge://BUS?region=eu-central-1"
+_COMMON: Final = ("region", "endpoint", "timeout")
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """`account` is the owner of a queue that is another's; `source` is what events on a bus say that they come from."""
+
+    service: str
+    name: str
+    region: str | None = None
+    endpoint: str | None = None
+    timeout: float = 10.0
+    account: str | None = None
+    source: str = "oncegate"
+
+    def canonical(self, region: str | None) -> str:
+        """One spelling for the same queue or bus, wherever it is written: its name, and the region that it is asked for
+        in. Neither who owns it nor how it is reached is part of it, as both need not be written."""
+        scheme = "sqs" if self.service == "sqs" else "eventbridge"
+        return f"{scheme}://{self.name}?region={region}"
+
+    @property
+    def spoken(self) -> str:
+        """Where it is, for a sentence."""
+        where = self.endpoint or (f"region {self.region}" if self.region else None)
+        named = f"the {'SQS queue' if self.service == 'sqs' else 'EventBridge bus'} {self.name}"
+        return f"{named} ({where})" if where else named
+
+
+def read_place(url: str) -> Place:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise SettingError(f"{quoted(url)} is not a URL; {_EXAMPLES}") from None
+    if parts.scheme == "sqs":
+        return _queue(parts, url)
+    if parts.scheme == "eventbridge":
+        return _bus(parts, url)
+    raise SettingError(_EXAMPLES)
+
+
+def _queue(parts: SplitResult, url: str) -> Place:
+    options = _options(parts, "account")
+    if not _QUEUE.fullmatch(parts.netloc) or parts.path.strip("/"):
+        raise SettingError(
+            f"{quoted(url)} names no queue; write sqs://QUEUE?region=eu-central-1, with {FIFO} if it is one"
+        )
+    account = options.get("account")
+    if account is not None and not _ACCOUNT.fullmatch(account):
+        raise SettingError(f"account={account!r} is no account of AWS; it has 12 digits")
+    return Place(service="sqs", name=parts.netloc, account=account, **_shared(options))  # type: ignore[arg-type]
+
+
+def _bus(parts: SplitResult, url: str) -> Place:
+    options = _options(parts, "source")
+    name = f"{parts.netloc}{parts.path}".rstrip("/")
+    if not _BUS.fullmatch(name):
+        raise SettingError(f"{quoted(url)} names no bus; write eventbridge://default?region=eu-central-1")
+    source = options.get("source", "oncegate")
+    if source.startswith("aws.") or not 0 < len(source) <= 256:
+        raise SettingError(f"source={source!r} must be text of 1 to 256 characters, and aws. is Amazon's own")
+    return Place(service="events", name=name, source=source, **_shared(options))  # type: ignore[arg-type]
+
+
+def _options(parts: SplitResult, own: str) -> dict[str, str]:
+    options = dict(parse_qsl(parts.query))
+    known = (*_COMMON, own)
+    if unknown := sorted(options.keys() - set(known)):
+        raise SettingError(f"{parts.scheme}:// has no option {unknown[0]!r}; it has {', '.join(known)}")
+    return options
+
+
+def _shared(options: dict[str, str]) -> dict[str, object]:
+    endpoint = checked_endpoint(options.get("endpoint"))
+    timeout = microseconds(options.get("timeout", "10s"), "timeout") / 1e6
+    return {"region": options.get("region"), "endpoint": endpoint, "timeout": timeout}
+
+
+# What the errors of AWS mean for an event that was to be published: try again later, or never.
+
+
+# What AWS says of an event that it will never take, by the codes and the words of its services.
+_HOPELESS: Final = frozenset({"InvalidMessageContents", "MalformedDetail", "RequestEntityTooLarge"})
+_TOO_LARGE: Final = re.compile(r"too large|must be shorter|over the limit|exceed.*size|size.*exceed", re.IGNORECASE)
+_WORDS: Final = failures.Words(
+    "AWS", "write ?region=eu-central-1 behind its name", "allow it in the policy of the role or user"
+)
+
+
+def failure(error: Exception, place: Place) -> RetryLater | Bury:
+    """What is not the event's own fault is to be tried again, though only a person may be able to mend it."""
+    if isinstance(error, ClientError):
+        code, said = code_of(error), said_by(error)
+        if code in _HOPELESS or _TOO_LARGE.search(said):
+            return Bury(f"{place.spoken} does not take this event ({code}: {said})")
+    action = f"{place.service}:{error.operation_name}" if isinstance(error, ClientError) else ""
+    return RetryLater(failures.failure(error, place.spoken, action, _WORDS).sentence, public=True)
+
+
+# Publishing: each event sent to an SQS queue or put on an EventBridge bus, with its key.
+
 
 _CONNECTIONS: Final = 64
 _GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,./:;<=>?@\[\\\]^_`{|}~-]{1,128}")

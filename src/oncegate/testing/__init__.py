@@ -18,8 +18,8 @@ except ImportError as _error:
 
     raise MissingExtra("oncegate.testing", "testing") from _error
 
-from oncegate.testing.admitting import InboxContract
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.contract import SharedStoreContract, StoreContract
+from oncegate.testing.inbox_contract import InboxContract
 
 __all__ = ["InboxContract", "ManualClock", "SharedStoreContract", "StoreContract"]

@@ -7,12 +7,12 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from oncegate.clocks import Clock
 from oncegate.stores.base import Store
-from oncegate.testing.claiming import ClaimContract, ExpiryContract, TakeContract
+from oncegate.testing.claim_contract import ClaimContract, ExpiryContract, TakeContract
 from oncegate.testing.clock import ManualClock
-from oncegate.testing.comparing import HISTORIES, machine
-from oncegate.testing.operating import DocumentContract, NamespaceContract, OperatorContract
-from oncegate.testing.racing import ProcessRaceContract, RaceContract
-from oncegate.testing.settling import AttemptContract, RenewContract, SettleContract
+from oncegate.testing.model_comparison import HISTORIES, machine
+from oncegate.testing.operator_contract import DocumentContract, NamespaceContract, OperatorContract
+from oncegate.testing.race_contract import ProcessRaceContract, RaceContract
+from oncegate.testing.settle_contract import AttemptContract, RenewContract, SettleContract
 
 
 class StoreContract(

@@ -10,8 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 
-from oncegate.aws.clients import client
-from oncegate.aws.endpoints import checked_endpoint
+from oncegate.aws.clients import checked_endpoint, client
 from oncegate.aws.failures import FAILURES, Kind, Words, failure
 from oncegate.errors import QueueError, QueueUnavailable, SettingError
 from oncegate.text import quoted

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 
-from oncegate.aws.endpoints import checked_endpoint
+from oncegate.aws.clients import checked_endpoint
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 from oncegate.text import quoted

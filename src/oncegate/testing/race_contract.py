@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from oncegate.claims import Address, Granted, InFlight
 from oncegate.stores import open_store
 from oncegate.stores.base import Change, Store
-from oncegate.testing.asking import (
+from oncegate.testing.clock import ManualClock
+from oncegate.testing.requests import (
     LEASE,
     RETENTION,
     address,
@@ -24,7 +25,6 @@ from oncegate.testing.asking import (
     stored,
     take,
 )
-from oncegate.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext

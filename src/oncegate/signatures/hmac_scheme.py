@@ -1,4 +1,4 @@
-"""HMACs of the body under a header, with or without a signed timestamp."""
+"""Signed timestamps: whether a request was signed just now."""
 
 import binascii
 import re
@@ -6,14 +6,38 @@ from collections.abc import Callable
 from hmac import digest
 from typing import Final
 
-from oncegate.durations import Duration, microseconds
+from oncegate.durations import Duration, microseconds, spoken
 from oncegate.errors import SettingError
-from oncegate.signatures.headers import Headers, picked
-from oncegate.signatures.keyring import Secret, long_enough, utf8
-from oncegate.signatures.timestamps import TOLERANCE, untimely
-from oncegate.signatures.verdict import Refused
-from oncegate.signatures.verifier import Body, Given, Scheme
+from oncegate.signatures.verifier import Body, Given, Headers, Refused, Scheme, Secret, long_enough, picked, utf8
 from oncegate.text import not_a_choice
+
+TOLERANCE: Final = "5m"
+
+# Seconds since 1970 until the year 5138, or milliseconds, by their number of digits.
+_SECONDS: Final = re.compile(r"\d{1,11}", re.ASCII)
+_MILLISECONDS: Final = re.compile(r"\d{13}", re.ASCII)
+
+
+def untimely(written: str, header: str, now: int, tolerance: int) -> Refused | None:
+    """Why this timestamp is refused, if it is: it may be older or newer than now by the tolerance, in microseconds."""
+    signed = _moment(written)
+    if signed is None:
+        return Refused(401, f"the header {header} is no time in seconds since 1970")
+    away = now - signed
+    if abs(away) <= tolerance:
+        return None
+    found = f"{spoken(abs(away))} {'old' if away > 0 else 'ahead of the time here'}"
+    return Refused(401, f"the time in {header} is {found}, more than the {spoken(tolerance)} that are allowed")
+
+
+def _moment(written: str) -> int | None:
+    if _SECONDS.fullmatch(written):
+        return int(written) * 1_000_000
+    return int(written) * 1_000 if _MILLISECONDS.fullmatch(written) else None
+
+
+# HMACs of the body under a header, with or without a signed timestamp.
+
 
 _SIZES: Final = {"sha256": 32, "sha384": 48, "sha512": 64}
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

@@ -6,12 +6,21 @@ Lines are read one at a time, so a file of them may be of any size. A document t
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import BinaryIO
 
+import click
 import msgspec
 from msgspec import Raw, Struct
+
+from oncegate.cli import exit_codes
+from oncegate.cli.output import Progress, say_error
+from oncegate.events import Event
+from oncegate.sources import NO_HINTS, Hints, read
 
 _MARK = b"\xef\xbb\xbf"
 # What a line of a document that goes on in the next one ends with, and a line that is a document by itself cannot.
@@ -103,3 +112,76 @@ def _starts(raw: bytes) -> list[int]:
             _, at = scan(text, at)
         except (ValueError, RecursionError):
             return starts
+
+
+# Files that a command reads: by name, or what comes on stdin.
+
+
+_STDIN = "-"
+
+
+@contextmanager
+def opened(file: str) -> Iterator[BinaryIO]:
+    """The file, to be read; one that cannot be ends the command with a sentence."""
+    try:
+        if file == _STDIN:
+            yield sys.stdin.buffer
+            return
+        with open(file, "rb") as stream:
+            yield stream
+    except OSError as error:
+        say_error(f"cannot read {click.format_filename(file)}: {error.strerror or error}")
+        raise click.exceptions.Exit(exit_codes.FAILED) from error
+
+
+# Files of events: what is read from them, one document at a time, and where each event was found.
+
+
+class Found(Struct, frozen=True):
+    """An event where it was found: the file, the line its document starts at unless that is the whole file, and which
+    of the events in the document it is."""
+
+    number: int
+    file: str
+    line: int | None
+    index: int
+    alone: bool
+    event: Event
+
+    @property
+    def place(self) -> str:
+        line = "" if self.line is None else f":{self.line}"
+        return f"{self.file}{line}" if self.alone else f"{self.file}{line}#{self.index}"
+
+
+def refuse_unreadable(files: Sequence[str]) -> None:
+    """Say what cannot be read before anything is shown. A pipe can be opened only once, so it is left alone."""
+    for file in files:
+        if not Path(file).is_fifo():
+            with opened(file):
+                pass
+
+
+def events_of(files: Sequence[str], hints: Hints = NO_HINTS) -> Iterator[Found]:
+    """The events of the files, one document at a time."""
+    number = 0
+    with Progress("events") as progress:
+        for file in files:
+            name = click.format_filename(file)
+            with opened(file) as stream:
+                for document in documents(stream):
+                    alone, events = _within(document.raw, hints)
+                    for index, event in enumerate(events, 1):
+                        number += 1
+                        progress.at(number)
+                        yield Found(number, name, document.line, index, alone, event)
+
+
+def _within(raw: bytes, hints: Hints) -> tuple[bool, Iterable[Event]]:
+    """Whether a document holds one event only, and what it holds. The items of an array are read one by one, since all
+    of them at once would take many times its size."""
+    cut = items(raw)
+    if cut is not None:
+        return False, chain.from_iterable(read(b"[%b]" % item, hints=hints) for item in cut)
+    events = read(raw, hints=hints)
+    return len(events) == 1, events

@@ -4,7 +4,8 @@ import pytest
 
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Buried, Conflict, Duplicate, Granted, InFlight
 from oncegate.stores.base import Store
-from oncegate.testing.asking import (
+from oncegate.testing.clock import ManualClock
+from oncegate.testing.requests import (
     ABOUT,
     BURIED_FOR,
     KEY,
@@ -23,7 +24,6 @@ from oncegate.testing.asking import (
     stored,
     take,
 )
-from oncegate.testing.clock import ManualClock
 
 
 def _in_state(store: Store, state: str) -> None:

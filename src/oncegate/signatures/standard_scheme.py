@@ -5,12 +5,8 @@ from typing import Final
 
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError
-from oncegate.signatures.digests import Spelling
-from oncegate.signatures.headers import Headers, picked
-from oncegate.signatures.keyring import Secret, long_enough
-from oncegate.signatures.timestamps import untimely
-from oncegate.signatures.verdict import Refused
-from oncegate.signatures.verifier import Body, Given, Scheme
+from oncegate.signatures.hmac_scheme import Spelling, untimely
+from oncegate.signatures.verifier import Body, Given, Headers, Refused, Scheme, Secret, long_enough, picked
 
 _ID: Final = "webhook-id"
 _TIME: Final = "webhook-timestamp"

@@ -4,7 +4,8 @@ import pytest
 
 from oncegate.claims import DEAD, RELEASED, Address, Granted, InFlight
 from oncegate.stores.base import Change, Document, Store, walk
-from oncegate.testing.asking import (
+from oncegate.testing.clock import ManualClock
+from oncegate.testing.requests import (
     KEY,
     NAMESPACE,
     RETENTION,
@@ -19,7 +20,6 @@ from oncegate.testing.asking import (
     stored,
     take,
 )
-from oncegate.testing.clock import ManualClock
 
 
 def _swap(store: Store, where: Address, version: int, body: bytes = b"{}") -> bool:

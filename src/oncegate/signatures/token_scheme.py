@@ -4,11 +4,8 @@ from hashlib import sha256
 from typing import Final
 
 from oncegate.errors import SettingError
-from oncegate.signatures.digests import header_name
-from oncegate.signatures.headers import Headers, picked
-from oncegate.signatures.keyring import Secret, long_enough, utf8
-from oncegate.signatures.verdict import Refused
-from oncegate.signatures.verifier import Body, Given, Scheme
+from oncegate.signatures.hmac_scheme import header_name
+from oncegate.signatures.verifier import Body, Given, Headers, Refused, Scheme, Secret, long_enough, picked, utf8
 
 _BEARER: Final = "bearer "
 

@@ -22,7 +22,8 @@ from oncegate.claims import (
     Record,
 )
 from oncegate.stores.base import Entry, Inbox, Store, Want
-from oncegate.testing.asking import (
+from oncegate.testing.clock import ManualClock
+from oncegate.testing.requests import (
     ABOUT,
     KEY,
     LEASE,
@@ -40,7 +41,6 @@ from oncegate.testing.asking import (
     stored,
     take,
 )
-from oncegate.testing.clock import ManualClock
 
 _PAYLOAD = b'{"id":"evt-1"}'
 _TWO = ((b"x", 2), (b"y", 1))  # two events by their names, the second of which happened first

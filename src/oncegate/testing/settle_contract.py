@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Complete, InFlight, Record, Release
 from oncegate.stores.base import Store
-from oncegate.testing.asking import (
+from oncegate.testing.clock import ManualClock
+from oncegate.testing.requests import (
     ABOUT,
     BURIED_FOR,
     KEY,
@@ -26,7 +27,6 @@ from oncegate.testing.asking import (
     stored,
     take,
 )
-from oncegate.testing.clock import ManualClock
 
 Settle = Callable[..., bool]
 

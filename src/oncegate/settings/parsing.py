@@ -1,0 +1,307 @@
+"""Functions named in settings, as `module:function`."""
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Final, TypeGuard
+
+from oncegate import keys
+from oncegate.durations import microseconds
+from oncegate.errors import SettingError
+from oncegate.gate.options import agree
+from oncegate.settings.schema import LOG_ONLY, Kind, Setting
+from oncegate.stores import scheme_of
+from oncegate.text import masked, not_a_choice, quoted, unknown
+
+_WRITTEN: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+def names_function(text: str) -> bool:
+    return _WRITTEN.fullmatch(text) is not None
+
+
+def load_function(written: str, where: str) -> Callable[..., Any]:
+    """Import a function; modules in the current folder count, as they do for `python -m`. `where` is for errors."""
+    if not names_function(written):
+        raise SettingError(f"{where}: {written!r} must be written module:function, such as app:on_event")
+    module, _, attribute = written.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+    except (Exception, SystemExit) as error:  # importing runs the user's code, which can raise anything
+        said = f"{type(error).__name__}: {error}"
+        raise SettingError(f"{where} {written}: importing {module} failed with {said}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise SettingError(f"{where} {written}: there is no {part} in {module}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise SettingError(f"{where} {written}: {attribute} cannot be called")
+    function: Callable[..., Any] = found
+    return function
+
+
+# Key strategies by name, written as in Python: `auto`, `fields("data.case.id")`, `first(event_id, content)`.
+#
+# The text is parsed and never evaluated: names of strategies, calls of them, and literals are all that it can hold.
+
+
+_Strategy = Callable[..., Any]
+
+# Which of the names in `keys` stand for a strategy by themselves, and which make one when called.
+_READY: Final = ("auto", "event_id", "webhook_id", "content")
+_MAKERS: Final = ("content", "fields", "first", "once_per", "state_change")
+_OFFERED: Final = {name: getattr(keys, name) for name in dict.fromkeys(_READY + _MAKERS) if hasattr(keys, name)}
+
+
+def strategy_of(written: str, where: str) -> _Strategy:
+    """The strategy that is named; a function of the user's own is imported. `where` is for errors."""
+    return load_function(written, where) if names_function(written) else parsed(written)
+
+
+def parsed(written: str) -> _Strategy:
+    """A strategy that `keys` offers, or SettingError."""
+    try:
+        return _strategy(ast.parse(written.strip(), mode="eval").body)
+    except SettingError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SettingError(f"key={written!r} cannot be read; write it like auto or {_EXAMPLE}") from error
+
+
+def uses_webhook_id(written: str) -> bool:
+    """Whether a strategy is `webhook_id`, or has it among those that it tries."""
+    if names_function(written):
+        return False
+    try:
+        nodes = ast.walk(ast.parse(written.strip(), mode="eval"))
+        return any(_is_name(node) and _name(node) == "webhook_id" for node in nodes)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # `parsed` says what is wrong with it
+
+
+def _is_name(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
+    return isinstance(node, ast.Name | ast.Attribute)
+
+
+_EXAMPLE: Final = 'fields("data.case.id"), or module:function'
+
+
+def _strategy(node: ast.expr) -> _Strategy:
+    if isinstance(node, ast.Call):
+        return _made(node)
+    name = _name(node)
+    offered = _offered(name)
+    if name not in _READY:
+        raise SettingError(f"key={name} needs its arguments: {name}(…); by themselves stand {', '.join(_READY)}")
+    return offered
+
+
+def _made(call: ast.Call) -> _Strategy:
+    name = _name(call.func)
+    maker, said = _offered(name), ast.unparse(call)
+    if name not in _MAKERS:
+        raise SettingError(f"key={said}: {name} takes no arguments; write key={name}")
+    if name in _READY and (call.args or not call.keywords):
+        raise SettingError(f"key={said}: what {name} takes is named, such as {name}(exclude=[…])")
+    args = [_argument(node) for node in call.args]
+    named = {keyword.arg: _argument(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+    if len(named) < len(call.keywords):
+        raise SettingError(f"key={said}: arguments are written out, without **")
+    try:
+        made: _Strategy = maker(*args, **named)
+    except (SettingError, TypeError, ValueError, AttributeError) as error:
+        raise SettingError(f"key={said}: {error}") from error
+    return made
+
+
+def _name(node: ast.expr) -> str:
+    """The name of a strategy, with or without `keys.` before it."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "keys":
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    raise SettingError(f"key={ast.unparse(node)} is no strategy; write it like auto or {_EXAMPLE}")
+
+
+def _offered(name: str) -> _Strategy:
+    if name not in _OFFERED:
+        raise SettingError(f"{unknown(name, _OFFERED, 'key strategy')} (text is written in quotes)")
+    found: _Strategy = _OFFERED[name]
+    return found
+
+
+def _argument(node: ast.expr) -> Any:
+    """A strategy, or a literal."""
+    if isinstance(node, ast.Call | ast.Name | ast.Attribute):
+        return _strategy(node)
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise SettingError(f"key: {ast.unparse(node)} is neither a strategy nor a literal value") from error
+
+
+# Values: from what was written to what is meant, or a sentence that says why it cannot be.
+
+
+OFF: Final = "off"
+
+_TRUTHS: Final = {"true": True, "false": False}
+_NUMBER: Final = re.compile(r"-?\d{1,18}", re.ASCII)
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.ASCII | re.DOTALL)
+_MOST_PORTS: Final = 65_535
+_MANY: Final = 10**12
+
+
+def from_text(setting: Setting, text: str) -> Any:
+    """What a variable or a flag says, as a file would have it; what that cannot be is left for `checked` to refuse."""
+    text = text.strip()
+    if setting.kind == "truth":
+        return _TRUTHS.get(text.lower(), text)
+    if setting.kind == "names":
+        return [name.strip() for name in text.split(",") if name.strip()]
+    if setting.kind in ("count", "port") and _NUMBER.fullmatch(text):
+        return int(text)
+    return text
+
+
+def checked(setting: Setting, value: Any) -> Any:
+    """The value, if it can be meant; else SettingError. What Python writes as None is written `off`."""
+    if setting.optional and value == OFF:
+        return None
+    try:
+        return _CHECKS[setting.kind](setting, value)
+    except SettingError as error:
+        said = str(error).replace(", or None", f", or {OFF}")
+        raise SettingError(said if not setting.optional or OFF in said else f"{said}, or {OFF}") from error
+
+
+def shown(setting: Setting, value: Any) -> Any:
+    """The value as a file would have it, without secrets."""
+    if value is None:
+        return OFF
+    if setting.kind in ("url", "place"):
+        return _masked(setting, value)
+    return list(value) if setting.kind == "names" else value
+
+
+def _masked(setting: Setting, value: str) -> str:
+    return masked(value, wholly="https" in setting.choices)
+
+
+def _said(value: Any) -> str:
+    """What is wrongly written for a URL, in an error."""
+    if isinstance(value, str):
+        return quoted(value)
+    return repr(value) if isinstance(value, int | float) else type(value).__name__
+
+
+def as_text(value: Any) -> str:
+    """What `shown` gives, as a variable would have it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _text(setting: Setting, value: Any) -> Any:
+    if setting.of_gate:
+        return _as_gates_do(setting, value)
+    if not isinstance(value, str) or not value.isprintable() or not value:
+        raise SettingError(f"{setting.path}={value!r} must be text")
+    return value
+
+
+def _as_gates_do(setting: Setting, value: Any) -> Any:
+    """For what depends on no other setting, a gate's own rules."""
+    agree({setting.name: value})
+    return value
+
+
+def _count(setting: Setting, value: Any) -> Any:
+    if isinstance(value, int) and value > _MANY:
+        raise SettingError(f"{setting.path}={value!r} is more than can be meant; write at most {_MANY}")
+    if setting.of_gate:
+        return _as_gates_do(setting, value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SettingError(f"{setting.path}={value!r} must be a whole number, 1 or more")
+    return value
+
+
+def _choice(setting: Setting, value: Any) -> Any:
+    if value not in setting.choices:
+        raise SettingError(not_a_choice(setting.path, value, setting.choices))
+    return value
+
+
+def _duration(setting: Setting, value: Any) -> Any:
+    microseconds(value, setting.path)
+    return value
+
+
+def _truth(setting: Setting, value: Any) -> Any:
+    if not isinstance(value, bool):
+        raise SettingError(f"{setting.path}={value!r} must be true or false")
+    return value
+
+
+def _names(setting: Setting, value: Any) -> Any:
+    value = [value] if isinstance(value, str) else value
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
+        raise SettingError(f"{setting.path}={value!r} must be a list of names")
+    return tuple(value)
+
+
+def _url(setting: Setting, value: Any) -> Any:
+    if not isinstance(value, str) or not _URL.fullmatch(value):
+        raise SettingError(f"{setting.path}={_said(value)} is not a URL; write one such as {setting.default}")
+    scheme_of(value)
+    return value
+
+
+def _place(setting: Setting, value: Any) -> Any:
+    """What else is wrong with it, whoever uses it says."""
+    if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
+        schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
+        raise SettingError(f"{setting.path}={_said(value)} must be a URL that starts with {schemes}")
+    return value
+
+
+def _checked_strategy(setting: Setting, value: Any) -> Any:
+    if not isinstance(value, str):
+        raise SettingError(f"{setting.path}={value!r} must be text, such as auto")
+    if not names_function(value):
+        parsed(value)
+    return value
+
+
+def _function(setting: Setting, value: Any) -> Any:
+    if not isinstance(value, str) or not (names_function(value) or value == LOG_ONLY):
+        raise SettingError(
+            f"{setting.path}={value!r} must be written module:function, such as app:on_event, or {LOG_ONLY}"
+        )
+    return value
+
+
+def _port(setting: Setting, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_PORTS:
+        raise SettingError(f"{setting.path}={value!r} must be a whole number from 0 to {_MOST_PORTS}")
+    return value
+
+
+_CHECKS: Final[Mapping[Kind, Callable[[Setting, Any], Any]]] = {
+    "text": _text,
+    "choice": _choice,
+    "duration": _duration,
+    "count": _count,
+    "truth": _truth,
+    "names": _names,
+    "url": _url,
+    "place": _place,
+    "strategy": _checked_strategy,
+    "function": _function,
+    "port": _port,
+}
