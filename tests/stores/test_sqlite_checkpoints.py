@@ -80,21 +80,21 @@ def test_no_connection_over_a_fork(tmp_path: Path) -> None:
         f"""
         import os, threading
         from oncegate import open_store
-        from oncegate.stores.sqlite import checkpoints
+        from oncegate.stores.sqlite import connection
         store = open_store({f"sqlite:///{tmp_path}/once.db"!r})
-        begun, at_it, copy = threading.Event(), [], checkpoints.Checkpoints._copy_all
+        begun, at_it, copy = threading.Event(), [], connection.Checkpoints._copy_all
         def slow(self):
             at_it.append(True)
             begun.set()
             threading.Event().wait(0.3)
             copy(self)
             at_it.clear()
-        checkpoints.Checkpoints._copy_all = slow
+        connection.Checkpoints._copy_all = slow
         for transacting in (None, threading.get_ident()):
             store._transacting = None
             begun.clear()
             store._checkpoints.written(0)
-            store._checkpoints.written(checkpoints._ROWS)
+            store._checkpoints.written(connection._ROWS)
             begun.wait()
             store._transacting = transacting
             if os.fork() == 0:

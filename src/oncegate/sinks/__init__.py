@@ -5,14 +5,29 @@ What a sink answers decides what becomes of the event. A sink that is busy, brok
 the event does.
 """
 
+import os
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
+from oncegate.durations import Duration
 from oncegate.errors import MissingExtra
 from oncegate.gate.handlers import Handler
-from oncegate.sinks.forwarding import ForwardWishes
 
 __all__ = ["forward", "publish"]
+
+Path: TypeAlias = str | os.PathLike[str]
+
+
+class ForwardWishes(TypedDict, total=False):
+    timeout: Duration
+    headers: Mapping[str, str] | Path | None
+    hosts: Sequence[str]
+    allow_private: bool
+    pins: Sequence[str]
+    ca: Path | None
+    certificate: Path | None
+    certificate_key: Path | None
 
 
 def forward(url: str, **wishes: Unpack[ForwardWishes]) -> Handler:

@@ -1,6 +1,5 @@
-"""What forwarding can be told, as people write it. `Forward` says what each means."""
+"""Forwarding: each event posted to a URL, with its key for the receiver to be idempotent on."""
 
-import os
 import re
 import ssl
 import threading
@@ -9,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path as File
-from typing import Final, TypeAlias, TypedDict
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 import httpcore
@@ -19,22 +18,9 @@ from oncegate.clocks import Clock, wall
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event
+from oncegate.sinks import Path
 from oncegate.sinks.documents import document
 from oncegate.sinks.network import Network, NotAllowed, context_for, pins_of, within
-
-Path: TypeAlias = str | os.PathLike[str]
-
-
-class ForwardWishes(TypedDict, total=False):
-    timeout: Duration
-    headers: Mapping[str, str] | Path | None
-    hosts: Sequence[str]
-    allow_private: bool
-    pins: Sequence[str]
-    ca: Path | None
-    certificate: Path | None
-    certificate_key: Path | None
-
 
 # Headers for a sink: the operator's own, and no value that could end one and begin another.
 

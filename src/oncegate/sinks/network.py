@@ -24,7 +24,7 @@ from httpcore import (
 )
 
 from oncegate.errors import SettingError
-from oncegate.sinks.forwarding import Path
+from oncegate.sinks import Path
 
 _PREFIX: Final = "sha256//"
 _VERSION: Final = 0xA0
