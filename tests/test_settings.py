@@ -428,7 +428,7 @@ def test_nothing_else_reads_the_environment() -> None:
             names = {getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "name", None)}
             if names & {"environ", "environb", "getenv", "getenvb"}:
                 readers.add(path.relative_to(root))
-    assert readers == {Path("settings/reading.py"), Path("settings/secrets.py")}
+    assert readers == {Path("settings/load.py")}
 
 
 def test_the_library_does_without() -> None:
