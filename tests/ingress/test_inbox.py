@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -17,7 +18,8 @@ import msgspec
 import pytest
 
 from oncegate import Event, Gate, read
-from oncegate.claims import Admission, Admit
+from oncegate.claims import Admission, Admit, Settlement
+from oncegate.clocks import Clock
 from oncegate.errors import SettingError
 from oncegate.gate.observers import Notice
 from oncegate.ingress.inbox import InboxWorker
@@ -612,14 +614,14 @@ class TestOwnEvents:
         with closing(Gate(url)) as gate:
             try:
                 gate.admit([call(number, f"call-{number}") for number in range(8)])
-                _wait_for(lambda: len(effects.read_text().split()) == 8)
+                wait_until(lambda: len(effects.read_text().split()) == 8)
                 for _ in range(3):
                     worker.send_signal(signal.SIGSTOP)
                     time.sleep(0.4)
                     worker.send_signal(signal.SIGCONT)
                     time.sleep(0.1)
                 (tmp_path / "go").touch()
-                _wait_for(lambda: [entry.record.state for entry in gate.store.browse()] == ["C"] * 8)
+                wait_until(lambda: [entry.record.state for entry in gate.store.browse()] == ["C"] * 8)
             finally:
                 worker.kill()
                 worker.wait()
@@ -640,7 +642,7 @@ STOPPED = dedent("""
 """)
 
 
-def _wait_for(happened: Callable[[], bool]) -> None:
+def wait_until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not happened():
         assert time.monotonic() < deadline
@@ -657,8 +659,8 @@ def test_store_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     working(gate, lambda event: seen.append(event.id), lambda worker: until(lambda: len(seen) == 1))
     assert gate.counts["inbox.failed"] == 3
     begun, ended = (record.getMessage() for record in caplog.records)
-    assert begun.startswith("events that wait cannot be taken from the store (")
-    assert ended.startswith("events that wait can be taken from the store again, after")
+    assert begun.startswith("waiting events cannot be taken from the store (")
+    assert ended.startswith("waiting events can be taken from the store again, after")
 
 
 def test_a_look_that_fails_for_a_reason_nobody_foresaw() -> None:
@@ -753,6 +755,80 @@ def test_what_still_waits_for_a_thread(gate: Gate) -> None:
     gate.drain()
 
 
+class HangingSettles(MemoryStore):
+    """A memory store whose `settle` blocks while `hangs` is set, until `answer` is set."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock=clock)
+        self.hangs, self.entered, self.answer = False, threading.Event(), threading.Event()
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        if self.hangs:
+            self.entered.set()
+            self.answer.wait(10)
+        return super().settle(settlements)
+
+
+class TestStopWhileTheStoreHangs:
+    """The event loop keeps running while claims are released, and stop ends within the drain time."""
+
+    def stop(self, gate: Gate, store: HangingSettles, handler: Handler, ready: Callable[[InboxWorker], bool]) -> None:
+        """Start a worker, stop it when it is `ready`, and check that the loop ticks until it has stopped."""
+        ticks: list[float] = []
+
+        async def tick() -> None:
+            while True:
+                await asyncio.sleep(0.01)
+                ticks.append(time.monotonic())
+
+        async def main() -> None:
+            worker = gate.inbox(handler, look="10ms", drain="500ms")
+            ticking, task = asyncio.create_task(tick()), asyncio.create_task(worker.work())
+            await until(lambda: ready(worker))
+            store.hangs = True
+            stopped_at = time.monotonic()
+            worker.stop()
+            await task
+            took = time.monotonic() - stopped_at
+            ticking.cancel()
+            assert store.entered.is_set()
+            assert took < 3
+            assert max(later - earlier for earlier, later in pairwise(ticks)) < 1
+
+        try:
+            asyncio.run(main())
+        finally:
+            store.answer.set()
+
+    def test_claim_that_waits_for_a_thread(self) -> None:
+        """A claim whose handler has not started when the drain time ends is released without blocking the loop, and
+        keeps its attempt when the store answers later."""
+        store = HangingSettles()
+        gate = Gate(store, threads=1)
+        running, finish = threading.Event(), threading.Event()
+
+        def handler(_event: Event) -> None:
+            running.set()
+            finish.wait(10)
+
+        gate.admit([call(1), call(2, "call-2")])
+        self.stop(gate, store, handler, lambda worker: running.is_set() and worker.figures.in_hand == 2)
+        wait_until(lambda: ("R", 0) in [(entry.record.state, entry.record.attempts) for entry in store.browse()])
+        finish.set()
+        gate.drain()
+
+    def test_suspect_that_is_being_released(self) -> None:
+        """A worker stops although the thread that takes events still waits for the store."""
+        clock = ManualClock(1_000_000)
+        store = HangingSettles(clock)
+        gate = Gate(store)
+        gate.admit([call(1)])
+        gate._engine.claimer.take(1)
+        clock.advance("31s")
+        store.hangs = True
+        self.stop(gate, store, lambda _event: None, lambda _worker: store.entered.is_set())
+
+
 def test_a_sender_that_goes_while_the_worker_stops() -> None:
     """All that was granted to an admission and is not run here is given back, though the one who asked is cancelled
     meanwhile."""
@@ -769,7 +845,7 @@ def test_a_sender_that_goes_while_the_worker_stops() -> None:
     async def main() -> None:
         worker = gate.inbox(lambda event: None, look="10s")
         task = asyncio.create_task(worker.work())
-        await until(lambda: worker._room_at_once() > 0)
+        await until(lambda: worker._free_slots() > 0)
         events = [event for number in range(5) for event in read(call(number, f"call-{number}"))]
         request = asyncio.create_task(worker.admit(events))
         await asyncio.sleep(0)

@@ -183,7 +183,7 @@ def test_trouble_is_waited_out(queue: Queue, hook: Hook, caplog: pytest.LogCaptu
     assert all(pause >= least for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=True))
     begun, over = [record.message for record in caplog.records]
     assert "could not do it in time (RequestThrottled: slowly)" in begun
-    assert begun.endswith("nothing is received until that is over")
+    assert begun.endswith("nothing is received until this ends")
     assert over.startswith("the SQS queue")
     assert " answers again, after " in over
     gate.close()
@@ -215,7 +215,7 @@ def test_messages_wait_for_the_store(queue: Queue, caplog: pytest.LogCaptureFixt
     assert sorted(handler.ran) == list(range(40))
     assert "event.failed" not in gate.counts
     assert [record.message.partition(",")[0] for record in caplog.records] == [
-        "events cannot be claimed (the store is away); nothing is received until that is over",
+        "events cannot be claimed (the store is away); nothing is received until this ends",
         "events can be claimed again",
     ]
     gate.close()

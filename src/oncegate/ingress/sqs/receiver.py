@@ -182,9 +182,9 @@ class Receiver:
             raise
         except QueueError as error:
             self._plenty.clear()
-            self._queue.met(str(error))
+            self._queue.failed(str(error))
             return
-        self._queue.over(f"{self._calls.place} answers")
+        self._queue.succeeded(f"{self._calls.place} answers")
         if len(messages) == self._ways.batch:
             self._plenty.set()
         else:

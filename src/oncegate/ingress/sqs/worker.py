@@ -175,7 +175,7 @@ class SqsSession:
     def _kept(self, work: MessageEvent, outcome: Outcome) -> Next:
         """The store could not be asked, which is no fault of the message: it stays in hand, where the queue does not
         count it, until it can."""
-        self._receiver.store.met(f"events cannot be claimed ({outcome.error})")
+        self._receiver.store.failed(f"events cannot be claimed ({outcome.error})")
         work.item = self._identified(work.event)
         return RunAgain(self._receiver.store.pause)
 
@@ -197,7 +197,7 @@ class SqsSession:
         if name := _COUNTED.get(outcome.status):
             self._counts[name] += 1
         if outcome.status in _ASKED:
-            self._receiver.store.over("events can be claimed")
+            self._receiver.store.succeeded("events can be claimed")
 
     def _given_back(self, works: Sequence[MessageEvent]) -> None:
         """Not run, because one before it in its lane was not taken, or because all is to end.
