@@ -199,8 +199,8 @@ class TestCheck:
             exit_codes.USAGE,
             [
                 "Error: oncegate.toml, work.batch: batch=11 must be a whole number from 1 to 10",
-                "Error: oncegate.toml, work.wait: wait='21s' is longer than the 20s that SQS allows",
-                "Error: oncegate.toml, work.visibility: visibility='13h' is longer than the 12h that SQS allows",
+                "Error: oncegate.toml, work.wait: wait='21s' is too long; the maximum of SQS is 20s",
+                "Error: oncegate.toml, work.visibility: visibility='13h' is too long; the maximum of SQS is 12h",
             ],
         )
         assert oncegate("work", "sqs://q?region=x", "--handler", "json:dumps")[2] == err.splitlines(keepends=True)[0]

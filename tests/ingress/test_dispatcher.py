@@ -106,10 +106,10 @@ async def test_a_failure_gives_its_lane_back_and_no_other() -> None:
     bench = Bench()
     await bench.offer("a1", "a3", "a2", lane="a")
     await bench.offer("b1", "b2", lane="b")
-    assert bench.dispatcher.waits("a")
+    assert bench.dispatcher.has_waiting("a")
     await bench.end("a1", "give_back")
     assert bench.back == ["a2", "a3"]
-    assert not bench.dispatcher.waits("a")
+    assert not bench.dispatcher.has_waiting("a")
     await bench.end("b1")
     assert bench.started == ["a1", "b1", "b2"]
     await bench.offer("a4", lane="a")
@@ -198,7 +198,7 @@ async def test_what_does_not_end_in_time_is_cancelled_and_handed_back() -> None:
 
 def test_what_cannot_be_cancelled_is_handed_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that swallows its cancellation holds up the end for a moment only, and is handed back once."""
-    monkeypatch.setattr("oncegate.ingress.dispatcher._STOP_WITHIN", 0.02)
+    monkeypatch.setattr("oncegate.ingress.dispatcher._CANCEL_WITHIN", 0.02)
     back: list[int] = []
 
     async def run(work: int) -> Next:

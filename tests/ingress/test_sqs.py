@@ -171,7 +171,7 @@ def test_an_entity_runs_in_order(queue: Queue, store: str) -> None:
 
 def test_stepping_aside_has_an_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits behind an event that always fails runs all the same before the queue has counted it too often."""
-    monkeypatch.setattr("oncegate.ingress.sqs.worker._STEPS_ASIDE", 1)
+    monkeypatch.setattr("oncegate.ingress.sqs.worker._MAX_SKIPS", 1)
     queue.send(call(1, "c-1", fails=99), call(2, "c-1"))
     handler, gate = Handler(), Gate("memory://")
     worker = gate.worker(queue.source, handler, wait="1s")

@@ -153,7 +153,7 @@ def test_a_deletion_that_keeps_failing_is_only_told(
     assert handler.ran == [1]
     assert gate.counts["event.duplicate"] >= 1
     assert [record.message.partition(" (")[2] for record in caplog.records] == [
-        "InternalError: later); it comes again, as a duplicate"
+        "InternalError: later); it will be delivered again as a duplicate"
     ]
     gate.close()
 
@@ -293,14 +293,15 @@ def test_a_queue_that_goes_away_ends_the_worker(queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("source", "ways", "said"),
     [
-        ("inbox", {}, "'inbox' names no queue; write sqs://NAME"),
-        ("sqs://a queue", {}, "names no queue"),
-        ("sqs://q?colour=red", {}, "the address of a queue has no option 'colour'; it has region and endpoint"),
+        ("inbox", {}, "'inbox' is not a queue URL; use sqs, as in sqs://NAME"),
+        ("sqs://a queue", {}, "is not the URL of a queue; write sqs://NAME"),
+        ("kafka://q", {}, "unknown queue scheme 'kafka'; use sqs, as in sqs://NAME?region=eu-central-1"),
+        ("sqs://q?colour=red", {}, "unknown option 'colour' in a queue URL; use region or endpoint"),
         ("sqs://q?endpoint=here", {}, "endpoint='here' is no address"),
         ("https://sqs.eu-central-1.amazonaws.com/1/", {}, "does not end with the name of a queue"),
         ("sqs://q", {"batch": 11}, "batch=11 must be a whole number from 1 to 10"),
-        ("sqs://q", {"wait": "21s"}, "wait='21s' is longer than the 20s that SQS allows"),
-        ("sqs://q", {"visibility": "13h"}, "visibility='13h' is longer than the 12h that SQS allows"),
+        ("sqs://q", {"wait": "21s"}, "wait='21s' is too long; the maximum of SQS is 20s"),
+        ("sqs://q", {"visibility": "13h"}, "visibility='13h' is too long; the maximum of SQS is 12h"),
         ("sqs://q", {"in_hand": 0}, "in_hand=0 must be a whole number"),
         ("sqs://q", {"drain": 5}, "drain=5 is not a duration"),
     ],
