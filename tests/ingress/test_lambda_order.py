@@ -11,7 +11,7 @@ from oncegate.claims import COMPLETED, RELEASED
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
-from tests.gate.invocations import Context, Handler, envelope, fifo, message, missed, nothing, shard_record
+from tests.ingress.invocations import Context, Handler, envelope, fifo, message, missed, nothing, shard_record
 
 
 @pytest.fixture

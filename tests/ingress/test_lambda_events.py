@@ -12,7 +12,7 @@ from oncegate.claims import Claim, EventSummary, Reset
 from oncegate.errors import NotTaken, SettingError, UnknownSource
 from oncegate.stores.memory import MemoryStore
 from tests.gate.conftest import Stumbling
-from tests.gate.invocations import (
+from tests.ingress.invocations import (
     Context,
     Handler,
     active,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from oncegate import open_store
-from tests.gate.invocations import envelope
+from tests.ingress.invocations import envelope
 from tests.stores.dynamo_server import CREDENTIALS, DynamoServer
 from tests.stores.servers import until
 

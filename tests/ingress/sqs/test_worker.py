@@ -17,13 +17,13 @@ from oncegate.errors import RetryLater
 from oncegate.gate.options import validate
 from oncegate.stores.memory import MemoryStore
 from tests.doctor.cases import WITH_A_WORKER, lacking
-from tests.gate.invocations import destination, envelope, message, notification
-from tests.ingress.queues import Cloud, Handler, Queue, call, working
+from tests.ingress.invocations import destination, envelope, message, notification
+from tests.ingress.sqs.queues import Cloud, Handler, Queue, call, working
 from tests.stores.dynamo_server import DynamoServer, Wire
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import until
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "sqs.md").read_text()
+GUIDE = (Path(__file__).parents[3] / "docs" / "guide" / "sqs.md").read_text()
 
 
 def test_wrappings_are_one_event(queue: Queue, store: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.sinks import publish
 from tests.gate.test_handed_on import ENVELOPE, OTHERS, WRAPPINGS, Effects
-from tests.ingress.queues import Cloud, Queue, working
+from tests.ingress.sqs.queues import Cloud, Queue, working
 from tests.service.running import Service
 from tests.stores.dynamo_server import REGION
 from tests.stores.servers import until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncegate import Gate
-from tests.gate.invocations import envelope, nothing
+from tests.ingress.invocations import envelope, nothing
 
 FUNCTION = """
 import json, sys, threading

@@ -15,7 +15,7 @@ from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from oncegate.testing.race_contract import race
 from tests.gate.conftest import Stumbling, left_by_another
-from tests.gate.invocations import Context, Handler, envelope, fifo, function_url, gateway, message, missed, nothing
+from tests.ingress.invocations import Context, Handler, envelope, fifo, function_url, gateway, message, missed, nothing
 
 
 def fail(event: Event) -> None:
@@ -309,7 +309,7 @@ class TestLog:
         last = lines(capsys)[-1]
         assert (last["status"], last["reason"]) == (
             "in_flight",
-            "Not run: one before it has to be taken first; deliver it again.",
+            "Not run: an earlier event of its group or partition must be taken first; deliver it again.",
         )
 
 

@@ -20,13 +20,13 @@ from oncegate import open_store
 from oncegate.cli import exit_codes
 from oncegate.cli.main import run
 from oncegate.cli.work import work
-from tests.ingress.conftest import Hook
-from tests.ingress.queues import Cloud, Queue, call
+from tests.ingress.sqs.conftest import Hook
+from tests.ingress.sqs.queues import Cloud, Queue, call
 from tests.stores.dynamo_server import REGION, reply
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import until
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "sqs.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "sqs.md"
 HANDLER = """
 import os, pathlib, time
 

@@ -13,7 +13,7 @@ from oncegate.errors import SettingError
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
-from tests.gate.invocations import Context, envelope, function_url, gateway, message
+from tests.ingress.invocations import Context, envelope, function_url, gateway, message
 
 SECRET = "openmsg-example-secret"  # noqa: S105  # guards nothing
 
@@ -145,5 +145,5 @@ def test_time_is_the_gates_own(store: MemoryStore) -> None:
 def test_a_secret_is_no_verifier(gate: Gate) -> None:
     """A secret given instead of a verifier is refused at once, and not repeated."""
     given: Any = SECRET
-    with pytest.raises(SettingError, match=r"^signature is a verifier, such as oncegate\.signatures\.cxone"):
+    with pytest.raises(SettingError, match=r"^signature must be a verifier, such as oncegate\.signatures\.cxone"):
         gate.lambda_handler(print, signature=given)

@@ -13,8 +13,8 @@ from botocore.exceptions import EndpointConnectionError
 from oncegate import Event, Gate
 from oncegate.errors import QueueError, SettingError, StoreUnavailable
 from oncegate.stores.memory import MemoryStore
-from tests.ingress.conftest import Hook
-from tests.ingress.queues import Handler, Queue, call, working
+from tests.ingress.sqs.conftest import Hook
+from tests.ingress.sqs.queues import Handler, Queue, call, working
 from tests.stores.dynamo_server import reply
 from tests.stores.servers import until
 
