@@ -220,7 +220,7 @@ class TestCheck:
             "forward.ca",
             "forward.certificate_key",
         ]
-        assert "or forward.allow_private for a place" in said[0]
+        assert "or forward.allow_private for a receiver" in said[0]
         assert oncegate("serve")[2] == err.splitlines(keepends=True)[0]
 
     def test_traces_that_go_nowhere(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ class TestQueue:
         client("sqs").create_queue(QueueName="plain")
         outcome = Gate("memory://").run({"id": "1", "text": "x" * 1_100_000}, to("sqs://plain"))
         assert outcome.status == "buried"
-        assert "does not take this event (InvalidParameterValue: " in outcome.reason
+        assert "rejects this event (InvalidParameterValue: " in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ class TestFailures:
                 "ValidationException",
                 "Total size of the entries in the request is over the limit.",
                 Bury,
-                "not take",
+                "rejects this event",
             ),
-            (413, "RequestEntityTooLarge", "", Bury, "does not take this event"),
+            (413, "RequestEntityTooLarge", "", Bury, "rejects this event"),
         ],
     )
     def test_answers(
@@ -240,16 +240,17 @@ class TestPlaces:
     @pytest.mark.parametrize(
         ("url", "problem"),
         [
-            ("kafka://topic", "events are published to sqs://QUEUE"),
-            ("sqs://", "names no queue; write sqs://QUEUE"),
-            ("sqs://a/b", "names no queue"),
-            ("sqs://key:secret@q", "names no queue"),
-            ("sqs://q?source=x", "sqs:// has no option 'source'; it has region, endpoint, timeout, account"),
-            ("sqs://q?account=1", "account='1' is no account of AWS; it has 12 digits"),
+            ("kafka://topic", "unknown scheme 'kafka' to publish to; use sqs or eventbridge, as in sqs://QUEUE"),
+            ("queue", "'queue' is not a URL; use sqs or eventbridge"),
+            ("sqs://", "has no valid queue name; write sqs://QUEUE"),
+            ("sqs://a/b", "has no valid queue name"),
+            ("sqs://key:secret@q", "has no valid queue name"),
+            ("sqs://q?source=x", "unknown option 'source' of sqs://; use region, endpoint, timeout, account"),
+            ("sqs://q?account=1", "account='1' is not an AWS account; it must have 12 digits"),
             ("sqs://q?endpoint=here", "endpoint='here' is no address"),
             ("sqs://q?timeout=5", "timeout='5' is not a duration"),
-            ("eventbridge://?region=x", "names no bus"),
-            ("eventbridge://b?source=aws.ec2", "aws. is Amazon's own"),
+            ("eventbridge://?region=x", "has no valid bus name"),
+            ("eventbridge://b?source=aws.ec2", "the prefix aws. is reserved by AWS"),
             ("eventbridge://[b", "is not a URL"),
         ],
     )

@@ -70,12 +70,15 @@ def test_nothing_chosen() -> None:
             {"serve__forward": "https://a.example", "serve__handler": "app:on_event"},
             "--handler and --forward: an event goes one way only; keep one of them, and set the others to off",
         ),
-        ({"serve__forward": "https://u:s3cret@a.example"}, "--forward: the URL to forward to must not hold a password"),
+        (
+            {"serve__forward": "https://u:s3cret@a.example"},
+            "--forward: the URL to forward to must not contain",
+        ),
         ({"serve__forward": "http://a.example"}, "--forward: http://a.example is not encrypted"),
-        ({"serve__publish": "sqs://"}, "--publish: 'sqs://' names no queue"),
+        ({"serve__publish": "sqs://"}, "--publish: 'sqs://' has no valid queue name"),
         (
             {"serve__forward": "https://a.example", "forward__pins": "1"},
-            "--forward-pins: the pin '1' is no SHA-256 of a public key",
+            "--forward-pins: the pin '1' is not the SHA-256 of a public key",
         ),
     ],
 )
