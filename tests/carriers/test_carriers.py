@@ -287,7 +287,7 @@ def test_records_of_a_broker_that_cannot_be_read() -> None:
     assert [event.problem is None for event in read(batch)] == [False, False, True, False]
     (deleted,) = read(kafka(value=None))
     assert "without a value" in str(deleted.frame)
-    assert "no base64" in str(read(active(data=None))[0].problem)
+    assert "is missing or not a string" in str(read(active(data=None))[0].problem)
 
 
 @pytest.mark.parametrize("key", ["*", encoded("k")[:3], base64.b64encode(b"\xff").decode(), None, 5, ""])
@@ -455,7 +455,7 @@ def test_wrapping_is_bounded() -> None:
         payload = failed(payload)
     assert [event.id for event in read(payload)] == ["evt-1"]
     (event,) = read(failed(payload))
-    assert event.problem == "it is wrapped more than 8 times"
+    assert event.problem == "the event is nested in more than 8 carriers"
 
 
 def test_text_in_text_is_bounded_too() -> None:
@@ -464,7 +464,7 @@ def test_text_in_text_is_bounded_too() -> None:
     for _ in range(12):
         payload = json.dumps(payload)
     (event,) = read(payload)
-    assert event.problem == "it is wrapped more than 8 times"
+    assert event.problem == "the event is nested in more than 8 carriers"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_what_is_telling(source: Any) -> None:
     """No source knows a document, or guesses it to be its own, without an envelope and all that is telling of it."""
     for sample in SAMPLES:
         for body in (sample["document"], *(delivery.body for delivery in deliveries(sample["document"]))):
-            rest = {member: value for member, value in body.items() if member not in source.TELLING}
+            rest = {member: value for member, value in body.items() if member not in source.MARKERS}
             assert source.read(Delivery(rest, b"")) is None
             assert not hasattr(source, "guess") or source.guess(Delivery(rest, b"")) is None
 
@@ -111,7 +111,7 @@ def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
         ({"result": "200", "status": "subscribed"}, "notification channel itself (subscribed)"),
         ({"result": 200, "status": "subscribed"}, "notification channel itself (subscribed)"),
         ({"topicName": "channel.metadata", "eventBody": "x"}, "channel.metadata"),
-        ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "to be confirmed"),
+        ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "waits for confirmation"),
         ({"Type": "UnsubscribeConfirmation", "TopicArn": "arn:x", "Message": "bye"}, "end of an SNS subscription"),
     ],
 )
@@ -238,7 +238,7 @@ def test_cloudevents_whose_headers_are_no_text(name: str, value: str) -> None:
     """What is not UTF-8 is refused by its name: with other characters in its place, different ids would be one."""
     headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t", name: value}
     (event,) = read(b"{}", headers=headers)
-    assert event.problem == f"the header {name} is not UTF-8; send UTF-8, with % escapes"
+    assert event.problem == f"the header {name} is not UTF-8; send UTF-8 with % escapes"
 
 
 def test_cloudevents_with_other_letters() -> None:
