@@ -111,7 +111,7 @@ def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
         ({"result": "200", "status": "subscribed"}, "notification channel itself (subscribed)"),
         ({"result": 200, "status": "subscribed"}, "notification channel itself (subscribed)"),
         ({"topicName": "channel.metadata", "eventBody": "x"}, "channel.metadata"),
-        ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "waits for confirmation"),
+        ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "for confirmation"),
         ({"Type": "UnsubscribeConfirmation", "TopicArn": "arn:x", "Message": "bye"}, "end of an SNS subscription"),
     ],
 )
