@@ -1,4 +1,4 @@
-"""The emulator of SQS and a Redis server, started once for all tests of a file, and a fresh queue for each."""
+"""The AWS emulator and a Redis server, started once for each test file, and a new queue for each test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,15 +35,15 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that stops waits a moment for its open polls, which matters only where it lets go of something."""
-    if "patient" not in request.fixturenames:
+def short_last_poll(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that stops waits a moment for open polls. That matters only to tests that release messages."""
+    if "full_last_poll" not in request.fixturenames:
         monkeypatch.setattr("oncegate.ingress.sqs.worker._LAST_POLL", 0.05)
 
 
 @pytest.fixture
-def patient() -> None:
-    """This test is about what is let go."""
+def full_last_poll() -> None:
+    """For tests in which the wait for open polls matters."""
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def fifo(cloud: Cloud) -> Queue:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a store that is empty."""
+    """The URL of an empty store."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/claims.db"
     server: RedisServer = request.getfixturevalue("redis")
@@ -68,7 +68,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
-    """Have a test hear the events of botocore's clients."""
+    """Registers listeners for the events of botocore's clients."""
 
     def listen(register: Callable[[Any], None]) -> None:
         made = clients.client  # type: ignore[attr-defined]
