@@ -31,11 +31,11 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def to() -> Iterator[Callable[..., Forward]]:
-    """Handlers that are closed at the end."""
+    """Handlers that are closed after the test."""
     made = []
 
-    def make(url: str, **wishes: Any) -> Forward:
-        made.append(Forward(url, **{"allow_private": True, **wishes}))
+    def make(url: str, **options: Any) -> Forward:
+        made.append(Forward(url, **{"allow_private": True, **options}))
         return made[-1]
 
     yield make
@@ -43,16 +43,16 @@ def to() -> Iterator[Callable[..., Forward]]:
         handler.close()
 
 
-def said(handler: Forward, error: type[Exception] = RetryLater) -> str:
-    """What the handler says of an event that it could not hand on."""
+def message(handler: Forward, error: type[Exception] = RetryLater) -> str:
+    """The message of the exception that the handler raises, without ports."""
     with pytest.raises(error) as caught:
         handler(EVENT)
     return re.sub(r":\d{4,5}\b", "", str(caught.value))
 
 
-class TestWhatIsSent:
+class TestRequest:
     def test_through_a_gate(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
-        """The receiver gets each event once, as it came, with its key to be idempotent on."""
+        """The receiver gets each event once, unchanged, with its key as `Idempotency-Key`."""
         gate = Gate("memory://")
         body = b'{ "id": "evt-1", "type": "call.ended" }'
         outcomes = gate.run_batch([body, body], to(receiver.url("/hook?a=1")))
@@ -68,15 +68,15 @@ class TestWhatIsSent:
         )
 
     def test_from_many_threads(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
-        """One handler serves many threads, and connections are used again."""
+        """One handler serves many threads, and connections are reused."""
         handler = to(receiver.url())
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: handler(EVENT), range(80)))
         assert len(receiver.received) == 80
         assert receiver.connections <= 16
 
-    def test_own_headers(self, receiver: Receiver, to: Callable[..., Forward], tmp_path: Path) -> None:
-        """Headers of the operator's own are sent, and a file of them is read anew for each event."""
+    def test_extra_headers(self, receiver: Receiver, to: Callable[..., Forward], tmp_path: Path) -> None:
+        """Configured headers are sent, and a file of headers is read again for each event."""
         file = tmp_path / "headers"
         file.write_text("Authorization: Bearer one\n\nX-Api-Key: k:1\n")
         handler = to(receiver.url(), headers=file)
@@ -87,10 +87,10 @@ class TestWhatIsSent:
         assert (first["Authorization"], first["X-Api-Key"]) == ("Bearer one", "k:1")
         assert (second["Authorization"], second.get("X-Api-Key")) == ("Bearer two", None)
         file.unlink()
-        assert said(handler).endswith("cannot be read: No such file or directory")
+        assert message(handler).endswith("cannot be read: No such file or directory")
 
-    def test_what_the_sender_wrote_ends_no_header(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
-        """A type that would begin a header of its own is left out of the headers, not of the body."""
+    def test_header_injection(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
+        """A type with a line break is left out of the headers, but not of the body."""
         (event,) = read({"id": "1", "type": "x\r\nX-Admin: 1"})
         to(receiver.url())(event)
         ((_, headers, body),) = receiver.received
@@ -110,15 +110,15 @@ class TestWhatIsSent:
             ({"Idempotency-Key": "1"}, "Oncegate sets the header Idempotency-Key itself"),
         ],
     )
-    def test_headers_that_cannot_be_meant(self, headers: dict[str, str], problem: str) -> None:
-        """A header that would change the request is refused at the start, and no value is repeated."""
+    def test_invalid_headers(self, headers: dict[str, str], problem: str) -> None:
+        """A header that would change the request is rejected at the start, and the error has no header value."""
         with pytest.raises(SettingError) as caught:
             forward("https://crm.example", headers=headers)
         assert problem in str(caught.value)
         assert "s3cret" not in str(caught.value)
 
-    def test_a_file_of_headers_that_is_none(self, tmp_path: Path) -> None:
-        """A file with a line that is no header is refused at the start, and the line is not repeated."""
+    def test_an_invalid_file_of_headers(self, tmp_path: Path) -> None:
+        """A file with a line that is not a header is rejected at the start, and the error does not repeat the line."""
         (tmp_path / "headers").write_text("Bearer s3cret")
         with pytest.raises(SettingError, match=r"each line of .* must be a header in the form Name: value") as caught:
             forward("https://crm.example", headers=tmp_path / "headers")
@@ -127,16 +127,17 @@ class TestWhatIsSent:
 
 class TestAnswers:
     @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-    def test_taken(self, receiver: Receiver, to: Callable[..., Forward], status: int) -> None:
-        """Any 2xx is success."""
+    def test_success(self, receiver: Receiver, to: Callable[..., Forward], status: int) -> None:
+        """Every 2xx is a success."""
         receiver.status, receiver.body = status, b""
         assert to(receiver.url())(EVENT) is None
 
     @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 599])
-    def test_later(self, receiver: Receiver, to: Callable[..., Forward], status: int) -> None:
-        """What may pass is to be tried again, once per attempt, and only the host of the sink is told."""
+    def test_retry(self, receiver: Receiver, to: Callable[..., Forward], status: int) -> None:
+        """A temporary failure is raised as RetryLater after one request, and the message has only the host of the
+        receiver."""
         receiver.status, receiver.body = status, b"s3cret"
-        assert said(to(receiver.url("/token-1?token=2"))) == f"http://127.0.0.1 answered {status}"
+        assert message(to(receiver.url("/token-1?token=2"))) == f"http://127.0.0.1 answered {status}"
         assert len(receiver.received) == 1
 
     @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ class TestAnswers:
     def test_retry_after(
         self, receiver: Receiver, to: Callable[..., Forward], written: str | None, after: float | None
     ) -> None:
-        """Retry-After counts in seconds or as a date, for an hour at most; what is neither counts for nothing."""
+        """Retry-After is a number of seconds or a date, at most an hour. Any other value is ignored."""
         receiver.status = 503
         receiver.headers = {} if written is None else {"Retry-After": written}
         with pytest.raises(RetryLater) as caught:
@@ -164,8 +165,8 @@ class TestAnswers:
         assert caught.value.after == after
 
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-    def test_never(self, receiver: Receiver, to: Callable[..., Forward], status: int) -> None:
-        """An event that the receiver does not take is a dead letter at once."""
+    def test_rejected(self, receiver: Receiver, to: Callable[..., Forward], status: int) -> None:
+        """An event that the receiver rejects is buried at once."""
         receiver.status = status
         outcome = Gate("memory://").run({"id": "evt-1"}, to(receiver.url()))
         assert (outcome.status, outcome.event.attempt) == ("buried", 1)
@@ -173,62 +174,64 @@ class TestAnswers:
         assert outcome.discreet == outcome.reason
 
     def test_no_redirects(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
-        """A redirect is followed nowhere, and is the receiver's fault rather than the event's."""
+        """A redirect is not followed, and is a failure of the receiver, not of the event."""
         receiver.status, receiver.headers = 307, {"Location": receiver.url("/other")}
-        assert said(to(receiver.url())).endswith("redirects are not followed; configure the new address")
+        assert message(to(receiver.url())).endswith("redirects are not followed; configure the new address")
         assert [path for path, _, _ in receiver.received] == ["/hook"]
 
-    def test_an_endless_answer(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
-        """Of a long answer no more is read than is needed to know its status."""
+    def test_a_large_answer(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
+        """A large answer is read in part only."""
         receiver.body = b"x" * 5_000_000
         to(receiver.url())(EVENT)
 
-    def test_a_breach_of_http(self, to: Callable[..., Forward]) -> None:
-        """What answers with something else, or not at all, has not taken the event."""
+    def test_an_answer_that_is_not_http(self, to: Callable[..., Forward]) -> None:
+        """An answer that is not HTTP, or no answer, is a failure."""
         for answer in (b"220 mail.example ESMTP\r\n", b""):
             with _Speaker(answer) as port:
-                assert said(to(f"http://127.0.0.1:{port}")).endswith("closed the connection, or did not answer in HTTP")
+                assert message(to(f"http://127.0.0.1:{port}")).endswith(
+                    "closed the connection, or did not answer in HTTP"
+                )
 
     def test_an_answer_that_breaks_off(self, to: Callable[..., Forward]) -> None:
-        """A receiver that has said 200 has taken the event, whatever becomes of the rest of its answer."""
+        """After a status of 200 the event is accepted, even if the rest of the answer is missing."""
         with _Speaker(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc") as port:
             to(f"http://127.0.0.1:{port}")(EVENT)
 
     def test_slow(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
-        """A receiver that does not answer in time has failed, and the handler does not wait longer."""
+        """A receiver that does not answer within the timeout is a failure, and the handler does not wait longer."""
         receiver.hold.clear()
         started = time.monotonic()
-        assert said(to(receiver.url(), timeout="200ms")) == "http://127.0.0.1 did not answer in time"
+        assert message(to(receiver.url(), timeout="200ms")) == "http://127.0.0.1 did not answer in time"
         assert time.monotonic() - started < 2
 
-    def test_dribbling(self, to: Callable[..., Forward]) -> None:
-        """The time is for the whole request: a byte now and then does not make it longer."""
+    def test_a_slow_stream(self, to: Callable[..., Forward]) -> None:
+        """The timeout covers the whole request: single bytes do not extend it."""
         with _Speaker(b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 1_000, pause=0.05) as port:
             started = time.monotonic()
-            assert said(to(f"http://127.0.0.1:{port}", timeout="300ms")).endswith("did not answer in time")
+            assert message(to(f"http://127.0.0.1:{port}", timeout="300ms")).endswith("did not answer in time")
             assert time.monotonic() - started < 2
 
-    def test_nobody_there(self, to: Callable[..., Forward]) -> None:
-        """A port that is closed and a name that leads nowhere are said in words."""
+    def test_unreachable(self, to: Callable[..., Forward]) -> None:
+        """A closed port and an unknown name are reported in words."""
         with closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]
-        assert said(to(f"http://127.0.0.1:{port}")) == "http://127.0.0.1 cannot be reached: Connection refused"
-        unknown = said(to("https://sink.invalid", timeout="5s"))
+        assert message(to(f"http://127.0.0.1:{port}")) == "http://127.0.0.1 cannot be reached: Connection refused"
+        unknown = message(to("https://sink.invalid", timeout="5s"))
         assert unknown == "https://sink.invalid cannot be reached: the name cannot be resolved"
 
 
-class TestPlaces:
+class TestAddresses:
     def test_private_addresses(self, receiver: Receiver) -> None:
-        """A name that leads into the own network is not connected to, unless that is allowed."""
+        """A name that resolves to a private address is not connected to, unless that is allowed."""
         for host in ("127.0.0.1", "localhost", "0x7f.1", "[::ffff:127.0.0.1]"):
             handler = Forward(f"https://{host}:{receiver.server_address[1]}")
-            assert "which is a private address; set allow_private to allow it" in said(handler)
+            assert "which is a private address; set allow_private to allow it" in message(handler)
         assert receiver.connections == 0
 
-    def test_the_checked_address_is_the_one(
+    def test_no_dns_rebinding(
         self, receiver: Receiver, to: Callable[..., Forward], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A name is resolved once for a connection: what it leads to at a second look does not matter."""
+        """A name is resolved once for each connection, so a second, different result has no effect."""
         asked = []
         resolve = socket.getaddrinfo
 
@@ -242,25 +245,25 @@ class TestPlaces:
         assert len(receiver.received) == 1
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "sink.example", "[fd00::1]"])
-    def test_the_host_that_is_asked_for(
+    def test_host_header(
         self, receiver: Receiver, to: Callable[..., Forward], monkeypatch: pytest.MonkeyPatch, host: str
     ) -> None:
-        """The receiver is told the host as it stands in the URL, whatever address that has."""
+        """The Host header is the host of the URL, whatever its address is."""
         resolve = socket.getaddrinfo
         monkeypatch.setattr("socket.getaddrinfo", lambda _host, *rest, **named: resolve("127.0.0.1", *rest, **named))
         to(receiver.url(host=host))(EVENT)
         assert receiver.received[0][1]["Host"] == f"{host}:{receiver.server_address[1]}"
 
     def test_one_private_address_among_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If any address of a name is private, none of them is tried."""
+        """If one address of a name is private, none of them is connected to."""
         found = [(2, 1, 6, "", (address, 443)) for address in ("93.184.215.14", "169.254.169.254")]
         monkeypatch.setattr("socket.getaddrinfo", lambda *_args, **_named: found)
-        assert "169.254.169.254, which is a private address" in said(Forward("https://sink.example"))
+        assert "169.254.169.254, which is a private address" in message(Forward("https://sink.example"))
 
-    def test_plain_http_in_public(self, to: Callable[..., Forward], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without TLS nothing is sent to the Internet, whatever is allowed."""
+    def test_http_to_a_public_address(self, to: Callable[..., Forward], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without TLS nothing is sent to a public address, whatever is allowed."""
         monkeypatch.setattr("socket.getaddrinfo", lambda *_args, **_named: [(2, 1, 6, "", ("93.184.215.14", 80))])
-        assert "which is a public address; use https://" in said(to("http://sink.example"))
+        assert "which is a public address; use https://" in message(to("http://sink.example"))
 
     @pytest.mark.parametrize(
         ("url", "problem"),
@@ -282,15 +285,15 @@ class TestPlaces:
             (7, "invalid URL to forward to; use https://"),
         ],
     )
-    def test_urls_that_cannot_be_meant(self, url: Any, problem: str) -> None:
-        """A URL that cannot be meant is refused at the start, and what may be secret in it is not repeated."""
+    def test_invalid_urls(self, url: Any, problem: str) -> None:
+        """An invalid URL is rejected at the start, and the error repeats no secret part of it."""
         with pytest.raises(SettingError) as caught:
             forward(url)
         assert problem in str(caught.value)
         assert "s3cret" not in str(caught.value)
 
     def test_hosts(self) -> None:
-        """With a list of hosts no other one is taken; a star stands for all below, not for the name itself."""
+        """With `hosts`, no other host is accepted. `*.example` allows every name below it, but not the name itself."""
         for url in ("https://crm.example", "https://CRM.example:8443/x", "https://a.b.corp.example"):
             forward(url, hosts=["crm.example", "*.corp.example"])
         for url in ("https://evil.example", "https://corp.example", "https://crm.example.evil.example"):
@@ -300,56 +303,56 @@ class TestPlaces:
 
 class TestTls:
     def test_verified(self, to: Callable[..., Forward]) -> None:
-        """A certificate of a trusted authority for the right name is taken."""
+        """A certificate of a trusted authority for the right name is accepted."""
         with receiving("server") as receiver:
             to(receiver.url(), ca=CA)(EVENT)
             to(receiver.url(host="localhost"), ca=CA, hosts=["localhost"])(EVENT)
             assert len(receiver.received) == 2
 
     def test_not_trusted(self, to: Callable[..., Forward]) -> None:
-        """An authority that nobody trusts, or another name, ends it before anything is sent."""
+        """With an untrusted authority or another name, nothing is sent."""
         with receiving("server") as receiver:
-            assert "has a certificate that is not trusted: unable to get local issuer" in said(to(receiver.url()))
+            assert "has a certificate that is not trusted: unable to get local issuer" in message(to(receiver.url()))
             assert receiver.received == []
         with receiving("elsewhere") as receiver:
-            assert "certificate is not valid for '127.0.0.1'" in said(to(receiver.url(), ca=CA))
+            assert "certificate is not valid for '127.0.0.1'" in message(to(receiver.url(), ca=CA))
             assert receiver.received == []
 
     @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
     def test_old_tls(self, to: Callable[..., Forward]) -> None:
-        """TLS 1.1 is not spoken."""
+        """TLS 1.1 is rejected."""
         with receiving("server", newest=ssl.TLSVersion.TLSv1_1) as receiver:
-            assert "failed the TLS handshake" in said(to(receiver.url(), ca=CA))
+            assert "failed the TLS handshake" in message(to(receiver.url(), ca=CA))
             assert receiver.received == []
 
     def test_pinned(self, to: Callable[..., Forward]) -> None:
-        """A pin is the SHA-256 of the public key, as other tools print it; one of several will do."""
+        """A pin is the SHA-256 of the public key, as other tools print it. One matching pin is enough."""
         with receiving("server") as receiver:
             to(receiver.url(), ca=CA, pins=[OTHER_PIN, SERVER_PIN])(EVENT)
             assert len(receiver.received) == 1
 
     def test_not_pinned(self, to: Callable[..., Forward]) -> None:
-        """A certificate that is trusted but not pinned is sent nothing, and the error says what its pin would be."""
+        """Nothing is sent to a trusted receiver whose key is not pinned, and the error has its pin."""
         with receiving("server") as receiver:
-            text = said(to(receiver.url(), ca=CA, pins=[OTHER_PIN]))
+            text = message(to(receiver.url(), ca=CA, pins=[OTHER_PIN]))
             assert text.endswith(f"the pin of its certificate is {SERVER_PIN}, which is not among the pins")
             assert receiver.received == []
 
     def test_a_pin_does_not_replace_trust(self, to: Callable[..., Forward]) -> None:
-        """What is pinned must be trusted, too."""
+        """A pinned certificate must be trusted, too."""
         with receiving("server") as receiver:
-            assert "not trusted" in said(to(receiver.url(), pins=[SERVER_PIN]))
+            assert "not trusted" in message(to(receiver.url(), pins=[SERVER_PIN]))
 
-    def test_mutual(self, to: Callable[..., Forward]) -> None:
-        """A receiver that wants a certificate gets the client's own, and takes nothing without."""
+    def test_client_certificate(self, to: Callable[..., Forward]) -> None:
+        """A receiver that requires a client certificate gets it, and rejects a connection without one."""
         with receiving("server", mutual=True) as receiver:
-            assert "failed the TLS handshake" in said(to(receiver.url(), ca=CA))
+            assert "failed the TLS handshake" in message(to(receiver.url(), ca=CA))
             assert receiver.received == []
             to(receiver.url(), ca=CA, certificate=CLIENT)(EVENT)
             assert len(receiver.received) == 1
 
     @pytest.mark.parametrize(
-        ("wishes", "problem"),
+        ("options", "problem"),
         [
             ({"pins": ["abc"]}, "is not the SHA-256 of a public key; use curl's form, sha256//…"),
             ({"ca": "nowhere.pem"}, "in nowhere.pem cannot be used: No such file or directory"),
@@ -364,21 +367,21 @@ class TestTls:
             ({"timeout": "0s"}, "timeout='0s' must be longer than nothing"),
         ],
     )
-    def test_wishes_that_cannot_be_meant(self, wishes: Any, problem: str) -> None:
-        """What cannot be used is refused at the start."""
+    def test_invalid_options(self, options: Any, problem: str) -> None:
+        """Invalid options are rejected at the start."""
         with pytest.raises(SettingError) as caught:
-            forward("https://crm.example", **wishes)
+            forward("https://crm.example", **options)
         assert problem in str(caught.value)
 
     def test_a_key_with_a_passphrase(self, tmp_path: Path) -> None:
-        """A key that a person would have to unlock is refused; nobody is asked."""
+        """A key with a passphrase is rejected, and OpenSSL does not ask for the passphrase."""
         (tmp_path / "locked.pem").write_text(_LOCKED)
         with pytest.raises(SettingError, match="its key has a passphrase"):
             forward("https://crm.example", certificate=CLIENT, certificate_key=tmp_path / "locked.pem")
 
 
 class _Speaker:
-    """Says something to whoever connects, whatever was asked."""
+    """A server that sends the same bytes to every client."""
 
     def __init__(self, answer: bytes, pause: float = 0.0) -> None:
         self._answer = answer
