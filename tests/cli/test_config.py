@@ -154,7 +154,7 @@ class TestCheck:
             ('store = "dynamodb://k:s3cret@Table"', "oncegate.toml, store: 'dynamodb://***@Table' names no table"),
             ('store = "redis://h?x=1"', "oncegate.toml, store: the Redis store has no option 'x'"),
             ('store = "memory://x"', "oncegate.toml, store: the memory store takes no address or options"),
-            ('[read]\nid = "a..b"', "oncegate.toml, read.id: id='a..b' is no path"),
+            ('[read]\nid = "a..b"', "oncegate.toml, read.id: id='a..b' is not a path"),
             (
                 '[serve]\nsignature_options = ["header=x"]',
                 "oncegate.toml, serve.signature_options: there is no signature",

@@ -36,8 +36,8 @@ def read(
 ) -> list[Event]:
     """The events of a payload of bytes, text or parsed JSON, with the HTTP headers of its request if there are any.
 
-    An event that cannot be read is returned with a `problem` that says why, and with its bytes in `raw`; it never
-    raises. If `most` is given, a payload with more events raises TooManyEvents, and none of them is read.
+    `read` does not raise for an event that cannot be read: the event has a `problem` that says why, and its bytes in
+    `raw`. If `most` is given, a payload with more events raises TooManyEvents, and none of them is read.
     """
     if type(payload) is bytes and not headers:
         try:

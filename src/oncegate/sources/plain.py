@@ -58,7 +58,7 @@ def paths(
 
 def _paths(member: str, dotted: str) -> tuple[Place, ...]:
     if not isinstance(dotted, str) or not dotted.split() or any(not all(path(each)) for each in dotted.split()):
-        raise SettingError(f'{member}={dotted!r} is no path; write it like "data.case.id"')
+        raise SettingError(f'{member}={dotted!r} is not a path; write a path such as "data.case.id"')
     return places(*dotted.split())
 
 
