@@ -273,7 +273,7 @@ class TestSettings:
     @pytest.mark.parametrize("url", ["", "redis//x", "mysql://x", "memory", "memory://x"])
     def test_urls_that_name_no_store(self, url: str) -> None:
         """A URL that names no store is refused with those that would do."""
-        with pytest.raises(SettingError, match="use one of: memory, sqlite|write memory://"):
+        with pytest.raises(SettingError, match=r"use one of: memory, sqlite|write memory://"):
             Gate(url)
 
     def test_a_store_by_its_url(self) -> None:
