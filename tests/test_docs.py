@@ -54,7 +54,7 @@ def _python(page: str, tmp_path: Path, checks: str = "") -> str:
 
 def test_the_readme_runs(tmp_path: Path) -> None:
     """The README's program prints what the README says, and finds a duplicate when it runs again."""
-    (shown,) = re.findall(r"The program prints `(.+?)`", README)
+    (shown,) = re.findall(r"`.venv/bin/python case.py` prints `(.+?)`", README)
     assert _python(README, tmp_path) == f"{shown}\n"
     assert _python(README, tmp_path).startswith("duplicate {'case': 'case for evt-1'}")
     assert len(README.splitlines()) <= 150
