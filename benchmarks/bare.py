@@ -15,7 +15,7 @@ from oncegate.gate.outcome import Outcome
 from oncegate.service.app import App
 from oncegate.service.monitoring import Metrics
 from oncegate.service.protocol import Bounds, bounded
-from oncegate.service.route import Door
+from oncegate.service.route import Route
 
 _ANSWER = b'{"status":"parsed"}'
 _HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(_ANSWER)).encode())]
@@ -58,7 +58,7 @@ class _Keeping:
 
 def _keeping() -> App:
     metrics = Metrics()
-    return App({"/events": Door("default", _Keeping(Gate("sqlite:///kept.db")), metrics)}, metrics)
+    return App({"/events": Route("default", _Keeping(Gate("sqlite:///kept.db")), metrics)}, metrics)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from oncegate.claims import About, Claim, Complete, Verdict
+from oncegate.claims import Claim, Complete, EventSummary, Verdict
 
 BATCH: Final = 100
 NAMESPACE: Final = "default"
@@ -27,7 +27,7 @@ def fresh(count: int) -> list[Batch]:
 
 
 def _claim() -> Claim:
-    about = About(SOURCE, TYPE, delivery_id=str(uuid.uuid4()))
+    about = EventSummary(SOURCE, TYPE, delivery_id=str(uuid.uuid4()))
     return Claim(NAMESPACE, os.urandom(16), os.urandom(16), os.urandom(16), LEASE, RETENTION, about)
 
 

@@ -16,13 +16,13 @@ from oncegate.claims import (
     IN_PROGRESS,
     RELEASED,
     Abandon,
-    About,
     Admit,
     Admitted,
     Buried,
     Claim,
     Conflict,
     Duplicate,
+    EventSummary,
     Granted,
     InFlight,
     Record,
@@ -32,7 +32,7 @@ from oncegate.claims import (
 NOW = 1_000
 ANN, BOB = b"a" * 16, b"b" * 16
 ONE, TWO = b"1" * 16, b"2" * 16
-ABOUT = About("plain")
+ABOUT = EventSummary("plain")
 
 HELD = Record(IN_PROGRESS, ANN, 7, NOW + 1, 1, ONE, NOW + 100, ABOUT, 1)
 LAPSED = replace(HELD, lease_until=NOW)

@@ -1,28 +1,60 @@
-"""Patience: the pauses of somebody who looks again and again until something is done."""
+"""Exponential backoff with jitter: the one rule for how long to wait before a retry.
 
+Each pause is twice as long as the one before, up to a limit. Jitter takes away up to half of a pause, so that clients
+that failed together do not retry together. The unit of time is the caller's.
+"""
+
+import random
 import time
 from typing import Final
 
-_FIRST_PAUSE: Final = 0.01
-_LONGEST_PAUSE: Final = 0.25
+_MOST_DOUBLINGS: Final = 40
+_POLL_FIRST: Final = 0.01  # seconds
+_POLL_LONGEST: Final = 0.25
 
 
-class Patience:
-    """Each pause is longer than the one before; the last goes up to the end. `wait` is in microseconds."""
+def pause_after(attempt: int, first: int, longest: int) -> int:
+    """The pause after this attempt (1 is the first one), without jitter."""
+    return min(first << min(attempt - 1, _MOST_DOUBLINGS), longest)
+
+
+def jittered(pause: float) -> float:
+    """Between half of the pause and all of it."""
+    return random.uniform(pause / 2, pause)  # noqa: S311  # a pause is no secret
+
+
+class Backoff:
+    """The pauses of one retry loop."""
+
+    def __init__(self, first: float, longest: float, *, jitter: bool = True) -> None:
+        self._first = first
+        self._longest = longest
+        self._jitter = jitter
+        self._next = first
+
+    def next_pause(self) -> float:
+        pause = self._next
+        self._next = min(2 * pause, self._longest)
+        return jittered(pause) if self._jitter else pause
+
+    def reset(self) -> None:
+        """Start again with the first pause, after a success."""
+        self._next = self._first
+
+
+class PollBackoff:
+    """The pauses between two polls until a deadline, `wait` microseconds from now. The last pause ends at it."""
 
     def __init__(self, wait: int) -> None:
         self._deadline = time.monotonic() + wait / 1e6
-        self._next = _FIRST_PAUSE
+        self._backoff = Backoff(_POLL_FIRST, _POLL_LONGEST, jitter=False)
 
     @property
     def left(self) -> float:
-        """The seconds until the end."""
+        """Seconds until the deadline."""
         return self._deadline - time.monotonic()
 
     def pause(self) -> float | None:
-        """How long to wait until the next look; None if that was the last."""
+        """Seconds until the next poll; None after the deadline."""
         left = self.left
-        if left <= 0:
-            return None
-        pause, self._next = min(self._next, left), min(2 * self._next, _LONGEST_PAUSE)
-        return pause
+        return min(self._backoff.next_pause(), left) if left > 0 else None

@@ -77,7 +77,7 @@ DEAD: Final = "D"
 NOBODY: Final = b""
 
 
-class About(Struct, frozen=True, gc=False, array_like=True):
+class EventSummary(Struct, frozen=True, gc=False, array_like=True):
     """What explains a record to a person; no rule here looks at it."""
 
     source: str
@@ -101,7 +101,7 @@ class Record(Struct, frozen=True, gc=False, array_like=True):
     attempts: int
     payload_hash: bytes
     expires_at: int | None
-    about: About
+    about: EventSummary
     first_seen: int
     completed_at: int | None = None
     result: bytes | None = None
@@ -133,7 +133,7 @@ class Claim(Address, frozen=True, gc=False):
     payload_hash: bytes
     lease: int
     retention: int
-    about: About
+    about: EventSummary
     binds: bool = True
     marks: bool = False
     slides: int = 0
@@ -153,30 +153,30 @@ class Admit(Address, frozen=True, gc=False):
     owner: bytes
     payload_hash: bytes
     payload: bytes
-    about: About
+    about: EventSummary
     binds: bool = True
     lease: int = 0
 
 
-class Held(Address, frozen=True, gc=False):
+class ClaimProof(Address, frozen=True, gc=False):
     """The proof of a claim: owner and fence, as granted."""
 
     owner: bytes
     fence: int
 
 
-class Renew(Held, frozen=True, gc=False):
+class Renew(ClaimProof, frozen=True, gc=False):
     lease: int
 
 
-class Complete(Held, frozen=True, gc=False):
+class Complete(ClaimProof, frozen=True, gc=False):
     retention: int
     result: bytes | None = None
     error: str | None = None
     handed_to: str | None = None
 
 
-class Release(Held, frozen=True, gc=False):
+class Release(ClaimProof, frozen=True, gc=False):
     """What the record itself holds is not taken again before the delay is over, and before all others if it was never
     started; a delivery may claim it at once. `unavailable`: it failed because something that its handler calls is
     unavailable, so the attempt does not count."""
@@ -187,13 +187,13 @@ class Release(Held, frozen=True, gc=False):
     unavailable: bool = False
 
 
-class Bury(Held, frozen=True, gc=False):
+class Bury(ClaimProof, frozen=True, gc=False):
     retention: int
     payload: bytes
     error: str
 
 
-class Abandon(Held, frozen=True, gc=False):
+class Abandon(ClaimProof, frozen=True, gc=False):
     """The instance that holds the claim is known to have ended: nobody will settle it."""
 
 
@@ -382,7 +382,7 @@ def _alive(record: Record, now: int) -> bool:
     return record.state == IN_PROGRESS and now < record.lease_until
 
 
-def _mine(record: Record, held: Held) -> bool:
+def _mine(record: Record, held: ClaimProof) -> bool:
     """An empty owner proves nothing: what belongs to nobody has one."""
     return record.owner == held.owner and record.fence == held.fence and held.owner != NOBODY
 

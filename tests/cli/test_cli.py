@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.claims import About, Claim, Complete, Release
+from oncegate.claims import Claim, Complete, EventSummary, Release
 from oncegate.cli import exit_codes
 from oncegate.cli.output import clean
 from tests.cli.conftest import Run, on_terminal
@@ -42,7 +42,7 @@ class TestKeys:
 
     def test_show_what_was_counted(self, oncegate: Run, gate: Gate) -> None:
         """Lost attempts, since when something is unavailable, and where an event was handed on."""
-        key, about = b"k" * 16, About("plain", delivery_id="evt-1")
+        key, about = b"k" * 16, EventSummary("plain", delivery_id="evt-1")
         (granted,) = gate.store.claim([Claim("default", key, b"a" * 16, b"h" * 16, 1, 10**12, about)])
         assert json.loads(oncegate("keys", "show", key.hex(), "--output", "json")[1])["lost"] == 0
         (granted,) = gate.store.claim([Claim("default", key, b"b" * 16, b"h" * 16, 10**10, 10**12, about)])
@@ -236,7 +236,7 @@ class TestErrors:
             (
                 ("dlq", "list", "--store", "mysql://x"),
                 exit_codes.USAGE,
-                "a store URL starts with memory:// or sqlite://",
+                "use one of: memory, sqlite",
             ),
             (("dlq", "list", "--store", "memory://"), exit_codes.USAGE, "memory:// lives within one process"),
             (("serv",), exit_codes.USAGE, "No such command 'serv'"),

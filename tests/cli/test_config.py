@@ -65,7 +65,7 @@ class TestCommands:
             (("serve", "--max-attempts", "0"), "--max-attempts: max_attempts=0 must be"),
             (("serve", "--retention", "1s"), "--retention: retention='1s' is shorter than lease='30s'"),
             (("serve", "--key", "feilds('a')"), "--key: there is no key strategy feilds; did you mean fields?"),
-            (("serve", "--store", "mysql://x"), "--store: no store speaks 'mysql'"),
+            (("serve", "--store", "mysql://x"), "--store: unknown store scheme 'mysql'"),
             (("serve", "--host", "::"), "--host ::: no signature is checked"),
             (("serve", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),
             (("work", "sqs://q", "--handler", "json:nothing"), "--handler json:nothing: there is no nothing in json"),

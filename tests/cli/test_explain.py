@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oncegate import Event, Gate, keys, open_store, read
-from oncegate.claims import About, Claim, Redrive
+from oncegate.claims import Claim, EventSummary, Redrive
 from oncegate.cli import exit_codes
 from oncegate.errors import RetryLater
 from tests.cli.conftest import Run, on_terminal
@@ -184,7 +184,7 @@ class TestDecisions:
     def test_a_worker_that_died(self, oncegate: Run, tmp_path: Path) -> None:
         """If nobody came back, it is not claimed to know how it ended."""
         with closing(open_store(f"sqlite:///{tmp_path}/oncegate.db")) as store:
-            about = About("plain", delivery_id="evt-1")
+            about = EventSummary("plain", delivery_id="evt-1")
             store.claim([Claim("default", bytes(16), bytes(16), bytes(16), 20_000, 60_000_000, about)])
         told = ""
         while "lease ended" not in told:  # it takes 20 ms

@@ -6,21 +6,21 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncegate.doctor.facts import (
-    Archive,
-    Clock,
+    ArchiveFacts,
+    ClockFacts,
+    EventSourceFacts,
     Facts,
-    Feed,
-    Function,
-    Queue,
-    Redis,
-    Route,
-    Rule,
-    Store,
-    Table,
-    Target,
+    FunctionFacts,
+    QueueFacts,
+    RedisFacts,
+    RouteFacts,
+    RuleFacts,
+    StoreFacts,
+    TableFacts,
+    TargetFacts,
     Unread,
 )
-from oncegate.gate.options import agree
+from oncegate.gate.options import validate
 from oncegate.infra.rights import allow_rule
 
 HERE = "eu-central-1:123456789012"
@@ -39,7 +39,7 @@ INVOKED = {
     "Condition": {"ArnLike": {"AWS:SourceArn": DIRECT}},
 }
 
-queue = Queue(
+queue = QueueFacts(
     name="crm-events",
     url="https://sqs.eu-central-1.amazonaws.com/123456789012/crm-events",
     arn=QUEUE,
@@ -50,13 +50,13 @@ queue = Queue(
     max_receives=5,
     statements=(allow_rule(QUEUE, RULE),),
 )
-feed = Feed(id="0d8f", source=QUEUE)
-function = Function(
+feed = EventSourceFacts(id="0d8f", source=QUEUE)
+function = FunctionFacts(
     name="crm-function", arn=FUNCTION, timeout=30, feeds=(feed,), store="dynamodb://crm-claims?region=eu-central-1"
 )
-direct = Function(name="crm-function", arn=FUNCTION, timeout=30, on_failure=DEAD, statements=(INVOKED,))
-target = Target(id="crm", arn=QUEUE, dead_arn=DEAD)
-rule = Rule(
+direct = FunctionFacts(name="crm-function", arn=FUNCTION, timeout=30, on_failure=DEAD, statements=(INVOKED,))
+target = TargetFacts(id="crm", arn=QUEUE, dead_arn=DEAD)
+rule = RuleFacts(
     name="crm-events",
     arn=RULE,
     bus=PARTNER,
@@ -67,12 +67,12 @@ rule = Rule(
 direct_rule = replace(rule, name="crm-direct", arn=DIRECT, targets=(replace(target, arn=FUNCTION),))
 audits = replace(rule, name="crm-audits", arn=AUDITS, pattern={"detail-type": [{"prefix": "v2.audits"}]})
 TWO_MAY_SEND = replace(queue, statements=(allow_rule(QUEUE, RULE), allow_rule(QUEUE, AUDITS)))
-table = Table(name="crm-claims")
-store = Store(url="dynamodb://crm-claims?region=eu-central-1", scheme="dynamodb", skew=2_000_000)
-sqlite = Store(url="sqlite:///a%20b.db", scheme="sqlite", path="a b.db")
-redis = Redis(host="cache", port=6379)
+table = TableFacts(name="crm-claims")
+store = StoreFacts(url="dynamodb://crm-claims?region=eu-central-1", scheme="dynamodb", skew=2_000_000)
+sqlite = StoreFacts(url="sqlite:///a%20b.db", scheme="sqlite", path="a b.db")
+redis = RedisFacts(host="cache", port=6379)
 
-SIGNED = Route(path="/events/billing", key="webhook_id", signature="standard-webhooks")
+SIGNED = RouteFacts(path="/events/billing", key="webhook_id", signature="standard-webhooks")
 
 BEHIND_A_QUEUE: Final = Facts(
     routes=(SIGNED,),
@@ -81,9 +81,9 @@ BEHIND_A_QUEUE: Final = Facts(
     queue=queue,
     function=function,
     rules=(rule,),
-    archives=(Archive(name="calls", bus=PARTNER, days=5),),
+    archives=(ArchiveFacts(name="calls", bus=PARTNER, days=5),),
     table=table,
-    clocks=(Clock(of="AWS", ahead=400_000, within=600_000),),
+    clocks=(ClockFacts(of="AWS", ahead=400_000, within=600_000),),
     region="eu-central-1",
 )
 BEHIND_A_RULE: Final = replace(BEHIND_A_QUEUE, queue=None, function=direct, rules=(direct_rule,))
@@ -115,25 +115,28 @@ def with_feed(**changes: Any) -> Facts:
 BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "aws.readable": [("error", lacking(BEHIND_A_QUEUE, unread=(Unread(what="the queue crm", why="there is none"),)))],
     "settings.retention": [
-        ("error", lacking(BEHIND_A_QUEUE, terms=agree({"retention": "5d"}), archives=())),
-        ("error", lacking(BEHIND_A_RULE, terms=agree({"retention": "30h"}), archives=())),
+        ("error", lacking(BEHIND_A_QUEUE, terms=validate({"retention": "5d"}), archives=())),
+        ("error", lacking(BEHIND_A_RULE, terms=validate({"retention": "30h"}), archives=())),
     ],
     "settings.replays": [
-        ("warning", lacking(BEHIND_A_QUEUE, archives=(Archive(name="calls", bus=PARTNER, days=8),))),
-        ("warning", lacking(BEHIND_A_QUEUE, archives=(Archive(name="calls", bus=PARTNER, days=0),))),
+        ("warning", lacking(BEHIND_A_QUEUE, archives=(ArchiveFacts(name="calls", bus=PARTNER, days=8),))),
+        ("warning", lacking(BEHIND_A_QUEUE, archives=(ArchiveFacts(name="calls", bus=PARTNER, days=0),))),
     ],
-    "settings.attempts": [("warning", Facts(terms=agree({"retention": "299s", "lease": "30s"})))],
+    "settings.attempts": [("warning", Facts(terms=validate({"retention": "299s", "lease": "30s"})))],
     "settings.signed": [
-        ("warning", lacking(BEHIND_A_QUEUE, routes=(SIGNED, Route(path="/events", key="auto")))),
-        ("warning", lacking(BEHIND_A_QUEUE, routes=(Route(path="/events/crm", key="event_id", signature="none"),))),
-        ("note", lacking(BEHIND_A_QUEUE, routes=(Route(path="/events/bus", key="auto", signature="api-key"),))),
+        ("warning", lacking(BEHIND_A_QUEUE, routes=(SIGNED, RouteFacts(path="/events", key="auto")))),
+        (
+            "warning",
+            lacking(BEHIND_A_QUEUE, routes=(RouteFacts(path="/events/crm", key="event_id", signature="none"),)),
+        ),
+        ("note", lacking(BEHIND_A_QUEUE, routes=(RouteFacts(path="/events/bus", key="auto", signature="api-key"),))),
     ],
     "store.reachable": [("error", lacking(BEHIND_A_QUEUE, store={"problem": "it cannot be reached"}))],
     "store.present": [
-        ("note", Facts(store=Store(url="sqlite:///oncegate.db", scheme="sqlite", absent="there is no file")))
+        ("note", Facts(store=StoreFacts(url="sqlite:///oncegate.db", scheme="sqlite", absent="there is no file")))
     ],
-    "store.memory": [("warning", Facts(store=Store(url="memory://", scheme="memory")))],
-    "store.disk": [("error", Facts(store=Store(url="sqlite:///a.db", scheme="sqlite", file_system="nfs4")))],
+    "store.memory": [("warning", Facts(store=StoreFacts(url="memory://", scheme="memory")))],
+    "store.disk": [("error", Facts(store=StoreFacts(url="sqlite:///a.db", scheme="sqlite", file_system="nfs4")))],
     "store.integrity": [
         ("error", Facts(store=replace(sqlite, damage="Page 3: btreeInitPage() returns error code 11"))),
         ("note", Facts(store=replace(sqlite, cut_short=True))),
@@ -142,9 +145,9 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "store.eviction": [("error", lacking(BEHIND_A_QUEUE, redis={"evicts_by": "allkeys-lru"}))],
     "store.persistence": [("warning", lacking(BEHIND_A_QUEUE, redis={"append_only": False}))],
     "store.clock": [
-        ("error", lacking(BEHIND_A_QUEUE, clocks=(Clock(of="AWS", ahead=2_700_000, within=600_000),))),
-        ("error", lacking(BEHIND_A_QUEUE, clocks=(Clock(of="AWS", ahead=-2_700_000, within=600_000),))),
-        ("warning", lacking(Facts(), clocks=(Clock(of="Redis at cache:6379", ahead=5_000_002, within=1),))),
+        ("error", lacking(BEHIND_A_QUEUE, clocks=(ClockFacts(of="AWS", ahead=2_700_000, within=600_000),))),
+        ("error", lacking(BEHIND_A_QUEUE, clocks=(ClockFacts(of="AWS", ahead=-2_700_000, within=600_000),))),
+        ("warning", lacking(Facts(), clocks=(ClockFacts(of="Redis at cache:6379", ahead=5_000_002, within=1),))),
     ],
     "table.shape": [("error", lacking(BEHIND_A_QUEUE, table={"problem": "it is no table of Oncegate"}))],
     "table.sweep": [
@@ -155,7 +158,7 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "queue.visibility": [("error", lacking(BEHIND_A_QUEUE, queue={"visibility": 179}))],
     "queue.lease": [
         ("error", lacking(WITH_A_WORKER, worker_visibility=29_000_000)),
-        ("error", lacking(WITH_A_WORKER, terms=agree({"lease": "31s"}))),
+        ("error", lacking(WITH_A_WORKER, terms=validate({"lease": "31s"}))),
     ],
     "queue.dead_letters": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_arn": None, "dead_retention": None, "max_receives": None})),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from oncegate.doctor.facts import Facts
 from oncegate.doctor.rules import RULES, judged, unasked
-from oncegate.gate.options import agree
+from oncegate.gate.options import validate
 from oncegate.infra.rights import allow_rule, sid
 from tests.doctor import commands
 from tests.doctor.cases import (
@@ -80,7 +80,7 @@ def test_the_worst_comes_first() -> None:
 def test_replays_that_shall_run() -> None:
     """Where replays are meant to run again, no archive is too long."""
     (_, broken), *_ = BROKEN["settings.replays"]
-    assert judged(lacking(broken, terms=agree({"on_replay": "run"}))) == []
+    assert judged(lacking(broken, terms=validate({"on_replay": "run"}))) == []
 
 
 def test_a_pattern_about_something_else() -> None:

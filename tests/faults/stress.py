@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncegate import open_store
-from oncegate.claims import About, Bury, Claim, Complete, Granted, Held, Release, Renew, Settlement
+from oncegate.claims import Bury, Claim, ClaimProof, Complete, EventSummary, Granted, Release, Renew, Settlement
 from oncegate.errors import StoreError
 from oncegate.stores.base import Store
 from tests.faults.grounds import Ground
@@ -61,7 +61,7 @@ class _Asker:
         self._chance = chance
         self._left = operations
         self._asked: deque[Claim] = deque(maxlen=_REMEMBERED)
-        self._held: deque[Held] = deque(maxlen=_REMEMBERED)
+        self._held: deque[ClaimProof] = deque(maxlen=_REMEMBERED)
         self._settled: deque[Settlement] = deque(maxlen=_REMEMBERED)
 
     def run(self) -> None:
@@ -87,7 +87,7 @@ class _Asker:
         granted = (verdict.record for verdict in verdicts if isinstance(verdict, Granted))
         by_owner = {claim.owner: claim for claim in claims}
         self._held += [
-            Held("stress", by_owner[record.owner].key, record.owner, record.fence)
+            ClaimProof("stress", by_owner[record.owner].key, record.owner, record.fence)
             for record in granted
             if record.owner in by_owner
         ]
@@ -110,7 +110,7 @@ class _Asker:
     def _some(self, kept: deque[Any]) -> list[Any]:
         return self._chance.sample(list(kept), min(len(kept), _BATCH // 2))
 
-    def _ending(self, held: Held) -> Settlement:
+    def _ending(self, held: ClaimProof) -> Settlement:
         chosen = self._chance.random()
         if chosen < 0.5:
             return Release(*_proof(held))
@@ -118,8 +118,8 @@ class _Asker:
 
 
 def _claim_of(key: bytes) -> Claim:
-    return Claim("stress", key, os.urandom(16), b"h" * 16, _LEASE, _RETENTION, About("plain"))
+    return Claim("stress", key, os.urandom(16), b"h" * 16, _LEASE, _RETENTION, EventSummary("plain"))
 
 
-def _proof(held: Held) -> tuple[str, bytes, bytes, int]:
+def _proof(held: ClaimProof) -> tuple[str, bytes, bytes, int]:
     return held.namespace, held.key, held.owner, held.fence

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from oncegate.gate.limiter import Alone, inside
+from oncegate.gate.limiter import HandlerRuns, inside
 
 
 @pytest.fixture
-def process() -> Alone:
-    return Alone()
+def process() -> HandlerRuns:
+    return HandlerRuns()
 
 
-def alone(process: Alone, token: object, within: float = 5.0, alone_for: float = 5.0) -> bool:
+def alone(process: HandlerRuns, token: object, within: float = 5.0, alone_for: float = 5.0) -> bool:
     return process.enter_alone(token, 60, within=within, alone_for=alone_for)
 
 
-def waits(process: Alone, kind: str) -> bool:
+def waits(process: HandlerRuns, kind: str) -> bool:
     deadline = time.monotonic() + 5
     while not getattr(process, kind):
         assert time.monotonic() < deadline
@@ -27,7 +27,7 @@ def waits(process: Alone, kind: str) -> bool:
     return True
 
 
-def test_alone_at_once(process: Alone) -> None:
+def test_alone_at_once(process: HandlerRuns) -> None:
     """Where nothing runs one is alone at once, however short its time; where something does it is not."""
     assert alone(process, "suspect", within=0.0)
     process.leave("suspect")
@@ -37,7 +37,7 @@ def test_alone_at_once(process: Alone) -> None:
     assert alone(process, "suspect", within=0.0)
 
 
-def test_nothing_starts_beside_it(process: Alone) -> None:
+def test_nothing_starts_beside_it(process: HandlerRuns) -> None:
     """Others do not start while one waits to be alone or is, and start as soon as it has left."""
     process.enter_now("running", 60)
     with ThreadPoolExecutor() as threads:
@@ -53,7 +53,7 @@ def test_nothing_starts_beside_it(process: Alone) -> None:
         other.result(5)
 
 
-def test_others_have_their_turn_between_two(process: Alone) -> None:
+def test_others_have_their_turn_between_two(process: HandlerRuns) -> None:
     """What waits to run beside others starts before the next that must be alone."""
     assert alone(process, "first")
     with ThreadPoolExecutor() as threads:
@@ -68,14 +68,14 @@ def test_others_have_their_turn_between_two(process: Alone) -> None:
         assert second.result(5)
 
 
-def test_one_that_gives_up_leaves_another_alone(process: Alone) -> None:
+def test_one_that_gives_up_leaves_another_alone(process: HandlerRuns) -> None:
     """A suspect that has waited in vain for another to end does not let others in beside that."""
     assert alone(process, "first")
     assert not alone(process, "second", within=0.01)
     assert not process.enter_now("other", 60)
 
 
-def test_every_wait_has_a_bound(process: Alone) -> None:
+def test_every_wait_has_a_bound(process: HandlerRuns) -> None:
     """One that hangs keeps others out for a while only, and one that must be alone does not wait for it for good."""
     assert alone(process, "hangs", alone_for=0.05)
     begun = time.monotonic()
@@ -87,7 +87,7 @@ def test_every_wait_has_a_bound(process: Alone) -> None:
     assert alone(process, "suspect", within=2), "it has run for longer than it can hold its claim"
 
 
-def test_one_whose_loop_is_blocked(process: Alone) -> None:
+def test_one_whose_loop_is_blocked(process: HandlerRuns) -> None:
     """One that asked and can neither look nor give up keeps nobody out when its time is over."""
     process.enter_now("running", 60)
     process.ask("suspect", 60, 5.0, lambda: None, within=0.05)
@@ -96,7 +96,7 @@ def test_one_whose_loop_is_blocked(process: Alone) -> None:
     assert 0.04 < time.monotonic() - begun < 2
 
 
-def test_within_a_handler(process: Alone) -> None:
+def test_within_a_handler(process: HandlerRuns) -> None:
     """A handler that runs another event in its own place waits for nobody."""
     process.enter_now("outer", 60)
     token = inside.set(True)
@@ -107,7 +107,7 @@ def test_within_a_handler(process: Alone) -> None:
         inside.reset(token)
 
 
-def test_an_interrupt_while_it_waits(process: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_it_waits(process: HandlerRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while one waits to be alone: it does not wait any longer."""
 
     class Interrupted(threading.Event):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, keys, read
-from oncegate.claims import About, Claim, Reset
+from oncegate.claims import Claim, EventSummary, Reset
 from oncegate.errors import NotTaken, SettingError, UnknownSource
 from oncegate.stores.memory import MemoryStore
 from tests.gate.conftest import Stumbling
@@ -121,7 +121,7 @@ def given_buried() -> Given:
 
 def given_in_flight() -> Given:
     gate, (event,) = Gate("memory://"), read(envelope())
-    about, second = About(event.source, event.type, event.entity, None, event.id), 1_000_000
+    about, second = EventSummary(event.source, event.type, event.entity, None, event.id), 1_000_000
     key, content = keys.auto(event).digest, keys.content_hash(event)
     gate.store.claim([Claim("default", key, bytes(16), content, 30 * second, 60 * second, about, True)])
     return gate, boom, envelope()

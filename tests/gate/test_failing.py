@@ -18,8 +18,8 @@ from oncegate import Event, Gate, Outcome, keys
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Redrive
 from oncegate.errors import Bury, RetryLater
 from oncegate.gate.leases import Heartbeat
-from oncegate.gate.limiter import Alone
-from oncegate.gate.settlement import Flusher
+from oncegate.gate.limiter import HandlerRuns
+from oncegate.gate.settlement import SettlementFlusher
 from oncegate.ingress.http_answers import answer_of
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -362,7 +362,7 @@ class TestInterrupted:
 
     def test_as_a_batch_begins(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C just before the first handler of a batch: none costs an attempt, and nothing is left under way."""
-        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Flusher, "begin"):
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, SettlementFlusher, "begin"):
             gate.run_batch([{"id": 1}, {"id": 2}], succeed)
         assert [(entry.record.state, entry.record.attempts) for entry in gate.store.browse()] == [(RELEASED, 0)] * 2
         assert gate._engine.runner._flusher._under_way == {}
@@ -375,7 +375,7 @@ class TestInterrupted:
         left_by_another(store, clock, {"id": 1})
         gate = Gate(store)
         payloads = [{"id": 1}, {"id": 3}] if together else [{"id": 1}]
-        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Alone, "ask"):
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, HandlerRuns, "ask"):
             gate.run_batch(payloads, succeed)
         assert _in_a_thread(lambda: gate.run({"id": 4}, succeed).status == "processed")
         clock.advance("31s")

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from oncegate.gate.batch_writer import Gathered, Gatherer
+from oncegate.gate.batch_writer import BatchWriter, WriteBatch
 from tests.gate.conftest import until
 
 
@@ -17,9 +17,9 @@ class Work:
         self.orphaned: list[str] = []
         self.go = threading.Semaphore(0)
         self._fails = fails
-        self.gatherer: Gatherer[str] = Gatherer("test", self._work, self._work, self.orphaned.append, 2)
+        self.gatherer: BatchWriter[str] = BatchWriter("test", self._work, self._work, self.orphaned.append, 2)
 
-    def _work(self, gathered: Gathered[str]) -> None:
+    def _work(self, gathered: WriteBatch[str]) -> None:
         assert self.go.acquire(timeout=10)
         self.done += gathered.asked
         if self._fails in gathered.asked:

@@ -16,7 +16,7 @@ import pytest
 from oncegate import Event, Gate, keys, read
 from oncegate.errors import RetryLater, SettingError
 from oncegate.gate.job import stage
-from oncegate.service.admission import Kept
+from oncegate.service.admission import InboxAdmission
 from oncegate.stores.base import Store
 from oncegate.stores.memory import MemoryStore
 from tests.service.running import until
@@ -238,7 +238,7 @@ class TestKept:
     def taken(self, store: Store, payload: Any, handler: Any) -> list[str]:
         """The statuses of two requests to a service."""
         with ThreadPoolExecutor(1) as threads:
-            kept = Kept(Gate(store), handler, threads, at_work=1, drain="1s")
+            kept = InboxAdmission(Gate(store), handler, threads, at_work=1, drain="1s")
 
             async def take() -> list[str]:
                 return [(await kept.take(read(payload)))[0].status for _ in range(2)]

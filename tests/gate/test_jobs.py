@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.events import Event, Key
-from oncegate.gate.job import Bare, Batch, Copy, Identified, Item, Job, Refused
+from oncegate.gate.job import Batch, Identified, InBatchDuplicate, Item, Job, RejectedEvent, UnguardedEvent
 from oncegate.gate.outcome import Outcome
 
 _EVENT = Event(source="plain", body={})
@@ -17,11 +17,11 @@ jobs = st.builds(
     st.booleans(),
     st.just(False) | st.booleans(),
 )
-others = st.builds(lambda: Refused(_REFUSAL)) | st.builds(lambda: Bare(_EVENT, "no key", _REFUSAL))
+others = st.builds(lambda: RejectedEvent(_REFUSAL)) | st.builds(lambda: UnguardedEvent(_EVENT, "no key", _REFUSAL))
 
 
 def first_of(item: Item) -> Item:
-    return item._first if isinstance(item, Copy) else item
+    return item._first if isinstance(item, InBatchDuplicate) else item
 
 
 @given(st.lists(jobs | others, max_size=6) | st.lists(jobs, max_size=3))

@@ -7,7 +7,7 @@ import pytest
 from oncegate import Event, Gate, keys
 from oncegate.claims import COMPLETED, Redrive
 from oncegate.errors import OncegateError, SettingError, StoreUnavailable
-from oncegate.stores.base import Want
+from oncegate.stores.base import TakeRequest
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from oncegate.testing.race_contract import race
@@ -84,7 +84,7 @@ class TestMarkFirst:
         if redriven != "not yet":
             store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
         if redriven in ("runs", "was left behind"):
-            store.take([Want("default", b"another", 60_000_000 if redriven == "runs" else 1)])
+            store.take([TakeRequest("default", b"another", 60_000_000 if redriven == "runs" else 1)])
         clock.advance("10s")
         outcome = gate.run({"id": 1, "n": 2}, fail)
         assert (outcome.status, outcome.acked) == ("buried", True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.claims import Complete, Held
+from oncegate.claims import ClaimProof, Complete
 from oncegate.errors import SettingError
 from oncegate.gate import JsonLog, Notice
 from oncegate.stores.sqlite import SqliteStore
@@ -188,7 +188,7 @@ class TestTransaction:
 
 
 class TestStaleOwners:
-    def attempt(self, store: SqliteStore, held: Held) -> tuple[bool, list[str]]:
+    def attempt(self, store: SqliteStore, held: ClaimProof) -> tuple[bool, list[str]]:
         """Try a transaction with a proof: the answer, and whether the effect was run."""
         ran: list[str] = []
 
@@ -203,13 +203,13 @@ class TestStaleOwners:
         record = granted(store)
         clock.advance(LEASE)
         successor = granted(store, "bob")
-        assert self.attempt(store, Held(NAMESPACE, KEY, record.owner, record.fence)) == (False, [])
+        assert self.attempt(store, ClaimProof(NAMESPACE, KEY, record.owner, record.fence)) == (False, [])
         assert stored(store) == successor
 
     def test_completed_before(self, store: SqliteStore) -> None:
         """A transaction that is tried again after it was committed does not write its effect again."""
         record = granted(store)
-        held = Held(NAMESPACE, KEY, record.owner, record.fence)
+        held = ClaimProof(NAMESPACE, KEY, record.owner, record.fence)
         assert self.attempt(store, held) == (True, ["ran"])
         assert self.attempt(store, held) == (False, [])
 
@@ -222,5 +222,5 @@ class TestStaleOwners:
             clock.advance(LEASE)
             return Complete(NAMESPACE, KEY, record.owner, record.fence, RETENTION)
 
-        assert store.transact(Held(NAMESPACE, KEY, record.owner, record.fence), slow) is False
+        assert store.transact(ClaimProof(NAMESPACE, KEY, record.owner, record.fence), slow) is False
         assert effects(store) == []

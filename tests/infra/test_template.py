@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncegate.cli import exit_codes
-from oncegate.infra.design import Design, Place
+from oncegate.infra.design import Design, Placement
 from oncegate.infra.rights import TABLE_ACTIONS
 from oncegate.infra.template import template
 from oncegate.infra.wanted import Function, Wanted
@@ -50,7 +50,7 @@ def test_they_are_in_order(oncegate: Run, tmp_path: Path) -> None:
 def test_it_has_what_up_makes(function: Function | None) -> None:
     """Each part is a resource, and none of them has an address that is written out."""
     wanted = Wanted(name="crm", queue=function is None, function=function)
-    parts = Design(wanted, Place("aws", "eu-central-1", "123456789012")).parts()
+    parts = Design(wanted, Placement("aws", "eu-central-1", "123456789012")).parts()
     body = template(wanted)
     assert len(body["Resources"]) == len(parts)
     assert '"arn:aws:' not in json.dumps(body)

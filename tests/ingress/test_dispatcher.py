@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncegate.ingress.dispatcher import Again, Dispatcher, Next
+from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 
 
 class Bench:
@@ -142,7 +142,7 @@ async def test_a_failure_can_hold_its_lane() -> None:
     """What is to run again waits at its place, and what comes after it in its lane waits with it; others do not."""
     bench = Bench()
     await bench.offer("a1", "a2", lane="a")
-    await bench.end("a1", Again(0.1))
+    await bench.end("a1", RunAgain(0.1))
     await bench.offer("b1", lane="b")
     assert bench.started == ["a1", "b1"]
     assert bench.dispatcher.held == ["a"]
@@ -173,7 +173,7 @@ async def test_draining_starts_nothing_and_waits_for_what_runs() -> None:
     bench = Bench()
     await bench.offer("a1", "a2", lane="a")
     await bench.offer("b1", lane="b")
-    await bench.end("b1", Again(60))
+    await bench.end("b1", RunAgain(60))
     draining = asyncio.create_task(bench.dispatcher.drain(5))
     await turns()
     assert sorted(bench.back) == ["a2", "b1"]
@@ -236,7 +236,7 @@ def test_nothing_is_lost_and_no_lane_overtakes_itself(seed: int) -> None:
         await asyncio.sleep(chance.choice([0, 0, 0.001]))
         busy.remove(lane)
         if chance.random() < 0.2:
-            return Again(0.001)
+            return RunAgain(0.001)
         ends.append(work)
         return "give_back" if chance.random() < 0.1 else "go_on"
 

@@ -21,7 +21,7 @@ from oncegate.claims import Admission, Admit
 from oncegate.errors import SettingError
 from oncegate.gate.observers import Notice
 from oncegate.ingress.inbox import InboxWorker
-from oncegate.stores.base import Entry, Want
+from oncegate.stores.base import Entry, TakeRequest
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling, until
@@ -169,7 +169,7 @@ class TestAtOnce:
         taken: list[int] = []
         take = MemoryStore.take
 
-        def counted(self: MemoryStore, wants: Sequence[Want]) -> list[Entry | None]:
+        def counted(self: MemoryStore, wants: Sequence[TakeRequest]) -> list[Entry | None]:
             taken.append(len(wants))
             return take(self, wants)
 
@@ -358,7 +358,7 @@ class TestAtOnce:
         """What was taken and cannot start yet is not lost while it waits: no attempt is spent on it."""
 
         class Slow(MemoryStore):
-            def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+            def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
                 taken = super().take(wants)
                 time.sleep(0.05)
                 return taken
@@ -543,7 +543,7 @@ class TestSuspects:
         looks = 0
 
         class Counting(MemoryStore):
-            def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+            def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
                 nonlocal looks
                 looks += 1
                 return super().take(wants)
@@ -667,7 +667,7 @@ def test_a_look_that_fails_for_a_reason_nobody_foresaw() -> None:
     class Wrong(MemoryStore):
         looks = 0
 
-        def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+        def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
             self.looks += 1
             if self.looks == 1:
                 raise ValueError("boom")

@@ -14,7 +14,7 @@ from oncegate import Event, Gate, keys
 from oncegate.doctor.rules import queue as queue_rules
 from oncegate.durations import microseconds
 from oncegate.errors import RetryLater
-from oncegate.gate.options import agree
+from oncegate.gate.options import validate
 from oncegate.stores.memory import MemoryStore
 from tests.doctor.cases import WITH_A_WORKER, lacking
 from tests.gate.invocations import destination, envelope, message, notification
@@ -274,7 +274,7 @@ def test_visibility_and_lease(
         queue.until_empty()
     assert ("is shorter than the lease" not in caplog.text) is fits
     for hidden in (1, 40_000):
-        facts = lacking(WITH_A_WORKER, queue={"visibility": hidden}, terms=agree({"lease": lease}))
+        facts = lacking(WITH_A_WORKER, queue={"visibility": hidden}, terms=validate({"lease": lease}))
         judged = list(queue_rules.lease(replace(facts, worker_visibility=microseconds(visibility, "visibility"))))
         assert (not judged) is fits
         for finding in judged:

@@ -7,11 +7,11 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncegate import claims
-from oncegate.claims import COMPLETED, Answer, Claim, Complete, Held, Record, Release, Renew, Verdict
+from oncegate.claims import COMPLETED, Answer, Claim, ClaimProof, Complete, Record, Release, Renew, Verdict
 from oncegate.errors import StoreUnavailable
 from oncegate.gate.handlers import Handler
 from oncegate.gate.job import Job
-from oncegate.gate.sync_runner import Runner
+from oncegate.gate.sync_runner import SyncRunner
 from oncegate.instances import instance, instance_of
 from oncegate.stores.postgres import arrays, schema
 from oncegate.stores.redis import RedisStore, script_calls
@@ -106,7 +106,7 @@ def _schema(text: bytes, instead: bytes) -> None:
 def _committed_apart() -> None:
     """The effect is committed in a transaction of its own, and the completion after it."""
 
-    def transact(self: SqliteStore, held: Held, effect: Callable[[Any], Complete]) -> bool:
+    def transact(self: SqliteStore, held: ClaimProof, effect: Callable[[Any], Complete]) -> bool:
         complete = self._write(lambda db, _now: effect(db))
         return self.settle([complete])[0]
 
@@ -116,22 +116,22 @@ def _committed_apart() -> None:
 def _in_company() -> None:
     """What was tried before is run together with its batch."""
 
-    def run(self: Runner, jobs: Sequence[Job], handler: Handler) -> None:
+    def run(self: SyncRunner, jobs: Sequence[Job], handler: Handler) -> None:
         self._run_together([job for job in jobs if job.held], handler)
 
-    setattr(Runner, "run", run)  # noqa: B010  # mypy takes a method for fixed
+    setattr(SyncRunner, "run", run)  # noqa: B010  # mypy takes a method for fixed
 
 
 def _started_late() -> None:
     """An effect starts without a look at the clock."""
 
-    checked = Runner._attempt_each
+    checked = SyncRunner._attempt_each
 
-    def attempt_each(self: Runner, jobs: Sequence[Job], handle: Any) -> None:
-        self._means = replace(self._means, boot=lambda: 0)
+    def attempt_each(self: SyncRunner, jobs: Sequence[Job], handle: Any) -> None:
+        self._context = replace(self._context, boot=lambda: 0)
         checked(self, jobs, handle)
 
-    setattr(Runner, "_attempt_each", attempt_each)  # noqa: B010  # mypy takes a method for fixed
+    setattr(SyncRunner, "_attempt_each", attempt_each)  # noqa: B010  # mypy takes a method for fixed
 
 
 def _abandons_the_living() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncegate.claims import Bury, Claim, Complete, Held, Release, Renew
+from oncegate.claims import Bury, Claim, ClaimProof, Complete, Release, Renew
 from oncegate.stores.base import EffectFailed, Store
 
 _PREFIX: Final = "history-"
@@ -100,7 +100,7 @@ class Recorder:
         self._answer(number, [each if isinstance(each, bool) else _shown(each) for each in answers])
         return answers
 
-    def _transact(self, transact: Callable[..., bool], held: Held, effect: Callable[[Any], Complete]) -> bool:
+    def _transact(self, transact: Callable[..., bool], held: ClaimProof, effect: Callable[[Any], Complete]) -> bool:
         number = self._ask([Item(held.namespace, held.key, held.owner, "transact", held.fence)])
         try:
             answer = transact(held, effect)

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from oncegate.claims import (
     IN_PROGRESS,
-    About,
     Bury,
     Claim,
     Complete,
+    EventSummary,
     Granted,
     Record,
     Release,
@@ -35,7 +35,7 @@ from oncegate.claims import (
 from tests.kills.history import Item, Operation, Shown
 
 _LONG: Final = 3_600_000_000  # longer than any history, so that nothing in it expires
-_ABOUT: Final = About("plain")
+_ABOUT: Final = EventSummary("plain")
 
 
 class _State(Struct, frozen=True, gc=False):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.claims import Complete, Held
+from oncegate.claims import ClaimProof, Complete
 from oncegate.stores.base import Store
 
 # In the order in which an event passes them. A verb is "called" before its first statement, "sent" when its first bytes
@@ -105,7 +105,7 @@ def _passing(trap: Trap, name: str, verb: Callable[..., Any], *arguments: Any) -
     return answer
 
 
-def _transact(trap: Trap, transact: Callable[..., bool], held: Held, effect: Callable[[Any], Complete]) -> bool:
+def _transact(trap: Trap, transact: Callable[..., bool], held: ClaimProof, effect: Callable[[Any], Complete]) -> bool:
     def watched(connection: Any) -> Complete:
         complete = effect(connection)
         trap("before the commit")

@@ -7,7 +7,7 @@ import psycopg
 from psycopg.waiting import Wait
 from redis.connection import AbstractConnection
 
-from oncegate.stores.redis.connection import Link
+from oncegate.stores.redis.connection import RedisConnection
 from tests.kills.points import Trap, asking
 
 
@@ -26,7 +26,7 @@ def _sent(trap: Trap) -> None:
 
 def _watch_redis(sent: Callable[[], None]) -> None:
     """What the store says, and what redis-py says to make a connection."""
-    for kind, name in ((Link, "send"), (AbstractConnection, "send_packed_command")):
+    for kind, name in ((RedisConnection, "send"), (AbstractConnection, "send_packed_command")):
         setattr(kind, name, _watched(getattr(kind, name), sent))
 
 

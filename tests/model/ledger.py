@@ -48,7 +48,7 @@ class Ledger:
     def __init__(self, claims: ModuleType, setting: Setting) -> None:
         self._claims = claims
         self._setting = setting
-        self._about = claims.About("model")
+        self._about = claims.EventSummary("model")
         self._rulings: dict[tuple[int, str, int, bool, bool], Ruling] = {}
         self._ids: dict[Any, int] = {None: ABSENT}
         self._states = [""]

@@ -8,7 +8,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from oncegate.ingress.http_answers import Answer
+from oncegate.ingress.http_answers import HttpAnswer
 from oncegate.service.protocol import Bounds, bounded
 
 HEAD = b"POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"
@@ -25,13 +25,13 @@ class Both:
         self.asked: list[str] = []
         self._gate = gate
 
-    async def answered(self, scope: Any, body: bytes) -> Answer:
+    async def answered(self, scope: Any, body: bytes) -> HttpAnswer:
         self.asked.append(f"whole {scope['path']} {body.decode()}")
         if self._gate is not None:
             await self._gate.wait()
         if body == b"break":
             raise RuntimeError("broken")
-        return Answer(200, b"{}", [(b"content-type", b"application/json")])
+        return HttpAnswer(200, b"{}", [(b"content-type", b"application/json")])
 
     async def __call__(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]

@@ -10,9 +10,9 @@ import pytest
 from oncegate import Event, Gate, read
 from oncegate.claims import Reset
 from oncegate.service import route as doors
-from oncegate.service.admission import Inline, Room
+from oncegate.service.admission import InFlightBudget, InlineAdmission
 from oncegate.service.monitoring import Metrics
-from oncegate.service.route import Door
+from oncegate.service.route import Route
 from oncegate.stores.memory import MemoryStore
 
 BODY = b'{"id":"evt-1","type":"call.ended","left":1}'
@@ -32,19 +32,19 @@ class Readings:
         return self._read(*arguments, **more)
 
 
-def statuses(door: Door, *requests: tuple[bytes, list[tuple[bytes, bytes]]]) -> list[str]:
+def statuses(door: Route, *requests: tuple[bytes, list[tuple[bytes, bytes]]]) -> list[str]:
     """What the events of these requests have come to, one after the other."""
 
     async def main() -> list[str]:
-        answers = [await door.answer(body, headers, lambda: "here", Room()) for body, headers in requests]
+        answers = [await door.answer(body, headers, lambda: "here", InFlightBudget()) for body, headers in requests]
         said = [msgspec.json.decode(answer.body) for answer in answers]
         return [each.get("outcome", each["status"]) for each in said]
 
     return asyncio.run(main())
 
 
-def door_of(handler: Any) -> Door:
-    return Door("default", Inline(Gate(MemoryStore()), handler, ThreadPoolExecutor(1)), Metrics())
+def door_of(handler: Any) -> Route:
+    return Route("default", InlineAdmission(Gate(MemoryStore()), handler, ThreadPoolExecutor(1)), Metrics())
 
 
 def test_a_storm_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +82,10 @@ def test_a_copy_while_the_handler_changes_the_event() -> None:
         await go.wait()
 
     async def main() -> list[str]:
-        door = Door("default", Inline(gate, handler, ThreadPoolExecutor(1)), Metrics())
+        door = Route("default", InlineAdmission(gate, handler, ThreadPoolExecutor(1)), Metrics())
 
         async def said() -> str:
-            told = msgspec.json.decode((await door.answer(BODY, HEADERS, lambda: "here", Room())).body)
+            told = msgspec.json.decode((await door.answer(BODY, HEADERS, lambda: "here", InFlightBudget())).body)
             return str(told.get("outcome", told["status"]))
 
         go.set()

@@ -20,7 +20,7 @@ from oncegate import Gate, open_store
 from oncegate.claims import Redrive
 from oncegate.cli.work import handlers_of_inbox
 from oncegate.errors import SettingError
-from oncegate.service.admission import Kept
+from oncegate.service.admission import InboxAdmission
 from oncegate.settings import load
 from oncegate.stores.memory import MemoryStore
 from tests.service.running import HANDLER, Service, until
@@ -204,7 +204,7 @@ def test_a_worker_that_dies_is_noticed() -> None:
             raise Fatal("broken")
 
     async def main() -> None:
-        kept = Kept(Gate(Broken()), lambda event: None, ThreadPoolExecutor(1), at_work=1, drain="1s")
+        kept = InboxAdmission(Gate(Broken()), lambda event: None, ThreadPoolExecutor(1), at_work=1, drain="1s")
         async with asyncio.timeout(10):
             await kept.work(asyncio.Event())
 

@@ -8,7 +8,7 @@ import pytest
 
 from oncegate.errors import StoreUnavailable
 from oncegate.service import monitoring
-from oncegate.service.monitoring import Look, probe
+from oncegate.service.monitoring import StoreProbe, probe
 from oncegate.stores.memory import MemoryStore
 
 
@@ -31,7 +31,7 @@ def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
             """It may not have been told yet."""
         assert (await look.answered(), len(asked) > 1) == (True, True)
 
-    look = Look(hang)
+    look = StoreProbe(hang)
     asyncio.run(main())
     look.close()
 

@@ -15,10 +15,10 @@ from standardwebhooks import Webhook
 from oncegate import Event, Gate
 from oncegate.clocks import wall
 from oncegate.errors import SettingError, StoreUnavailable
-from oncegate.service.admission import Inline, Room, Taking
+from oncegate.service.admission import Admission, InFlightBudget, InlineAdmission
 from oncegate.service.app import App
 from oncegate.service.monitoring import Metrics
-from oncegate.service.route import Door, Limits, LiveKeys, Rate
+from oncegate.service.route import Limits, LiveKeys, Rate, Route
 from oncegate.service.route_config import Proxies, networks
 from oncegate.service.service import Service
 from oncegate.settings import load
@@ -73,15 +73,15 @@ class CountingStore(MemoryStore):
         return super().__getattribute__(name)
 
 
-class Broken(Door):
+class Broken(Route):
     """A door behind which nothing can be done."""
 
     @property
-    def taking(self) -> Taking:
+    def taking(self) -> Admission:
         raise RuntimeError("broken")
 
     @taking.setter
-    def taking(self, _taking: Taking) -> None: ...
+    def taking(self, _taking: Admission) -> None: ...
 
 
 def post(app: App, path: str, body: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -419,7 +419,7 @@ class TestLimits:
 
     def test_room(self) -> None:
         """More requests or bytes than there is room for are 503 with Retry-After; what leaves makes room."""
-        room = Room(2, 100)
+        room = InFlightBudget(2, 100)
         gate = Gate("memory://")
         app = _app(gate, room=room)
         room.enter()
@@ -437,7 +437,7 @@ class TestLimits:
 
     def test_what_is_not_signed_takes_no_room(self) -> None:
         """Where there is no place left, a stranger is still told that it is one: only the known are told to wait."""
-        room = Room(1)
+        room = InFlightBudget(1)
         gate = Gate("memory://")
         app = _app(gate, room=room, verifier=verifier_of("standard-webhooks", {"a": whsec(1)}))
         body = b'{"id": 1}'
@@ -519,7 +519,7 @@ def _get(app: App, path: str) -> httpx.Response:
     return asyncio.run(main())
 
 
-def _app(gate: Gate, *, room: Room | None = None, **door: Any) -> App:
+def _app(gate: Gate, *, room: InFlightBudget | None = None, **door: Any) -> App:
     metrics = Metrics()
-    taking = Inline(gate, lambda event: None, ThreadPoolExecutor(1))
-    return App({"/events": Door("default", taking, metrics, **door)}, metrics, room=room)
+    taking = InlineAdmission(gate, lambda event: None, ThreadPoolExecutor(1))
+    return App({"/events": Route("default", taking, metrics, **door)}, metrics, room=room)

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from oncegate import Event
-from oncegate.simulate.copies import Wishes
+from oncegate.simulate.copies import CopyOptions
 from oncegate.simulate.sender import Sender, Summary, Target
 from oncegate.simulate.targets import File
 from oncegate.simulate.traffic import Plan, deliveries
@@ -17,7 +17,7 @@ Effects = list[str]
 
 
 def plan(events: int = 200, **wishes: float) -> Plan:
-    return Plan(events=events, rate=1_000, seed=5, wishes=Wishes(**wishes))  # type: ignore[arg-type]
+    return Plan(events=events, rate=1_000, seed=5, wishes=CopyOptions(**wishes))  # type: ignore[arg-type]
 
 
 def sent(target: Target, plan: Plan, truth: Path, **options: float) -> Summary:

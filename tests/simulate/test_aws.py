@@ -10,15 +10,15 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from oncegate import Gate, read
 from oncegate.errors import SettingError, TargetError
-from oncegate.simulate.aws import Bus, Queue, place_of
-from oncegate.simulate.copies import Wishes
+from oncegate.simulate.aws import EventBridgeTarget, SqsTarget, place_of
+from oncegate.simulate.copies import CopyOptions
 from oncegate.simulate.targets import open_target
 from oncegate.simulate.traffic import Plan, deliveries
 from tests.simulate.parts import Effects, judged, noting, plan, sent, truth_in
 from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer, reply
 from tests.stores.servers import free_port
 
-PUT = Plan(events=40, rate=10_000, seed=5, wishes=Wishes(reemit=0.3, replay=0.3, invalid=0.2, by_bus=True))
+PUT = Plan(events=40, rate=10_000, seed=5, wishes=CopyOptions(reemit=0.3, replay=0.3, invalid=0.2, by_bus=True))
 
 
 class Cloud(DynamoServer):
@@ -105,7 +105,7 @@ class TestQueue:
         """An entry that fails is sent again if the fault is not its own, and with it the batch is whole."""
         sqs = cloud.client_of("sqs")
         queue = sqs.create_queue(QueueName="stumbling")["QueueUrl"]
-        target = Queue(cloud.target("sqs://stumbling"))
+        target = SqsTarget(cloud.target("sqs://stumbling"))
         FirstFails(target._client, "sqs.SendMessageBatch", {"SenderFault": False, "Code": "InternalError"})
         fast = Plan(events=15, rate=100_000, seed=5)
         summary = sent(target, fast, tmp_path / "truth.jsonl")
@@ -115,7 +115,7 @@ class TestQueue:
     def test_the_entrys_own_fault(self, cloud: Cloud, tmp_path: Path) -> None:
         """One whose sender is at fault is not sent again."""
         cloud.client_of("sqs").create_queue(QueueName="strict")
-        target = Queue(cloud.target("sqs://strict"))
+        target = SqsTarget(cloud.target("sqs://strict"))
         FirstFails(target._client, "sqs.SendMessageBatch", {"SenderFault": True, "Code": "InvalidMessageContents"})
         summary = sent(target, Plan(events=15, rate=100_000, seed=5), tmp_path / "truth.jsonl")
         assert (summary.again, summary.count(fate="refused")) == (0, 1)
@@ -125,7 +125,7 @@ class TestQueue:
     def test_a_busy_service(self, cloud: Cloud, tmp_path: Path, code: str) -> None:
         """A request that is refused for now is made again."""
         cloud.client_of("sqs").create_queue(QueueName="busy")
-        target = Queue(cloud.target("sqs://busy"))
+        target = SqsTarget(cloud.target("sqs://busy"))
         refusals = [reply(400 if "Thrott" in code else 500, code)]
 
         def refuse(request: AWSPreparedRequest, **_rest: Any) -> AWSResponse | None:
@@ -152,7 +152,7 @@ class TestBus:
     def test_through_a_rule(self, cloud: Cloud, tmp_path: Path, queue: str) -> None:
         """What a rule hands over has envelopes of the bus's own, whose ids the truth has, and is read as the same
         events: a gate makes exactly once of it."""
-        target = Bus(cloud.target("eventbridge://desk"))
+        target = EventBridgeTarget(cloud.target("eventbridge://desk"))
         FirstFails(
             target._client, "events.PutEvents", {"ErrorCode": "ThrottlingException", "ErrorMessage": "slow down"}
         )

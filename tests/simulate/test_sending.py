@@ -10,9 +10,9 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from oncegate.errors import SettingError, TargetError
-from oncegate.simulate.sender import Again, Answer, Taken
+from oncegate.simulate.sender import Accepted, Answer, Retry
 from oncegate.simulate.targets import File, Http, open_target
-from oncegate.simulate.traffic import Delivery, Plan, deliveries
+from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries
 from oncegate.simulate.truth import Delivered
 from tests.simulate.parts import plan, sent, truth_in
 from tests.stores.servers import free_port
@@ -152,12 +152,12 @@ class Script:
         self.answers = list(answers)
         self.asked: list[tuple[float, list[int]]] = []
 
-    def send(self, batch: Sequence[Delivery]) -> list[Answer]:
+    def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         self.asked.append((time.monotonic(), [delivery.number for delivery in batch]))
-        answer = self.answers.pop(0) if self.answers else Taken()
+        answer = self.answers.pop(0) if self.answers else Accepted()
         if isinstance(answer, BaseException):
             raise answer
-        return [answer, *([Taken()] * (len(batch) - 1))]
+        return [answer, *([Accepted()] * (len(batch) - 1))]
 
     def close(self) -> None:
         pass
@@ -176,7 +176,7 @@ class TestSender:
 
     def test_batches(self, tmp_path: Path) -> None:
         """What is due goes together, up to what the target takes; what fails of it goes again, alone."""
-        target = Script([Again("busy")])
+        target = Script([Retry("busy")])
         summary = sent(target, Plan(events=40, rate=1_000_000, seed=5), tmp_path / "truth.jsonl")
         sizes = [len(numbers) for _, numbers in target.asked]
         assert max(sizes) == 10
@@ -187,7 +187,7 @@ class TestSender:
     @pytest.mark.parametrize("parallel", [1, 4])
     def test_interrupted(self, tmp_path: Path, parallel: int) -> None:
         """What was on its way when it ended may have been taken: its event is neither expected nor unknown."""
-        target = Script([Taken(), KeyboardInterrupt()])
+        target = Script([Accepted(), KeyboardInterrupt()])
         with pytest.raises(KeyboardInterrupt):
             sent(target, Plan(events=30, rate=1_000_000, seed=5), tmp_path / "truth.jsonl", parallel=parallel)
         truth = truth_in(tmp_path)

@@ -10,14 +10,14 @@ import pytest
 
 from oncegate import Gate, keys, read
 from oncegate.errors import SettingError
-from oncegate.simulate.copies import Wishes
-from oncegate.simulate.traffic import Delivery, Plan, deliveries, happenings, keys_of
+from oncegate.simulate.copies import CopyOptions
+from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries, happenings, keys_of
 
-ALL = Wishes(reemit=0.3, rewrap=0.3, replay=0.2, echo=0.3, conflict=0.3, invalid=0.2)
+ALL = CopyOptions(reemit=0.3, rewrap=0.3, replay=0.2, echo=0.3, conflict=0.3, invalid=0.2)
 WINDOW = ALL.window
 
 
-def made(events: int = 400, delay: int = 0, seed: int = 11, wishes: Wishes = ALL) -> list[Delivery]:
+def made(events: int = 400, delay: int = 0, seed: int = 11, wishes: CopyOptions = ALL) -> list[PlannedDelivery]:
     return list(deliveries(Plan(events=events, seed=seed, delay=delay, wishes=wishes)))
 
 
@@ -40,7 +40,7 @@ def test_the_same_bytes_again() -> None:
 
 def test_what_happens_does_not_depend_on_its_copies() -> None:
     """To ask for other copies, or for later ones, changes nothing of what happens."""
-    alone = Wishes(copies=(1, 1), reemit=0, rewrap=0, replay=0)
+    alone = CopyOptions(copies=(1, 1), reemit=0, rewrap=0, replay=0)
     for plan in (Plan(events=50, seed=2), Plan(events=50, seed=2, delay=5_000_000, wishes=alone)):
         firsts = {each.of.number: each.copy.raw for each in deliveries(plan) if each.of and each.copy.kind == "first"}
         assert len(firsts) == 50
@@ -52,7 +52,7 @@ def test_what_happens_does_not_depend_on_its_copies() -> None:
 def test_each_is_read_as_what_it_is_meant_to_be() -> None:
     """What arrives one after the other gets the outcome and the kind that the truth has for it, from a real gate."""
     gate = Gate("memory://")
-    for delivery in made(wishes=Wishes(reemit=0.3, rewrap=0.5, replay=0.2, conflict=0.3, invalid=0.2)):
+    for delivery in made(wishes=CopyOptions(reemit=0.3, rewrap=0.5, replay=0.2, conflict=0.3, invalid=0.2)):
         outcome = gate.run(delivery.copy.raw, lambda event: None)
         kind = delivery.copy.kind
         expected = {"first": "processed", "conflict": "conflict", "invalid": "invalid"}.get(kind, "duplicate")
@@ -104,7 +104,7 @@ def test_echoes_are_one_event_and_nothing_else_is(window: int) -> None:
     """However late, `state_change` with the window of the simulation runs each event once, and each of them."""
     ran: list[str | None] = []
     gate = Gate("memory://", key=keys.first(keys.state_change(f"{window // 1_000}ms"), keys.auto))
-    wishes = Wishes(echo=0.7, window=window)
+    wishes = CopyOptions(echo=0.7, window=window)
     for delivery in made(500, delay=20_000_000, wishes=wishes):
         gate.run(delivery.copy.raw, lambda event: ran.append(event.entity))
     assert Counter(ran) == Counter(each.event.entity for each in happenings(Plan(events=500, seed=11)))
@@ -125,10 +125,10 @@ def test_late_and_out_of_order() -> None:
 
 def test_how_often() -> None:
     """As many copies and as large shares come as were asked for."""
-    assert {each.copy.kind for each in made(50, wishes=Wishes(copies=(1, 1), reemit=0, rewrap=0, replay=0))} == {
+    assert {each.copy.kind for each in made(50, wishes=CopyOptions(copies=(1, 1), reemit=0, rewrap=0, replay=0))} == {
         "first"
     }
-    every = Wishes(copies=(4, 4), reemit=1, rewrap=1, replay=1, echo=1, conflict=1, invalid=1)
+    every = CopyOptions(copies=(4, 4), reemit=1, rewrap=1, replay=1, echo=1, conflict=1, invalid=1)
     found = [each for each in made(40, wishes=every) if each.of is None or "detail" in each.of.document]
     of_calls = Counter(each.copy.kind for each in found if each.of and each.copy.wrapping is None)
     calls = of_calls["first"]
@@ -142,7 +142,7 @@ def test_how_often() -> None:
 
 def test_by_a_bus() -> None:
     """What goes by a bus is a document each time, and no copy is said to have the envelope of another."""
-    for delivery in made(wishes=Wishes(reemit=0.3, replay=0.3, rewrap=0.5, invalid=0.3, by_bus=True)):
+    for delivery in made(wishes=CopyOptions(reemit=0.3, replay=0.3, rewrap=0.5, invalid=0.3, by_bus=True)):
         assert delivery.copy.document is not None
         assert delivery.copy.wrapping is None
         if delivery.copy.kind == "redelivery":
@@ -154,4 +154,4 @@ def test_by_a_bus() -> None:
 def test_a_window_that_cannot_be(window: int) -> None:
     """A window in which other events fall too could not be judged by."""
     with pytest.raises(SettingError, match="from 1ms to 5s"):
-        Plan(wishes=Wishes(window=window))
+        Plan(wishes=CopyOptions(window=window))

@@ -11,7 +11,7 @@ from botocore.awsrequest import AWSResponse
 from oncegate import Event, Gate, keys, read
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.sinks import publish
-from oncegate.sinks.publishing import Publisher, publisher, read_place
+from oncegate.sinks.publishing import Publisher, publisher, read_destination
 from tests.sinks.conftest import Client
 from tests.stores.dynamo_server import REGION, DynamoServer, reply
 from tests.stores.servers import until
@@ -231,9 +231,9 @@ def _answering(handler: Publisher, answer: AWSResponse) -> list[Any]:
 class TestPlaces:
     def test_read(self) -> None:
         """A URL says what is published to, and where."""
-        queue = read_place("sqs://q.fifo?region=eu-west-1&account=123456789012&timeout=2s")
+        queue = read_destination("sqs://q.fifo?region=eu-west-1&account=123456789012&timeout=2s")
         assert (queue.name, queue.region, queue.account, queue.timeout) == ("q.fifo", "eu-west-1", "123456789012", 2.0)
-        bus = read_place("eventbridge://aws/partner-1?endpoint=http://127.0.0.1:1&source=crm")
+        bus = read_destination("eventbridge://aws/partner-1?endpoint=http://127.0.0.1:1&source=crm")
         assert (bus.name, bus.endpoint, bus.source) == ("aws/partner-1", "http://127.0.0.1:1", "crm")
         assert bus.spoken == "the EventBridge bus aws/partner-1 (http://127.0.0.1:1)"
 

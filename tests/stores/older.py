@@ -13,16 +13,16 @@ from oncegate.claims import (
     DEAD,
     IN_PROGRESS,
     RELEASED,
-    About,
     Address,
     Claim,
     Complete,
+    EventSummary,
     Granted,
     Record,
     Redrive,
     Release,
 )
-from oncegate.stores.base import Document, Inbox, Store, Want
+from oncegate.stores.base import Document, Inbox, Store, TakeRequest
 from oncegate.testing import ManualClock
 
 DATA: Final = Path(__file__).parent.parent / "data" / "older"
@@ -30,7 +30,7 @@ NAMESPACE: Final = "crm"
 START: Final = 1_765_551_752_000_000
 LEASE: Final = 30_000_000
 DAY: Final = 86_400_000_000
-_ABOUT = About(
+_ABOUT = EventSummary(
     "genesys", "v2.detail.events.conversation.{id}.customer.end", "conversation-1", 1_765_551_751_000_000, "evt-1"
 )
 
@@ -54,7 +54,7 @@ def _done(at: int, result: bytes) -> Record:
 
 def _kept(payload: bytes, **changed: Any) -> Record:
     now = START + 2
-    kept = Record(RELEASED, _name("bob", b"."), now, now, 0, b"i" * 16, None, About("plain"), first_seen=now)
+    kept = Record(RELEASED, _name("bob", b"."), now, now, 0, b"i" * 16, None, EventSummary("plain"), first_seen=now)
     return replace(kept, payload=payload, **changed)
 
 
@@ -132,7 +132,7 @@ def _assert_granted(store: Store) -> None:
     after = _stored(store, "held")
     assert (after.attempts, after.lost, after.unavailable_since) == (0, 0, START + 10 + LEASE)
     assert store.redrive([Redrive(NAMESPACE, key("buried"))]) == [True]
-    wants = [Want(NAMESPACE, bytes([number]) * 16, LEASE) for number in range(5)]
+    wants = [TakeRequest(NAMESPACE, bytes([number]) * 16, LEASE) for number in range(5)]
     taken = {entry.key: entry.record for entry in store.take(wants) if entry is not None}
     expected = {"admitted": (1, 0), "taken": (1, 1), "buried": (1, 0), "redriven": (1, 0)}
     assert {each: (record.attempts, record.lost) for each, record in taken.items()} == {

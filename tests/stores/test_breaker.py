@@ -9,7 +9,7 @@ import pytest
 
 from oncegate import Event, Gate
 from oncegate.errors import StoreReadOnly, StoreUnavailable
-from oncegate.stores.circuit_breaker import IN_A_ROW, Breaker
+from oncegate.stores.circuit_breaker import IN_A_ROW, CircuitBreaker
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 
@@ -52,11 +52,11 @@ def changes() -> list[str]:
 
 
 @pytest.fixture
-def breaker(boot: ManualClock, changes: list[str]) -> Breaker:
-    return Breaker(SLOW, boot, lambda name, why: changes.append(name))
+def breaker(boot: ManualClock, changes: list[str]) -> CircuitBreaker:
+    return CircuitBreaker(SLOW, boot, lambda name, why: changes.append(name))
 
 
-def refused(breaker: Breaker, server: Server) -> bool:
+def refused(breaker: CircuitBreaker, server: Server) -> bool:
     """Whether the server was not even asked."""
     asked = server.asked
     try:
@@ -66,20 +66,20 @@ def refused(breaker: Breaker, server: Server) -> bool:
     return False
 
 
-def break_it(breaker: Breaker, server: Server) -> None:
+def break_it(breaker: CircuitBreaker, server: Server) -> None:
     server.fails = True
     for _ in range(IN_A_ROW):
         assert not refused(breaker, server)
 
 
-def answer(breaker: Breaker, server: Server, takes: int, *, times: int) -> None:
+def answer(breaker: CircuitBreaker, server: Server, takes: int, *, times: int) -> None:
     server.takes = takes
     for _ in range(times):
         assert breaker.call(server, [1]) == [1]
 
 
 class TestOpening:
-    def test_by_errors_in_a_row(self, breaker: Breaker, server: Server, changes: list[str]) -> None:
+    def test_by_errors_in_a_row(self, breaker: CircuitBreaker, server: Server, changes: list[str]) -> None:
         """After so many errors in a row the store is not asked any more; the refusal says why, and until when."""
         break_it(breaker, server)
         assert changes == ["breaker.opened"]
@@ -87,13 +87,13 @@ class TestOpening:
             breaker.call(server, [1])
         assert server.asked == IN_A_ROW
 
-    def test_not_by_scattered_errors(self, breaker: Breaker, server: Server) -> None:
+    def test_not_by_scattered_errors(self, breaker: CircuitBreaker, server: Server) -> None:
         """One answer in time begins the count anew."""
         for number in range(10 * IN_A_ROW):
             server.fails = number % IN_A_ROW != 0
             assert not refused(breaker, server)
 
-    def test_by_slow_answers(self, breaker: Breaker, server: Server) -> None:
+    def test_by_slow_answers(self, breaker: CircuitBreaker, server: Server) -> None:
         """Answers later than the bound count as failures, though they are answers; those as late as it do not. The
         refusal says how late, what the limit was, and which setting it comes from."""
         answer(breaker, server, 2 * MS, times=21)
@@ -105,21 +105,21 @@ class TestOpening:
             breaker.call(server, [1])
 
     @pytest.mark.parametrize("first", [0, 1, 4])
-    def test_not_by_a_store_that_is_far_away(self, breaker: Breaker, server: Server, first: int) -> None:
+    def test_not_by_a_store_that_is_far_away(self, breaker: CircuitBreaker, server: Server, first: int) -> None:
         """A store that answers in 60 ms every time is well, whatever its first few answers took."""
         answer(breaker, server, 2 * MS, times=first)
         answer(breaker, server, 60 * MS, times=200)
         answer(breaker, server, 600 * MS, times=20)
         assert not refused(breaker, server)
 
-    def test_by_what_is_slow_for_a_store_that_is_far_away(self, breaker: Breaker, server: Server) -> None:
+    def test_by_what_is_slow_for_a_store_that_is_far_away(self, breaker: CircuitBreaker, server: Server) -> None:
         """The limit is ten times the median of the last answers, where that is more than the setting."""
         answer(breaker, server, 60 * MS, times=20)
         answer(breaker, server, 601 * MS, times=IN_A_ROW)
         with pytest.raises(StoreUnavailable, match="it took 601 ms to answer, and 600 ms is the limit"):
             breaker.call(server, [1])
 
-    def test_a_new_pace(self, breaker: Breaker, server: Server, boot: ManualClock, changes: list[str]) -> None:
+    def test_a_new_pace(self, breaker: CircuitBreaker, server: Server, boot: ManualClock, changes: list[str]) -> None:
         """A store that is slower from some day on is refused for a minute or two, and then used as it is."""
         answer(breaker, server, 2 * MS, times=50)
         answer(breaker, server, 200 * MS, times=IN_A_ROW)
@@ -130,7 +130,7 @@ class TestOpening:
         assert changes[-1] == "breaker.closed"
         answer(breaker, server, 200 * MS, times=100)
 
-    def test_endings_go_through(self, breaker: Breaker, server: Server, changes: list[str]) -> None:
+    def test_endings_go_through(self, breaker: CircuitBreaker, server: Server, changes: list[str]) -> None:
         """What must be recorded is tried even so, and if that is answered the store is back."""
         break_it(breaker, server)
         server.fails = False
@@ -138,7 +138,7 @@ class TestOpening:
         assert changes == ["breaker.opened", "breaker.closed"]
         assert not refused(breaker, server)
 
-    def test_large_batches_may_take_longer(self, breaker: Breaker, server: Server) -> None:
+    def test_large_batches_may_take_longer(self, breaker: CircuitBreaker, server: Server) -> None:
         """A batch has as much time again for every ten things in it."""
         answer(breaker, server, 1, times=21)
         server.takes = 10 * SLOW
@@ -150,7 +150,7 @@ class TestOpening:
             breaker.call(server, list(range(100)))
         assert refused(breaker, server)
 
-    def test_failing_endings_change_nothing(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:
+    def test_failing_endings_change_nothing(self, breaker: CircuitBreaker, server: Server, boot: ManualClock) -> None:
         """While it is open, endings that fail do not prolong the pause: only a try does."""
         break_it(breaker, server)
         for _ in range(9):
@@ -162,7 +162,7 @@ class TestOpening:
 
 
 class TestReads:
-    def test_while_no_writes_are_taken(self, breaker: Breaker, server: Server, changes: list[str]) -> None:
+    def test_while_no_writes_are_taken(self, breaker: CircuitBreaker, server: Server, changes: list[str]) -> None:
         """A store that takes no writes can be read while it is left alone, and an answer to that does not close the
         breaker; the refusal of all else tells what it was opened by."""
         server.error = StoreReadOnly("it is full")
@@ -174,7 +174,7 @@ class TestReads:
         assert changes == ["breaker.opened"]
         assert refused(breaker, server)
 
-    def test_while_nothing_is_answered(self, breaker: Breaker, server: Server) -> None:
+    def test_while_nothing_is_answered(self, breaker: CircuitBreaker, server: Server) -> None:
         """One that fails altogether is not read either."""
         break_it(breaker, server)
         asked = server.asked
@@ -184,7 +184,7 @@ class TestReads:
 
 
 class TestClosing:
-    def test_one_call_tries(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:
+    def test_one_call_tries(self, breaker: CircuitBreaker, server: Server, boot: ManualClock) -> None:
         """After the pause one call may try; while it does, others are refused; its answer closes the breaker."""
         break_it(breaker, server)
         boot.advance(999_999)
@@ -201,7 +201,7 @@ class TestClosing:
         assert beside == [True]
         assert not refused(breaker, server)
 
-    def test_pauses_grow(self, breaker: Breaker, server: Server, boot: ManualClock, changes: list[str]) -> None:
+    def test_pauses_grow(self, breaker: CircuitBreaker, server: Server, boot: ManualClock, changes: list[str]) -> None:
         """Each try that fails doubles the pause, up to half a minute; after an answer it starts small again."""
         break_it(breaker, server)
         for pause in (1, 2, 4, 8, 16, 30, 30):
@@ -217,7 +217,7 @@ class TestClosing:
         boot.advance("1s")
         assert not refused(breaker, server)
 
-    def test_an_interrupted_try(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:
+    def test_an_interrupted_try(self, breaker: CircuitBreaker, server: Server, boot: ManualClock) -> None:
         """A try that ends without an answer leaves the place to the next."""
         break_it(breaker, server)
         boot.advance("1s")
@@ -232,7 +232,7 @@ class TestClosing:
 
 
 class TestGenerations:
-    def late(self, breaker: Breaker, then: Callable[[], None], error: Exception | None) -> None:
+    def late(self, breaker: CircuitBreaker, then: Callable[[], None], error: Exception | None) -> None:
         """A call that is answered only after something else has happened."""
 
         def ask(batch: Sequence[Any]) -> None:
@@ -243,12 +243,12 @@ class TestGenerations:
         with suppress(StoreUnavailable):
             breaker.call(ask, [1])
 
-    def test_a_late_answer_does_not_close(self, breaker: Breaker, server: Server) -> None:
+    def test_a_late_answer_does_not_close(self, breaker: CircuitBreaker, server: Server) -> None:
         """An answer to what was asked before the breaker opened does not close it."""
         self.late(breaker, lambda: break_it(breaker, server), None)
         assert refused(breaker, server)
 
-    def test_a_late_error_does_not_open(self, breaker: Breaker, server: Server, boot: ManualClock) -> None:
+    def test_a_late_error_does_not_open(self, breaker: CircuitBreaker, server: Server, boot: ManualClock) -> None:
         """Errors of calls from before it was closed again do not count."""
 
         def over() -> None:
@@ -264,7 +264,7 @@ class TestGenerations:
     def test_many_threads(self, server: Server) -> None:
         """However many ask at once, one tries when the pause is over."""
         boot = ManualClock(0)
-        breaker = Breaker(SLOW, boot)
+        breaker = CircuitBreaker(SLOW, boot)
         break_it(breaker, server)
         boot.advance("1s")
         asked, go_on = [], threading.Event()

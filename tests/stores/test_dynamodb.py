@@ -9,7 +9,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from oncegate import open_store
-from oncegate.claims import About, Address, Duplicate, Granted, InFlight
+from oncegate.claims import Address, Duplicate, EventSummary, Granted, InFlight
 from oncegate.clocks import Clock
 from oncegate.stores.base import Change, Document, Store
 from oncegate.stores.dynamodb import DynamoStore
@@ -185,7 +185,7 @@ class TestTable:
     @pytest.mark.parametrize("time", [-(10**18), -1, 0, 1, 10**19])
     def test_any_time(self, store: DynamoStore, time: int) -> None:
         """When an event happened comes back as it was, also if no calendar has it."""
-        about = About("plain", "", None, time, "")
+        about = EventSummary("plain", "", None, time, "")
         granted(store, about=about)
         assert stored(store).about == about  # type: ignore[union-attr]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, open_store
-from oncegate.claims import Complete, Held, Renew
+from oncegate.claims import ClaimProof, Complete, Renew
 from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import EffectFailed
 from oncegate.stores.dynamodb import DynamoStore, WriteRefused, Writes
@@ -177,12 +177,12 @@ class TestTransaction:
         assert len(effects.counts()) == 99
 
 
-def hold(store: DynamoStore, **changed: Any) -> Held:
+def hold(store: DynamoStore, **changed: Any) -> ClaimProof:
     record = granted(store, **changed)
-    return Held(NAMESPACE, KEY, record.owner, record.fence)
+    return ClaimProof(NAMESPACE, KEY, record.owner, record.fence)
 
 
-def completing(held: Held, meanwhile: Callable[[], object] = lambda: None) -> Callable[[Writes], Complete]:
+def completing(held: ClaimProof, meanwhile: Callable[[], object] = lambda: None) -> Callable[[Writes], Complete]:
     """An effect that counts, and while which something may happen."""
 
     def effect(writes: Writes) -> Complete:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from oncegate.claims import Abandon, About, Admit, Admitted, Claim, Complete, Duplicate, Granted, Record
+from oncegate.claims import Abandon, Admit, Admitted, Claim, Complete, Duplicate, EventSummary, Granted, Record
 from oncegate.errors import StoreError
-from oncegate.stores.base import Together
+from oncegate.stores.base import BatchesMixedOperations
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.sqlite import SqliteStore
-from oncegate.stores.step_store import InboxStore
+from oncegate.stores.step_store import InboxStepStore
 from oncegate.testing import ManualClock
 
 LEASE, RETENTION = 30_000_000, 60_000_000
-CALL = About("plain", entity="call-1")
+CALL = EventSummary("plain", entity="call-1")
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -38,9 +38,9 @@ def completion(key: bytes, record: Record) -> Complete:
     return Complete("n", key, record.owner, record.fence, RETENTION)
 
 
-def test_together(store: InboxStore) -> None:
+def test_together(store: InboxStepStore) -> None:
     """They are judged in order: a copy finds what was completed before it in the same write."""
-    assert isinstance(store, Together)
+    assert isinstance(store, BatchesMixedOperations)
     (granted,) = store.claim([claim(b"a", b"1")])
     settled, copy, new, kept = store.together(
         [completion(b"a", granted.record), claim(b"a", b"2"), claim(b"b", b"3"), admit(b"c", b"4")]
@@ -49,7 +49,7 @@ def test_together(store: InboxStore) -> None:
     assert [type(each) for each in (copy, new, kept)] == [Duplicate, Granted, Granted]
 
 
-def test_an_entity_that_is_let_go_in_the_same_write(store: InboxStore) -> None:
+def test_an_entity_that_is_let_go_in_the_same_write(store: InboxStepStore) -> None:
     """What comes together with the end of another of its entity is kept, as if it had come just before."""
     (first,) = store.admit([admit(b"a", b"1")])
     settled, second = store.together([completion(b"a", first.record), admit(b"b", b"2")])
@@ -87,7 +87,7 @@ def test_all_or_nothing(tmp_path: Path) -> None:
     """A write that fails has written none of them."""
     store = SqliteStore(str(tmp_path / "store.db"))
     (granted,) = store.claim([claim(b"a", b"1")])
-    unwritable = replace(claim(b"b", b"2"), about=About("plain", type="\ud800"))
+    unwritable = replace(claim(b"b", b"2"), about=EventSummary("plain", type="\ud800"))
     with pytest.raises((StoreError, UnicodeEncodeError)):
         store.together([completion(b"a", granted.record), unwritable])
     assert [entry.record.state for entry in store.browse()] == ["P"]

@@ -9,8 +9,8 @@ import pytest
 
 from oncegate import Event, Gate, open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
-from oncegate.stores.base import Inbox, Joining, Transactional
-from oncegate.stores.deferred import _TRY_EVERY, _late, open_or_wait
+from oncegate.stores.base import Inbox, JoinsTransactions, Transactional
+from oncegate.stores.deferred import _TRY_EVERY, _deferred, open_or_defer
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.postgres import PostgresStore
 from oncegate.stores.redis import RedisStore
@@ -83,16 +83,16 @@ def test_other_policies_fail_at_start(tmp_path: Path) -> None:
 def test_what_a_person_has_to_put_right_fails_at_start(redis_server: RedisServer) -> None:
     """A store that refuses to be used is no store that is away."""
     with pytest.raises(StoreRefused, match="no database of this number"):
-        open_or_wait(f"{redis_server.url}/99")
+        open_or_defer(f"{redis_server.url}/99")
     with pytest.raises(SettingError):
-        open_or_wait("redis://127.0.0.1:6379?colour=red")
+        open_or_defer("redis://127.0.0.1:6379?colour=red")
 
 
 class TestVerbs:
     def test_protocols(self) -> None:
         """A late store has the verbs of its kind, and no others."""
-        postgres, redis = _late(PostgresStore), _late(RedisStore)
-        for protocol in (Inbox, Transactional, Joining):
+        postgres, redis = _deferred(PostgresStore), _deferred(RedisStore)
+        for protocol in (Inbox, Transactional, JoinsTransactions):
             assert (issubclass(postgres, protocol), issubclass(redis, protocol)) == (True, False)
 
     def test_tries(self) -> None:
@@ -107,7 +107,7 @@ class TestVerbs:
                 raise answer
             return answer
 
-        store = _late(MemoryStore)(opening, StoreUnavailable("first"), boot)
+        store = _deferred(MemoryStore)(opening, StoreUnavailable("first"), boot)
         for said in ("first", "second", "third"):
             for _ in range(3):
                 with pytest.raises(StoreError, match=said):
@@ -119,7 +119,7 @@ class TestVerbs:
     def test_closed(self) -> None:
         """One that was closed before it could be reached stays closed."""
         boot = ManualClock(0)
-        store = _late(MemoryStore)(lambda: open_store("memory://"), StoreUnavailable("away"), boot)
+        store = _deferred(MemoryStore)(lambda: open_store("memory://"), StoreUnavailable("away"), boot)
         store.close()
         boot.advance("1m")
         with pytest.raises(StoreRefused, match="closed before it could be reached"):

@@ -19,7 +19,7 @@ from oncegate.claims import Admitted, Redrive
 from oncegate.clocks import Clock, since_boot
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable, Unkeepable
 from oncegate.stores.base import Store
-from oncegate.stores.circuit_breaker import IN_A_ROW, Breaker, Guarded
+from oncegate.stores.circuit_breaker import IN_A_ROW, CircuitBreaker, GuardedStore
 from oncegate.stores.postgres import PostgresStore, schema
 from oncegate.stores.postgres.arrays import statements
 from oncegate.stores.postgres.connections import Connections
@@ -411,7 +411,7 @@ def boom(event: Event) -> None:
 def test_what_cannot_be_kept_is_no_outage(postgres: PostgresServer) -> None:
     """A record that Postgres refuses for what is in it is told of as such, and the breaker stays closed."""
     with closing(open_store(f"{postgres.url()}?oncegate_schema=long")) as store:
-        guarded = Guarded(store, Breaker(10**9, since_boot))
+        guarded = GuardedStore(store, CircuitBreaker(10**9, since_boot))
         about = replace(ABOUT, entity=os.urandom(3_000).hex())
         for _ in range(IN_A_ROW + 1):
             with pytest.raises(Unkeepable, match=r"cannot keep what it was given \(index row size"):

@@ -18,7 +18,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 from oncegate import Event, Gate, open_store
-from oncegate.claims import Complete, Granted, Held, InFlight
+from oncegate.claims import ClaimProof, Complete, Granted, InFlight
 from oncegate.errors import SettingError
 from oncegate.stores.postgres import PostgresStore
 from oncegate.testing import ManualClock
@@ -194,7 +194,7 @@ class TestTransaction:
             return Complete(NAMESPACE, KEY, record.owner, record.fence, RETENTION)
 
         answers: list[bool] = []
-        held = Held(NAMESPACE, KEY, record.owner, record.fence)
+        held = ClaimProof(NAMESPACE, KEY, record.owner, record.fence)
         thread = threading.Thread(target=lambda: answers.append(store.transact(held, effect)))
         thread.start()
         assert started.wait(30)
@@ -209,7 +209,7 @@ class TestTransaction:
 
 
 class TestStaleOwners:
-    def attempt(self, store: PostgresStore, held: Held) -> tuple[bool, list[str]]:
+    def attempt(self, store: PostgresStore, held: ClaimProof) -> tuple[bool, list[str]]:
         """Try a transaction with a proof: the answer, and whether the effect was run."""
         ran: list[str] = []
 
@@ -224,13 +224,13 @@ class TestStaleOwners:
         record = granted(store)
         clock.advance(LEASE)
         successor = granted(store, "bob")
-        assert self.attempt(store, Held(NAMESPACE, KEY, record.owner, record.fence)) == (False, [])
+        assert self.attempt(store, ClaimProof(NAMESPACE, KEY, record.owner, record.fence)) == (False, [])
         assert stored(store) == successor
 
     def test_completed_before(self, store: PostgresStore) -> None:
         """A transaction that is tried again after it was committed does not write its effect again."""
         record = granted(store)
-        held = Held(NAMESPACE, KEY, record.owner, record.fence)
+        held = ClaimProof(NAMESPACE, KEY, record.owner, record.fence)
         assert self.attempt(store, held) == (True, ["ran"])
         assert self.attempt(store, held) == (False, [])
 
@@ -243,7 +243,7 @@ class TestStaleOwners:
             clock.advance(LEASE)
             return Complete(NAMESPACE, KEY, record.owner, record.fence, RETENTION)
 
-        assert store.transact(Held(NAMESPACE, KEY, record.owner, record.fence), slow) is False
+        assert store.transact(ClaimProof(NAMESPACE, KEY, record.owner, record.fence), slow) is False
         assert effects(postgres) == []
 
 
@@ -346,7 +346,7 @@ class TestOwnConnection:
         record = granted(store)
         clock.advance(LEASE)
         granted(store, "bob")
-        held = Held(NAMESPACE, KEY, record.owner, record.fence)
+        held = ClaimProof(NAMESPACE, KEY, record.owner, record.fence)
         assert store.transact(held, lambda connection: pytest.fail("it ran"), own) is False
         assert effects(postgres) == []
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from oncegate import Event, Gate, keys, open_store
 from oncegate.errors import StoreError, StoreReadOnly, StoreRefused
-from oncegate.stores.base import Probed, Store
+from oncegate.stores.base import CanProbe, Store
 from oncegate.stores.circuit_breaker import IN_A_ROW
 from oncegate.testing import ManualClock
 from oncegate.testing.requests import claim_of
@@ -102,7 +102,7 @@ def done(_event: Event) -> str:
 
 def test_a_probe(place: Place, store: Store) -> None:
     """A store that takes no writes says so when it is probed, and no longer when it takes them again."""
-    assert isinstance(store, Probed)
+    assert isinstance(store, CanProbe)
     store.probe(WITHIN)
     place.refuse()
     with pytest.raises(StoreReadOnly, match=place.said):
@@ -167,8 +167,8 @@ def test_a_changed_eviction_policy(own_redis: RedisServer) -> None:
     """A policy that is set while the server runs is found by the next probe, unless it is allowed to evict."""
     own_redis.client.flushall()
     with closing(open_store(own_redis.url)) as store, closing(open_store(f"{own_redis.url}?evicting=allowed")) as lax:
-        assert isinstance(store, Probed)
-        assert isinstance(lax, Probed)
+        assert isinstance(store, CanProbe)
+        assert isinstance(lax, CanProbe)
         store.probe(WITHIN)
         own_redis.client.config_set("maxmemory-policy", "allkeys-lru")
         try:
@@ -183,7 +183,7 @@ def test_a_changed_eviction_policy(own_redis: RedisServer) -> None:
 def test_dynamodb(dynamo_server: DynamoServer, table: str) -> None:
     """A probe asks for a write that cannot be granted: nothing is written, and a table that is gone is found out."""
     with closing(open_store(dynamo_server.url(table))) as store:
-        assert isinstance(store, Probed)
+        assert isinstance(store, CanProbe)
         store.probe(WITHIN)
         assert store.browse() == []
         dynamo_server.client.delete_table(TableName=table)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate import open_store
-from oncegate.claims import About, Duplicate, Granted, InFlight
+from oncegate.claims import Duplicate, EventSummary, Granted, InFlight
 from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store
@@ -108,7 +108,7 @@ def test_any_namespace(store: Store, name: str) -> None:
 )
 def test_delivery_ids_come_back_as_they_were(store: Store, delivery: str | None) -> None:
     """A delivery id is kept in fewer bytes if it is a UUID, and comes back the same whatever it is."""
-    about = About("plain", None, None, None, delivery)
+    about = EventSummary("plain", None, None, None, delivery)
     granted(store, about=about)
     record = stored(store)
     assert record is not None

@@ -18,7 +18,7 @@ from oncegate import Event, Gate, open_store
 from oncegate.claims import Bury, InFlight, Redrive
 from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.stores.base import Store, Want
+from oncegate.stores.base import Store, TakeRequest
 from oncegate.stores.redis import RedisStore
 from oncegate.stores.redis.script_calls import Buckets
 from oncegate.testing import SharedStoreContract
@@ -171,7 +171,7 @@ class TestMovingSlots:
         move = Move(cluster, self.slot, self.source, self.target)
         move.carry(b"}r")
         with pytest.raises(StoreUnavailable, match="is moving the slot"):
-            store.take([Want(NAMESPACE, os.urandom(16), LEASE) for _ in range(30)])
+            store.take([TakeRequest(NAMESPACE, os.urandom(16), LEASE) for _ in range(30)])
         move.finish()
         records = [entry.record for entry in store.browse()]
         assert {(record.state, record.attempts) for record in records} == {("R", 0)}

@@ -12,7 +12,7 @@ import pytest
 from redis import exceptions as errors
 
 from oncegate.stores.redis import connection
-from oncegate.stores.redis.connection import Link
+from oncegate.stores.redis.connection import RedisConnection
 
 OK = b"+OK\r\n"
 
@@ -55,16 +55,16 @@ class Looks:
 
 
 @contextmanager
-def linked(timeout: float = 5.0) -> Iterator[tuple[Link, socket.socket]]:
+def linked(timeout: float = 5.0) -> Iterator[tuple[RedisConnection, socket.socket]]:
     made = Made()
-    link = Link(made, timeout)
+    link = RedisConnection(made, timeout)
     try:
         yield link, made.theirs
     finally:
         link.close()
 
 
-def looked(link: Link, theirs: socket.socket, found_at: float) -> int:
+def looked(link: RedisConnection, theirs: socket.socket, found_at: float) -> int:
     """How often it looked before it read an answer."""
     looks: Any = Looks(found_at)
     link._poll = looks

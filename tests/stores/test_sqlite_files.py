@@ -15,7 +15,7 @@ from oncegate.claims import Reset
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.stores import look_at_store
 from oncegate.stores.sqlite import SqliteStore, connection
-from oncegate.stores.sqlite.handler_connection import OwnConnection
+from oncegate.stores.sqlite.handler_connection import StoreConnection
 from oncegate.testing.requests import claim_of
 from tests.stores.forking import run
 
@@ -103,8 +103,8 @@ class TestSecureDelete:
         asked: list[str] = []
         connect = connection.connected
 
-        def traced(path: str, how: str, timeout: int, prepare: Callable[[OwnConnection], None]) -> OwnConnection:
-            def prepared(db: OwnConnection) -> None:
+        def traced(path: str, how: str, timeout: int, prepare: Callable[[StoreConnection], None]) -> StoreConnection:
+            def prepared(db: StoreConnection) -> None:
                 db.execute("PRAGMA secure_delete = OFF")  # as most builds have it
                 prepare(db)
                 asked.append(str(db.execute("PRAGMA secure_delete").fetchone()[0]))

@@ -13,7 +13,7 @@ import pytest
 
 from oncegate.claims import Granted, InFlight
 from oncegate.instances import instance, instance_of, owners
-from oncegate.stores.base import Want
+from oncegate.stores.base import TakeRequest
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.stores.sqlite.instance_locks import InstanceLocks
 from oncegate.testing.requests import LEASE, NAMESPACE, claim, complete, granted, stored
@@ -24,7 +24,7 @@ HOLDER = """
 import sys, threading
 from oncegate.claims import Granted
 from oncegate.instances import owners
-from oncegate.stores.base import Want
+from oncegate.stores.base import TakeRequest
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing.requests import LEASE, NAMESPACE, admit, claim
 
@@ -32,7 +32,7 @@ store = SqliteStore(sys.argv[1])
 first, second, third = owners(3)
 assert isinstance(claim(store, owner=first), Granted)
 admit(store, owner=second, key=b"p" * 16)
-(taken,) = store.take([Want(NAMESPACE, third, LEASE)])
+(taken,) = store.take([TakeRequest(NAMESPACE, third, LEASE)])
 assert taken is not None
 print("ready", flush=True)
 threading.Event().wait()
@@ -57,7 +57,7 @@ def holder(path: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def kept_event(store: SqliteStore) -> bytes | None:
-    (entry,) = store.take([Want(NAMESPACE, owners(1)[0], LEASE)])
+    (entry,) = store.take([TakeRequest(NAMESPACE, owners(1)[0], LEASE)])
     return None if entry is None else entry.key
 
 

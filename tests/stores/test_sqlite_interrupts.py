@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncegate.claims import COMPLETED, IN_PROGRESS, Complete, Held, Record
+from oncegate.claims import COMPLETED, IN_PROGRESS, ClaimProof, Complete, Record
 from oncegate.stores.base import EffectFailed
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing.requests import KEY, NAMESPACE, RETENTION, admit, claim_of, granted, reset, stored, take
@@ -79,7 +79,7 @@ def test_a_transaction_is_whole(store: SqliteStore) -> None:
             db.execute("INSERT INTO effects VALUES (1)")
             return Complete(NAMESPACE, KEY, record.owner, record.fence, RETENTION)
 
-        store.transact(Held(NAMESPACE, KEY, record.owner, record.fence), effect)
+        store.transact(ClaimProof(NAMESPACE, KEY, record.owner, record.fence), effect)
 
     seen = set()
     for _error in interrupted(lambda: transact(granted(store))):

@@ -4,7 +4,7 @@ import itertools
 from contextlib import closing
 from pathlib import Path
 
-from oncegate.claims import Complete, Held, InFlight
+from oncegate.claims import ClaimProof, Complete, InFlight
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
 from oncegate.testing.requests import KEY, LEASE, NAMESPACE, RETENTION, claim, granted, stored
@@ -37,7 +37,7 @@ def test_what_is_judged_by_is_left_in_the_file(tmp_path: Path) -> None:
         verdict = claim(store)
         assert seen_by_another() >= verdict.at
         held = (NAMESPACE, KEY, verdict.record.owner, verdict.record.fence)
-        assert store.transact(Held(*held), lambda _db: Complete(*held, RETENTION))
+        assert store.transact(ClaimProof(*held), lambda _db: Complete(*held, RETENTION))
         completed = stored(store)
         assert completed is not None
         assert completed.completed_at is not None

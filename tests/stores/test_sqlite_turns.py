@@ -13,7 +13,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.claims import COMPLETED
 from oncegate.errors import StoreUnavailable
-from oncegate.stores.base import Patient, Probed
+from oncegate.stores.base import CanProbe, CountsQueueTime
 from oncegate.stores.sqlite import SqliteStore, connection
 from oncegate.testing.requests import NAMESPACE, claim, claim_of, granted
 
@@ -77,7 +77,7 @@ class TestLocked:
 
     def test_what_has_waited(self, store: SqliteStore, other: sqlite3.Connection) -> None:
         """What has waited while another waited in vain does not wait as long again; what is new does."""
-        assert isinstance(store, Patient)
+        assert isinstance(store, CountsQueueTime)
         other.execute("BEGIN IMMEDIATE")
         with store.waited(BUSY):
             assert taken(lambda: claim(store)) > BUSY * 0.8
@@ -97,7 +97,7 @@ class TestLocked:
 class TestProbe:
     def test_free(self, store: SqliteStore, nothing_proven: None) -> None:
         """A file that can be written shows that it can be."""
-        assert isinstance(store, Probed)
+        assert isinstance(store, CanProbe)
         store.probe(100_000)
 
     @pytest.mark.parametrize("busy", [False, True])

@@ -14,7 +14,7 @@ from oncegate.cli.serve import check_traces, handler_of, refuse_open_doors
 from oncegate.cli.work import OF_WORKER, check_way
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.gate.options import DEFAULTS, agree
+from oncegate.gate.options import DEFAULTS, validate
 from oncegate.service.route_config import check_keys, check_mode, metrics_verifier, proxies_of, verifier_for
 from oncegate.service.server import tls_of
 from oncegate.settings import Settings
@@ -117,7 +117,7 @@ def show(settings: Settings, output: str) -> None:
 
 def _lasts(settings: Settings) -> dict[str, str]:
     """For how long the inbox tries an event again, by the setting that says so."""
-    terms = agree({name: settings[name] for name in DEFAULTS})
+    terms = validate({name: settings[name] for name in DEFAULTS})
     if terms.max_attempts is None:
         attempts = "failures are not counted; an event that always fails is tried for ever"
     else:

@@ -27,8 +27,8 @@ from oncegate.cli.output import moment, say, say_aside, say_error, show_facts, s
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import microseconds, times
 from oncegate.gate.handlers import Handler
-from oncegate.gate.job import only_called
-from oncegate.gate.options import DEFAULTS, Wishes
+from oncegate.gate.job import is_call_reason
+from oncegate.gate.options import DEFAULTS, GateOptions
 from oncegate.gate.outcome import Outcome
 from oncegate.ingress.handler_wrappers import contained, interrupts_told_apart
 from oncegate.settings import Settings
@@ -109,8 +109,8 @@ def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings
         dead = [entry for entry in entries if entry.record.state == DEAD]
         redriven = sum(opened.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
         say(f"{redriven} redriven.")
-        _warn_of_calls([entry for entry in dead if only_called(entry.record.about)])
-        _warn_of_unreadable([entry for entry in dead if not only_called(entry.record.about)], settings)
+        _warn_of_calls([entry for entry in dead if is_call_reason(entry.record.about)])
+        _warn_of_unreadable([entry for entry in dead if not is_call_reason(entry.record.about)], settings)
         undone = 0
         if call is not None:
             names = {entry.namespace for entry in entries} | (_namespaces(settings) if all_ else set())
@@ -179,9 +179,9 @@ def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> 
         time.sleep(microseconds(_PAUSE, "pause") / 1e6)
 
 
-def _here(namespace: str, attempts: int | None) -> Wishes:
+def _here(namespace: str, attempts: int | None) -> GateOptions:
     """A person waits for the answer, so nothing is tried for longer than its attempts take."""
-    pauses: Wishes = {"backoff": _PAUSE, "backoff_limit": _PAUSE, "retry_for": None}
+    pauses: GateOptions = {"backoff": _PAUSE, "backoff_limit": _PAUSE, "retry_for": None}
     return {"namespace": namespace, "max_attempts": attempts, **pauses}
 
 

@@ -1,7 +1,6 @@
 """`oncegate doctor`: judge a deployment, its store and the settings."""
 
 from collections import Counter
-from importlib import import_module
 from typing import Any, Final
 
 import click
@@ -12,13 +11,13 @@ from rich.text import Text
 from oncegate.cli import exit_codes
 from oncegate.cli.options import output_option, with_settings
 from oncegate.cli.output import clean, say, show_facts, show_json, show_table
-from oncegate.doctor.facts import Facts, Route, Unread
+from oncegate.doctor.facts import Facts, RouteFacts, Unread
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import RULES, judged, unasked
 from oncegate.doctor.stores import seen
 from oncegate.durations import microseconds, times
 from oncegate.errors import MissingExtra
-from oncegate.gate.options import DEFAULTS, agree
+from oncegate.gate.options import DEFAULTS, validate
 from oncegate.service.route_config import is_described, routes_of
 from oncegate.settings import Settings
 from oncegate.settings.schema import SETTINGS, STORE
@@ -64,7 +63,7 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
 def _of_settings(settings: Settings, asked: dict[str, str | None]) -> Facts:
     """What the settings say, and their store; one that nobody chose is not looked for beside a deployment."""
     hidden = microseconds(settings["work.visibility"], "work.visibility")
-    terms = agree({name: settings[name] for name in DEFAULTS})
+    terms = validate({name: settings[name] for name in DEFAULTS})
     facts = Facts(terms=terms, routes=_routes(settings), worker_visibility=hidden)
     if settings.chosen("store") is None and _named(asked):
         return facts
@@ -72,12 +71,12 @@ def _of_settings(settings: Settings, asked: dict[str, str | None]) -> Facts:
     return replace(facts, store=found.store, redis=found.redis, clocks=found.clocks)
 
 
-def _routes(settings: Settings) -> tuple[Route, ...]:
+def _routes(settings: Settings) -> tuple[RouteFacts, ...]:
     """The routes of the service, if the settings describe one."""
     if not is_described(settings):
         return ()
     return tuple(
-        Route(path=path, key=route["key"], signature=route["serve.signature"])
+        RouteFacts(path=path, key=route["key"], signature=route["serve.signature"])
         for path, route in routes_of(settings).items()
     )
 
@@ -90,13 +89,13 @@ def _with_deployment(
     if not in_aws and not _named(asked):
         return facts
     try:
-        deployment = import_module("oncegate.doctor.reading")
+        from oncegate.doctor.reading import ReadRequest, read
     except ImportError:
         why = str(MissingExtra("looking at AWS", "aws"))
         return replace(facts, unread=(Unread(what="AWS", why=why),))
     store = settings["store"] if in_aws else None
-    found: Facts = deployment.read(facts, deployment.Asked(**asked), store, region, endpoint)
-    return found
+    request = ReadRequest(**asked)  # type: ignore[arg-type]  # click gives --bus its default
+    return read(facts, request, store, region, endpoint)
 
 
 def _named(asked: dict[str, str | None]) -> bool:

@@ -28,14 +28,14 @@ _OPEN = (b"[", b"{", b",", b":")
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
-class Document(Struct, frozen=True):
+class JsonDocument(Struct, frozen=True):
     """`line` is where it starts, None if it is all that the file holds."""
 
     raw: bytes
     line: int | None = None
 
 
-def documents(stream: BinaryIO) -> Iterator[Document]:
+def documents(stream: BinaryIO) -> Iterator[JsonDocument]:
     """The documents of a stream, in order. What cannot be read is one too, so that its place can be told."""
     lines = _lines(stream)
     head = [document for _, document in zip(range(2), lines, strict=False)]
@@ -58,10 +58,10 @@ def items(raw: bytes) -> list[Raw] | None:
         return None
 
 
-def _lines(stream: Iterable[bytes]) -> Iterator[Document]:
+def _lines(stream: Iterable[bytes]) -> Iterator[JsonDocument]:
     for number, line in enumerate(stream, 1):
         if text := line.strip():
-            yield Document(text, number)
+            yield JsonDocument(text, number)
 
 
 def _has_lines(first: bytes, second: bytes) -> bool:
@@ -78,24 +78,24 @@ def _is_whole(raw: bytes, start: bytes = b"") -> bool:
     return raw.startswith(start)
 
 
-def _whole(raw: bytes) -> Iterator[Document]:
+def _whole(raw: bytes) -> Iterator[JsonDocument]:
     """A document over many lines; else several of them; else lines of which the first is broken."""
     if _is_whole(raw):
-        return iter([Document(raw)])
+        return iter([JsonDocument(raw)])
     lines = list(_lines(io.BytesIO(raw)))
     if len(lines) > 1 and _is_whole(lines[1].raw, b"{"):
         return iter(lines)
     return _one_after_the_other(raw)
 
 
-def _one_after_the_other(raw: bytes) -> Iterator[Document]:
+def _one_after_the_other(raw: bytes) -> Iterator[JsonDocument]:
     """Documents with nothing but white space between them, as tools that print JSON leave them behind."""
     starts = _starts(raw)
     if len(starts) < 2:
-        yield Document(raw)
+        yield JsonDocument(raw)
         return
     for start, end in zip(starts, [*starts[1:], len(raw)], strict=True):
-        yield Document(raw[start:end].strip(), 1 + raw.count(b"\n", 0, start))
+        yield JsonDocument(raw[start:end].strip(), 1 + raw.count(b"\n", 0, start))
 
 
 def _starts(raw: bytes) -> list[int]:
@@ -137,7 +137,7 @@ def opened(file: str) -> Iterator[BinaryIO]:
 # Files of events: what is read from them, one document at a time, and where each event was found.
 
 
-class Found(Struct, frozen=True):
+class FoundEvent(Struct, frozen=True):
     """An event where it was found: the file, the line its document starts at unless that is the whole file, and which
     of the events in the document it is."""
 
@@ -162,7 +162,7 @@ def refuse_unreadable(files: Sequence[str]) -> None:
                 pass
 
 
-def events_of(files: Sequence[str], hints: Hints = NO_HINTS) -> Iterator[Found]:
+def events_of(files: Sequence[str], hints: Hints = NO_HINTS) -> Iterator[FoundEvent]:
     """The events of the files, one document at a time."""
     number = 0
     with Progress("events") as progress:
@@ -174,7 +174,7 @@ def events_of(files: Sequence[str], hints: Hints = NO_HINTS) -> Iterator[Found]:
                     for index, event in enumerate(events, 1):
                         number += 1
                         progress.at(number)
-                        yield Found(number, name, document.line, index, alone, event)
+                        yield FoundEvent(number, name, document.line, index, alone, event)
 
 
 def _within(raw: bytes, hints: Hints) -> tuple[bool, Iterable[Event]]:

@@ -9,7 +9,7 @@ import msgspec
 
 from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.cli import exit_codes
-from oncegate.cli.event_files import Found, events_of, refuse_unreadable
+from oncegate.cli.event_files import FoundEvent, events_of, refuse_unreadable
 from oncegate.cli.explanations import Explained, Explainers, Tried
 from oncegate.cli.options import LOOKED_IN, counted, looked_at, namespace_of, output_option, with_settings
 from oncegate.cli.output import (
@@ -135,7 +135,7 @@ def _explain_file(explainer: Explainers, file: str, output: str) -> None:
     refuse_unreadable([file])
     known = count = 0
 
-    def each() -> Iterator[tuple[Found, Explained]]:
+    def each() -> Iterator[tuple[FoundEvent, Explained]]:
         nonlocal known, count
         for found in events_of([file], explainer.hints):
             explained = explainer.event(found.event)
@@ -156,7 +156,7 @@ def _explain_file(explainer: Explainers, file: str, output: str) -> None:
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
 
 
-def _place(found: Found) -> dict[str, Any]:
+def _place(found: FoundEvent) -> dict[str, Any]:
     return {"file": found.file, "line": found.line, "index": found.index, "event_id": found.event.id}
 
 

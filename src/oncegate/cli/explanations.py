@@ -18,14 +18,14 @@ from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
-from oncegate.gate.job import HANDED_ON, Bare, Identifier, Job, Refused, kind_by_evidence
+from oncegate.gate.job import HANDED_ON, Identifier, Job, RejectedEvent, UnguardedEvent, kind_by_evidence
 from oncegate.gate.observers import Observers
-from oncegate.gate.options import DEFAULTS, agree
+from oncegate.gate.options import DEFAULTS, validate
 from oncegate.gate.outcome import differences
 from oncegate.settings import Settings
 from oncegate.settings.routes import by_route
 from oncegate.sources import Hints, understood
-from oncegate.stores.base import Entry, KnowsProcesses, Store, walk
+from oncegate.stores.base import Entry, KnowsEndedProcesses, Store, scan
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
 
@@ -237,9 +237,9 @@ class Explainers:
     """One explainer for each route, as each has a namespace, a key and a way of reading of its own. They are made when
     they are asked for, since the key of a route may be a function that is imported then."""
 
-    def __init__(self, store: Store, settings: Settings, scan: int) -> None:
+    def __init__(self, store: Store, settings: Settings, scan_limit: int) -> None:
         self._store = store
-        self._scan = scan
+        self._scan_limit = scan_limit
         self._routes = by_route(settings)
         self._made: dict[str, Explainer] = {}
 
@@ -267,7 +267,7 @@ class Explainers:
 
     def _of(self, name: str) -> "Explainer":
         if name not in self._made:
-            self._made[name] = Explainer(self._store, self._routes[name], self._scan)
+            self._made[name] = Explainer(self._store, self._routes[name], self._scan_limit)
         return self._made[name]
 
     def _read(self, event: Event, name: str) -> Event:
@@ -288,13 +288,13 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class Explainer:
-    def __init__(self, store: Store, settings: Settings, scan: int) -> None:
+    def __init__(self, store: Store, settings: Settings, scan_limit: int) -> None:
         self._store = store
-        self._scan = scan
+        self._scan_limit = scan_limit
         self._lines: dict[str, dict[str | None, list[Entry]]] = {}
         self._settings = settings
         self._make = keys.strategy(settings.strategy())
-        terms = agree({name: settings[name] for name in DEFAULTS})
+        terms = validate({name: settings[name] for name in DEFAULTS})
         self._identify = Identifier(self._make, terms, wall, Observers((), terms.namespace, wall))
         self.hints = settings.hints()
 
@@ -313,7 +313,7 @@ class Explainer:
         handed_on = stages(self._store, entry)
         there = handed_on[0].record if handed_on else None
         store, owner = self._store, entry.record.owner
-        ended = isinstance(store, KnowsProcesses) and store.has_ended(owner)
+        ended = isinstance(store, KnowsEndedProcesses) and store.has_ended(owner)
         said = f"{decision(entry.record, now, why, there, ended=ended)}{self._in_line(entry)}"
         return Explained(said, now, entry, key, kind, handed_on=tuple(handed_on))
 
@@ -335,7 +335,7 @@ class Explainer:
         lines = self._lines.get(entry.namespace)
         if lines is None:
             lines = self._lines[entry.namespace] = {}
-            for each in islice(walk(self._store, entry.namespace), self._scan):
+            for each in islice(scan(self._store, entry.namespace), self._scan_limit):
                 if _waits(each):
                     lines.setdefault(each.record.about.entity, []).append(each)
         return lines.get(entry.record.about.entity, [])
@@ -344,9 +344,9 @@ class Explainer:
         """An event, by the key that a gate would claim it under."""
         now = wall()
         item = self._identify(event, trusted=True)
-        if isinstance(item, Refused):
+        if isinstance(item, RejectedEvent):
             return Explained(item.outcome.reason, now)
-        if isinstance(item, Bare):
+        if isinstance(item, UnguardedEvent):
             return Explained(f"Run without protection from duplicates: {item.unguarded}.", now)
         return self._looked_up(item, now)
 
@@ -360,7 +360,7 @@ class Explainer:
         entry = next((each for each in entries if each.namespace == within), entries[0] if entries else None)
         if entry is None:
             told = _UNKNOWN.format(
-                then="is run" if job.hopeless is None else f"is buried, as {job.hopeless}",
+                then="is run" if job.bury_reason is None else f"is buried, as {job.bury_reason}",
                 retention=self._settings["retention"],
             )
             return self._with_timeline(Explained(told, now, key=key), within, key)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,9 +140,10 @@ def template(policy: bool, **given: Any) -> None:
 
 def _work() -> Any:
     try:
-        return import_module("oncegate.cli.infra_actions")
+        from oncegate.cli import infra_actions
     except ImportError as error:
         raise MissingExtra(f"oncegate infra (no {str(error.name).partition('.')[0]} here)", "aws") from error
+    return infra_actions
 
 
 def _wanted(given: dict[str, Any]) -> Wanted:

@@ -11,7 +11,7 @@ from oncegate.aws.cloud import Cloud
 from oncegate.cli.options import confirm
 from oncegate.cli.output import Progress, say, show_facts, show_json, show_whole
 from oncegate.durations import times
-from oncegate.infra.design import Design, Place
+from oncegate.infra.design import Design, Placement
 from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing, surplus
 from oncegate.infra.template import template as made_template
 from oncegate.infra.wanted import Wanted
@@ -86,7 +86,7 @@ def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep
             _say_done(step)
 
 
-def _agree(count: int, place: Place) -> None:
+def _agree(count: int, place: Placement) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask on; look at what is listed, and add --yes to delete it")
     confirm(f"Delete {times(count, 'part')} in account {place.account}, {place.region}? What they hold is lost.")
@@ -122,19 +122,19 @@ def _show_parts(rows: list[dict[str, Any]]) -> None:
 
 def template(wanted: Wanted, *, policy: bool) -> None:
     if policy:
-        show_json(Design(wanted, Place("aws", "*", "*")).consumer_policy())
+        show_json(Design(wanted, Placement("aws", "*", "*")).consumer_policy())
     else:
         show_json(made_template(wanted))
 
 
 @contextmanager
-def _asking(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Place, Progress]]:
+def _asking(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Placement, Progress]]:
     """AWS, and whose account and which region it is; what takes long is told on a terminal."""
     with Progress() as progress:
         cloud = Cloud(region, endpoint, lambda what: progress.tell(f"waiting for {what} …"))
         try:
             who = cloud.identity()
-            yield cloud, Place(who.partition, who.region, who.account), progress
+            yield cloud, Placement(who.partition, who.region, who.account), progress
         finally:
             cloud.close()
 

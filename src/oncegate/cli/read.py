@@ -8,10 +8,10 @@ import msgspec
 
 from oncegate import keys
 from oncegate.cli import exit_codes
-from oncegate.cli.event_files import Found, events_of, refuse_unreadable
+from oncegate.cli.event_files import FoundEvent, events_of, refuse_unreadable
 from oncegate.cli.options import counted, output_option, with_settings
 from oncegate.cli.output import moment, say, show_json_stream, show_table, stamp
-from oncegate.cli.strategy_comparison import Column, Comparison, Group, Made, Named, advice, listed
+from oncegate.cli.strategy_comparison import Column, Group, Made, Named, StrategyComparison, advice, listed
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.events import Event
@@ -38,7 +38,7 @@ def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings:
     A FILE holds one JSON document, an array, or a document on each line; - is what comes on stdin. Nothing is claimed,
     run or stored. Exits with 1 if there is no event in them.
     """
-    comparison, hints = Comparison(_strategies(settings, written)), settings.hints()
+    comparison, hints = StrategyComparison(_strategies(settings, written)), settings.hints()
     refuse_unreadable(files)
     if output == "json":
         events = (_fields(found, comparison.add(found.event)) for found in events_of(files, hints))
@@ -67,9 +67,9 @@ def _asked_for(name: str) -> keys.Strategy:
         raise SettingError(said if said.startswith("--key") else f"--key: {said}") from error
 
 
-def _show(events: Iterator[Found], comparison: Comparison, limit: int) -> None:
+def _show(events: Iterator[FoundEvent], comparison: StrategyComparison, limit: int) -> None:
     """Tables of the first events and their keys; then what holds for all."""
-    shown: list[tuple[Found, list[Made]]] = []
+    shown: list[tuple[FoundEvent, list[Made]]] = []
     total = 0
     for found in events:
         made = comparison.add(found.event)
@@ -86,7 +86,7 @@ def _show(events: Iterator[Found], comparison: Comparison, limit: int) -> None:
     say(advice(comparison))
 
 
-def _show_events(events: list[Found]) -> None:
+def _show_events(events: list[FoundEvent]) -> None:
     noted = any(found.event.problem or found.event.frame for found in events)
     rows = [_row(found) for found in events]
     headers = ("event", "place", "source", "type", "entity", "part", "state", "time", "id", "problem")
@@ -96,7 +96,7 @@ def _show_events(events: list[Found]) -> None:
     print()
 
 
-def _row(found: Found) -> tuple[Any, ...]:
+def _row(found: FoundEvent) -> tuple[Any, ...]:
     event = found.event
     problem = f"no event: {event.frame}" if event.frame else event.problem
     source = None if problem else event.source
@@ -108,14 +108,14 @@ def _time(event: Event) -> str | None:
     return None if event.occurred_at is None else moment(microseconds_of(event.occurred_at))
 
 
-def _show_keys(shown: list[tuple[Found, list[Made]]]) -> None:
+def _show_keys(shown: list[tuple[FoundEvent, list[Made]]]) -> None:
     rows = [_key_row(found, made) for found, each in shown for made in each]
     if rows:
         show_table(("key", "event", "strategy", "made of"), rows, essential=("key", "event", "strategy", "made of"))
         print()
 
 
-def _key_row(found: Found, made: Made) -> tuple[Any, ...]:
+def _key_row(found: FoundEvent, made: Made) -> tuple[Any, ...]:
     if made.key is None:
         return "none", found.number, made.strategy, made.missing
     parts = msgspec.json.encode(made.key.parts).decode()
@@ -123,7 +123,7 @@ def _key_row(found: Found, made: Made) -> tuple[Any, ...]:
     return str(made.key), found.number, made.strategy, f"{parts}{joins}"
 
 
-def _show_columns(comparison: Comparison) -> None:
+def _show_columns(comparison: StrategyComparison) -> None:
     """A line for each strategy, and one for each group of events that it takes for one."""
     width = max(len(column.name) for column in comparison.columns)
     for column in comparison.columns:
@@ -164,7 +164,7 @@ def _relation(group: Group) -> str:
     return f"other content, so {listed(conflicts)} would be a conflict{also}"
 
 
-def _fields(found: Found, made: list[Made]) -> dict[str, Any]:
+def _fields(found: FoundEvent, made: list[Made]) -> dict[str, Any]:
     """An event and its keys as JSON."""
     event = found.event
     return {
@@ -203,7 +203,7 @@ def _key_fields(made: Made) -> dict[str, Any]:
     }
 
 
-def _summary(comparison: Comparison) -> dict[str, Any]:
+def _summary(comparison: StrategyComparison) -> dict[str, Any]:
     return {"strategies": [_column_fields(column) for column in comparison.columns], "advice": advice(comparison)}
 
 

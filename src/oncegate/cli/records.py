@@ -12,8 +12,8 @@ from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
 from oncegate.cli.output import Progress, moment, stamp, state_name
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
-from oncegate.gate.job import known_by, stage_digest
-from oncegate.stores.base import Entry, Store, walk
+from oncegate.gate.job import shortened, stage_digest
+from oncegate.stores.base import Entry, Store, scan
 
 NOT_TAKEN_THERE: Final = "Nothing has taken it from there yet, in this store and namespace."
 # Who runs what the store keeps with its payload.
@@ -109,12 +109,12 @@ class Search(Struct, frozen=True):
 def search(store: Store, namespace: str | None, wanted: str, most: int) -> Search:
     """The records whose key, event id or entity this is. No store has an index by ids, which would cost every claim a
     write for a question that is asked seldom."""
-    key, name = _key(wanted), known_by(wanted)
+    key, name = _key(wanted), shortened(wanted)
     if key is not None and (entries := store.browse(namespace, key=key)):
         return Search(entries)
     found: dict[tuple[str, bytes], Entry] = {}
     count = 0
-    walked = walk(store, namespace)
+    walked = scan(store, namespace)
     with Progress("records") as progress:
         for entry in islice(walked, most):
             count += 1

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 import click
@@ -42,9 +41,9 @@ def serve(settings: Settings) -> None:
     """
     refuse_open_doors(settings)
     check_service(settings)
-    server = _module("oncegate.service.server")
+    server, service_module = _service_modules()
     handlers = {path: handler_of(route) for path, route in routes_of(settings).items()}
-    service = _module("oncegate.service.service").Service(settings, handlers, _observers(settings))
+    service = service_module.Service(settings, handlers, _observers(settings))
     host = settings["serve.host"]
     try:
         scheme = "http" if tls_of(settings) is None else "https"
@@ -114,20 +113,25 @@ def _log(settings: Settings) -> list[Observer]:
 def _traces(settings: Settings) -> list[Observer]:
     if not settings["serve.trace"]:
         return []
-    return [import_module("oncegate.otel").tracing()]
+    from oncegate.otel import tracing
+
+    return [tracing()]
 
 
 def check_traces(settings: Settings) -> None:
     """Refuse traces that can go nowhere. Whether a process is set up to send them, only that process knows."""
     if settings["serve.trace"]:
-        import_module("oncegate.otel").check_installed(settings.where("serve.trace"))
+        from oncegate.otel import check_installed
+
+        check_installed(settings.where("serve.trace"))
 
 
-def _module(name: str) -> Any:
+def _service_modules() -> tuple[Any, Any]:
     try:
-        return import_module(name)
+        from oncegate.service import server, service
     except ImportError as error:
         raise MissingExtra(f"oncegate serve (no {error.name} here)", "serve") from error
+    return server, service
 
 
 def refuse_open_doors(settings: Settings) -> None:

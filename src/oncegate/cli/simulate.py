@@ -18,10 +18,10 @@ from oncegate.cli.options import Measured, counted, output_option
 from oncegate.cli.output import say, show_json, show_table
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
-from oncegate.simulate.copies import Kind, Wishes
+from oncegate.simulate.copies import CopyOptions, Kind
 from oncegate.simulate.sender import Sender, Summary
 from oncegate.simulate.targets import STDOUT, goes_to_stdout, is_bus, open_target
-from oncegate.simulate.traffic import Delivery, Plan, deliveries
+from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries
 from oncegate.simulate.truth import TruthFile
 
 _KINDS: Final = get_args(Kind)
@@ -29,7 +29,7 @@ _SEEDS: Final = 10**9
 _MOST_SEED: Final = 2**63 - 1
 _SLOWEST: Final = 0.001
 _FASTEST: Final = 1_000_000
-_DEFAULTS: Final = Wishes()
+_DEFAULTS: Final = CopyOptions()
 _REASONS: Final = 5
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -105,7 +105,7 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
 def _plan(
     url: str, *, events: int, rate: float, window: str, delay: str | None, seed: int | None, **shares: Any
 ) -> Plan:
-    wishes = Wishes(window=microseconds(window, "--window"), by_bus=is_bus(url), **shares)
+    wishes = CopyOptions(window=microseconds(window, "--window"), by_bus=is_bus(url), **shares)
     return Plan(
         events=events,
         rate=rate,
@@ -140,14 +140,14 @@ def _written(path: str) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _bar(events: int) -> Iterator[Callable[[Delivery], object]]:
+def _bar(events: int) -> Iterator[Callable[[PlannedDelivery], object]]:
     """Shows how far it is, if there is a terminal to show it on."""
     columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TextColumn("events"), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=events)
 
-        def told(delivery: Delivery) -> None:
+        def told(delivery: PlannedDelivery) -> None:
             if delivery.of is not None and delivery.copy.kind == "first":
                 progress.advance(task)
 

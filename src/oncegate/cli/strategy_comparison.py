@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from oncegate import keys
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
-from oncegate.gate.job import arrived_as, kind_by_evidence
+from oncegate.gate.job import delivery_id_of, kind_by_evidence
 from oncegate.gate.outcome import Kind
 from oncegate.timelines import Timeline, place
 
@@ -90,7 +90,7 @@ class Column:
             group.merged.append(merged)
         return sorted(found.values(), key=lambda group: group.events)
 
-    def add(self, event: Event, others: "Comparison") -> Made:
+    def add(self, event: Event, others: "StrategyComparison") -> Made:
         """The key of the event that comes next."""
         number = len(self.firsts) + 1
         made = self._made(event)
@@ -129,7 +129,7 @@ class Column:
         return Made(self.name, known, key if joined else None, stale=placed.stale, splits=placed.splits)
 
 
-class Comparison:
+class StrategyComparison:
     """A column for each strategy, over the same events."""
 
     def __init__(self, strategies: Sequence[Named]) -> None:
@@ -144,7 +144,7 @@ class Comparison:
             self._skip()
             return []
         self.count += 1
-        self._ids.append(arrived_as(event))
+        self._ids.append(delivery_id_of(event))
         self._contents.append(keys.content_hash(event))
         return [column.add(event, self) for column in self.columns]
 
@@ -178,7 +178,7 @@ def listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-def advice(comparison: Comparison) -> str:
+def advice(comparison: StrategyComparison) -> str:
     """How the default takes the events, and each strategy that takes them otherwise."""
     if comparison.count < 2:
         return _ONE if comparison.count else _NONE

@@ -11,7 +11,7 @@ from oncegate.cli.options import counted, output_option
 from oncegate.cli.output import say, say_aside, show_json, show_table
 from oncegate.durations import times
 from oncegate.simulate.truth import Truth, load
-from oncegate.simulate.verification import Finding, Judgement, effects, judge
+from oncegate.simulate.verification import EffectFinding, Judgement, effects, judge
 
 
 @click.command()
@@ -79,14 +79,14 @@ def _order(judgement: Judgement) -> str:
     return f"out of order for {len(judgement.unordered)} of {judgement.entities} entities"
 
 
-def _row(finding: Finding) -> tuple[Any, ...]:
+def _row(finding: EffectFinding) -> tuple[Any, ...]:
     event = finding.event
     if event is None:
         return finding.what, finding.called, None, None, finding.effects, None
     return finding.what, event.name, event.type, event.entity, finding.effects, _kinds(finding)
 
 
-def _kinds(finding: Finding) -> str:
+def _kinds(finding: EffectFinding) -> str:
     counts = Counter(delivery.kind for delivery in finding.deliveries)
     return ", ".join(kind if number == 1 else f"{number} {kind}" for kind, number in counts.items())
 
@@ -107,7 +107,7 @@ def _fields(judgement: Judgement, limit: int) -> dict[str, Any]:
     }
 
 
-def _finding_fields(finding: Finding) -> dict[str, Any]:
+def _finding_fields(finding: EffectFinding) -> dict[str, Any]:
     event = finding.event
     return {
         "what": finding.what,

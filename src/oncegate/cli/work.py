@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from importlib import import_module
 from typing import Final
 
 import click
@@ -150,7 +149,9 @@ _NO_HANDLER: Final = "name what is called with each event: --handler module:func
 def _check_place(place: str) -> None:
     """Refuse what is no source before anything is said of how to work on it."""
     if place != _INBOX:
-        import_module("oncegate.ingress.sqs.client").read_address(place)
+        from oncegate.ingress.sqs.client import read_address
+
+        read_address(place)
 
 
 def refuse_empty_inbox(settings: Settings) -> None:
@@ -215,12 +216,12 @@ def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings:
 def check_way(settings: Settings, name: str) -> None:
     """Refuse what SQS would not allow of one setting, as the worker of a queue does."""
     try:
-        agree = import_module("oncegate.ingress.sqs.options").agree
+        from oncegate.ingress.sqs.options import validate
     except MissingExtra:
         return  # there is no worker of a queue here
     usual = {each: SETTINGS[f"work.{each}"].default for each in OF_WORKER}
     try:
-        agree(**usual | {name: settings[f"work.{name}"]})
+        validate(**usual | {name: settings[f"work.{name}"]})
     except SettingError as error:
         raise SettingError(f"{settings.where(f'work.{name}')}: {error}") from error
 

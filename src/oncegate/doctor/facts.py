@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from oncegate.gate.options import Terms, agree
+from oncegate.gate.options import GateConfig, validate
 
 
-class Queue(Struct, frozen=True, kw_only=True):
+class QueueFacts(Struct, frozen=True, kw_only=True):
     """Times are in seconds, as SQS has them. `dead_retention` is that of its dead-letter queue, None if there is none
     of that name."""
 
@@ -25,7 +25,7 @@ class Queue(Struct, frozen=True, kw_only=True):
     statements: tuple[Mapping[str, Any], ...] = ()
 
 
-class Feed(Struct, frozen=True, kw_only=True):
+class EventSourceFacts(Struct, frozen=True, kw_only=True):
     """A mapping by which Lambda feeds a function from a queue."""
 
     id: str
@@ -34,18 +34,18 @@ class Feed(Struct, frozen=True, kw_only=True):
     enabled: bool = True
 
 
-class Function(Struct, frozen=True, kw_only=True):
+class FunctionFacts(Struct, frozen=True, kw_only=True):
     name: str
     arn: str
     timeout: int
     on_failure: str | None = None
     retries: int = 2
-    feeds: tuple[Feed, ...] = ()
+    feeds: tuple[EventSourceFacts, ...] = ()
     statements: tuple[Mapping[str, Any], ...] = ()
     store: str | None = None
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class TargetFacts(Struct, frozen=True, kw_only=True):
     """What a rule sends to. `dead_admits`: whether the rule may send to the dead-letter queue too, whose statements are
     None if it is gone. `shape` is what is done to the event on the way: `InputPath $.detail`; `told` is all that
     EventBridge has of it."""
@@ -62,7 +62,7 @@ class Target(Struct, frozen=True, kw_only=True):
     told: Mapping[str, Any] = {}
 
 
-class Rule(Struct, frozen=True, kw_only=True):
+class RuleFacts(Struct, frozen=True, kw_only=True):
     """`matches`: whether EventBridge says that the pattern takes a sample event of Genesys; None if it was not asked,
     or the pattern is about something else."""
 
@@ -71,11 +71,11 @@ class Rule(Struct, frozen=True, kw_only=True):
     bus: str
     pattern: Mapping[str, Any] | None
     enabled: bool = True
-    targets: tuple[Target, ...] = ()
+    targets: tuple[TargetFacts, ...] = ()
     matches: bool | None = None
 
 
-class Archive(Struct, frozen=True, kw_only=True):
+class ArchiveFacts(Struct, frozen=True, kw_only=True):
     """`days` is 0 for an archive that keeps everything."""
 
     name: str
@@ -83,7 +83,7 @@ class Archive(Struct, frozen=True, kw_only=True):
     days: int
 
 
-class Table(Struct, frozen=True, kw_only=True):
+class TableFacts(Struct, frozen=True, kw_only=True):
     """`problem` is what the store says of a table that it would not take."""
 
     name: str
@@ -92,14 +92,14 @@ class Table(Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-class Redis(Struct, frozen=True, kw_only=True):
+class RedisFacts(Struct, frozen=True, kw_only=True):
     host: str
     port: int
     evicts_by: str | None = None
     append_only: bool = True
 
 
-class Clock(Struct, frozen=True, kw_only=True):
+class ClockFacts(Struct, frozen=True, kw_only=True):
     """By how much a clock is ahead of this machine's, in microseconds, and how exactly that is known."""
 
     of: str
@@ -114,7 +114,7 @@ class Unread(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Store(Struct, frozen=True, kw_only=True):
+class StoreFacts(Struct, frozen=True, kw_only=True):
     """The store of the settings. `url` has no secrets; `problem` is why it cannot be used, and `absent` why it is not
     there yet; `skew` is by how much clocks may differ, in microseconds, where that matters to the store. Of an SQLite
     file: its `path`, the `damage` that SQLite finds in it, whether that check was `cut_short`, and those of its files
@@ -132,7 +132,7 @@ class Store(Struct, frozen=True, kw_only=True):
     readable: tuple[str, ...] = ()
 
 
-class Route(Struct, frozen=True, kw_only=True):
+class RouteFacts(Struct, frozen=True, kw_only=True):
     """A route of the service, by its path. `signature` is None where none was named."""
 
     path: str
@@ -144,23 +144,23 @@ class Facts(Struct, frozen=True, kw_only=True):
     """`worker_visibility` is the visibility timeout that a worker sends with each receive, in microseconds: it takes
     the place of the queue's own."""
 
-    terms: Terms = agree({})
-    routes: tuple[Route, ...] = ()
+    terms: GateConfig = validate({})
+    routes: tuple[RouteFacts, ...] = ()
     worker_visibility: int | None = None
-    store: Store | None = None
-    redis: Redis | None = None
-    queue: Queue | None = None
-    function: Function | None = None
-    rules: tuple[Rule, ...] = ()
-    archives: tuple[Archive, ...] = ()
-    table: Table | None = None
-    clocks: tuple[Clock, ...] = ()
+    store: StoreFacts | None = None
+    redis: RedisFacts | None = None
+    queue: QueueFacts | None = None
+    function: FunctionFacts | None = None
+    rules: tuple[RuleFacts, ...] = ()
+    archives: tuple[ArchiveFacts, ...] = ()
+    table: TableFacts | None = None
+    clocks: tuple[ClockFacts, ...] = ()
     unread: tuple[Unread, ...] = ()
     identity: str | None = None
     region: str | None = None
     endpoint: str | None = None
 
-    def named(self, rule: Rule) -> str:
+    def named(self, rule: RuleFacts) -> str:
         """The name of a rule, with its bus where others have that name too."""
         alike = [each for each in self.rules if each.name == rule.name]
         return f"{rule.name} on the bus {rule.bus}" if len(alike) > 1 else rule.name

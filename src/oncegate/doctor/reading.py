@@ -11,7 +11,18 @@ from msgspec.structs import replace
 
 from oncegate.aws.cloud import Cloud, Missing, Unanswered
 from oncegate.clocks import wall
-from oncegate.doctor.facts import Archive, Clock, Facts, Feed, Function, Queue, Rule, Table, Target, Unread
+from oncegate.doctor.facts import (
+    ArchiveFacts,
+    ClockFacts,
+    EventSourceFacts,
+    Facts,
+    FunctionFacts,
+    QueueFacts,
+    RuleFacts,
+    TableFacts,
+    TargetFacts,
+    Unread,
+)
 from oncegate.doctor.policies import SEND, admits
 from oncegate.doctor.samples import envelope_of, samples
 from oncegate.errors import AwsError, StoreError
@@ -26,7 +37,7 @@ _NO_TABLE: Final = "there is no table of that name yet"
 _HALF: Final = 500_000  # AWS tells its time in whole seconds
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class ReadRequest(Struct, frozen=True, kw_only=True):
     """What to look at. With `name`, the parts that `infra up` makes; those of them that are not there are no matter."""
 
     name: str | None = None
@@ -37,7 +48,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     table: str | None = None
 
 
-def read(facts: Facts, asked: Asked, store: str | None, region: str | None, endpoint: str | None) -> Facts:
+def read(facts: Facts, asked: ReadRequest, store: str | None, region: str | None, endpoint: str | None) -> Facts:
     """The facts with all that AWS tells. A store in DynamoDB says where its table is, if nobody says otherwise."""
     settings = read_url(store) if store is not None else None
     if settings is not None:
@@ -64,7 +75,7 @@ class _Reader:
     """What was read. `identity` and `region` are None where AWS does not tell; `tableless` is a store without its
     table."""
 
-    def __init__(self, cloud: Cloud, asked: Asked, stored: str | None) -> None:
+    def __init__(self, cloud: Cloud, asked: ReadRequest, stored: str | None) -> None:
         self._cloud = cloud
         self._asked = asked
         self._stored = stored
@@ -73,12 +84,12 @@ class _Reader:
         self.identity: str | None = None
         self._account = "123456789012"
         self.region: str | None = None
-        self.clocks: list[Clock] = []
-        self.queue: Queue | None = None
-        self.function: Function | None = None
-        self.rules: list[Rule] = []
-        self.archives: list[Archive] = []
-        self.table: Table | None = None
+        self.clocks: list[ClockFacts] = []
+        self.queue: QueueFacts | None = None
+        self.function: FunctionFacts | None = None
+        self.rules: list[RuleFacts] = []
+        self.archives: list[ArchiveFacts] = []
+        self.table: TableFacts | None = None
         try:
             self._ask_who()
             self._read()
@@ -109,7 +120,7 @@ class _Reader:
             why = f"nothing of that name exists in {self.region}; make it with oncegate infra up --name {asked.name}"
             self.unread.append(Unread(what=asked.name, why=why))
 
-    def _table_of_store(self) -> Table | None:
+    def _table_of_store(self) -> TableFacts | None:
         """That of the store, if no other is named. Where there is none, the store makes it when it is first opened."""
         stored = self._stored
         if stored is None or self._asked.table is not None:
@@ -148,14 +159,14 @@ class _Reader:
 
     # ── the parts ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _function(self, name: str) -> Function:
+    def _function(self, name: str) -> FunctionFacts:
         part = _named("function", name)
         found = functions.read_function(self._cloud, part)
         if found is None:
             raise Missing(f"there is no function {name} in {self.region}; check name and region")
         retries = functions.read_retries(self._cloud, part)
         config = retries.properties if retries else {}
-        return Function(
+        return FunctionFacts(
             name=name,
             arn=found.arn,
             timeout=found.properties["Timeout"],
@@ -166,7 +177,7 @@ class _Reader:
             store=found.properties["Environment"]["Variables"].get("ONCEGATE_STORE"),
         )
 
-    def _queue(self, name: str) -> Queue:
+    def _queue(self, name: str) -> QueueFacts:
         described = queues.described(self._cloud, name)
         if described is None:
             raise Missing(f"there is no queue {name} in {self.region}; check name and region")
@@ -174,7 +185,7 @@ class _Reader:
         redrive = queues.parsed(attributes.get("RedrivePolicy")) or {}
         dead = redrive.get("deadLetterTargetArn")
         beside = queues.described(self._cloud, _last(dead)) if dead else None
-        return Queue(
+        return QueueFacts(
             name=name,
             url=url,
             arn=attributes["QueueArn"],
@@ -186,12 +197,12 @@ class _Reader:
             statements=tuple(queues.statements_of(queues.parsed(attributes.get("Policy")))),
         )
 
-    def _table(self, name: str) -> Table:
+    def _table(self, name: str) -> TableFacts:
         found = tables.read(self._cloud, _named("table", name))
         if found is None:
             raise Missing(f"there is no table {name} in {self.region}; check name and region")
         sweep = found.properties["TimeToLiveSpecification"]
-        return Table(
+        return TableFacts(
             name=name,
             on_demand=found.properties["BillingMode"] == "PAY_PER_REQUEST",
             sweeps_by=sweep["AttributeName"] if sweep["Enabled"] else None,
@@ -222,12 +233,12 @@ class _Reader:
                 for name in self._cloud.each("events", "list_rule_names_by_target", "RuleNames", **where):
                     yield bus, name
 
-    def _rule(self, name: str, bus: str) -> Rule | None:
+    def _rule(self, name: str, bus: str) -> RuleFacts | None:
         found = events.read_rule(self._cloud, _named("rule", name, EventBusName=bus, Description=""))
         if found is None:
             return None
         pattern = found.properties["EventPattern"]
-        return Rule(
+        return RuleFacts(
             name=name,
             arn=found.arn,
             bus=bus,
@@ -237,10 +248,10 @@ class _Reader:
             matches=self._matches(pattern, bus),
         )
 
-    def _target(self, target: dict[str, Any], rule: str) -> Target:
+    def _target(self, target: dict[str, Any], rule: str) -> TargetFacts:
         retry = target.get("RetryPolicy", {})
         dead = target.get("DeadLetterConfig", {}).get("Arn")
-        return Target(
+        return TargetFacts(
             id=target["Id"],
             arn=target["Arn"],
             exists=self._exists(target["Arn"]),
@@ -286,7 +297,7 @@ class _Reader:
             bus = archive["EventSourceArn"].partition(":event-bus/")[2]
             if bus in fed:
                 days = archive.get("RetentionDays", 0)
-                self.archives.append(Archive(name=archive["ArchiveName"], bus=bus, days=days))
+                self.archives.append(ArchiveFacts(name=archive["ArchiveName"], bus=bus, days=days))
 
 
 # ── from what AWS answers to facts ────────────────────────────────────────────────────────────────────────
@@ -301,10 +312,10 @@ def _last(written: str) -> str:
     return written.rpartition("/")[2].rpartition(":")[2]
 
 
-def _feeds(mappings: list[dict[str, Any]]) -> Iterator[Feed]:
+def _feeds(mappings: list[dict[str, Any]]) -> Iterator[EventSourceFacts]:
     for mapping in mappings:
         if ":sqs:" in mapping.get("EventSourceArn", ""):
-            yield Feed(
+            yield EventSourceFacts(
                 id=mapping["UUID"],
                 source=mapping["EventSourceArn"],
                 reports_failures="ReportBatchItemFailures" in mapping.get("FunctionResponseTypes", []),
@@ -328,10 +339,10 @@ def _problem(name: str, properties: dict[str, Any]) -> str | None:
     return None
 
 
-def _clocks(answer: dict[str, Any], before: int) -> Iterator[Clock]:
+def _clocks(answer: dict[str, Any], before: int) -> Iterator[ClockFacts]:
     """The time in the answer, which was given at some time since `before`."""
     half = (wall() - before) // 2
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     with suppress(TypeError, ValueError):
         told = int(parsedate_to_datetime(date).timestamp()) * 1_000_000
-        yield Clock(of="AWS", ahead=told + _HALF - before - half, within=_HALF + half)
+        yield ClockFacts(of="AWS", ahead=told + _HALF - before - half, within=_HALF + half)

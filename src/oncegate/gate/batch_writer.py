@@ -52,7 +52,7 @@ class _Ask(Generic[_Asked]):
         self.waiting = waiting
 
 
-class Gathered(Generic[_Asked]):
+class WriteBatch(Generic[_Asked]):
     """What is to be worked on, and how long the first of it has waited. What is put into `again` could not be done."""
 
     __slots__ = ("again", "asked", "waited")
@@ -73,7 +73,7 @@ class _Turn(threading.local):
 _Background = Background[list[_Ask[_Asked]]]
 
 
-class Gatherer(Generic[_Asked]):
+class BatchWriter(Generic[_Asked]):
     """`work` gets up to `most` things at a time, in the order in which they were asked for. What it could not do is for
     `again`, in a thread of its own, so that nothing else has to wait for it. `orphaned` gets what was worked on for a
     coroutine that has been cancelled meanwhile."""
@@ -81,8 +81,8 @@ class Gatherer(Generic[_Asked]):
     def __init__(
         self,
         name: str,
-        work: Callable[[Gathered[_Asked]], None],
-        again: Callable[[Gathered[_Asked]], None],
+        work: Callable[[WriteBatch[_Asked]], None],
+        again: Callable[[WriteBatch[_Asked]], None],
         orphaned: Callable[[_Asked], None],
         most: int,
     ) -> None:
@@ -124,14 +124,14 @@ class Gatherer(Generic[_Asked]):
 
     # ── in the thread ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _work_off(self, work: Callable[[Gathered[_Asked]], None], handed_in: list[list[_Ask[_Asked]]]) -> None:
+    def _work_off(self, work: Callable[[WriteBatch[_Asked]], None], handed_in: list[list[_Ask[_Asked]]]) -> None:
         asks = [ask for some in handed_in for ask in some]
         for start in range(0, len(asks), self._most):
             self._work_on(work, asks[start : start + self._most])
 
-    def _work_on(self, work: Callable[[Gathered[_Asked]], None], asks: list[_Ask[_Asked]]) -> None:
+    def _work_on(self, work: Callable[[WriteBatch[_Asked]], None], asks: list[_Ask[_Asked]]) -> None:
         error: BaseException | None = None
-        gathered = Gathered([ask.asked for ask in asks], time.monotonic() - asks[0].since)
+        gathered = WriteBatch([ask.asked for ask in asks], time.monotonic() - asks[0].since)
         try:
             work(gathered)
         except BaseException as raised:  # noqa: BLE001  # those who wait are told

@@ -32,7 +32,7 @@ from oncegate.clocks import Clock, wall
 from oncegate.durations import times
 from oncegate.errors import SettingError, StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
 from oncegate.events import Event, Key
-from oncegate.gate.completion_cache import Memory
+from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.handlers import LONGEST_ERROR
 from oncegate.gate.job import (
     HANDED_ON,
@@ -40,31 +40,31 @@ from oncegate.gate.job import (
     NOT_KEPT,
     STILL_RUNS,
     Job,
-    about,
     document,
+    is_call_reason,
     is_handed_on,
     kind_of,
-    only_called,
     stage,
+    summary_of,
 )
 from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observers import Observers
-from oncegate.gate.options import MARKED_AND_PUBLISHED, Terms
+from oncegate.gate.options import MARKED_AND_PUBLISHED, GateConfig
 from oncegate.gate.outcome import Outcome, differences
-from oncegate.gate.settlement import Answer, Failed, settle
+from oncegate.gate.settlement import Answer, FailedAfterMark, settle
 from oncegate.instances import owners
 from oncegate.sources import Hints, understood
-from oncegate.stores.base import Entry, Store, Together, Want
+from oncegate.stores.base import BatchesMixedOperations, Entry, Store, TakeRequest
 
 
-class Asking(Struct, frozen=True):
+class StoreCall(Struct, frozen=True):
     """Requests of one kind, and what they are for. `answered` gets that, the answers and when they were asked for;
     `failed` gets it and why there are none. Where the store takes no writes, `known` gets the requests and what they
     are for, and gives back what it could not answer by reading."""
 
     verb: Callable[[Sequence[Any]], Sequence[Any]]
     requests: Sequence[Operation]
-    about: Sequence[Any]
+    items: Sequence[Any]
     answered: Callable[[Sequence[Any], Sequence[Any], int], None]
     failed: Callable[[Sequence[Any], str], None]
     known: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
@@ -74,15 +74,15 @@ class Asking(Struct, frozen=True):
         try:
             answers = self.verb(self.requests)
         except StoreReadOnly as error:
-            if left := self.about if self.known is None else self.known(self.requests, self.about):
+            if left := self.items if self.known is None else self.known(self.requests, self.items):
                 self.failed(left, str(error))
         except StoreError as error:
-            self.failed(self.about, str(error))
+            self.failed(self.items, str(error))
         else:
-            self.answered(self.about, answers, sent_at)
+            self.answered(self.items, answers, sent_at)
 
 
-def ask_all(askings: Sequence[Asking], store: Together | None, boot: Clock) -> None:
+def execute(askings: Sequence[StoreCall], store: BatchesMixedOperations | None, boot: Clock) -> None:
     """All of them, in order: with one write if there is a store that can do that. If that fails, for whatever reason,
     each is asked for by itself: what is to follow differs, and what is wrong with one must not stop another."""
     if len(askings) > 1 and store is not None and _asked_together(askings, store, boot):
@@ -92,14 +92,14 @@ def ask_all(askings: Sequence[Asking], store: Together | None, boot: Clock) -> N
             each_of_them.callback(asking.ask, boot)
 
 
-def _asked_together(askings: Sequence[Asking], store: Together, boot: Clock) -> bool:
+def _asked_together(askings: Sequence[StoreCall], store: BatchesMixedOperations, boot: Clock) -> bool:
     sent_at = boot()
     try:
         answers = iter(store.together([request for asking in askings for request in asking.requests]))
     except Exception:  # noqa: BLE001  # it is raised again by the one that it is about
         return False
     for asking in askings:
-        asking.answered(asking.about, list(islice(answers, len(asking.requests))), sent_at)
+        asking.answered(asking.items, list(islice(answers, len(asking.requests))), sent_at)
     return True
 
 
@@ -120,15 +120,15 @@ class Claimer:
     def __init__(
         self,
         store: Store,
-        terms: Terms,
+        config: GateConfig,
         boot: Clock,
-        memory: Memory,
+        memory: CompletionCache,
         observers: Observers,
         hints: Hints,
         heartbeat: Heartbeat,
     ) -> None:
         self._store = store
-        self._terms = terms
+        self._config = config
         self._boot = boot
         self._memory = memory
         self._observers = observers
@@ -141,9 +141,9 @@ class Claimer:
         if asking := self.asking(jobs):
             asking.ask(self._boot)
 
-    def asking(self, jobs: Sequence[Job]) -> Asking | None:
+    def asking(self, jobs: Sequence[Job]) -> StoreCall | None:
         """The same, to be asked for; None if all are known here."""
-        if self._terms.marks_first and any(job.hands_to is not None for job in jobs):
+        if self._config.marks_first and any(job.hands_to is not None for job in jobs):
             raise SettingError(MARKED_AND_PUBLISHED)
         for job in jobs:
             if job.carried is not None:
@@ -152,8 +152,8 @@ class Claimer:
         unknown = jobs if self._memory.knows_none(jobs) else [job for job in jobs if not self.recall(job)]
         if not unknown:
             return None
-        requests = self._requests(unknown, marks=self._terms.marks_first)
-        return Asking(self._store.claim, requests, unknown, self._judge, self.unanswered, self.known)
+        requests = self._requests(unknown, marks=self._config.marks_first)
+        return StoreCall(self._store.claim, requests, unknown, self._judge, self.unanswered, self.known)
 
     def _found_by_carried(self, jobs: Sequence[Job]) -> list[Job]:
         """Where an event was published under another key than the one it has here, because what it was made of was
@@ -162,7 +162,7 @@ class Claimer:
         for job in jobs:
             carried, job.carried = job.carried, None
             try:
-                if carried is not None and self._store.browse(self._terms.namespace, key=carried):
+                if carried is not None and self._store.browse(self._config.namespace, key=carried):
                     job.key = Key(carried, HANDED_ON, (carried.hex(),), job.key.binds)
                 asked.append(job)
             except StoreError as error:
@@ -175,20 +175,20 @@ class Claimer:
         if outcome is None:
             return False
         job.outcome = outcome
-        self._observers.tell("memory.hit", job.event, job.key)
+        self._observers.notify("memory.hit", job.event, job.key)
         return True
 
     def _tell_of_loosened(self, job: Job, original: Record) -> None:
         """Other content under a known key that the policy takes for a copy."""
-        if job.loosened and original.payload_hash != job.payload_hash:
-            self._observers.tell("policy.conflict", job.event, job.key, detail="duplicate")
+        if job.content_unbound and original.payload_hash != job.payload_hash:
+            self._observers.notify("policy.conflict", job.event, job.key, detail="duplicate")
 
     def unanswered(self, jobs: Sequence[Job], error: str) -> None:
         """The store did not say what it was asked for these: each runs without a claim, if its policy lets it, or has
         failed."""
         for job in jobs:
-            unguarded = self._terms.unguarded(job.event) and job.hopeless is None
-            self._observers.tell(
+            unguarded = self._config.unguarded(job.event) and job.bury_reason is None
+            self._observers.notify(
                 "policy.store_error", job.event, job.key, detail="unguarded" if unguarded else "refuse"
             )
             if unguarded:
@@ -238,8 +238,8 @@ class Claimer:
                 handed_on.append(job)
             else:
                 self.found(job, verdict, sent_at)
-                if self._terms.sliding and isinstance(verdict, Duplicate):
-                    self._observers.tell("policy.sliding", job.event, job.key, detail="slid")
+                if self._config.sliding and isinstance(verdict, Duplicate):
+                    self._observers.notify("policy.sliding", job.event, job.key, detail="slid")
         self._observers.granted(granted, (job.event for job in jobs if job.held))
         if conflicts:
             beside = {job.key.digest: job.event.body for job in jobs if job.held}
@@ -260,12 +260,12 @@ class Claimer:
         """The store knows it already: that is its outcome, and is remembered."""
         job.outcome = _outcome(job, verdict)
         self._tell_of_loosened(job, verdict.record)
-        self._memory.found(Lease(self._terms.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
+        self._memory.found(Lease(self._config.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
 
     def take(self, most: int = 1, *, in_order: bool = False) -> list[Job]:
         """Claim events that the store holds with their payload, as many as there are."""
-        terms, sent_at = self._terms, self._boot()
-        wants = [Want(terms.namespace, owner, terms.lease, in_order) for owner in owners(most)]
+        config, sent_at = self._config, self._boot()
+        wants = [TakeRequest(config.namespace, owner, config.lease, in_order) for owner in owners(most)]
         taken = [self._taken(entry, sent_at) for entry in self._store.take(wants) if entry is not None]
         jobs = [job for job in taken if job.held]
         self._observers.granted(len(jobs), (job.event for job in jobs))
@@ -273,9 +273,9 @@ class Claimer:
 
     def _taken(self, entry: Entry, sent_at: int) -> Job:
         event = understood(delivery(entry.record.payload), self._hints)
-        hopeless = only_called(entry.record.about) or event.problem
+        hopeless = is_call_reason(entry.record.about) or event.problem
         job = Job(event, Key(entry.key, "kept", ()), entry.record.payload_hash, hopeless)
-        self.hold(job, entry.record, entry.record.lease_until - self._terms.lease, sent_at)
+        self.hold(job, entry.record, entry.record.lease_until - self._config.lease, sent_at)
         return job
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
@@ -285,14 +285,14 @@ class Claimer:
         kept = [_kept(*each) for each in zip(refused, copies, problems, strict=True)]
         for outcome in kept:
             if outcome.kept is not None:
-                self._observers.tell("event.kept", outcome.event, outcome.kept, outcome)
+                self._observers.notify("event.kept", outcome.event, outcome.kept, outcome)
         return kept
 
     def _requests(self, jobs: Sequence[Job], *, marks: bool = False) -> list[Claim]:
         """The owner is drawn here, before the first byte is sent: one for each delivery and key."""
-        terms = self._terms
-        namespace, lease, retention = terms.namespace, terms.lease, terms.retention
-        slides = terms.sliding_limit if terms.sliding else 0
+        config = self._config
+        namespace, lease, retention = config.namespace, config.lease, config.retention
+        slides = config.sliding_limit if config.sliding else 0
         return [
             Claim(
                 namespace,
@@ -301,7 +301,7 @@ class Claimer:
                 job.payload_hash,
                 lease,
                 retention,
-                about(job.event),
+                summary_of(job.event),
                 job.key.binds,
                 marks,
                 slides,
@@ -312,16 +312,16 @@ class Claimer:
     def hold(self, job: Job, record: Record, at: int, sent_at: int) -> bool:
         """It was granted at the store's time `at`, to a request that was sent at `sent_at` on the boot clock. Whether
         it may run: an event whose handler still runs here is not run again, and the grant is that handler's."""
-        terms, key, attempt = self._terms, job.key, record.attempts
-        job.lease = Lease(terms.namespace, key.digest, record, at, sent_at, sent_at + record.lease_until - at)
+        config, key, attempt = self._config, job.key, record.attempts
+        job.lease = Lease(config.namespace, key.digest, record, at, sent_at, sent_at + record.lease_until - at)
         if self._heartbeat.adopt(job.lease):
-            self._observers.tell("lease.adopted", job.event, key)
+            self._observers.notify("lease.adopted", job.event, key)
             job.outcome = Outcome("in_flight", job.event, key, "concurrent", error=STILL_RUNS)
             return False
         job.held = True
         job.event = replace(job.event, key=key, attempt=attempt, fence=record.fence)
-        if attempt > 1 and terms.max_attempts is not None and attempt > terms.max_attempts:
-            job.hopeless = _no_attempt_left(record)
+        if attempt > 1 and config.max_attempts is not None and attempt > config.max_attempts:
+            job.bury_reason = _no_attempt_left(record)
         if record.completed_at is not None and record.expires_at is not None:
             job.lease.valid_until = sent_at + record.expires_at - at  # what is marked is granted to nobody else before
             self._memory.found(job.lease)
@@ -349,8 +349,8 @@ class Claimer:
                 return self.mark(job)
             self._tell_of_loosened(job, verdict.record)
             return False
-        if job.hopeless is not None:
-            self.bury_failed([Failed(job, job.hopeless)])
+        if job.bury_reason is not None:
+            self.bury_failed([FailedAfterMark(job, job.bury_reason)])
             return False
         return True
 
@@ -370,7 +370,7 @@ class Claimer:
             for copy, outcome, error, problem in zip(own, outcomes, errors, problems, strict=True)
         ]
 
-    def bury_failed(self, failed: Sequence[Failed], *apart: str) -> None:
+    def bury_failed(self, failed: Sequence[FailedAfterMark], *apart: str) -> None:
         """Keep what was marked as done and was not: as dead letters of their own, since done is never undone. Where the
         key of one is that of an earlier failure, redriven or of other content, it is kept under one that nothing has:
         it is not delivered again, or as a duplicate only."""
@@ -392,9 +392,9 @@ class Claimer:
     def answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> list[Job]:
         """A conflict is judged again under the key H(key, content), by the policy: those that are to be asked for once
         more, under that key, are given back. `beside` are the bodies that were granted at the same time, by key."""
-        policy = self._terms.on_conflict
+        policy = self._config.on_conflict
         for job, _ in conflicts:
-            self._observers.tell("policy.conflict", job.event, job.key, detail=policy)
+            self._observers.notify("policy.conflict", job.event, job.key, detail=policy)
         if policy == "bury":
             self._bury_conflicts(conflicts, beside)
             return []
@@ -469,7 +469,7 @@ class Claimer:
             request.key,
             request.owner,
             granted.record.fence,
-            self._terms.dead_letter_retention,
+            self._config.dead_letter_retention,
             payload,
             error,
         )

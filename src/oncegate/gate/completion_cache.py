@@ -18,7 +18,7 @@ from oncegate.clocks import Clock
 from oncegate.gate.job import Job, is_handed_on, kind_of
 from oncegate.gate.leases import Lease
 from oncegate.gate.outcome import Outcome
-from oncegate.gate.settlement import Ending
+from oncegate.gate.settlement import PlannedSettlement
 
 _MOST: Final = 10_000
 _LARGEST_RESULT: Final = 4_096
@@ -37,7 +37,7 @@ class _Completion(Struct, frozen=True, gc=False):
     document: bytes | None = None
 
 
-class Memory:
+class CompletionCache:
     """Two dicts by turns: when the new one is full, or old enough, the old one is thrown away as a whole."""
 
     def __init__(self, within: int | None, retention: int, boot: Clock) -> None:
@@ -83,7 +83,7 @@ class Memory:
         known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
         return None if known is None else known.document or None
 
-    def settled(self, endings: Sequence[Ending], sent_at: int) -> None:
+    def settled(self, endings: Sequence[PlannedSettlement], sent_at: int) -> None:
         """Endings that the store has accepted since `sent_at`; those that are completions are remembered.
 
         A document is kept if it is worth its room: it only serves to say where a conflict differs. As bytes it takes a

@@ -5,7 +5,6 @@ read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settl
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import cached_property, partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from oncegate import keys
@@ -14,19 +13,19 @@ from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, place_of
-from oncegate.gate.job import ANYWHERE, Bare, Identifier, Job, Refused, handed_to
+from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, publish_target_of
+from oncegate.gate.job import ANYWHERE, Identifier, Job, RejectedEvent, UnguardedEvent, handed_to
 from oncegate.gate.observers import Observer, Observers
-from oncegate.gate.options import Terms, Wishes, agree, check_keeping
+from oncegate.gate.options import GateConfig, GateOptions, check_inbox, validate
 from oncegate.gate.outcome import Outcome
-from oncegate.ingress.worker import Lent, Worker
+from oncegate.ingress.worker import Worker, WorkerContext
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
-from oncegate.stores.base import Inbox, Joining, Store, Transactional
-from oncegate.stores.deferred import open_or_wait
+from oncegate.stores.base import Inbox, JoinsTransactions, Store, Transactional
+from oncegate.stores.deferred import open_or_defer
 
 if TYPE_CHECKING:
-    from oncegate.gate.once import Calls
+    from oncegate.gate.once import OnceFunctions
     from oncegate.ingress.inbox import InboxWorker
     from oncegate.signatures import Verifier
 
@@ -84,15 +83,15 @@ class Gate:
         hints: Hints = NO_HINTS,
         boot: Clock = since_boot,
         wall: Clock = wall,
-        **wishes: Unpack[Wishes],
+        **wishes: Unpack[GateOptions],
     ) -> None:
-        self._terms = terms = agree(wishes)
-        self._observers = Observers(observers, terms.namespace, wall)
+        self._config = config = validate(wishes)
+        self._observers = Observers(observers, config.namespace, wall)
         self._wall = wall
-        self._identify = Identifier(key, terms, wall, self._observers)
+        self._identify = Identifier(key, config, wall, self._observers)
         self._hints = _checked(hints)
-        self.store = _opened(store, terms)
-        self._engine = Engine(self.store, terms, boot, self._observers, hints)
+        self.store = _opened(store, config)
+        self._engine = Engine(self.store, config, boot, self._observers, hints)
 
     def run(self, payload: Any, handler: Handler) -> Outcome:
         """Take one event through the gate. The payload is an Event, or bytes, text or parsed JSON that holds one."""
@@ -106,7 +105,7 @@ class Gate:
 
     def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
         check_handler(handler)
-        identified = handed_to(place_of(handler), [self._identify(event) for event in events])
+        identified = handed_to(publish_target_of(handler), [self._identify(event) for event in events])
         return self._told(self._engine.through(identified, handler))
 
     async def arun(self, payload: Any, handler: AsyncHandler | Handler, *, wait: Duration | Literal[0] = 0) -> Outcome:
@@ -120,7 +119,7 @@ class Gate:
         cannot be stopped; it runs on, and is settled when it is done."""
         check_handler(handler, may_await=True)
         longest = microseconds(wait, "wait", or_none=True) if wait else 0
-        event, place = self._only_event(payload), place_of(handler)
+        event, place = self._only_event(payload), publish_target_of(handler)
 
         def ask() -> Awaitable[Outcome]:
             (item,) = handed_to(place, [self._identify(event)])
@@ -157,7 +156,7 @@ class Gate:
         all its calls new; a name that is given stays. `key` is a strategy, or any function of an Event whose body is
         the arguments by name: by default all arguments count, but for the object of a method."""
         longest = microseconds(wait, "wait", or_none=True)
-        if self._terms.marks_first:
+        if self._config.marks_first:
             raise SettingError("once() gives back results, and mode='mark_first' keeps none")
 
         def guard(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,14 +165,15 @@ class Gate:
         return guard if function is None else guard(function)
 
     @cached_property
-    def _calls(self) -> "Calls":
+    def _calls(self) -> "OnceFunctions":
         """Made when first used: what it imports would cost every cold start that does without it."""
 
         def identifier(key: Callable[[Event], Any]) -> Identifier:
-            return Identifier(key, self._terms, self._wall, self._observers)
+            return Identifier(key, self._config, self._wall, self._observers)
 
-        calls: Calls = import_module("oncegate.gate.once").Calls(self._engine, self._observers, identifier)
-        return calls
+        from oncegate.gate.once import OnceFunctions
+
+        return OnceFunctions(self._engine, self._observers, identifier)
 
     def transaction(self, payload: Any, handler: TransactionHandler, *, connection: Any = None) -> Outcome:
         """Take one event through the gate, its effect and its completion in one transaction: exactly once.
@@ -186,12 +186,12 @@ class Gate:
         check_handler(handler, given=2)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
-        if self._terms.marks_first:
+        if self._config.marks_first:
             raise SettingError("transaction() completes with the effect; mode='mark_first' would complete before it")
-        if connection is not None and not isinstance(self.store, Joining):
+        if connection is not None and not isinstance(self.store, JoinsTransactions):
             raise SettingError("connection= is for Postgres; on this store the handler is given what it writes with")
         item = self._identify(self._only_event(payload))
-        if isinstance(item, Bare):
+        if isinstance(item, UnguardedEvent):
             item.outcome = item.refusal
         elif isinstance(item, Job):
             self._engine.transact(item, handler, connection)
@@ -229,7 +229,9 @@ class Gate:
         `allow_unknown_sources=True` runs it as one plain event."""
         if self._identify.by_webhook_id and not getattr(signature, "signs_id", False):
             raise SettingError("key=keys.webhook_id needs signature=oncegate.signatures.standard_webhooks(secret)")
-        handler: Callable[[Any, Any], dict[str, Any]] = import_module("oncegate.ingress.lambda_handler").LambdaHandler(
+        from oncegate.ingress.lambda_handler import LambdaHandler
+
+        return LambdaHandler(
             function,
             microseconds(reserve, "reserve"),
             engine=self._engine,
@@ -241,7 +243,6 @@ class Gate:
             report_failures=report_failures,
             allow_unknown_sources=allow_unknown_sources,
         )
-        return handler
 
     def worker(
         self,
@@ -265,14 +266,15 @@ class Gate:
         `in_hand` events in hand. A message is kept from others for `visibility`, again and again for up to the gate's
         `max_hold`. Events of one entity, and those of one group of a FIFO queue, run one after the other."""
         check_handler(handler, may_await=True)
-        ways = import_module("oncegate.ingress.sqs").agree(
+        from oncegate.ingress.sqs import SqsWorker, validate
+
+        options = validate(
             batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain
         )
         engine = self._engine.under(max_attempts=None)
         identify = partial(self._identify, trusted=True)
-        lent = Lent(engine, self._events, identify, self._observers, engine.boot)
-        worker: Worker = import_module("oncegate.ingress.sqs").SqsWorker(queue, handler, ways, lent)
-        return worker
+        context = WorkerContext(engine, self._events, identify, self._observers, engine.boot)
+        return SqsWorker(queue, handler, options, context)
 
     def seen(self, payload: Any) -> bool:
         """Whether this event was seen before; from now on it was. The `is_duplicate` of many tutorials.
@@ -281,16 +283,16 @@ class Gate:
         is lost. Use `run` unless that is what you want. Raises for a payload that is no event or has no key, and
         when the store does not answer, unless a policy lets such events run unguarded."""
         item = self._identify(self._only_event(payload))
-        if isinstance(item, Refused):
+        if isinstance(item, RejectedEvent):
             raise Unreadable(item.outcome.reason)
-        if isinstance(item, Bare):
+        if isinstance(item, UnguardedEvent):
             return False
         try:
             return not self._engine.mark(item)
         except StoreError:
-            if not self._terms.unguarded(item.event):
+            if not self._config.unguarded(item.event):
                 raise
-            self._observers.tell("policy.store_error", item.event, item.key, detail="unguarded")
+            self._observers.notify("policy.store_error", item.event, item.key, detail="unguarded")
             return False
 
     def admit(self, payloads: Iterable[Any]) -> list[Outcome]:
@@ -328,7 +330,9 @@ class Gate:
         often, and at once after `worker.wake()`. Any number of processes may do this at once."""
         self._check_inbox("inbox()")
         check_handler(handler, may_await=True)
-        worker: InboxWorker = import_module("oncegate.ingress.inbox").InboxWorker(
+        from oncegate.ingress.inbox import InboxWorker
+
+        return InboxWorker(
             self._engine.under(),  # its handlers may outlast the gate, if they do not end in time
             self._identify,
             handler,
@@ -337,7 +341,6 @@ class Gate:
             look=microseconds(look, "look"),
             drain=microseconds(drain, "drain"),
         )
-        return worker
 
     @cached_property
     def _keeps(self) -> bool:
@@ -345,7 +348,7 @@ class Gate:
         return isinstance(self.store, Inbox)
 
     def _check_inbox(self, what: str) -> None:
-        check_keeping(what, keeps=self._keeps, marks_first=self._terms.marks_first)
+        check_inbox(what, keeps=self._keeps, marks_first=self._config.marks_first)
 
     def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:
         """Run events that the store holds with their payload, such as redriven dead letters.
@@ -353,7 +356,7 @@ class Gate:
         They run here and now, one after the other, in the order in which they were let go, each once."""
         check_handler(handler)
         outcomes: dict[bytes, Outcome] = {}
-        place = place_of(handler)
+        place = publish_target_of(handler)
         while len(outcomes) < limit and (waiting := self._next_waiting(place, outcomes)):
             (job,) = waiting
             if job.key.digest in outcomes:
@@ -426,9 +429,9 @@ class Gate:
         return outcomes
 
 
-def _opened(store: str | Store, terms: Terms) -> Store:
-    if isinstance(store, str) and terms.on_store_error == "unguarded":
-        return open_or_wait(store)
+def _opened(store: str | Store, config: GateConfig) -> Store:
+    if isinstance(store, str) and config.on_store_error == "unguarded":
+        return open_or_defer(store)
     if isinstance(store, str):
         return open_store(store)
     if isinstance(store, type) or not hasattr(store, "claim"):

@@ -55,7 +55,7 @@ def check_handler(handler: Callable[..., Any], *, may_await: bool = False, given
         raise SettingError(f"{_spelled(handler)} cannot be called with {_GIVEN[given - 1]}, as a handler is")
 
 
-def place_of(handler: Any) -> str | None:
+def publish_target_of(handler: Any) -> str | None:
     """The place that a handler publishes events to, as sinks have it; None for all others."""
     place = getattr(handler, "publishes_to", None)
     return place if isinstance(place, str) else None
@@ -112,7 +112,7 @@ def plain(result: Any) -> Any:
     return result
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An exception in one line of bounded length."""
     try:
         text = str(error)
@@ -124,14 +124,14 @@ def said(error: BaseException) -> str:
     return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:LONGEST_ERROR]
 
 
-def told(error: BaseException) -> str:
+def loggable_error(error: BaseException) -> str:
     """What a log may say of an exception: its name, since its text may be of the payload, unless that is public."""
     if isinstance(error, HandlerTimeout):
-        return said(error)
-    return said(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
+        return error_text(error)
+    return error_text(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
 
 
-def not_before(error: BaseException) -> int | None:
+def retry_delay_of(error: BaseException) -> int | None:
     """How long the next attempt shall wait, in microseconds, if the handler has said so."""
     return int(error.after * 1e6) if isinstance(error, RetryLater) and error.after is not None else None
 

@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from oncegate import keys
 from oncegate.canonical import digest, digest_of, told_apart, written
-from oncegate.claims import About, Record
+from oncegate.claims import EventSummary, Record
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key, StateChange
 from oncegate.gate.leases import Lease
 from oncegate.gate.observers import Observers
-from oncegate.gate.options import Terms
+from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Kind, Outcome
 from oncegate.times import microseconds_of
 
@@ -43,26 +43,26 @@ NO_DOCUMENT: Final = "it was made by hand, and its body is no JSON value"
 class Job(Struct, eq=False, gc=False):
     """One event to claim: what it is, then what is held for it, then what became of it.
 
-    `lease` is there while it is `held`, `outcome` when it has come to one. `hopeless` is why it is buried instead of
-    run, `unguarded` why it runs without a claim. `emission` is the key it had by itself, if its change was known under
-    another. One that is `answered` is not to be claimed any more. `loosened`: its key would bind content, but for the
-    policy. Its handler is not started from `start_by` on, on the boot clock. One that is to be kept is wanted `at_once`
-    if it can be run here as soon as it is. `hands_to` is the place that its handler publishes to. `carried` is the key
-    under which it was published, if it is another than its own. `published`: it comes from a queue or a bus, and says
-    that a gate has put it there.
-    It is nothing to the garbage collector: none of what it holds knows of it.
+    `lease` is set while the job is `held`, `outcome` once the job has one. `bury_reason` is why the event is buried
+    instead of run, `unguarded` why it runs without a claim. `emission` is the event's own key if its state change is
+    known under another key. A job that is `answered` is not claimed any more. `content_unbound`: the policy took the
+    content out of what the key binds. The handler does not start from `start_by` on (boot clock). `run_now`: an event
+    that is admitted may run here at once. `hands_to` is the place that the handler publishes to. `carried` is the key
+    under which the event was published, if that is not its own key. `published`: the event comes from a queue or a bus
+    and says that a gate has put it there.
+    gc=False is safe: nothing that a job holds refers back to it.
     """
 
     event: Event
     key: Key
     payload_hash: bytes
-    hopeless: str | None = None
+    bury_reason: str | None = None
     emission: Key | None = None
     answered: bool = False
-    loosened: bool = False
+    content_unbound: bool = False
     held: bool = False
     start_by: int = _NEVER
-    at_once: bool = False
+    run_now: bool = False
     started: bool = False
     unguarded: str | None = None
     hands_to: str | None = None
@@ -82,10 +82,10 @@ class Job(Struct, eq=False, gc=False):
 def runs_alone(job: Job) -> bool:
     """Whether a grant must run while no other handler of its process does: its last attempt was never settled, so it
     may have killed its worker. One that is buried instead of run needs no such care."""
-    return job.lease.record.lost > 0 and job.hopeless is None
+    return job.lease.record.lost > 0 and job.bury_reason is None
 
 
-class Bare:
+class UnguardedEvent:
     """An event without a key that is to run all the same, and why."""
 
     key = None
@@ -97,7 +97,7 @@ class Bare:
         self.refusal = refusal
 
 
-class Copy:
+class InBatchDuplicate:
     """An event that a job before it in the batch stands for."""
 
     def __init__(self, job: Job, first: Job) -> None:
@@ -120,7 +120,7 @@ class Copy:
 
     def _kind(self) -> Kind:
         same = self.job.payload_hash == self._first.payload_hash
-        return kind_by_evidence(self.job.event, self.job.key, arrived_as(self._first.event), same_content=same)
+        return kind_by_evidence(self.job.event, self.job.key, delivery_id_of(self._first.event), same_content=same)
 
 
 def _copied(result: Any) -> tuple[Any, str | None]:
@@ -135,15 +135,15 @@ def _copied(result: Any) -> tuple[Any, str | None]:
     return (msgspec.json.decode(raw), None) if told_apart(result, raw) else (None, _NOT_COPIED)
 
 
-class Refused:
+class RejectedEvent:
     """An event that is answered without asking the store."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
 
 
-Identified = Job | Bare | Refused
-Item = Identified | Copy
+Identified = Job | UnguardedEvent | RejectedEvent
+Item = Identified | InBatchDuplicate
 
 
 def handed_to(place: str | None, items: Sequence[Identified]) -> Sequence[Identified]:
@@ -180,7 +180,7 @@ class Batch:
     def __init__(
         self, identified: Sequence[Identified], resolve: Callable[[Sequence[Job]], None] | None = None
     ) -> None:
-        self.bare: list[Job | Bare] = []
+        self.bare: list[Job | UnguardedEvent] = []
         self.echoing: list[Job] = []
         firsts = {
             item.key.digest: item
@@ -210,7 +210,7 @@ class Batch:
                     self._add_again(item, first)
             else:
                 self.items.append(item)
-                if type(item) is not Refused:
+                if type(item) is not RejectedEvent:
                     self.bare.append(item)  # type: ignore[arg-type]  # a job that is answered, or a bare event
 
     def _add_again(self, job: Job, first: Job) -> None:
@@ -221,28 +221,28 @@ class Batch:
             self.items.append(job)
             self.jobs.append(job)
         else:
-            self.items.append(Copy(job, first))
+            self.items.append(InBatchDuplicate(job, first))
 
     @property
     def outcomes(self) -> list[Outcome]:
         return [item.outcome for item in self.items]
 
 
-def about(event: Event) -> About:
+def summary_of(event: Event) -> EventSummary:
     occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
     kind, entity, delivery = event.type, event.entity, event.id or event.evidence.message_id
     if kind and len(kind) > _LONGEST:
-        kind = known_by(kind)
+        kind = shortened(kind)
     if entity and len(entity) > _LONGEST:
-        entity = known_by(entity)
+        entity = shortened(entity)
     if delivery and len(delivery) > _LONGEST:
-        delivery = known_by(delivery)
-    return About(event.source, kind, entity, occurred_at, delivery)
+        delivery = shortened(delivery)
+    return EventSummary(event.source, kind, entity, occurred_at, delivery)
 
 
-def only_called(about: About) -> str | None:
+def is_call_reason(about: EventSummary) -> str | None:
     """Why no handler may run what the store holds, if it is a call: it would pass for what the function does."""
-    if about.type is None or about != About(CALL, about.type):
+    if about.type is None or about != EventSummary(CALL, about.type):
         return None
     return f"it is a call of {about.type}, which only its callers can run; drop it, and the next call runs"
 
@@ -258,12 +258,12 @@ def document(event: Event) -> bytes | None:
         return None
 
 
-def arrived_as(event: Event) -> str | None:
+def delivery_id_of(event: Event) -> str | None:
     """What a second arrival of the same thing has again: the event's id, else that of the message it came in."""
-    return known_by(event.id or event.evidence.message_id)
+    return shortened(event.id or event.evidence.message_id)
 
 
-def known_by(text: str | None) -> str | None:
+def shortened(text: str | None) -> str | None:
     """A text of an event as records have it. Stores can neither sort nor keep one of any length: what no id or name is
     as long as is cut, and told from others that begin alike by its hash."""
     if text is None or len(text) <= _LONGEST:
@@ -288,7 +288,7 @@ def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_conte
         return "replay"
     if key.change is not None and not same_content:
         return "state-echo"
-    arrived, evidence = arrived_as(event), event.evidence
+    arrived, evidence = delivery_id_of(event), event.evidence
     if arrived is None and evidence.receive_count == 1 and evidence.request_id is None:
         return "re-emission"  # a broker that gives no id, but says that it has not delivered this message before
     return "redelivery" if arrived == original and (same_content or arrived is not None) else "re-emission"
@@ -298,9 +298,9 @@ def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_conte
 
 
 class Identifier:
-    def __init__(self, key: Callable[[Event], Any], terms: Terms, wall: Clock, observers: Observers) -> None:
+    def __init__(self, key: Callable[[Event], Any], config: GateConfig, wall: Clock, observers: Observers) -> None:
         self._key = keys.strategy(key)
-        self._terms = terms
+        self._config = config
         self._wall = wall
         self._observers = observers
 
@@ -312,9 +312,9 @@ class Identifier:
     def __call__(self, event: Event, *, trusted: bool = False) -> Identified:
         """`trusted`: it comes from a queue or a bus, whose word is taken for the key that it was published under."""
         if event.problem is not None:
-            return Refused(Outcome("invalid", event, error=event.problem))
+            return RejectedEvent(Outcome("invalid", event, error=event.problem))
         if event.frame is not None:
-            return Refused(Outcome("skipped", event, error=event.frame))
+            return RejectedEvent(Outcome("skipped", event, error=event.frame))
         carried = event.evidence.handed_key if trusted else None
         try:
             key = self._key(event)
@@ -332,42 +332,42 @@ class Identifier:
         try:
             payload_hash = keys.content_hash(event)
         except (TypeError, ValueError, RecursionError) as error:  # of what was made by hand
-            return Refused(Outcome("invalid", event, key, error=f"its body is no JSON value ({error})"))
-        too_old = None if self._terms.max_age is None else self._too_old(event)
+            return RejectedEvent(Outcome("invalid", event, key, error=f"its body is no JSON value ({error})"))
+        too_old = None if self._config.max_age is None else self._too_old(event)
         job = Job(event, key, payload_hash, too_old)
         if carried is not None and carried != str(key):
             job.carried = bytes.fromhex(carried)
         job.published = trusted and event.evidence.handed_key is not None
-        if self._terms.on_conflict == "duplicate" and job.key.binds:
-            job.key, job.loosened = replace(job.key, binds=False), True
+        if self._config.on_conflict == "duplicate" and job.key.binds:
+            job.key, job.content_unbound = replace(job.key, binds=False), True
         return job
 
-    def _without_key(self, event: Event, error: str, raised: str | None) -> Bare | Refused:
-        self._observers.tell("policy.missing_key", event, detail=self._terms.on_missing_key)
+    def _without_key(self, event: Event, error: str, raised: str | None) -> UnguardedEvent | RejectedEvent:
+        self._observers.notify("policy.missing_key", event, detail=self._config.on_missing_key)
         too_old = self._too_old(event)
         refusal = Outcome("invalid", event, error=f"{error}; and {too_old}" if too_old else error, raised=raised)
-        if self._terms.on_missing_key == "refuse" or too_old is not None:
-            return Refused(refusal)
-        return Bare(event, error, refusal)
+        if self._config.on_missing_key == "refuse" or too_old is not None:
+            return RejectedEvent(refusal)
+        return UnguardedEvent(event, error, refusal)
 
     def _replayed(self, event: Event, key: Key, replay: str) -> Key:
         """A replay that shall run is an event of its own, once for each name under which it was replayed."""
-        self._observers.tell("policy.replay", event, key, detail=self._terms.on_replay)
-        if self._terms.on_replay == "duplicate":
+        self._observers.notify("policy.replay", event, key, detail=self._config.on_replay)
+        if self._config.on_replay == "duplicate":
             return key
         own = keys.make("replay", event, [str(key), replay], binds=key.binds)
         return own if key.change is None else replace(own, change=_in_replay(key.change, replay))
 
     def _too_old(self, event: Event) -> str | None:
         """Why not to run an event that is older than what is remembered; None to run it."""
-        longest = self._terms.max_age
+        longest = self._config.max_age
         if longest is None or event.occurred_at is None:
             return None
         age = self._wall() - microseconds_of(event.occurred_at)
         if age <= longest:
             return None
-        self._observers.tell("policy.too_old", event, detail=self._terms.on_too_old)
-        if self._terms.on_too_old == "run":
+        self._observers.notify("policy.too_old", event, detail=self._config.on_too_old)
+        if self._config.on_too_old == "run":
             return None
         return f"it happened {spoken(age)} ago, and max_age is {spoken(longest)}: it may have been processed before"
 

@@ -24,7 +24,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from oncegate import forks
-from oncegate.backoff import Patience
+from oncegate.backoff import PollBackoff
 from oncegate.gate.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Waiter:
         self.admitted = False
 
 
-class Alone:
+class HandlerRuns:
     """What runs is known by a `token`, any object. It counts as company for `hold` seconds at most: a handler that runs
     on after that has lost its claim, or hangs. One that is alone keeps others out for `alone_for` seconds at most."""
 
@@ -174,7 +174,7 @@ class Alone:
         waiter.wake()
 
 
-PROCESS: Final = Alone()
+PROCESS: Final = HandlerRuns()
 
 
 # Room: how many coroutines of one loop may be inside, and how a coroutine waits to run beside others or alone.
@@ -182,7 +182,7 @@ PROCESS: Final = Alone()
 # What can be had at once is had without a coroutine of its own: nearly always nobody has to wait.
 
 
-class Room:
+class ConcurrencyLimit:
     """At most `most` are inside."""
 
     def __init__(self, most: int) -> None:
@@ -218,7 +218,7 @@ class Room:
         self._inside -= 1
 
 
-async def entered(
+async def enter_async(
     token: object, hold: float, *, alone_for: float = 0.0, within: float = inf, unless: "asyncio.Event | None" = None
 ) -> bool:
     """Wait to run beside others, or alone for so many seconds: whether it may, within so many seconds and unless an
@@ -266,10 +266,10 @@ async def first_of(*awaited: Coroutine[Any, Any, object], within: float | None =
 
 # How a run, or the look of a copy at another's, has ended: True, the event is done with; False, it has failed, and its
 # copies with it; None, nobody knows.
-Ended = bool | None
+RunEnd = bool | None
 
 
-class Copies:
+class InFlightWaiters:
     """The keys that somebody here runs or asks for, and who waits for each; at most so many wait in all."""
 
     def __init__(self, most: int) -> None:
@@ -281,7 +281,7 @@ class Copies:
     def _start_anew(self) -> None:
         """Nobody waits in a new process."""
         self._waiting = 0
-        self._at: dict[bytes, list[asyncio.Future[Ended]]] = {}
+        self._at: dict[bytes, list[asyncio.Future[RunEnd]]] = {}
 
     def begin(self, digest: bytes) -> bool:
         """Somebody here is at this key from now on; False if somebody was already."""
@@ -291,7 +291,7 @@ class Copies:
             self._at[digest] = []
             return True
 
-    def end(self, digest: bytes, ended: Ended) -> None:
+    def end(self, digest: bytes, ended: RunEnd) -> None:
         """To be called by whom `begin` told True."""
         with self._lock:
             waiters = self._at.pop(digest, [])
@@ -309,12 +309,12 @@ class Copies:
                 return outcome
             self._waiting += 1
         try:
-            return await self._wait(outcome, ask, Patience(wait))
+            return await self._wait(outcome, ask, PollBackoff(wait))
         finally:
             with self._lock:
                 self._waiting -= 1
 
-    async def _wait(self, outcome: Outcome, ask: Callable[[], Awaitable[Outcome]], patience: Patience) -> Outcome:
+    async def _wait(self, outcome: Outcome, ask: Callable[[], Awaitable[Outcome]], patience: PollBackoff) -> Outcome:
         import asyncio
 
         while outcome.status == "in_flight" and outcome.key is not None and patience.left > 0:
@@ -332,7 +332,7 @@ class Copies:
                 outcome = await ask()
         return outcome
 
-    def _joined(self, digest: bytes) -> "asyncio.Future[Ended] | None":
+    def _joined(self, digest: bytes) -> "asyncio.Future[RunEnd] | None":
         """A wait for the one that is at this key; None if nobody was: then the caller is, and must `end` it."""
         import asyncio
 
@@ -341,32 +341,32 @@ class Copies:
             if waiters is None:
                 self._at[digest] = []
                 return None
-            waiter: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+            waiter: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
             waiters.append(waiter)
             return waiter
 
     async def _ask(
-        self, digest: bytes, outcome: Outcome, ask: Callable[[], Awaitable[Outcome]], patience: Patience
+        self, digest: bytes, outcome: Outcome, ask: Callable[[], Awaitable[Outcome]], patience: PollBackoff
     ) -> Outcome:
         import asyncio
 
-        ended: Ended = None
+        ended: RunEnd = None
         try:
             while outcome.status == "in_flight" and (pause := patience.pause()) is not None:
                 await asyncio.sleep(pause)
                 outcome = await ask()
-            ended = ended_by(outcome)
+            ended = run_end_of(outcome)
         finally:
             self.end(digest, ended)
         return outcome
 
 
-def ended_by(outcome: Outcome | None) -> Ended:
+def run_end_of(outcome: Outcome | None) -> RunEnd:
     if outcome is None or outcome.status == "in_flight":
         return None
     return outcome.acked
 
 
-def _tell(waiter: "asyncio.Future[Ended]", ended: Ended) -> None:
+def _tell(waiter: "asyncio.Future[RunEnd]", ended: RunEnd) -> None:
     if not waiter.done():
         waiter.set_result(ended)

@@ -87,7 +87,7 @@ class Observers:
         with self._lock:
             return dict(self._counts)
 
-    def tell(
+    def notify(
         self,
         name: str,
         event: Event | None = None,

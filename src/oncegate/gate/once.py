@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncegate import keys
-from oncegate.backoff import Patience
+from oncegate.backoff import PollBackoff
 from oncegate.canonical import decode, told_apart, written
 from oncegate.claims import RELEASED
 from oncegate.errors import (
@@ -37,7 +37,7 @@ from oncegate.gate.outcome import Outcome
 _RUN: Final = ("__main__", "__mp_main__")  # the program itself, and as multiprocessing names it in other processes
 
 
-class Calls:
+class OnceFunctions:
     """The functions of one gate that are guarded."""
 
     def __init__(self, engine: Engine, observers: Observers, identifier: Callable[..., Identifier]) -> None:
@@ -70,7 +70,7 @@ class Calls:
     def _plain(self, call: "_Call", wait: int) -> Callable[..., Any]:
         @wraps(call.function)
         def once(*args: Any, **kwargs: Any) -> Any:
-            run, patience = _Run(call.function, args, kwargs), Patience(wait)
+            run, patience = _Run(call.function, args, kwargs), PollBackoff(wait)
             while True:
                 (outcome,) = self._engine.through([call.identify(args, kwargs)], run)
                 pause = patience.pause() if outcome.status == "in_flight" else None
@@ -83,7 +83,7 @@ class Calls:
     def _awaited(self, call: "_Call", wait: int) -> Callable[..., Any]:
         @wraps(call.function)
         async def once(*args: Any, **kwargs: Any) -> Any:
-            run, patience = _Run(call.function, args, kwargs), Patience(wait)
+            run, patience = _Run(call.function, args, kwargs), PollBackoff(wait)
             while True:
                 outcome = await self._engine.athrough(call.identify(args, kwargs), run.awaited)
                 pause = patience.pause() if outcome.status == "in_flight" else None

@@ -31,8 +31,8 @@ MARKED_AND_PUBLISHED: Final = (
 )
 
 
-class Wishes(TypedDict, total=False):
-    """What a gate can be told, as people write it. `Gate` says what each means."""
+class GateOptions(TypedDict, total=False):
+    """What a gate can be told, as people write it. `Gate` says what each context."""
 
     namespace: str
     mode: Mode
@@ -62,7 +62,7 @@ class Wishes(TypedDict, total=False):
     on_stale: OnStale
 
 
-DEFAULTS: Final[Wishes] = {
+DEFAULTS: Final[GateOptions] = {
     "namespace": "default",
     "mode": "lease",
     "retention": "7d",
@@ -119,7 +119,7 @@ LISTS: Final = (list, tuple, set, frozenset)
 OPTIONAL: Final = frozenset({"handler_timeout", "retry_for", "remember", "breaker", "max_age", "max_attempts"})
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class GateConfig(Struct, frozen=True, kw_only=True):
     namespace: str
     mode: Mode
     retention: int
@@ -185,7 +185,7 @@ def outlasts_lease(visibility: int, lease: int) -> bool:
     return -(-visibility // _SECOND) * _SECOND >= lease
 
 
-def agree(wishes: Mapping[str, Any]) -> Terms:
+def validate(wishes: Mapping[str, Any]) -> GateConfig:
     """Terms that can be kept, or SettingError."""
     for name in wishes:
         if name not in DEFAULTS:
@@ -200,10 +200,10 @@ def agree(wishes: Mapping[str, Any]) -> Terms:
         raise SettingError(f"sliding={asked['sliding']!r} must be True or False")
     read = {name: _duration(name, asked[name]) for name in DURATIONS}
     types = _types(asked["unguarded_types"])
-    terms = Terms(**{**asked, **read, "namespace": _named(asked["namespace"]), "unguarded_types": types})
-    _check_times(terms, asked)
-    _check_types(terms)
-    return terms
+    config = GateConfig(**{**asked, **read, "namespace": _named(asked["namespace"]), "unguarded_types": types})
+    _check_times(config, asked)
+    _check_types(config)
+    return config
 
 
 def _duration(name: str, value: Duration | None) -> int | None:
@@ -219,30 +219,30 @@ def _check_count(name: str, value: Any) -> None:
         raise SettingError(f"{name}={value!r} must be a whole number, {least} or more{nothing}")
 
 
-def _check_times(terms: Terms, asked: Mapping[str, Any]) -> None:
-    if terms.lease < _SHORTEST_LEASE:
+def _check_times(config: GateConfig, asked: Mapping[str, Any]) -> None:
+    if config.lease < _SHORTEST_LEASE:
         raise SettingError(f"lease={asked['lease']!r} is too short to do anything in; 10ms is the least")
-    if terms.retention < terms.lease and not terms.marks_first:
+    if config.retention < config.lease and not config.marks_first:
         raise SettingError(
             f"retention={asked['retention']!r} is shorter than lease={asked['lease']!r}:"
             " a key would be forgotten while it is held"
         )
-    if terms.sliding and terms.sliding_limit < terms.retention:
+    if config.sliding and config.sliding_limit < config.retention:
         raise SettingError(
             f"sliding_limit={asked['sliding_limit']!r} is shorter than retention={asked['retention']!r}:"
             " there would be nothing to slide"
         )
-    if terms.on_too_old == "bury" and terms.max_age is None:
+    if config.on_too_old == "bury" and config.max_age is None:
         raise SettingError("on_too_old='bury' means nothing without max_age=…: how old is too old")
-    if terms.remember is not None and terms.remember > _LONGEST_MEMORY:
+    if config.remember is not None and config.remember > _LONGEST_MEMORY:
         raise SettingError(f"remember={asked['remember']!r} is too long: what others did meanwhile counts after 60s")
 
 
-def _check_types(terms: Terms) -> None:
+def _check_types(config: GateConfig) -> None:
     """Running without a claim is for types that were thought about one by one."""
-    if terms.on_store_error == "unguarded" and not terms.unguarded_types:
+    if config.on_store_error == "unguarded" and not config.unguarded_types:
         raise SettingError("on_store_error='unguarded' needs unguarded_types=[…]: the event types that may run twice")
-    if terms.on_store_error == "refuse" and terms.unguarded_types:
+    if config.on_store_error == "refuse" and config.unguarded_types:
         raise SettingError("unguarded_types=[…] means nothing without on_store_error='unguarded'")
 
 
@@ -258,7 +258,7 @@ def _named(namespace: str) -> str:
     return namespace
 
 
-def check_keeping(what: str, *, keeps: bool, marks_first: bool) -> None:
+def check_inbox(what: str, *, keeps: bool, marks_first: bool) -> None:
     """Refuse what has a store keep events, where it cannot or they would not wait."""
     if not keeps:
         raise SettingError(f"{what} needs a store that keeps events: sqlite:///oncegate.db or postgresql://…")

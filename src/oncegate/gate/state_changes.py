@@ -15,9 +15,9 @@ from oncegate.claims import COMPLETED, Address
 from oncegate.errors import StoreError
 from oncegate.events import Key, StateChange
 from oncegate.gate.claimer import Claimer
-from oncegate.gate.job import Copy, Item, Job
+from oncegate.gate.job import InBatchDuplicate, Item, Job
 from oncegate.gate.observers import Observers
-from oncegate.gate.options import Terms
+from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Outcome
 from oncegate.stores.base import Change, Document, Store
 
@@ -29,10 +29,10 @@ _BUSY: Final = "others keep changing the timeline of its entity"
 _STALE: Final = "a newer state of its entity is known"
 
 
-class Echoes:
-    def __init__(self, store: Store, terms: Terms, claimer: Claimer, observers: Observers) -> None:
+class StateChangeResolver:
+    def __init__(self, store: Store, config: GateConfig, claimer: Claimer, observers: Observers) -> None:
         self._store = store
-        self._terms = terms
+        self._config = config
         self._claimer = claimer
         self._observers = observers
         self._wall = observers.wall
@@ -53,19 +53,19 @@ class Echoes:
 
     def confirm(self, items: Iterable[Item]) -> None:
         """What has come of joined emissions holds for the keys that they had by themselves, too."""
-        echoes = [item for item in items if isinstance(item, Job | Copy) and _emission(item) is not None]
+        echoes = [item for item in items if isinstance(item, Job | InBatchDuplicate) and _emission(item) is not None]
         if done := [item for item in echoes if _is_done(item.outcome)]:
             self._claimer.mark_emissions([_own(item) for item in done])
         if dead := [item for item in echoes if _is_buried_with_another(item)]:
             self._bury(dead)
 
-    def _bury(self, items: Sequence[Job | Copy]) -> None:
+    def _bury(self, items: Sequence[Job | InBatchDuplicate]) -> None:
         """The second emission of a change that is a dead letter is one too, and names the first."""
         outcomes = [item.outcome for item in items]
         errors = [f"it says the same as dead letter {outcome.key} ({outcome.error})" for outcome in outcomes]
         kept = self._claimer.bury_emissions([_own(item) for item in items], outcomes, errors)
         for item, outcome in zip(items, kept, strict=True):
-            if isinstance(item, Copy):
+            if isinstance(item, InBatchDuplicate):
                 item.kept = outcome
             else:
                 item.outcome = outcome
@@ -95,7 +95,7 @@ class Echoes:
         for job in jobs:
             lines[_change(job).timeline].place(job, until)
         changed = [line for line in lines.values() if line.changed]
-        swapped = self._store.swap([line.swap(self._terms.retention) for line in changed]) if changed else []
+        swapped = self._store.swap([line.swap(self._config.retention) for line in changed]) if changed else []
         lost = [line for line, done in zip(changed, swapped, strict=True) if not done]
         for line in lines.values():
             if line not in lost:
@@ -105,7 +105,7 @@ class Echoes:
     def _settle(self, line: "_Line") -> None:
         for job, placed in line.placed:
             if placed.splits:
-                self._observers.tell("timeline.split", job.event, job.key)
+                self._observers.notify("timeline.split", job.event, job.key)
             if placed.key != job.key.digest:
                 job.emission = job.key
                 job.key = replace(job.key, digest=placed.key)
@@ -114,13 +114,13 @@ class Echoes:
 
     def _stale(self, job: Job) -> None:
         job.event = replace(job.event, stale=True)
-        self._observers.tell("policy.stale", job.event, job.key, detail=self._terms.on_stale)
-        if self._terms.on_stale == "skip":
+        self._observers.notify("policy.stale", job.event, job.key, detail=self._config.on_stale)
+        if self._config.on_stale == "skip":
             job.outcome = Outcome("skipped", job.event, job.key, error=_STALE)
             job.answered = True
 
     def _address(self, change: StateChange) -> Address:
-        return Address(self._terms.namespace, change.timeline)
+        return Address(self._config.namespace, change.timeline)
 
 
 class _Line:
@@ -148,13 +148,13 @@ class _Line:
         return Change(where.namespace, where.key, self._version, timelines.written(self._timeline), retention)
 
 
-def _emission(item: Job | Copy) -> Key | None:
-    return item.job.emission if isinstance(item, Copy) else item.emission
+def _emission(item: Job | InBatchDuplicate) -> Key | None:
+    return item.job.emission if isinstance(item, InBatchDuplicate) else item.emission
 
 
-def _own(item: Job | Copy) -> Job:
+def _own(item: Job | InBatchDuplicate) -> Job:
     """The emission as an event of its own, under the key that it had by itself."""
-    job = item.job if isinstance(item, Copy) else item
+    job = item.job if isinstance(item, InBatchDuplicate) else item
     assert job.emission is not None  # noqa: S101  # only joined emissions are asked for
     return Job(job.event, job.emission, job.payload_hash)
 
@@ -164,10 +164,10 @@ def _is_done(outcome: Outcome) -> bool:
     return outcome.status == "processed" or (outcome.status == "duplicate" and not waits)
 
 
-def _is_buried_with_another(item: Job | Copy) -> bool:
+def _is_buried_with_another(item: Job | InBatchDuplicate) -> bool:
     """Not so the one whose own failure made the dead letter."""
     outcome = item.outcome
-    return outcome.status == "buried" and (isinstance(item, Copy) or outcome.original is not None)
+    return outcome.status == "buried" and (isinstance(item, InBatchDuplicate) or outcome.original is not None)
 
 
 def _changes(jobs: Iterable[Job]) -> Iterable[StateChange]:

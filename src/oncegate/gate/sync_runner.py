@@ -10,23 +10,23 @@ from oncegate.claims import Complete, Settlement
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import SettingError, StoreError
-from oncegate.gate.claimer import Asking, Claimer
-from oncegate.gate.completion_cache import Memory
+from oncegate.gate.claimer import Claimer, StoreCall
+from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.handlers import Handler, TransactionHandler, plain
-from oncegate.gate.job import NO_TIME, NOT_ALONE, Bare, Job, runs_alone
+from oncegate.gate.job import NO_TIME, NOT_ALONE, Job, UnguardedEvent, runs_alone
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.limiter import PROCESS, inside
 from oncegate.gate.observers import Observers
-from oncegate.gate.options import Terms
+from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settlement import (
     Answer,
-    Ending,
-    Endings,
-    Failed,
-    Flusher,
-    Settlements,
-    Unsettled,
+    FailedAfterMark,
+    PlannedSettlement,
+    SettlementBuffer,
+    SettlementFlusher,
+    SettlementPlanner,
+    SettlementRetrier,
     failed_marked,
     failed_unguarded,
     is_passing,
@@ -43,30 +43,30 @@ _LOST: Final = (
 )
 
 # How one grant that may start is attempted; None if it has come to its outcome already.
-_Handle = Callable[[Job], Ending | None]
+_Handle = Callable[[Job], PlannedSettlement | None]
 
 
-class Means(Struct, frozen=True):
+class RunContext(Struct, frozen=True):
     """What granted events are run with, put together by the engine for those who run them."""
 
     store: Store
-    terms: Terms
+    config: GateConfig
     boot: Clock
     claimer: Claimer
-    endings: Endings
+    planner: SettlementPlanner
     heartbeat: Heartbeat
-    memory: Memory
-    unsettled: Unsettled
+    cache: CompletionCache
+    retrier: SettlementRetrier
     observers: Observers
 
 
-class Runner:
-    def __init__(self, means: Means) -> None:
-        self._means = means
-        self._flusher = Flusher()
-        self._bound = means.terms.alone_bound
-        self._within = means.terms.alone_within
-        self._hold = means.terms.max_hold / 1e6
+class SyncRunner:
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._flusher = SettlementFlusher()
+        self._bound = context.config.alone_bound
+        self._within = context.config.alone_within
+        self._hold = context.config.max_hold / 1e6
 
     def run(self, jobs: Sequence[Job], handler: Handler) -> None:
         """Run those of the jobs that hold a lease; each has its outcome afterwards.
@@ -77,7 +77,7 @@ class Runner:
         granted = [job for job in jobs if job.held]
         if not granted:
             return
-        if self._means.terms.marks_first:
+        if self._context.config.marks_first:
             self._beside(granted, self._run_marked, handler)
         elif len(granted) == 1 and runs_alone(granted[0]):
             self._placed(granted[0], lambda job: self.run_alone(job, handler))
@@ -104,12 +104,12 @@ class Runner:
             PROCESS.leave(token)
 
     def _enter(self, token: object, jobs: Sequence[Job]) -> None:
-        leases = [] if self._means.terms.marks_first else [job.lease for job in jobs]
+        leases = [] if self._context.config.marks_first else [job.lease for job in jobs]
         try:
-            self._means.heartbeat.hold(leases)
+            self._context.heartbeat.hold(leases)
             PROCESS.enter(token, self._hold)
         finally:
-            self._means.heartbeat.drop(leases)
+            self._context.heartbeat.drop(leases)
 
     def _placed(self, job: Job, run: Callable[[Job], None]) -> None:
         """Run one grant beside others; alone, if it may have killed its worker."""
@@ -128,7 +128,7 @@ class Runner:
             if job.held:
                 run(job)
 
-        left = (job.start_by - self._means.boot()) / 1e6
+        left = (job.start_by - self._context.boot()) / 1e6
         if not self._alone(claim_and_run, within=max(0.0, min(self._within, left))):
             job.outcome = Outcome("in_flight", job.event, job.key, error=NOT_ALONE)
 
@@ -147,8 +147,8 @@ class Runner:
         return True
 
     def _claim_again(self, job: Job) -> None:
-        if self._means.boot() < job.start_by:
-            self._means.claimer.claim([job])
+        if self._context.boot() < job.start_by:
+            self._context.claimer.claim([job])
         else:
             job.outcome = Outcome("in_flight", job.event, job.key, error=NO_TIME)
 
@@ -173,7 +173,7 @@ class Runner:
             self._alone(lambda: run(take()), within=self._within)
         return ran
 
-    def run_unguarded(self, items: Sequence[Job | Bare], handler: Handler) -> None:
+    def run_unguarded(self, items: Sequence[Job | UnguardedEvent], handler: Handler) -> None:
         """Run what its policy lets run without a claim; a failure is only told, there is nothing to settle."""
         for item in items:
             if item.unguarded is not None:
@@ -191,65 +191,65 @@ class Runner:
             lambda job: self._attempt_each([job], lambda job: self._handle_in_transaction(job, handler, connection)),
         )
 
-    def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> Ending | None:
-        store = cast(Transactional, self._means.store)  # the gate has asked
-        endings: list[Ending] = []
+    def _handle_in_transaction(self, job: Job, handler: TransactionHandler, own: Any) -> PlannedSettlement | None:
+        store = cast(Transactional, self._context.store)  # the gate has asked
+        endings: list[PlannedSettlement] = []
         began: int | None = None
 
         def effect(connection: Any) -> Complete:
             nonlocal began
-            began = self._means.boot()
-            endings.append(self._means.endings.processed(job, plain(handler(job.event, connection))))
+            began = self._context.boot()
+            endings.append(self._context.planner.processed(job, plain(handler(job.event, connection))))
             complete = endings[0].settlement
             assert isinstance(complete, Complete)  # noqa: S101  # processed() completes
             return complete
 
-        proof = job.lease.renewal(self._means.terms.lease)
-        sent_at = self._means.boot()
+        proof = job.lease.renewal(self._context.config.lease)
+        sent_at = self._context.boot()
         try:
             accepted = store.transact(proof, effect) if own is None else store.transact(proof, effect, own)
         except EffectFailed as failure:
             if not isinstance(failure.cause, Exception):
                 raise failure.cause from None
-            return self._means.endings.failed(job, failure.cause)
+            return self._context.planner.failed(job, failure.cause)
         except SettingError:  # the connection will not do
             job.started = began is not None
             raise
         except StoreError as error:
             if began is None:
-                return self._means.endings.untried(job, f"its transaction could not begin ({error})")
-            return self._means.endings.released(job, f"its transaction was rolled back ({error})")
+                return self._context.planner.untried(job, f"its transaction could not begin ({error})")
+            return self._context.planner.released(job, f"its transaction was rolled back ({error})")
         finally:
             if began is not None:
-                self._warn_of_holding(job, self._means.boot() - began)
-        self._settled(endings or [self._means.endings.processed(job, None)], [accepted], sent_at)
+                self._warn_of_holding(job, self._context.boot() - began)
+        self._settled(endings or [self._context.planner.processed(job, None)], [accepted], sent_at)
         return None
 
     def _warn_of_holding(self, job: Job, held: int) -> None:
         """Tell of a handler that kept all others from writing for longer than a lease: theirs may have ended unrenewed,
         and what they ran runs again."""
-        lease = self._means.terms.lease
-        if held > lease and getattr(self._means.store, "transactions_exclude_others", False):
+        lease = self._context.config.lease
+        if held > lease and getattr(self._context.store, "transactions_exclude_others", False):
             why = f"its handler held the store's file for {spoken(held)}, longer than the lease of {spoken(lease)}"
             detail = f"{why}: nobody else could claim, renew or complete meanwhile"
-            self._means.observers.tell("transaction.held", job.event, job.key, detail=detail)
+            self._context.observers.notify("transaction.held", job.event, job.key, detail=detail)
 
     def _run_marked(self, jobs: Sequence[Job], handler: Handler) -> None:
         """Run what is completed already. What fails, or is never started, is kept as a dead letter of its own."""
-        failed: list[Failed] = []
+        failed: list[FailedAfterMark] = []
         try:
             for job in jobs:
                 self._attempt_marked(job, handler, failed)
         finally:
             failed.extend(never_started(job) for job in jobs if not job.started)
-            self._means.claimer.bury_failed(failed)
+            self._context.claimer.bury_failed(failed)
 
-    def _attempt_marked(self, job: Job, handler: Handler, failed: list[Failed]) -> None:
-        if self._means.boot() >= job.lease.valid_until:
+    def _attempt_marked(self, job: Job, handler: Handler, failed: list[FailedAfterMark]) -> None:
+        if self._context.boot() >= job.lease.valid_until:
             return
         job.started = True
-        if job.hopeless is not None:
-            failed.append(Failed(job, job.hopeless))
+        if job.bury_reason is not None:
+            failed.append(FailedAfterMark(job, job.bury_reason))
             return
         try:
             ran_marked(job, plain(handler(job.event)))
@@ -259,9 +259,9 @@ class Runner:
                 raise
 
     def _run_together(self, jobs: Sequence[Job], handler: Handler) -> None:
-        endings = self._means.endings
+        endings = self._context.planner
 
-        def handle(job: Job) -> Ending:
+        def handle(job: Job) -> PlannedSettlement:
             try:
                 result = handler(job.event)
                 return endings.processed(job, result if result is None else plain(result))
@@ -270,25 +270,25 @@ class Runner:
 
         leases = [job.lease for job in jobs]
         try:  # to drop what is not held does no harm
-            self._means.heartbeat.hold(leases)
+            self._context.heartbeat.hold(leases)
             self._attempt_each(jobs, handle)
         finally:
-            self._means.heartbeat.drop(leases)
+            self._context.heartbeat.drop(leases)
 
     def _attempt_each(self, jobs: Sequence[Job], handle: _Handle) -> None:
         """Attempt one after the other; what they come to is written within 50 ms, and all of it on return."""
-        boot, endings = self._means.boot, self._means.endings
-        ended: list[Ending] = []
-        settlements = Settlements(ended, self.write) if len(jobs) > 1 else None
+        boot, endings = self._context.boot, self._context.planner
+        ended: list[PlannedSettlement] = []
+        settlements = SettlementBuffer(ended, self.write) if len(jobs) > 1 else None
         job: Job | None = None
         try:
             if settlements is not None:
                 self._flusher.begin(settlements)
             for job in jobs:
                 lease, now = job.lease, boot()
-                if job.hopeless is not None:
+                if job.bury_reason is not None:
                     job.started = True
-                    ended.append(endings.hopeless(job, job.hopeless))
+                    ended.append(endings.hopeless(job, job.bury_reason))
                 elif now >= lease.valid_until or now >= job.start_by or lease.lost:  # here, as a call would cost more
                     job.outcome = Outcome("in_flight", job.event, job.key, error=job.too_late(now))
                 else:
@@ -309,18 +309,20 @@ class Runner:
 
     # ── how it ends ───────────────────────────────────────────────────────────────────────────────────────
 
-    def write(self, endings: Sequence[Ending]) -> None:
+    def write(self, endings: Sequence[PlannedSettlement]) -> None:
         """Settle with one write, tried again if it fails; on return every job has its outcome. What the store has not
         confirmed by then has failed, and is tried on for as long as nobody else can be granted it."""
-        settlements, sent_at = self._let_go(endings), self._means.boot()
+        settlements, sent_at = self._let_go(endings), self._context.boot()
         self._settled(endings, self._settle(settlements), sent_at)
 
-    def asking(self, endings: Sequence[Ending], undone: Callable[[Sequence[Ending]], None]) -> Asking:
+    def asking(
+        self, endings: Sequence[PlannedSettlement], undone: Callable[[Sequence[PlannedSettlement]], None]
+    ) -> StoreCall:
         """The same, to be asked for, and tried once: `undone` gets them if the store does not answer."""
-        settlements, store = self._let_go(endings), self._means.store
-        return Asking(store.settle, settlements, endings, self._settled, lambda left, _error: undone(left))
+        settlements, store = self._let_go(endings), self._context.store
+        return StoreCall(store.settle, settlements, endings, self._settled, lambda left, _error: undone(left))
 
-    def _let_go(self, endings: Sequence[Ending]) -> list[Settlement]:
+    def _let_go(self, endings: Sequence[PlannedSettlement]) -> list[Settlement]:
         """What to ask of the store. From here on they are no longer renewed."""
         settlements = []
         for ending in endings:
@@ -329,11 +331,11 @@ class Runner:
         return settlements
 
     def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Answer]:
-        return settle(self._means.store, settlements)
+        return settle(self._context.store, settlements)
 
-    def _settled(self, endings: Sequence[Ending], answers: Sequence[Answer], sent_at: int) -> None:
+    def _settled(self, endings: Sequence[PlannedSettlement], answers: Sequence[Answer], sent_at: int) -> None:
         """Give the jobs their outcomes, and remember those that are completed."""
-        self._means.heartbeat.drop([ending.job.lease for ending in endings])
+        self._context.heartbeat.drop([ending.job.lease for ending in endings])
         if answers.count(True) < len(endings):
             settled = list(zip(endings, answers, strict=True))
             if anew := [_anew(ending) for ending, answer in settled if answer is False and _is_granted_anew(ending)]:
@@ -343,24 +345,24 @@ class Runner:
             for ending, answer in settled:
                 if answer is not True:
                     ending.job.outcome = _not_settled(ending, answer)
-            self._means.unsettled.add([ending for ending, answer in settled if is_passing(answer)])
+            self._context.retrier.add([ending for ending, answer in settled if is_passing(answer)])
         for ending in endings:
             ending.job.outcome = ending.outcome
-        self._means.memory.settled(endings, sent_at)
+        self._context.cache.settled(endings, sent_at)
         if again := [ending.job for ending in endings if _is_granted_anew(ending)]:
             # The event was released, and granted to this process once more before that was known here: nobody runs it.
-            self._settle([self._means.endings.unstarted(job).settlement for job in again])
+            self._settle([self._context.planner.unstarted(job).settlement for job in again])
 
     def give_back(self, jobs: Sequence[Job]) -> list[Job]:
         """Release claims whose handler never started: the attempt does not count. Those that could not be given back
         though their lease lasts are answered; else they come free when it ends."""
         if not jobs:
             return []
-        self._means.heartbeat.drop([job.lease for job in jobs])
-        answers = self._settle([self._means.endings.unstarted(job).settlement for job in jobs])
+        self._context.heartbeat.drop([job.lease for job in jobs])
+        answers = self._settle([self._context.planner.unstarted(job).settlement for job in jobs])
         for job in jobs:
             job.held = False
-        now = self._means.boot()
+        now = self._context.boot()
         unanswered = [job for job, answer in zip(jobs, answers, strict=True) if not isinstance(answer, bool)]
         return [job for job in unanswered if now < job.lease.valid_until]
 
@@ -369,17 +371,17 @@ def _no_handler(_event: object) -> None:
     """What is run knows its own."""
 
 
-def _is_granted_anew(ending: Ending) -> bool:
+def _is_granted_anew(ending: PlannedSettlement) -> bool:
     """Whether the claim was granted to this process once more after it was decided how it ends."""
     return ending.job.lease.record.fence != ending.settlement.fence
 
 
-def _anew(ending: Ending) -> Ending:
+def _anew(ending: PlannedSettlement) -> PlannedSettlement:
     record = ending.job.lease.record
     return replace(ending, settlement=replace(ending.settlement, owner=record.owner, fence=record.fence))
 
 
-def _not_settled(ending: Ending, answer: Answer) -> Outcome:
+def _not_settled(ending: PlannedSettlement, answer: Answer) -> Outcome:
     """What an ending has come to that the store did not accept."""
     error = f"the handler ran, but the store did not confirm it ({answer})" if answer else _LOST
     return Outcome("failed", ending.job.event, ending.job.key, error=error)

@@ -16,14 +16,14 @@ from oncegate import forks
 from oncegate.durations import spoken, times
 from oncegate.events import Event
 from oncegate.gate.observers import Observers
-from oncegate.gate.options import Terms
+from oncegate.gate.options import GateConfig
 
 _log: Final = logging.getLogger("oncegate.work")
 _LONGEST_LOOK: Final = 1.0
 _IDLE_FOR: Final = 10.0
 
 
-class Run:
+class HandlerRun:
     """One call of a handler. `give_up` is called in another thread, if its time is over."""
 
     __slots__ = ("begun", "event", "give_up", "given_up", "hangs")
@@ -43,18 +43,18 @@ class _Pool(ThreadPoolExecutor):
         self._adjust_thread_count()
 
 
-class Threads:
+class HandlerThreads:
     """The threads of one gate, made when they are needed."""
 
-    def __init__(self, terms: Terms, observers: Observers) -> None:
-        self._most = terms.threads
-        self._gives_up = terms.handler_timeout is not None
-        self._limit = (terms.handler_timeout or terms.max_hold) / 1e6
+    def __init__(self, config: GateConfig, observers: Observers) -> None:
+        self._most = config.threads
+        self._gives_up = config.handler_timeout is not None
+        self._limit = (config.handler_timeout or config.max_hold) / 1e6
         self._observers = observers
         self._lock = threading.Lock()
         self._pool: _Pool | None = None
         self._spare = self._most
-        self._runs: dict[Run, None] = {}
+        self._runs: dict[HandlerRun, None] = {}
         self._watcher: threading.Thread | None = None
         forks.watch(self)
 
@@ -82,8 +82,8 @@ class Threads:
 
     # ── in the thread of a handler ────────────────────────────────────────────────────────────────────────
 
-    def begin(self, event: Event, give_up: Callable[[], object]) -> Run:
-        run = Run(event, give_up)
+    def begin(self, event: Event, give_up: Callable[[], object]) -> HandlerRun:
+        run = HandlerRun(event, give_up)
         with self._lock:
             self._runs[run] = None
             if self._watcher is None or not self._watcher.is_alive():
@@ -91,7 +91,7 @@ class Threads:
                 self._watcher.start()
         return run
 
-    def end(self, run: Run) -> bool:
+    def end(self, run: HandlerRun) -> bool:
         """The handler has returned or raised. Whether that counts: what was given up has failed already."""
         with self._lock:
             self._runs.pop(run, None)
@@ -151,13 +151,13 @@ class Threads:
             for run in late:
                 self._tell(run)
 
-    def _note(self, run: Run) -> None:
+    def _note(self, run: HandlerRun) -> None:
         run.hangs, run.given_up = True, self._gives_up
         if self._gives_up and self._spare and self._pool is not None:
             self._spare -= 1
             self._pool.add_thread()
 
-    def _tell(self, run: Run) -> None:
+    def _tell(self, run: HandlerRun) -> None:
         left = times(self.left, "thread")
         then = "; its event has failed" if run.given_up else ""
         _log.warning(
@@ -167,10 +167,10 @@ class Threads:
             then,
             left,
         )
-        self._observers.tell("handler.hung", run.event, run.event.key, detail=_age(run))
+        self._observers.notify("handler.hung", run.event, run.event.key, detail=_age(run))
         if run.given_up:
             run.give_up()
 
 
-def _age(run: Run) -> str:
+def _age(run: HandlerRun) -> str:
     return spoken(int((time.monotonic() - run.begun) * 1e6))

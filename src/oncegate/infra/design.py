@@ -21,7 +21,7 @@ _INVOCATION: Final = {"MaximumEventAgeInSeconds": 21_600, "MaximumRetryAttempts"
 _BATCH: Final = 10
 
 
-class Place(Struct, frozen=True):
+class Placement(Struct, frozen=True):
     """Where the parts are, by which their addresses can be told before they exist."""
 
     partition: str
@@ -36,7 +36,7 @@ class Place(Struct, frozen=True):
 class Design:
     """The names and addresses of all parts, and the parts that are wanted."""
 
-    def __init__(self, wanted: Wanted, place: Place) -> None:
+    def __init__(self, wanted: Wanted, place: Placement) -> None:
         self.wanted = wanted
         self.place = place
         name = wanted.name

@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from oncegate.aws.cloud import Cloud, Denied
 from oncegate.errors import AwsError
-from oncegate.infra.design import Design, Place
-from oncegate.infra.parts import KINDS, Found, Part
+from oncegate.infra.design import Design, Placement
+from oncegate.infra.parts import KINDS, FoundPart, Part
 from oncegate.infra.wanted import DEFAULT_BUS, Function, Wanted
 from oncegate.stores.dynamodb.table import check
 
@@ -20,7 +20,7 @@ class Step(Struct, frozen=True):
 
     action: Action
     part: Part
-    found: Found | None = None
+    found: FoundPart | None = None
     why: str = ""
 
 
@@ -29,7 +29,7 @@ def plan(cloud: Cloud, parts: Iterable[Part]) -> list[Step]:
     return [_step(part, KINDS[part.kind].read(cloud, part)) for part in parts]
 
 
-def _step(part: Part, found: Found | None) -> Step:
+def _step(part: Part, found: FoundPart | None) -> Step:
     if found is None:
         return Step("create", part)
     kind = KINDS[part.kind]
@@ -46,7 +46,7 @@ def _step(part: Part, found: Found | None) -> Step:
     return Step("change", part, found, ", ".join(changes)) if changes else Step("keep", part, found)
 
 
-def _is_as_wanted(name: str, part: Part, found: Found) -> bool:
+def _is_as_wanted(name: str, part: Part, found: FoundPart) -> bool:
     there, wanted = found.properties.get(name), part.properties[name]
     return _has(there, wanted) if name in KINDS[part.kind].open else bool(there == wanted)
 
@@ -71,7 +71,7 @@ def carry_out(cloud: Cloud, step: Step) -> None:
 # ── what there is ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def standing(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, Found]]:
+def standing(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, FoundPart]]:
     """Those of these parts that exist, whoever made them; but a bus only if we did."""
     for part in parts:
         found = KINDS[part.kind].read(cloud, part)
@@ -79,7 +79,7 @@ def standing(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, Found]
             yield part, found
 
 
-def everything(cloud: Cloud, name: str, place: Place) -> list[Part]:
+def everything(cloud: Cloud, name: str, place: Placement) -> list[Part]:
     """All parts that a deployment can have: its rule may be on any bus."""
     function = Function(handler="any.handler")
     parts: dict[tuple[str, str, str], Part] = {}
@@ -111,7 +111,7 @@ def surplus(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
     return ours if prune else [Step("leave", step.part, step.found, _still(step)) for step in ours]
 
 
-def _readable(cloud: Cloud, part: Part) -> list[tuple[Part, Found]]:
+def _readable(cloud: Cloud, part: Part) -> list[tuple[Part, FoundPart]]:
     """Who makes no function needs no right to look for one; without rights to the rules nothing could be told."""
     try:
         return list(standing(cloud, [part]))
@@ -132,14 +132,14 @@ def _still(step: Step) -> str:
     return step.why
 
 
-def removal(standing: Iterable[tuple[Part, Found]]) -> list[Step]:
+def removal(standing: Iterable[tuple[Part, FoundPart]]) -> list[Step]:
     """What to delete, last made first, and what to leave because Oncegate has not made it. What goes with the thing it
     belongs to is not listed."""
     listed = [(part, found) for part, found in standing if KINDS[part.kind].delete is not None]
     return [_removed(part, found) for part, found in reversed(listed)]
 
 
-def _removed(part: Part, found: Found) -> Step:
+def _removed(part: Part, found: FoundPart) -> Step:
     if found.made_for(part.deployment):
         return Step("delete", part, found, found.note)
     return Step("leave", part, found, f"not made by oncegate infra for {part.deployment}")

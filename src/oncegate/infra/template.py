@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from oncegate.infra.design import Design, Place
+from oncegate.infra.design import Design, Placement
 from oncegate.infra.parts import KINDS, Part
 from oncegate.infra.parts.base import as_list
 from oncegate.infra.wanted import Wanted
 
-ANYWHERE: Final = Place("${AWS::Partition}", "${AWS::Region}", "${AWS::AccountId}")
+ANYWHERE: Final = Placement("${AWS::Partition}", "${AWS::Region}", "${AWS::AccountId}")
 _TAGGED: Final = ("table", "queue", "role", "function", "bus", "rule")
 _CODE: Final = {
     "CodeBucket": {"Type": "String", "Description": "The S3 bucket that holds the function's package."},

@@ -21,7 +21,7 @@ class _Call(Struct):
     future: asyncio.Future[Any]
 
 
-class Threads:
+class CallThreads:
     """Runs at most `most` calls at a time for one event loop; further ones wait."""
 
     def __init__(self, name: str, most: int) -> None:

@@ -20,13 +20,13 @@ _Work = TypeVar("_Work")
 _STOP_WITHIN: Final = 2.0
 
 
-class Again(Struct, frozen=True):
+class RunAgain(Struct, frozen=True):
     """What has run is to run again, so many seconds later, and before all that comes after it in its lane."""
 
     after: float
 
 
-Next: TypeAlias = Literal["go_on", "give_back"] | Again
+Next: TypeAlias = Literal["go_on", "give_back"] | RunAgain
 
 
 class _Waiting(Generic[_Work]):
@@ -207,7 +207,7 @@ class Dispatcher(Generic[_Work]):
         if ran is None:  # it did not stop in time, and was handed back before
             return
         following = self._following(task)
-        if isinstance(following, Again) and not self._closed:
+        if isinstance(following, RunAgain) and not self._closed:
             heappush(lane.waiting, ran)
             self._hold(lane, following.after)
         elif following in ("go_on", "give_back"):

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from oncegate.errors import Bury, RetryLater
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
-from oncegate.gate.handlers import AsyncHandler, Handler, place_of, told
+from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publish_target_of
 
 
 class Interrupted(KeyboardInterrupt):
@@ -111,7 +111,7 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
 
 def _publishing(wrapper: _Wrapper, handler: AsyncHandler | Handler) -> _Wrapper:
     """What calls a handler publishes to where that does."""
-    if (place := place_of(handler)) is not None:
+    if (place := publish_target_of(handler)) is not None:
         wrapper.publishes_to = place  # type: ignore[attr-defined]  # a function can have it
     return wrapper
 
@@ -129,7 +129,7 @@ def _is_thrown_away(error: BaseException, task: asyncio.Task[Any] | None) -> boo
 def _tell(event: Event, error: BaseException) -> None:
     """What a handler says on purpose needs no trace of where it came from."""
     where = "" if isinstance(error, RetryLater | Bury) else trace(error)
-    _log.warning("the handler failed at event %r with %s\n%s", event.id, told(error), where)
+    _log.warning("the handler failed at event %r with %s\n%s", event.id, loggable_error(error), where)
 
 
 def trace(error: BaseException) -> str:

@@ -40,7 +40,7 @@ _RETRY_AFTER = 5
 _NOT_TAKEN = "It could not be taken now; deliver it again."
 
 
-class Answer(Struct, frozen=True):
+class HttpAnswer(Struct, frozen=True):
     code: int
     body: bytes
     headers: list[tuple[bytes, bytes]]
@@ -52,7 +52,7 @@ def keep_refused(outcomes: list[Outcome], keep: Callable[[Sequence[Outcome]], li
     return [next(kept) if outcome.status == "invalid" else outcome for outcome in outcomes]
 
 
-def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
+def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> HttpAnswer:
     """One answer for a request: of several events the one that fared worst decides the code. A discreet one does not
     repeat what exceptions said, and says nothing at all of failures."""
     if not outcomes:
@@ -61,7 +61,7 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> Answer:
     said = [_fields(outcome, discreet=discreet) for outcome in outcomes]
     body = said[0] if len(said) == 1 else {"outcomes": said}
     if code == 200:
-        return Answer(200, _json(body), [(b"content-type", b"application/json")])
+        return HttpAnswer(200, _json(body), [(b"content-type", b"application/json")])
     worst = next(outcome for outcome in outcomes if _code(outcome) == code)
     return problem(code, _sentence(worst, discreet=discreet), body, due_in(worst) or _RETRY_AFTER)
 
@@ -76,7 +76,7 @@ def problem(
     more: dict[str, Any] | None = None,
     retry_after: int = _RETRY_AFTER,
     headers: list[tuple[bytes, bytes]] | None = None,
-) -> Answer:
+) -> HttpAnswer:
     """A refusal as problem+json (RFC 9457). Its member `status` is the HTTP code; an outcome's is `outcome`."""
     body = {**(more or {}), "type": "about:blank", "title": _TITLES[code], "detail": detail}
     if "status" in body:
@@ -85,7 +85,7 @@ def problem(
     sent = [(b"content-type", b"application/problem+json"), *(headers or [])]
     if code in (429, 503):
         sent.append((b"retry-after", str(retry_after).encode()))
-    return Answer(code, _json(body), sent)
+    return HttpAnswer(code, _json(body), sent)
 
 
 def _json(body: dict[str, Any]) -> bytes:

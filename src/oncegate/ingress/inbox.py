@@ -16,14 +16,14 @@ from oncegate.errors import StoreError
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, place_of, told
-from oncegate.gate.job import Identified, Job, Refused, handed_to, runs_alone
-from oncegate.gate.limiter import PROCESS, entered, first_of
+from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publish_target_of
+from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to, runs_alone
+from oncegate.gate.limiter import PROCESS, enter_async, first_of
 from oncegate.gate.observers import Observers
 from oncegate.gate.outcome import Outcome, Status
 from oncegate.ingress.dispatcher import Dispatcher, Next
 from oncegate.ingress.handler_wrappers import logged
-from oncegate.ingress.supervision import Trouble, stopped_by_signals
+from oncegate.ingress.supervision import OutageLogger, stopped_by_signals
 from oncegate.ingress.worker import Figures
 
 _LONGEST_PAUSE: Final = 5.0
@@ -60,22 +60,22 @@ class InboxWorker:
         self._engine = engine
         self._identify = identify
         self._handler = logged(handler)
-        self._place = place_of(handler)
+        self._place = publish_target_of(handler)
         self._plain = not is_async(handler)
-        self._store = Trouble(engine.boot)
+        self._store = OutageLogger(engine.boot)
         self._observers = observers
         # Of those that have to wait for a thread a few are enough: what waits here nobody else can run.
-        self._at_work = at_work if is_async(handler) else min(at_work, 2 * engine.terms.threads)
+        self._at_work = at_work if is_async(handler) else min(at_work, 2 * engine.config.threads)
         # Places that only admissions fill, so that a new event need not wait behind thousands that are tried again.
         self._reserved = self._at_work // 8
         self._look = look / 1e6
         self._drain = drain / 1e6
         self._pause = self._look
-        self._bound = engine.terms.alone_bound
-        self._hold = engine.terms.max_hold / 1e6
+        self._bound = engine.config.alone_bound
+        self._hold = engine.config.max_hold / 1e6
         self._suspects = 0  # how many were seen at the last look
         self._next_turn = 0.0  # when suspects may run next
-        self._within = self._patience = engine.terms.alone_within
+        self._within = self._patience = engine.config.alone_within
         self._dispatcher: Dispatcher[Job] | None = None
         self._asked = 0
         self._looks_soon = False
@@ -154,7 +154,7 @@ class InboxWorker:
         self._observers.outcomes(outcomes)
         return outcomes
 
-    def _run_admitted(self, items: Sequence[Job | Refused]) -> None:
+    def _run_admitted(self, items: Sequence[Job | RejectedEvent]) -> None:
         for item in items:
             if isinstance(item, Job) and item.held:
                 if not self._run_at_once(item):
@@ -222,7 +222,9 @@ class InboxWorker:
             return
         token = object()
         try:
-            if not PROCESS.enter_now(token, self._hold) and not await entered(token, self._hold, unless=self._stopped):
+            if not PROCESS.enter_now(token, self._hold) and not await enter_async(
+                token, self._hold, unless=self._stopped
+            ):
                 return
             room = max(0, dispatcher.room - self._reserved)
             if self._stopping or not room:
@@ -255,11 +257,11 @@ class InboxWorker:
         begun, token, pause = time.monotonic(), object(), 0.0
         try:
             alone_for = self._bound + _TURN
-            if await entered(token, self._hold, alone_for=alone_for, within=self._patience, unless=self._stopped):
+            if await enter_async(token, self._hold, alone_for=alone_for, within=self._patience, unless=self._stopped):
                 self._patience = self._within
                 await self._turn(dispatcher, begun)
             elif not self._stopping:
-                self._observers.tell("inbox.crowded", detail=_CROWDED.format(spoken(int(self._patience * 1e6))))
+                self._observers.notify("inbox.crowded", detail=_CROWDED.format(spoken(int(self._patience * 1e6))))
                 pause = _OTHERS_TURN * self._patience
                 self._patience = min(2 * self._patience, self._bound)
         finally:
@@ -290,8 +292,8 @@ class InboxWorker:
         try:
             jobs = await self._in_thread(most, apart)
         except Exception as error:  # noqa: BLE001  # whatever was wrong with one look, the next may find all well
-            why = str(error) if isinstance(error, StoreError) else told(error)
-            self._observers.tell("inbox.failed", detail=why)
+            why = str(error) if isinstance(error, StoreError) else loggable_error(error)
+            self._observers.notify("inbox.failed", detail=why)
             self._store.met(f"events that wait cannot be taken from the store ({why})")
             self._pause = min(2 * self._pause, max(_LONGEST_PAUSE, self._look))
             return []
@@ -350,7 +352,7 @@ class InboxWorker:
         """The next of its entity may be free now. What others have kept of it is looked for soon: to look after every
         event would cost more than to run it."""
         self._started.discard(job.key.digest)
-        if not job.at_once or self._lines.pop(job.event.entity or "", False):
+        if not job.run_now or self._lines.pop(job.event.entity or "", False):
             self._woken.set()
         elif job.event.entity is not None and not self._looks_soon:
             self._looks_soon = True

@@ -14,7 +14,7 @@ from oncegate.carriers.web import is_invocation
 from oncegate.errors import NotTaken
 from oncegate.events import Event
 from oncegate.gate.outcome import Outcome
-from oncegate.ingress.http_answers import Answer, answer_of, problem
+from oncegate.ingress.http_answers import HttpAnswer, answer_of, problem
 
 if TYPE_CHECKING:
     from oncegate.signatures import Verifier
@@ -95,7 +95,7 @@ _FOREIGN: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
 )
 
 
-class Record(Struct, frozen=True):
+class LambdaRecord(Struct, frozen=True):
     """One thing that is answered for: what the platform knows it by, and the events in it.
 
     Events of one `lane` run one after the other, and none after one that was not taken; those in none, as they come.
@@ -106,7 +106,7 @@ class Record(Struct, frozen=True):
     lane: str | None = None
 
 
-class Arrival(ABC):
+class Invocation(ABC):
     """`keeps`: what is refused for good is kept as a dead letter before it is answered, since nobody else would keep
     it. `ours`: nobody else counts how often an event was tried. `trusted`: it comes from within AWS, from a queue or a
     bus, and not from anyone who can send a request."""
@@ -115,7 +115,7 @@ class Arrival(ABC):
     ours = False
     trusted = True
 
-    def __init__(self, records: list[Record]) -> None:
+    def __init__(self, records: list[LambdaRecord]) -> None:
         self.records = records
 
     @abstractmethod
@@ -123,25 +123,25 @@ class Arrival(ABC):
         """What the function returns, given the outcomes of each record; NotTaken if it is to fail."""
 
 
-def arrival(event: Any, read: Read, *, kafka_reports: bool = False) -> Arrival:
+def invocation_of(event: Any, read: Read, *, kafka_reports: bool = False) -> Invocation:
     """What this invocation is. Never raises: what is nothing else is a direct event, readable or not. A batch of Kafka
     whose mapping does not read reports is direct, too: a failed record must fail the invocation, or is lost."""
     if isinstance(event, list) and event and all(map(_is_record, event)):
-        return Batch([_piped(record, read) for record in event])
+        return BatchInvocation([_piped(record, read) for record in event])
     if isinstance(event, dict) and "detail-type" not in event:
         if is_invocation(event):
-            return Request(event, read)
+            return HttpInvocation(event, read)
         records = event.get("Records")
         if isinstance(records, list) and any(map(_is_record, records)):
-            return Batch([_mapped(record, read) for record in records], from_stream=_is_streamed(records[0]))
+            return BatchInvocation([_mapped(record, read) for record in records], from_stream=_is_streamed(records[0]))
         if isinstance(event.get("records"), list) and streams.pieces(event) is not None:
-            return Firehose(event, read)
+            return FirehoseInvocation(event, read)
         if event.get("eventSource") in brokers.KAFKA and isinstance(event.get("records"), dict):
             partitions = _partitions(event, read)
-            return Batch(partitions, from_stream=True) if kafka_reports else Direct(partitions)
+            return BatchInvocation(partitions, from_stream=True) if kafka_reports else DirectInvocation(partitions)
     if isinstance(event, list) and any(map(_is_kafka, event)):
-        return Direct([Record(read([record]), lane=brokers.partition(record)) for record in event])
-    return Direct([Record(read(event))])
+        return DirectInvocation([LambdaRecord(read([record]), lane=brokers.partition(record)) for record in event])
+    return DirectInvocation([LambdaRecord(read(event))])
 
 
 # ── what is not for us ────────────────────────────────────────────────────────────────────────────────────
@@ -198,12 +198,12 @@ def _is_known(record: Any) -> bool:
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Batch(Arrival):
+class BatchInvocation(Invocation):
     """The platform has a dead-letter queue of its own. Of a stream it wants to know where to start again."""
 
     keeps = False
 
-    def __init__(self, records: list[Record], *, from_stream: bool = False) -> None:
+    def __init__(self, records: list[LambdaRecord], *, from_stream: bool = False) -> None:
         super().__init__(records)
         self._from_stream = from_stream
 
@@ -229,20 +229,20 @@ def _is_streamed(record: Any) -> bool:
     return streams.is_change(record) or streams.pieces(record) is not None
 
 
-def _mapped(record: Any, read: Read) -> Record:
+def _mapped(record: Any, read: Read) -> LambdaRecord:
     """A record as Lambda's own mapping hands it over."""
     if not isinstance(record, dict):
-        return Record(read(record))
+        return LambdaRecord(read(record))
     if streams.is_change(record):
-        return Record(read(record), text(within(record, "dynamodb", "SequenceNumber")), _STREAM)
+        return LambdaRecord(read(record), text(within(record, "dynamodb", "SequenceNumber")), _STREAM)
     if pieces := queues.pieces(record):
         evidence = pieces[0].evidence
-        return Record(read(record), evidence.message_id, evidence.group if _is_fifo(record) else None)
+        return LambdaRecord(read(record), evidence.message_id, evidence.group if _is_fifo(record) else None)
     piece = next(iter(streams.pieces(record) or ()), None)
-    return Record(read(record), None if piece is None else piece.evidence.message_id, _STREAM)
+    return LambdaRecord(read(record), None if piece is None else piece.evidence.message_id, _STREAM)
 
 
-def _piped(record: Any, read: Read) -> Record:
+def _piped(record: Any, read: Read) -> LambdaRecord:
     """A record as a pipe hands it over, which knows those of streams by another name."""
     mapped = _mapped(record, read)
     return replace(mapped, name=text(record.get("eventID"))) if _is_streamed(record) else mapped
@@ -252,10 +252,10 @@ def _is_kafka(record: Any) -> bool:
     return isinstance(record, dict) and record.get("eventSource") in brokers.KAFKA and "topic" in record
 
 
-def _partitions(event: dict[str, Any], read: Read) -> list[Record]:
+def _partitions(event: dict[str, Any], read: Read) -> list[LambdaRecord]:
     """The records of a Kafka batch. A partition is a lane: it starts again from the offset that is reported for it."""
     return [
-        Record(read({**event, "records": {place: [record]}}), _offset(place, record), place)
+        LambdaRecord(read({**event, "records": {place: [record]}}), _offset(place, record), place)
         for place, records in event["records"].items()
         for record in brokers.listed(records)
     ]
@@ -275,7 +275,7 @@ def _is_fifo(record: dict[str, Any]) -> bool:
 # ── Firehose ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Firehose(Arrival):
+class FirehoseInvocation(Invocation):
     """Records go on to their destination as they are; what was not taken goes where the stream puts failures.
     Duplicates go on too: dropped, they would be missing if the answer to the first was lost on its way."""
 
@@ -284,7 +284,7 @@ class Firehose(Arrival):
     def __init__(self, event: dict[str, Any], read: Read) -> None:
         records = event["records"]
         super().__init__(
-            [Record(read({**event, "records": [record]}), text(within(record, "recordId"))) for record in records]
+            [LambdaRecord(read({**event, "records": [record]}), text(within(record, "recordId"))) for record in records]
         )
         self._data = [within(record, "data") for record in records]
 
@@ -302,7 +302,7 @@ class Firehose(Arrival):
 # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Request(Arrival):
+class HttpInvocation(Invocation):
     """A function's address is open to whoever finds it, so that its answers say nothing that an exception said."""
 
     ours = True
@@ -313,7 +313,7 @@ class Request(Arrival):
         self._posted = method == "POST"
         self._checked = str(within(event, "headers", "user-agent")).startswith("ELB-HealthChecker")
         # A request without a body has a null there, or nothing at all.
-        super().__init__([Record(read({"body": None, **event}))] if self._posted else [])
+        super().__init__([LambdaRecord(read({"body": None, **event}))] if self._posted else [])
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
         if self._posted:
@@ -322,7 +322,7 @@ class Request(Arrival):
         return response(problem(405, why, headers=[(b"allow", b"POST")]))
 
 
-def response(answer: Answer) -> dict[str, Any]:
+def response(answer: HttpAnswer) -> dict[str, Any]:
     """An answer as all that put HTTP before a function take it."""
     headers = {name.decode(): value.decode() for name, value in answer.headers}
     return {"statusCode": answer.code, "headers": headers, "body": answer.body.decode(), "isBase64Encoded": False}
@@ -331,7 +331,7 @@ def response(answer: Answer) -> dict[str, Any]:
 # ── all else ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Direct(Arrival):
+class DirectInvocation(Invocation):
     """Nobody reads the result of an asynchronous invocation; that it failed is what has it delivered again."""
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:

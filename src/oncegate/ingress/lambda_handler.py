@@ -8,7 +8,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
@@ -19,12 +18,20 @@ from oncegate.clocks import Clock
 from oncegate.errors import NotTaken, SettingError, UnknownSource
 from oncegate.events import Event, with_webhook_id
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine, place_of
+from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine, publish_target_of
 from oncegate.gate.job import NO_TIME, Identified, Job, handed_to
 from oncegate.gate.observers import Observers, fields_of, spelt, write_line
 from oncegate.gate.outcome import Outcome
 from oncegate.ingress.http_answers import keep_refused, problem
-from oncegate.ingress.lambda_events import Arrival, Read, Record, arrival, checked, response, unknown_source
+from oncegate.ingress.lambda_events import (
+    Invocation,
+    LambdaRecord,
+    Read,
+    checked,
+    invocation_of,
+    response,
+    unknown_source,
+)
 
 if TYPE_CHECKING:
     from oncegate.signatures import Verifier
@@ -82,7 +89,7 @@ class LambdaHandler:
         self._allow_unknown_sources = allow_unknown_sources
         self._loop = _Loop()
         if is_coroutine(function):
-            import_module("asyncio")  # now, where Lambda gives a start all of a processor, not with the first event
+            import asyncio  # noqa: F401  # now, where Lambda gives a start all of a processor, not with the first event
 
     def __call__(self, event: Any, context: Any = None) -> dict[str, Any]:
         time = self._time(context)
@@ -95,7 +102,7 @@ class LambdaHandler:
                 return self._refuse(*request, context)
             event, signed_id = request.event, request.id
         reports = self._report_failures is True
-        arrived = arrival(event, lambda each: with_webhook_id(self._read(each), signed_id), kafka_reports=reports)
+        arrived = invocation_of(event, lambda each: with_webhook_id(self._read(each), signed_id), kafka_reports=reports)
         outcomes = self._through(arrived, time)
         self._observers.outcomes(outcomes)
         self._log(outcomes, getattr(context, "aws_request_id", None))
@@ -121,22 +128,22 @@ class LambdaHandler:
         left = int(tell()) * 1_000
         return _Time(left, self._engine.boot() + left - min(self._reserve, left // 2))
 
-    def _engine_for(self, arrived: Arrival, time: _Time) -> Engine:
+    def _engine_for(self, arrived: Invocation, time: _Time) -> Engine:
         """Leases end soon after the invocation must, however it ends, so that the next delivery does not find a claim
         that nobody is at. They are counted in whole seconds: the same few engines then do for all invocations."""
-        terms = self._engine.terms
-        lease = min(terms.lease, _LONGEST_LEASE)
+        config = self._engine.config
+        lease = min(config.lease, _LONGEST_LEASE)
         if time.left is not None:
             lease = min(lease, (-(-max(time.left, 0) // _SECOND) + _PAST_THE_END) * _SECOND)
         known = self._engines.get((lease, arrived.ours))
         if known is None:
-            most = terms.max_attempts if arrived.ours else None
+            most = config.max_attempts if arrived.ours else None
             known = self._engines[lease, arrived.ours] = self._engine.under(lease=lease, max_attempts=most)
         return known
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _through(self, arrived: Arrival, time: _Time) -> list[Outcome]:
+    def _through(self, arrived: Invocation, time: _Time) -> list[Outcome]:
         """All events, wave by wave: one of each lane, and all that are in none. An outcome for each, in order. A lane
         stops at what has to be delivered again; what is refused for good and kept does not stop it."""
         engine = self._engine_for(arrived, time)
@@ -144,7 +151,7 @@ class LambdaHandler:
         lanes = _lanes(arrived.records)
         outcomes: dict[int, Outcome] = {}
         # What is marked as done before it runs must be marked one by one, or time could run out on it.
-        beside = 1 if engine.terms.marks_first else None
+        beside = 1 if engine.config.marks_first else None
         while lanes:
             wave = list(islice(lanes, beside))
             heads = [lanes[lane].popleft() for lane in wave]
@@ -158,11 +165,11 @@ class LambdaHandler:
                 outcomes.update((index, Outcome("in_flight", events[index], error=_BEHIND)) for index in behind)
         return [outcomes[index] for index in range(len(events))]
 
-    def _run(self, events: Sequence[Event], engine: Engine, time: _Time, arrived: Arrival) -> list[Outcome]:
+    def _run(self, events: Sequence[Event], engine: Engine, time: _Time, arrived: Invocation) -> list[Outcome]:
         if time.start_by is not None and engine.boot() >= time.start_by:
             return [Outcome("in_flight", event, error=NO_TIME) for event in events]
         identified = [self._identify(event, trusted=arrived.trusted) for event in events]
-        handed_to(place_of(self._function), identified)
+        handed_to(publish_target_of(self._function), identified)
         for item in identified:
             if isinstance(item, Job) and time.start_by is not None:
                 item.start_by = time.start_by
@@ -188,7 +195,7 @@ class LambdaHandler:
 
     def _log(self, outcomes: Sequence[Outcome], request_id: str | None) -> None:
         for outcome in outcomes:
-            self._say("INFO", **fields_of(outcome, self._engine.terms.namespace), request_id=request_id)
+            self._say("INFO", **fields_of(outcome, self._engine.config.namespace), request_id=request_id)
 
     def _say(self, level: str, **fields: Any) -> None:
         """To stdout, with the two members by which Lambda knows a line's level. Lambda's own logging handler was turned
@@ -196,7 +203,7 @@ class LambdaHandler:
         write_line({"level": level, "timestamp": spelt(self._wall()), **fields})
 
 
-def _lanes(records: Sequence[Record]) -> dict[object, deque[int]]:
+def _lanes(records: Sequence[LambdaRecord]) -> dict[object, deque[int]]:
     """The numbers of the events, by the lane in which they run; those in none have one each."""
     lanes: dict[object, deque[int]] = {}
     index = 0
@@ -215,7 +222,8 @@ class _Loop:
         self._runner: Any = None
 
     def run(self, awaitable: Any) -> Any:
-        asyncio = import_module("asyncio")  # only here: it would cost every cold start that does without it
+        import asyncio  # only here: it would cost every cold start that does without it
+
         with self._lock:
             if self._runner is None:
                 self._runner = asyncio.Runner()

@@ -45,7 +45,7 @@ _FIRST_PAUSE: Final = 200_000
 _LONGEST_PAUSE: Final = 20_000_000
 
 
-class Trouble:
+class OutageLogger:
     """Counts how long to leave something alone: longer each time, and at random, so that many do not come back at
     once."""
 

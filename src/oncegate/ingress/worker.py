@@ -41,7 +41,7 @@ class Worker(Protocol):
         """How many plain handlers had not ended when the time to drain was over; they cannot be stopped."""
 
 
-class Lent(Struct, frozen=True):
+class WorkerContext(Struct, frozen=True):
     """What a gate lends to a worker: `read` finds the events of a payload, and `identify` their keys."""
 
     engine: Engine

@@ -22,11 +22,11 @@ from oncegate.ingress.handler_wrappers import logged, trace
 from oncegate.ingress.http_answers import keep_refused
 
 
-class NoRoom(Exception):
+class InFlightLimitReached(Exception):
     """There is more in hand than may be."""
 
 
-class Room(Struct):
+class InFlightBudget(Struct):
     """What is in hand: requests that are being taken, and the bytes of their bodies.
 
     A request that is still arriving does not count: unfinished requests would take the room of finished ones. The
@@ -40,7 +40,7 @@ class Room(Struct):
 
     def enter(self) -> None:
         if self.requests >= self.most:
-            raise NoRoom
+            raise InFlightLimitReached
         self.requests += 1
 
     def leave(self) -> None:
@@ -48,7 +48,7 @@ class Room(Struct):
 
     def hold(self, size: int) -> None:
         if self.bytes + size > self.most_bytes:
-            raise NoRoom
+            raise InFlightLimitReached
         self.bytes += size
 
     def let_go(self, size: int) -> None:
@@ -64,7 +64,7 @@ _LOOK_EVERY = 1.0
 _WAIT = 5.0
 
 
-class Taking(Protocol):
+class Admission(Protocol):
     """One way of taking events, for one route."""
 
     async def take(self, events: Sequence[Event]) -> list[Outcome]:
@@ -86,7 +86,7 @@ class Taking(Protocol):
         """How many threads can still run handlers."""
 
 
-class Kept:
+class InboxAdmission:
     """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too. Without a
     handler it runs nothing, and all stays for workers of the inbox."""
 
@@ -126,7 +126,7 @@ class Kept:
         return self._worker.threads_left
 
 
-class Inline:
+class InlineAdmission:
     """Runs the handler while the sender waits; beside that, what people have redriven. The sender of a copy waits a few
     seconds for the first, and is told to send it again only then."""
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from oncegate.ingress.http_answers import CLOSE, Answer, problem
-from oncegate.service.admission import NoRoom, Room
+from oncegate.ingress.http_answers import CLOSE, HttpAnswer, problem
+from oncegate.service.admission import InFlightBudget, InFlightLimitReached
 from oncegate.service.monitoring import CONTENT_TYPE, Metrics, Readiness
 from oncegate.service.openapi import DOCUMENT
-from oncegate.service.route import Door
+from oncegate.service.route import Route
 from oncegate.service.route_config import Proxies
 from oncegate.signatures import Refused, Verifier
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("oncegate.service")
 _JSON = [(b"content-type", b"application/json")]
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The sender left before its body was complete: there is nothing to take and nobody to answer."""
 
 
@@ -35,10 +35,10 @@ class App:
 
     def __init__(
         self,
-        doors: Mapping[str, Door],
+        doors: Mapping[str, Route],
         metrics: Metrics,
         *,
-        room: Room | None = None,
+        room: InFlightBudget | None = None,
         proxies: Proxies | None = None,
         readiness: Readiness | None = None,
         counting: Callable[[], Awaitable[object]] | None = None,
@@ -51,7 +51,7 @@ class App:
         # The names of routes are for their senders to know.
         self._served = " or ".join(dict.fromkeys("/events" if path == "/events" else "/events/ROUTE" for path in doors))
         self._metrics = metrics
-        self._room = room or Room()
+        self._room = room or InFlightBudget()
         self._proxies = proxies or Proxies()
         self._readiness = readiness
         self._counting = counting
@@ -70,17 +70,17 @@ class App:
         elif scope["type"] == "http":
             try:
                 await _send(send, await self.answered(scope, receive))
-            except (Gone, asyncio.CancelledError):
+            except (ClientDisconnected, asyncio.CancelledError):
                 """A second Ctrl-C cancels what is being answered; its handler still ends in its own thread."""
 
-    def answered(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, Answer]:
+    def answered(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, HttpAnswer]:
         """The answer to a request, whose body is here as a whole or is yet to be received."""
         door = self._doors.get(scope["path"])
         return self._elsewhere(scope) if door is None else self._at(door, scope, body)
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _at(self, door: Door, scope: Scope, body: bytes | Receive) -> Answer:
+    async def _at(self, door: Route, scope: Scope, body: bytes | Receive) -> HttpAnswer:
         start = time.perf_counter()
         answer = self._refused(scope)
         if answer is None:
@@ -88,13 +88,13 @@ class App:
                 answer = await (
                     self._taken(door, scope, body) if isinstance(body, bytes) else self._heard(door, scope, body)
                 )
-            except NoRoom:
+            except InFlightLimitReached:
                 self._metrics.shed()
                 answer = problem(503, "too many events are in hand; send it again", headers=[CLOSE])
         door.latency(time.perf_counter() - start)
         return answer
 
-    def _refused(self, scope: Scope) -> Answer | None:
+    def _refused(self, scope: Scope) -> HttpAnswer | None:
         """The answer to what need not be read."""
         if scope["method"] != "POST":
             return problem(405, "events are posted", headers=[(b"allow", b"POST")])
@@ -107,7 +107,7 @@ class App:
             return problem(503, "the service is about to stop; send it again", headers=[CLOSE])
         return None
 
-    async def _heard(self, door: Door, scope: Scope, receive: Receive) -> Answer:
+    async def _heard(self, door: Route, scope: Scope, receive: Receive) -> HttpAnswer:
         """A request that arrives in parts. Until it is complete it is not authenticated, and counts against the
         protocol's budget for unfinished requests."""
         body = bytearray()
@@ -115,12 +115,12 @@ class App:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientDisconnected
             body += message.get("body", b"")
             more = message.get("more_body", False)
         return await self._taken(door, scope, bytes(body))
 
-    async def _taken(self, door: Door, scope: Scope, body: bytes) -> Answer:
+    async def _taken(self, door: Route, scope: Scope, body: bytes) -> HttpAnswer:
         """The signature is checked before the first await, so an unsigned body never stays in the budget."""
         room = self._room
         room.hold(len(body))
@@ -138,13 +138,13 @@ class App:
             answer = await self._read(App._numbers, scope)
         await _send(send, answer)
 
-    async def _elsewhere(self, scope: Scope) -> Answer:
+    async def _elsewhere(self, scope: Scope) -> HttpAnswer:
         asked = _PLACES.get(scope["path"])
         if asked is None or (asked is App._numbers and self._metrics_apart):
             return problem(404, f"there is nothing at this place; events are posted to {self._served}")
         return await self._read(asked, scope)
 
-    async def _read(self, asked: Callable[["App"], Awaitable[Answer]], scope: Scope) -> Answer:
+    async def _read(self, asked: Callable[["App"], Awaitable[HttpAnswer]], scope: Scope) -> HttpAnswer:
         if scope["method"] not in ("GET", "HEAD"):
             return problem(405, "this is only there to be read", headers=[(b"allow", b"GET, HEAD")])
         if asked is App._numbers and self._metrics_verifier is not None:
@@ -153,31 +153,31 @@ class App:
                 return problem(verdict.code, verdict.reason, headers=[(b"www-authenticate", b"Bearer")])
         return await asked(self)
 
-    async def _health(self) -> Answer:
+    async def _health(self) -> HttpAnswer:
         if self._broken:
             return problem(503, "the service must be started again")
-        return Answer(200, b'{"status":"ok"}', _JSON)
+        return HttpAnswer(200, b'{"status":"ok"}', _JSON)
 
-    async def _ready(self) -> Answer:
+    async def _ready(self) -> HttpAnswer:
         if self.draining:
             return problem(503, "the service is about to stop")
         if self._readiness is not None and (brief := await self._readiness.problem()) is not None:
             return problem(503, f"the store cannot be used: {brief}; see the log")
         if self._stuck is not None and (why := self._stuck()) is not None:
             return problem(503, why)
-        return Answer(200, b'{"status":"ready"}', _JSON)
+        return HttpAnswer(200, b'{"status":"ready"}', _JSON)
 
-    async def _numbers(self) -> Answer:
+    async def _numbers(self) -> HttpAnswer:
         if self._counting is not None:
             await self._counting()
-        return Answer(200, self._metrics.shown(), [(b"content-type", CONTENT_TYPE)])
+        return HttpAnswer(200, self._metrics.shown(), [(b"content-type", CONTENT_TYPE)])
 
-    async def _description(self) -> Answer:
-        return Answer(200, _DESCRIPTION, _JSON)
+    async def _description(self) -> HttpAnswer:
+        return HttpAnswer(200, _DESCRIPTION, _JSON)
 
     # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
 
-    async def _at_work(self, door: Door, stop: asyncio.Event) -> None:
+    async def _at_work(self, door: Route, stop: asyncio.Event) -> None:
         """Whatever ends this early must not go unnoticed: events would be kept, and never run."""
         try:
             await door.taking.work(stop)
@@ -208,7 +208,7 @@ class App:
 
 
 _DESCRIPTION = msgspec.json.encode(DOCUMENT)
-_PLACES: Mapping[str, Callable[[App], Awaitable[Answer]]] = {
+_PLACES: Mapping[str, Callable[[App], Awaitable[HttpAnswer]]] = {
     "/healthz": App._health,
     "/readyz": App._ready,
     "/metrics": App._numbers,
@@ -216,7 +216,7 @@ _PLACES: Mapping[str, Callable[[App], Awaitable[Answer]]] = {
 }
 
 
-async def _send(send: Send, answer: Answer) -> None:
+async def _send(send: Send, answer: HttpAnswer) -> None:
     headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
     await send({"type": "http.response.start", "status": answer.code, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from oncegate.claims import Address
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.gate.outcome import Outcome
-from oncegate.stores.base import Probed, Store
+from oncegate.stores.base import CanProbe, Store
 
 _log = logging.getLogger("oncegate.service")
 
@@ -26,7 +26,7 @@ _LOOK_EVERY = 30.0
 _NOWHERE = [Address("oncegate.service", b"ready")]
 
 
-class Look:
+class StoreProbe:
     """A question to the store, in a thread that no event needs. Whoever asks while it is under way waits for the same
     answer, so that a store which hangs holds one thread."""
 
@@ -89,11 +89,11 @@ class Readiness:
         self._look.close()
 
 
-def probe(store: Store) -> Look:
+def probe(store: Store) -> StoreProbe:
     """Whether it can be written, if it can tell; else whether it can be asked for something that is not there."""
-    if isinstance(store, Probed):
-        return Look(lambda: store.probe(_PROBE_WITHIN))
-    return Look(lambda: store.load(_NOWHERE))
+    if isinstance(store, CanProbe):
+        return StoreProbe(lambda: store.probe(_PROBE_WITHIN))
+    return StoreProbe(lambda: store.load(_NOWHERE))
 
 
 # Metrics: what the service counts, for Prometheus. docs/guide/webhooks.md says what each means.

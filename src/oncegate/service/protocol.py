@@ -16,7 +16,7 @@ import httptools
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from oncegate.ingress.http_answers import CLOSE, Answer, problem
+from oncegate.ingress.http_answers import CLOSE, HttpAnswer, problem
 from oncegate.service.log import RepeatedWarning
 
 _log = logging.getLogger("oncegate.service")
@@ -46,7 +46,7 @@ class Answers:
 class Taker(Protocol):
     """An application that also answers what is there as a whole."""
 
-    def answered(self, scope: Any, body: bytes) -> Coroutine[Any, Any, Answer]:
+    def answered(self, scope: Any, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
         """The answer to a request of which this is the body."""
 
 
@@ -96,7 +96,7 @@ class WholeProtocol(HttpToolsProtocol):
             await self.flow.drain()
         self.answers.add(partial(self._send_whole, cycle, answer), self.loop)
 
-    def _send_whole(self, cycle: RequestResponseCycle, answer: Answer) -> None:
+    def _send_whole(self, cycle: RequestResponseCycle, answer: HttpAnswer) -> None:
         """As uvicorn ends an answer, but with one write. Whoever has gone is not told, known to be gone or not yet."""
         if cycle.disconnected or self.transport.is_closing():
             return
@@ -110,7 +110,7 @@ class WholeProtocol(HttpToolsProtocol):
         cycle.on_response()
 
 
-def response(answer: Answer, *headers: tuple[bytes, bytes]) -> bytes:
+def response(answer: HttpAnswer, *headers: tuple[bytes, bytes]) -> bytes:
     """An answer as it is sent, with these headers before its own."""
     lines = b"".join([b"%s: %s\r\n" % header for header in (*headers, *answer.headers)])
     return b"%s%scontent-length: %d\r\n\r\n%s" % (STATUS_LINE[answer.code], lines, len(answer.body), answer.body)

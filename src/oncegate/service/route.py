@@ -13,8 +13,8 @@ from oncegate.errors import TooManyEvents
 from oncegate.events import Event, with_webhook_id
 from oncegate.gate.outcome import Outcome
 from oncegate.ingress.handler_wrappers import trace
-from oncegate.ingress.http_answers import Answer, answer_of, problem
-from oncegate.service.admission import Room, Taking
+from oncegate.ingress.http_answers import HttpAnswer, answer_of, problem
+from oncegate.service.admission import Admission, InFlightBudget
 from oncegate.service.log import RepeatedWarning
 from oncegate.service.monitoring import Metrics
 from oncegate.signatures import Refused, Verifier
@@ -158,13 +158,13 @@ class _Copies:
         self._read[body] = events
 
 
-class Door:
+class Route:
     """One route. Nothing of a request is read, and no store is asked, before its signature was found to be right."""
 
     def __init__(
         self,
         name: str,
-        taking: Taking,
+        taking: Admission,
         metrics: Metrics,
         *,
         verifier: Verifier | None = None,
@@ -187,7 +187,9 @@ class Door:
         self._count_kinds = metrics.kinds(name)
         self._told_refused, self._told_many, self._told_limited = (RepeatedWarning(_log) for _ in range(3))
 
-    async def answer(self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], room: Room) -> Answer:
+    async def answer(
+        self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], room: InFlightBudget
+    ) -> HttpAnswer:
         """Whatever goes wrong here is no acknowledgement. Only what may come in takes a place in the room."""
         signed_id = None
         if self._verifier is not None:
@@ -222,17 +224,17 @@ class Door:
         self._copies.take_back(body, events, outcomes)
         return outcomes
 
-    def _refuse(self, refused: Refused, sender: str) -> Answer:
+    def _refuse(self, refused: Refused, sender: str) -> HttpAnswer:
         self._refused()
         self._told_refused("route %s: a request from %s was refused: %s", self.name, sender, refused.reason)
         return problem(refused.code, refused.reason)
 
-    def _refuse_many(self, sender: str) -> Answer:
+    def _refuse_many(self, sender: str) -> HttpAnswer:
         """As a body that is too large: nothing is written for it, and nothing of it was done."""
         self._told_many("route %s: a request from %s held more than %s events", self.name, sender, self._most)
         return problem(413, f"the request holds more than {self._most} events (serve.max_events); send it in parts")
 
-    def _limit(self, wait: int, sender: str) -> Answer:
+    def _limit(self, wait: int, sender: str) -> HttpAnswer:
         self._limited()
         self._told_limited("route %s: a request from %s was one too many", self.name, sender)
         return problem(429, "this route has sent too much; send it again later", retry_after=wait)

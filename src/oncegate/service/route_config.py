@@ -5,7 +5,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
 from oncegate.errors import SettingError
-from oncegate.gate.options import check_keeping
+from oncegate.gate.options import check_inbox
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
 from oncegate.settings.parsing import uses_webhook_id
@@ -165,7 +165,7 @@ def check_service(settings: Settings) -> None:
         raise SettingError(f"{settings.where('serve.mode')}=inbox: {_NO_INBOX.format(store=store)}")
     for route in routes.values():
         try:
-            check_keeping("inbox()", keeps=True, marks_first=route["mode"] == "mark_first")
+            check_inbox("inbox()", keeps=True, marks_first=route["mode"] == "mark_first")
         except SettingError as error:
             raise unkept(settings, error) from error
 

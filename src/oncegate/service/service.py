@@ -14,10 +14,10 @@ from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer
-from oncegate.service.admission import Inline, Kept, Room, Taking
+from oncegate.service.admission import Admission, InboxAdmission, InFlightBudget, InlineAdmission
 from oncegate.service.app import App
-from oncegate.service.monitoring import Look, Metrics, Readiness
-from oncegate.service.route import NO_LIMITS, Door, Limits, LiveKeys, Rate
+from oncegate.service.monitoring import Metrics, Readiness, StoreProbe
+from oncegate.service.route import NO_LIMITS, Limits, LiveKeys, Rate, Route
 from oncegate.service.route_config import (
     check_keys,
     metrics_verifier,
@@ -56,7 +56,7 @@ class Service:
         self._may_be_late = any(route["on_store_error"] == "unguarded" for route in self._routes.values())
         self._store = settings.open_store(late=self._may_be_late)
         self._readiness = Readiness(self._store)
-        self._counting = Look(self._count_kept)
+        self._counting = StoreProbe(self._count_kept)
         try:
             self._gates = {path: route.gate(self._store, observers=observers) for path, route in self._routes.items()}
             self._doors = {path: self._door(path, handlers[path], verifiers[path]) for path in self._routes}
@@ -66,7 +66,7 @@ class Service:
         self.app = App(
             self._doors,
             self._metrics,
-            room=Room(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
+            room=InFlightBudget(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
             proxies=proxies,
             readiness=self._readiness,
             stuck=self._stuck,
@@ -76,12 +76,12 @@ class Service:
             metrics_apart=settings["serve.metrics_host"] is not None,
         )
 
-    def _door(self, path: str, handler: AsyncHandler | Handler | None, verifier: Verifier | None) -> Door:
+    def _door(self, path: str, handler: AsyncHandler | Handler | None, verifier: Verifier | None) -> Route:
         route, gate, name = self._routes[path], self._gates[path], name_of(path)
         self._metrics.watch(name, partial(getattr, gate, "counts"))
         taking = self._taking(gate, handler)
         self._metrics.hung(name, lambda: taking.hung)
-        return Door(
+        return Route(
             name,
             taking,
             self._metrics,
@@ -91,11 +91,13 @@ class Service:
             most=route["serve.max_events"],
         )
 
-    def _taking(self, gate: Gate, handler: AsyncHandler | Handler | None) -> Taking:
+    def _taking(self, gate: Gate, handler: AsyncHandler | Handler | None) -> Admission:
         if self._settings["serve.mode"] == "inline" and handler is not None:
-            return Inline(gate, handler, self._threads)
+            return InlineAdmission(gate, handler, self._threads)
         try:
-            return Kept(gate, handler, self._threads, at_work=_AT_WORK, drain=self._settings["serve.drain_within"])
+            return InboxAdmission(
+                gate, handler, self._threads, at_work=_AT_WORK, drain=self._settings["serve.drain_within"]
+            )
         except SettingError as error:
             raise unkept(self._settings, error) from error
 

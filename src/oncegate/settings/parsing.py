@@ -11,7 +11,7 @@ from typing import Any, Final, TypeGuard
 from oncegate import keys
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
-from oncegate.gate.options import agree
+from oncegate.gate.options import validate
 from oncegate.settings.schema import LOG_ONLY, Kind, Setting
 from oncegate.stores import scheme_of
 from oncegate.text import masked, not_a_choice, quoted, unknown
@@ -217,7 +217,7 @@ def _text(setting: Setting, value: Any) -> Any:
 
 def _as_gates_do(setting: Setting, value: Any) -> Any:
     """For what depends on no other setting, a gate's own rules."""
-    agree({setting.name: value})
+    validate({setting.name: value})
     return value
 
 

@@ -11,14 +11,14 @@ from msgspec import Struct
 from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.observers import Observer
-from oncegate.gate.options import DEFAULTS, Wishes, agree
+from oncegate.gate.options import DEFAULTS, GateOptions, validate
 from oncegate.settings.parsing import shown, strategy_of
 from oncegate.settings.schema import READ, SETTINGS
 from oncegate.sources import Hints
 from oncegate.sources.plain import paths
 from oncegate.stores import check_url, look_at_store, open_store
 from oncegate.stores.base import Store
-from oncegate.stores.deferred import open_or_wait
+from oncegate.stores.deferred import open_or_defer
 
 DEFAULT: Final = "default"
 
@@ -92,7 +92,7 @@ class Settings(Struct, frozen=True):
         """The store. `late`: one that is away is opened when it is back."""
         with self.placed("store"):
             url = self.values["store"]
-            return open_or_wait(url) if late else open_store(url, create=create)
+            return open_or_defer(url) if late else open_store(url, create=create)
 
     def look_at_store(self) -> Store:
         """The store, for those who only read it."""
@@ -113,13 +113,13 @@ class Settings(Struct, frozen=True):
             raise SettingError(f"{self.where(path)}: {error}") from error
 
     def gate(
-        self, store: Store | None = None, *, observers: Sequence[Observer] | None = None, **wishes: Unpack[Wishes]
+        self, store: Store | None = None, *, observers: Sequence[Observer] | None = None, **wishes: Unpack[GateOptions]
     ) -> Gate:
         """The gate of these settings; what is given here comes first. `observers` stand in for what `log` says."""
         if observers is None:
             observers = [JsonLog()] if self.values["log"] == "json" else []
         hints = self.hints()
-        terms = cast(Wishes, {name: self.values[name] for name in DEFAULTS} | {**wishes})
+        terms = cast(GateOptions, {name: self.values[name] for name in DEFAULTS} | {**wishes})
         key = self.strategy()
         if store is None:
             self.check_store()
@@ -144,7 +144,7 @@ def disagreements(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iter
 
 def _disagreement(asked: Mapping[str, Any]) -> str | None:
     try:
-        agree(asked)
+        validate(asked)
     except SettingError as error:
         return str(error)
     return None

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from oncegate.aws.clients import client
 from oncegate.aws.failures import FAILURES, code_of, is_denied, passes
 from oncegate.errors import TargetError
-from oncegate.simulate.sender import Again, Answer, Refused, Taken
-from oncegate.simulate.traffic import Delivery
-from oncegate.sinks.publishing import FIFO, Place, failure, read_place
+from oncegate.simulate.sender import Accepted, Answer, Rejected, Retry
+from oncegate.simulate.traffic import PlannedDelivery
+from oncegate.sinks.publishing import FIFO, Destination, failure, read_destination
 
 _MOST: Final = 10  # what one request of either service takes
 _SOURCE: Final = "oncegate.simulate"  # that of real events begins with `aws.`, which is not anybody's to put
@@ -23,9 +23,9 @@ _SOURCE: Final = "oncegate.simulate"  # that of real events begins with `aws.`, 
 _PASSING: Final = frozenset({"ThrottlingException", "InternalFailure", "InternalException"})
 
 
-def place_of(url: str) -> Place:
+def place_of(url: str) -> Destination:
     """What a URL says; on a bus, simulated events say that they are, unless they are told otherwise."""
-    place = read_place(url)
+    place = read_destination(url)
     return place if "source" in parse_qs(urlsplit(url).query) else replace(place, source=_SOURCE)
 
 
@@ -56,16 +56,16 @@ class _Service(ABC):
         """Ask for it, so that a name that is not there is told before anything is sent."""
 
     @abstractmethod
-    def _ask(self, batch: Sequence[Delivery]) -> list[Answer]:
+    def _ask(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         """Send a batch with one request."""
 
-    def send(self, batch: Sequence[Delivery]) -> list[Answer]:
+    def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         try:
             return self._ask(batch)
         except FAILURES as error:
             if not passes(error):
                 raise self._explained(error) from error
-            return [Again(_name_of(error))] * len(batch)
+            return [Retry(_name_of(error))] * len(batch)
 
     def close(self) -> None:
         self._client.close()
@@ -74,7 +74,7 @@ class _Service(ABC):
         return TargetError(str(failure(error, self._place)))
 
 
-class Queue(_Service):
+class SqsTarget(_Service):
     """Messages with the bytes as their bodies. In a FIFO queue, those of one entity are a group."""
 
     def _find(self) -> None:
@@ -83,16 +83,16 @@ class Queue(_Service):
         self._fifo = self._place.name.endswith(FIFO)
         self._run = token_hex(8)
 
-    def _ask(self, batch: Sequence[Delivery]) -> list[Answer]:
+    def _ask(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         entries = [self._entry(place, delivery) for place, delivery in enumerate(batch)]
         answer = self._client.send_message_batch(QueueUrl=self._url, Entries=entries)
-        answers: list[Answer] = [Taken()] * len(batch)
+        answers: list[Answer] = [Accepted()] * len(batch)
         for failed in answer.get("Failed", ()):
             code = failed.get("Code", "")
-            answers[int(failed["Id"])] = Refused(code) if failed.get("SenderFault") else Again(code)
+            answers[int(failed["Id"])] = Rejected(code) if failed.get("SenderFault") else Retry(code)
         return answers
 
-    def _entry(self, place: int, delivery: Delivery) -> dict[str, str]:
+    def _entry(self, place: int, delivery: PlannedDelivery) -> dict[str, str]:
         entry = {"Id": str(place), "MessageBody": delivery.copy.raw.decode()}
         if self._fifo:
             # Each is a message of its own, or the queue would take copies for what they are.
@@ -101,7 +101,7 @@ class Queue(_Service):
         return entry
 
 
-class Bus(_Service):
+class EventBridgeTarget(_Service):
     """Entries whose detail is that of the envelope, or all of what has none. The bus makes an envelope of its own."""
 
     def _find(self) -> None:
@@ -111,11 +111,11 @@ class Bus(_Service):
             if not is_denied(error):  # to put events one need not be allowed to look
                 raise
 
-    def _ask(self, batch: Sequence[Delivery]) -> list[Answer]:
+    def _ask(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         answer = self._client.put_events(Entries=[self._entry(delivery) for delivery in batch])
         return [_meaning(*pair) for pair in zip(batch, answer["Entries"], strict=True)]
 
-    def _entry(self, delivery: Delivery) -> dict[str, str]:
+    def _entry(self, delivery: PlannedDelivery) -> dict[str, str]:
         document = delivery.copy.document or {}
         kind, detail = document.get("detail-type"), document.get("detail", document)
         return {
@@ -126,12 +126,12 @@ class Bus(_Service):
         }
 
 
-def _meaning(delivery: Delivery, entry: dict[str, Any]) -> Answer:
+def _meaning(delivery: PlannedDelivery, entry: dict[str, Any]) -> Answer:
     """The id of the envelope that the bus makes is the event's; only those of NICE CXone keep their own."""
     code = entry.get("ErrorCode")
     if code is None:
-        return Taken(None if "eventId" in (delivery.copy.document or {}) else entry.get("EventId"))
-    return Again(code) if code in _PASSING else Refused(code)
+        return Accepted(None if "eventId" in (delivery.copy.document or {}) else entry.get("EventId"))
+    return Retry(code) if code in _PASSING else Rejected(code)
 
 
 def _name_of(error: Exception) -> str:

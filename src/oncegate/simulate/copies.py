@@ -21,7 +21,7 @@ _REPUBLISHED: Final = (200, 40_000)  # how many milliseconds after the first tim
 _TOPIC: Final = "arn:aws:sns:eu-central-1:123456789012:simulated"
 
 
-class Copy(Struct, frozen=True):
+class EventCopy(Struct, frozen=True):
     """What is delivered: a document, or bytes that are none."""
 
     kind: Kind
@@ -30,7 +30,7 @@ class Copy(Struct, frozen=True):
     wrapping: str | None = None
 
 
-class Wishes(Struct, frozen=True, kw_only=True):
+class CopyOptions(Struct, frozen=True, kw_only=True):
     """How often copies are made. `copies` is the least and the most that comes of one envelope, the first included; all
     others are probabilities. `window` is in microseconds.
 
@@ -47,7 +47,7 @@ class Wishes(Struct, frozen=True, kw_only=True):
     by_bus: bool = False
 
 
-def copies(chance: Chance, document: Document, state: str | None, wishes: Wishes) -> Iterator[Copy]:
+def copies(chance: Chance, document: Document, state: str | None, wishes: CopyOptions) -> Iterator[EventCopy]:
     """All deliveries of an event whose state is this, and what may come beside it."""
     yield copy("first", document)
     for _ in range(chance.between(*wishes.copies) - 1):
@@ -64,11 +64,11 @@ def copies(chance: Chance, document: Document, state: str | None, wishes: Wishes
         yield _broken(chance, document, whole=wishes.by_bus)
 
 
-def copy(kind: Kind, document: Document, wrapping: str | None = None) -> Copy:
-    return Copy(kind, document, msgspec.json.encode(document), wrapping)
+def copy(kind: Kind, document: Document, wrapping: str | None = None) -> EventCopy:
+    return EventCopy(kind, document, msgspec.json.encode(document), wrapping)
 
 
-def _of_a_bus(chance: Chance, document: Document, wishes: Wishes) -> Iterator[Copy]:
+def _of_a_bus(chance: Chance, document: Document, wishes: CopyOptions) -> Iterator[EventCopy]:
     if chance.comes_true(wishes.reemit):
         yield copy("re-emission", sent_anew(chance, document, chance.between(*_REPUBLISHED)))
     if chance.comes_true(wishes.replay):
@@ -87,7 +87,7 @@ def _has_id(document: Document) -> bool:
 # ── wrappings ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rewrapped(chance: Chance, document: Document) -> Copy:
+def _rewrapped(chance: Chance, document: Document) -> EventCopy:
     """The same in another wrapping. Some of them lose the id that the envelope had."""
     names = ["array"]
     if "id" in document or "eventId" in document:
@@ -96,7 +96,7 @@ def _rewrapped(chance: Chance, document: Document) -> Copy:
         names += ["detail", "websocket"]
     name = chance.one_of(names)
     kind: Kind = "re-emission" if name in ("detail", "websocket") else "redelivery"
-    return Copy(kind, None, msgspec.json.encode(_WRAPPINGS[name](chance, document)), name)
+    return EventCopy(kind, None, msgspec.json.encode(_WRAPPINGS[name](chance, document)), name)
 
 
 def _notification(chance: Chance, document: Document) -> Document:
@@ -160,11 +160,11 @@ def _altered(chance: Chance, document: Document) -> Document:
     return document | {"data": document["data"] | {"case": case}}
 
 
-def _broken(chance: Chance, document: Document, *, whole: bool) -> Copy:
+def _broken(chance: Chance, document: Document, *, whole: bool) -> EventCopy:
     """What no source can read: text that was cut off, or an event whose id is none."""
     if not whole and chance.comes_true(0.5):
         raw = msgspec.json.encode(document)
-        return Copy("invalid", None, raw[: chance.between(1, len(raw) - 1)])
+        return EventCopy("invalid", None, raw[: chance.between(1, len(raw) - 1)])
     case = {"id": chance.digits(16), "status": "open"}
     wrong = {"eventId": chance.between(1, 999) + 0.5, "eventObject": "Case", "eventType": "CaseStatusChanged"}
     return copy("invalid", wrong | {"data": {"case": case}})

@@ -10,33 +10,33 @@ from typing import Final, Protocol, TypeAlias, assert_never
 
 from msgspec import Struct, field
 
-from oncegate.simulate.traffic import Delivery
+from oncegate.simulate.traffic import PlannedDelivery
 from oncegate.simulate.truth import Fate, TruthFile
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 5.0
 
 
-class Taken(Struct, frozen=True):
+class Accepted(Struct, frozen=True):
     """It is where it should be. `event_id` is the one that it was given there, if it was."""
 
     event_id: str | None = None
 
 
-class Refused(Struct, frozen=True):
+class Rejected(Struct, frozen=True):
     """It will not be taken, however often it is sent."""
 
     why: str
 
 
-class Again(Struct, frozen=True):
+class Retry(Struct, frozen=True):
     """It was not taken this time; `after` so many seconds it may be, if that was said."""
 
     why: str
     after: float | None = None
 
 
-Answer: TypeAlias = Taken | Refused | Again
+Answer: TypeAlias = Accepted | Rejected | Retry
 
 
 class Target(Protocol):
@@ -45,7 +45,7 @@ class Target(Protocol):
     most: int
     paced: bool
 
-    def send(self, batch: Sequence[Delivery]) -> list[Answer]: ...
+    def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]: ...
 
     def close(self) -> None: ...
 
@@ -72,7 +72,7 @@ class Sender:
         *,
         patience: float = 60.0,
         parallel: int = 1,
-        told: Callable[[Delivery], object] = lambda _delivery: None,
+        told: Callable[[PlannedDelivery], object] = lambda _delivery: None,
     ) -> None:
         self._target = target
         self._truth = truth
@@ -83,7 +83,7 @@ class Sender:
         self._lock = threading.Lock()
         self.summary = Summary()
 
-    def send(self, deliveries: Iterable[Delivery]) -> Summary:
+    def send(self, deliveries: Iterable[PlannedDelivery]) -> Summary:
         begun = time.monotonic()
         try:
             batches = self._batches(deliveries, begun)
@@ -97,9 +97,9 @@ class Sender:
             self.summary.seconds = time.monotonic() - begun
         return self.summary
 
-    def _batches(self, deliveries: Iterable[Delivery], begun: float) -> Iterator[list[Delivery]]:
+    def _batches(self, deliveries: Iterable[PlannedDelivery], begun: float) -> Iterator[list[PlannedDelivery]]:
         """Those that are due together, as many as the target takes."""
-        batch: list[Delivery] = []
+        batch: list[PlannedDelivery] = []
         for delivery in deliveries:
             due = begun + delivery.due / 1e6 if self._target.paced else begun
             if batch and (len(batch) == self._target.most or due > time.monotonic()):
@@ -111,7 +111,7 @@ class Sender:
         if batch:
             yield batch
 
-    def _side_by_side(self, batches: Iterable[list[Delivery]]) -> None:
+    def _side_by_side(self, batches: Iterable[list[PlannedDelivery]]) -> None:
         room = threading.BoundedSemaphore(self._parallel)
         with ThreadPoolExecutor(self._parallel) as executor:
             futures: set[Future[None]] = set()
@@ -127,7 +127,7 @@ class Sender:
         for future in futures:
             future.result()
 
-    def _deliver(self, batch: list[Delivery]) -> None:
+    def _deliver(self, batch: list[PlannedDelivery]) -> None:
         """Send a batch, and what is not taken of it again until it is, or for as long as patience lasts."""
         left, tries, pauses = batch, 0, _pauses()
         deadline = time.monotonic() + self._patience
@@ -145,7 +145,7 @@ class Sender:
             with self._lock:
                 self.summary.again += len(left)
 
-    def _tried(self, batch: list[Delivery], tries: int) -> list[tuple[Delivery, Again]]:
+    def _tried(self, batch: list[PlannedDelivery], tries: int) -> list[tuple[PlannedDelivery, Retry]]:
         """Send a batch once; what of it is to be sent again."""
         try:
             answers = self._target.send(batch)
@@ -156,18 +156,18 @@ class Sender:
         again = []
         for delivery, answer in zip(batch, answers, strict=True):
             match answer:
-                case Taken(event_id):
+                case Accepted(event_id):
                     self._settle(delivery, "taken", tries, event_id=event_id)
-                case Refused(why):
+                case Rejected(why):
                     self._settle(delivery, "refused", tries, why=why)
-                case Again():
+                case Retry():
                     again.append((delivery, answer))
                 case _:
                     assert_never(answer)
         return again
 
     def _settle(
-        self, delivery: Delivery, fate: Fate, tries: int, *, why: str | None = None, event_id: str | None = None
+        self, delivery: PlannedDelivery, fate: Fate, tries: int, *, why: str | None = None, event_id: str | None = None
     ) -> None:
         self._truth.settle(delivery, fate, tries, event_id)
         with self._lock:

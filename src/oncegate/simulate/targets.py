@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from importlib import import_module
 from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from oncegate.errors import MissingExtra, SettingError, TargetError
-from oncegate.simulate.sender import Again, Answer, Refused, Taken, Target
-from oncegate.simulate.traffic import Delivery
+from oncegate.simulate.sender import Accepted, Answer, Rejected, Retry, Target
+from oncegate.simulate.traffic import PlannedDelivery
 from oncegate.text import masked, quoted
 
 STDOUT: Final = "-"
@@ -53,11 +52,10 @@ def goes_to_stdout(url: str) -> bool:
 
 def _of_aws(scheme: str, url: str, parallel: int) -> Target:
     try:
-        aws = import_module("oncegate.simulate.aws")
+        from oncegate.simulate.aws import EventBridgeTarget, SqsTarget
     except ImportError as error:
         raise MissingExtra(f"{scheme}:// (no {error.name} here)", "aws") from error
-    target: Target = (aws.Queue if scheme == "sqs" else aws.Bus)(url, parallel)
-    return target
+    return SqsTarget(url, parallel) if scheme == "sqs" else EventBridgeTarget(url, parallel)
 
 
 class File:
@@ -71,11 +69,11 @@ class File:
         with self._told():
             self._stream: BinaryIO = sys.stdout.buffer if path == STDOUT else open(path, "wb")  # noqa: SIM115  # see close
 
-    def send(self, batch: Sequence[Delivery]) -> list[Answer]:
+    def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         with self._told():
             for delivery in batch:
                 self._stream.write(delivery.copy.raw + b"\n")
-        return [Taken()] * len(batch)
+        return [Accepted()] * len(batch)
 
     def close(self) -> None:
         with self._told():
@@ -103,16 +101,17 @@ class Http:
 
     def __init__(self, url: str, parallel: int = 1) -> None:
         try:
-            self._httpx: Any = import_module("httpx")
+            import httpx
         except ImportError as error:
             raise MissingExtra(f"http:// (no {error.name} here)", "serve") from error
+        self._httpx: Any = httpx
         self._url = url
         self._answered = False
         limits = self._httpx.Limits(max_connections=parallel)
         headers = {"content-type": "application/json", "user-agent": "oncegate-simulate"}
         self._client = self._httpx.Client(timeout=_PATIENCE, limits=limits, headers=headers, trust_env=False)
 
-    def send(self, batch: Sequence[Delivery]) -> list[Answer]:
+    def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         return [self._posted(delivery.copy.raw) for delivery in batch]
 
     def _posted(self, raw: bytes) -> Answer:
@@ -124,7 +123,7 @@ class Http:
                 raise TargetError(
                     f"{place} cannot be reached ({error}); is it running, and is that its address?"
                 ) from error
-            return Again(f"no answer ({type(error).__name__})")
+            return Retry(f"no answer ({type(error).__name__})")
         self._answered = True
         return _meaning(response)
 
@@ -135,10 +134,10 @@ class Http:
 def _meaning(response: Any) -> Answer:
     code = response.status_code
     if code in _OK:
-        return Taken()
+        return Accepted()
     if code in _TRY_AGAIN or code >= _SERVER_FAULT:
-        return Again(f"HTTP {code}", _retry_after(response.headers.get("retry-after")))
-    return Refused(f"HTTP {code}")
+        return Retry(f"HTTP {code}", _retry_after(response.headers.get("retry-after")))
+    return Rejected(f"HTTP {code}")
 
 
 def _retry_after(said: str | None) -> float | None:

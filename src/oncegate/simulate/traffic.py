@@ -13,7 +13,7 @@ from oncegate import keys
 from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event
 from oncegate.simulate.conversations import LONGEST_WINDOW, Document, world
-from oncegate.simulate.copies import Copy, Wishes, copies, copy
+from oncegate.simulate.copies import CopyOptions, EventCopy, copies, copy
 from oncegate.simulate.randomness import Chance
 from oncegate.sources import read
 
@@ -27,7 +27,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     rate: float = 100.0
     delay: int = 0
     seed: int = 0
-    wishes: Wishes = Wishes()
+    wishes: CopyOptions = CopyOptions()
 
     def __post_init__(self) -> None:
         if not 1_000 <= self.wishes.window <= LONGEST_WINDOW:
@@ -46,13 +46,13 @@ class Happening(Struct, frozen=True):
         return f"e-{self.number}"
 
 
-class Delivery(Struct, frozen=True):
+class PlannedDelivery(Struct, frozen=True):
     """A copy that is due so many microseconds after the start. What is invalid is `of` nothing."""
 
     number: int
     due: int
     of: Happening | None
-    copy: Copy
+    copy: EventCopy
     event: Event
 
 
@@ -63,9 +63,9 @@ def happenings(plan: Plan) -> Iterator[Happening]:
         yield Happening(number, _read(copy("first", document).raw), document)
 
 
-def deliveries(plan: Plan) -> Iterator[Delivery]:
+def deliveries(plan: Plan) -> Iterator[PlannedDelivery]:
     """All deliveries, in the order in which they are due. Only those that are late are in memory."""
-    late: list[tuple[int, int, Delivery]] = []
+    late: list[tuple[int, int, PlannedDelivery]] = []
     number = 0
     for happening in happenings(plan):
         now = int((happening.number - 1) * 1_000_000 / plan.rate)
@@ -89,14 +89,14 @@ def _strategies(window: int) -> dict[str, keys.Strategy]:
     return {"auto": keys.auto, "state_change": change, "event_id": keys.event_id, "content": keys.content}
 
 
-def _deliveries_of(happening: Happening, plan: Plan, now: int, first: int) -> Iterator[Delivery]:
+def _deliveries_of(happening: Happening, plan: Plan, now: int, first: int) -> Iterator[PlannedDelivery]:
     chance = Chance(plan.seed, f"copies of {happening.number}")
     lateness = Chance(plan.seed, f"lateness of {happening.number}")
     made = copies(chance, happening.document, happening.event.state, plan.wishes)
     for number, each in enumerate(made, first):
         due = now + lateness.between(0, plan.delay)
         of = None if each.kind == "invalid" else happening
-        yield Delivery(number, due, of, each, _read(each.raw))
+        yield PlannedDelivery(number, due, of, each, _read(each.raw))
 
 
 def _read(raw: bytes) -> Event:

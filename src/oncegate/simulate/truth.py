@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from oncegate.errors import OncegateError
 from oncegate.gate.observers import write_line
-from oncegate.simulate.traffic import Delivery, Happening, Plan, keys_of
+from oncegate.simulate.traffic import Happening, Plan, PlannedDelivery, keys_of
 
 VERSION: Final = 1
 
@@ -17,7 +17,7 @@ VERSION: Final = 1
 Fate: TypeAlias = Literal["taken", "refused", "gave up"]
 
 
-class Asked(Struct, frozen=True, tag="plan", tag_field="line"):
+class TruthHeader(Struct, frozen=True, tag="plan", tag_field="line"):
     """The first line: what makes the same traffic again."""
 
     version: int
@@ -50,7 +50,7 @@ class Delivered(Struct, frozen=True, tag="delivery", tag_field="line"):
     tries: int
 
 
-Line: TypeAlias = Asked | TrueEvent | Delivered
+Line: TypeAlias = TruthHeader | TrueEvent | Delivered
 
 _decoder: Final = msgspec.json.Decoder(Line)
 
@@ -64,15 +64,15 @@ class TruthFile:
         self._window = plan.wishes.window
         self._told: set[int] = set()
         self._lock = threading.Lock()
-        self._write(Asked(VERSION, plan))
+        self._write(TruthHeader(VERSION, plan))
 
-    def announce(self, delivery: Delivery) -> None:
+    def announce(self, delivery: PlannedDelivery) -> None:
         happening = delivery.of
         if self._stream is not None and happening is not None and happening.number not in self._told:
             self._told.add(happening.number)
             self._write(_true_event(happening, self._window))
 
-    def settle(self, delivery: Delivery, fate: Fate, tries: int, event_id: str | None) -> None:
+    def settle(self, delivery: PlannedDelivery, fate: Fate, tries: int, event_id: str | None) -> None:
         """`event_id` is the one that a bus gave it, if it did."""
         if self._stream is None:
             return
@@ -116,7 +116,7 @@ def _plan(line: bytes, name: str) -> Plan:
         asked = _decoder.decode(line)
     except msgspec.MsgspecError:
         asked = None
-    if not isinstance(asked, Asked) or asked.version != VERSION:
+    if not isinstance(asked, TruthHeader) or asked.version != VERSION:
         raise OncegateError(f"{name} is no truth that this version can read; `oncegate simulate --truth` writes it")
     return asked.plan
 

@@ -23,7 +23,7 @@ class Effect(Struct, frozen=True):
     status: str | None = None
 
 
-class Finding(Struct, frozen=True):
+class EffectFinding(Struct, frozen=True):
     """Something that is wrong. An extra effect has no event, only what it is called in the file."""
 
     what: Wrong
@@ -40,7 +40,7 @@ class Judgement(Struct, frozen=True):
 
     events: int
     effects: int
-    findings: list[Finding]
+    findings: list[EffectFinding]
     entities: int
     unordered: list[str]
 
@@ -52,7 +52,7 @@ class Judgement(Struct, frozen=True):
     def ordered(self) -> bool:
         return not self.unordered
 
-    def of(self, what: Wrong) -> list[Finding]:
+    def of(self, what: Wrong) -> list[EffectFinding]:
         return [finding for finding in self.findings if finding.what == what]
 
 
@@ -82,7 +82,10 @@ def judge(truth: Truth, effects: Iterable[Effect]) -> Judgement:
             order.setdefault(event.entity or name, []).append(event.number)
         taken.setdefault(name, []).append(effect)
     expected = {name for name, sent in truth.deliveries.items() if any(each.fate == "taken" for each in sent)}
-    findings = [*_of_events(truth, taken, expected), *(Finding("extra", extra[name], called=name) for name in extra)]
+    findings = [
+        *_of_events(truth, taken, expected),
+        *(EffectFinding("extra", extra[name], called=name) for name in extra),
+    ]
     unordered = [entity for entity, numbers in order.items() if numbers != sorted(numbers)]
     return Judgement(len(expected), extra.total() + sum(map(len, taken.values())), findings, len(order), unordered)
 
@@ -109,13 +112,13 @@ class _Names:
         return next((name for name in events if name not in taken), next(iter(events), None))
 
 
-def _of_events(truth: Truth, taken: dict[str, list[Effect]], expected: set[str]) -> Iterator[Finding]:
+def _of_events(truth: Truth, taken: dict[str, list[Effect]], expected: set[str]) -> Iterator[EffectFinding]:
     for name, event in truth.events.items():
         ran, sent = taken.get(name, []), tuple(truth.deliveries.get(name, ()))
         if not ran and name in expected:
-            yield Finding("lost", 0, event, sent)
+            yield EffectFinding("lost", 0, event, sent)
         elif len(ran) > 1:
-            yield Finding("doubled", len(ran), event, sent, by_echo=_by_echo(ran, sent))
+            yield EffectFinding("doubled", len(ran), event, sent, by_echo=_by_echo(ran, sent))
 
 
 def _by_echo(ran: list[Effect], sent: tuple[Delivered, ...]) -> bool:

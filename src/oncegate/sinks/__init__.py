@@ -7,8 +7,7 @@ the event does.
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import TypeAlias, TypedDict, Unpack
 
 from oncegate.durations import Duration
 from oncegate.errors import MissingExtra
@@ -19,7 +18,7 @@ __all__ = ["forward", "publish"]
 Path: TypeAlias = str | os.PathLike[str]
 
 
-class ForwardWishes(TypedDict, total=False):
+class ForwardOptions(TypedDict, total=False):
     timeout: Duration
     headers: Mapping[str, str] | Path | None
     hosts: Sequence[str]
@@ -30,22 +29,19 @@ class ForwardWishes(TypedDict, total=False):
     certificate_key: Path | None
 
 
-def forward(url: str, **wishes: Unpack[ForwardWishes]) -> Handler:
+def forward(url: str, **wishes: Unpack[ForwardOptions]) -> Handler:
     """A handler that posts each event to a URL, with its key as `Idempotency-Key`; `Forward` says what it takes."""
-    forwarding = _loaded("oncegate.sinks.forwarding", "forwarding to a URL", "serve")
-    handler: Handler = forwarding.Forward(url, **wishes)
-    return handler
+    try:
+        from oncegate.sinks.forwarding import Forward
+    except ImportError as error:
+        raise MissingExtra(f"forwarding to a URL (no {error.name} here)", "serve") from error
+    return Forward(url, **wishes)
 
 
 def publish(url: str) -> Handler:
     """A handler that sends each event to `sqs://QUEUE?region=…` or `eventbridge://BUS?region=…`."""
-    publishing = _loaded("oncegate.sinks.publishing", "publishing to AWS", "aws")
-    handler: Handler = publishing.publisher(url)
-    return handler
-
-
-def _loaded(module: str, what: str, extra: str) -> Any:
     try:
-        return import_module(module)
+        from oncegate.sinks.publishing import publisher
     except ImportError as error:
-        raise MissingExtra(f"{what} (no {error.name} here)", extra) from error
+        raise MissingExtra(f"publishing to AWS (no {error.name} here)", "aws") from error
+    return publisher(url)

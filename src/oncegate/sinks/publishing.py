@@ -34,7 +34,7 @@ _EXAMPLES: Final = "events are published to sqs://QUEUE?region=eu-central-1 or e
 _COMMON: Final = ("region", "endpoint", "timeout")
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class Destination(Struct, frozen=True, kw_only=True):
     """`account` is the owner of a queue that is another's; `source` is what events on a bus say that they come from."""
 
     service: str
@@ -59,7 +59,7 @@ class Place(Struct, frozen=True, kw_only=True):
         return f"{named} ({where})" if where else named
 
 
-def read_place(url: str) -> Place:
+def read_destination(url: str) -> Destination:
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -71,7 +71,7 @@ def read_place(url: str) -> Place:
     raise SettingError(_EXAMPLES)
 
 
-def _queue(parts: SplitResult, url: str) -> Place:
+def _queue(parts: SplitResult, url: str) -> Destination:
     options = _options(parts, "account")
     if not _QUEUE.fullmatch(parts.netloc) or parts.path.strip("/"):
         raise SettingError(
@@ -80,10 +80,10 @@ def _queue(parts: SplitResult, url: str) -> Place:
     account = options.get("account")
     if account is not None and not _ACCOUNT.fullmatch(account):
         raise SettingError(f"account={account!r} is no account of AWS; it has 12 digits")
-    return Place(service="sqs", name=parts.netloc, account=account, **_shared(options))  # type: ignore[arg-type]
+    return Destination(service="sqs", name=parts.netloc, account=account, **_shared(options))  # type: ignore[arg-type]
 
 
-def _bus(parts: SplitResult, url: str) -> Place:
+def _bus(parts: SplitResult, url: str) -> Destination:
     options = _options(parts, "source")
     name = f"{parts.netloc}{parts.path}".rstrip("/")
     if not _BUS.fullmatch(name):
@@ -91,7 +91,7 @@ def _bus(parts: SplitResult, url: str) -> Place:
     source = options.get("source", "oncegate")
     if source.startswith("aws.") or not 0 < len(source) <= 256:
         raise SettingError(f"source={source!r} must be text of 1 to 256 characters, and aws. is Amazon's own")
-    return Place(service="events", name=name, source=source, **_shared(options))  # type: ignore[arg-type]
+    return Destination(service="events", name=name, source=source, **_shared(options))  # type: ignore[arg-type]
 
 
 def _options(parts: SplitResult, own: str) -> dict[str, str]:
@@ -119,7 +119,7 @@ _WORDS: Final = failures.Words(
 )
 
 
-def failure(error: Exception, place: Place) -> RetryLater | Bury:
+def failure(error: Exception, place: Destination) -> RetryLater | Bury:
     """What is not the event's own fault is to be tried again, though only a person may be able to mend it."""
     if isinstance(error, ClientError):
         code, said = code_of(error), said_by(error)
@@ -139,8 +139,8 @@ _LONGEST_TYPE: Final = 128
 
 def publisher(url: str) -> "Publisher":
     """The handler for a place. Its client is made at once, so that a missing region is said before the first event."""
-    place = read_place(url)
-    made = ToQueue(place) if place.service == "sqs" else ToBus(place)
+    place = read_destination(url)
+    made = QueuePublisher(place) if place.service == "sqs" else BusPublisher(place)
     try:
         made.open()
     except BotoCoreError as error:
@@ -151,7 +151,7 @@ def publisher(url: str) -> "Publisher":
 class Publisher(ABC):
     """A handler that sends events to one place, from any number of threads, each with one request."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Destination) -> None:
         self.place = place
         self._client: Any = None
         self._lock = threading.Lock()
@@ -204,7 +204,7 @@ class Publisher(ABC):
         self._client = None
 
 
-class ToQueue(Publisher):
+class QueuePublisher(Publisher):
     """The message is the event's JSON, its attribute `oncegate-key` the key. In a FIFO queue the key is also what the
     queue itself knows copies by, for five minutes, and events of one entity stay in order."""
 
@@ -231,7 +231,7 @@ def _group(entity: str) -> str:
     return entity if _GROUP.fullmatch(entity) else hashlib.sha256(entity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class ToBus(Publisher):
+class BusPublisher(Publisher):
     """The detail is the event's JSON; of what came from a bus, the detail that it had there. The key is a resource,
     `oncegate:KEY`: a copy that is put once more has another id, but the same resource."""
 

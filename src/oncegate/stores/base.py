@@ -15,8 +15,8 @@ from oncegate.claims import (
     Admission,
     Admit,
     Claim,
+    ClaimProof,
     Complete,
-    Held,
     Operation,
     Record,
     Redrive,
@@ -35,7 +35,7 @@ class Entry(Struct, frozen=True, gc=False):
     record: Record
 
 
-class Want(Struct, frozen=True, gc=False):
+class TakeRequest(Struct, frozen=True, gc=False):
     """A dispatcher's wish for one event that waits in a namespace with its payload.
 
     In order, it is given only one whose entity nobody is at, and of those that wait for an entity the one that happened
@@ -74,7 +74,7 @@ class EffectFailed(Exception):
 class Transactional(Protocol):
     """A store in which an effect can be written together with its completion."""
 
-    def transact(self, held: Held, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
+    def transact(self, held: ClaimProof, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
         """Run an effect in a transaction that completes the claim, while nobody else can be granted it: on a connection
         of the user's own if one is given and the store can work with it.
 
@@ -84,7 +84,7 @@ class Transactional(Protocol):
 
 
 @runtime_checkable
-class Joining(Protocol):
+class JoinsTransactions(Protocol):
     """A transactional store that can do so on a connection of the user's own."""
 
     def check_connection(self, connection: Any) -> None:
@@ -106,7 +106,7 @@ class Inbox(Protocol):
 
 
 @runtime_checkable
-class Together(Protocol):
+class BatchesMixedOperations(Protocol):
     """A store that takes requests of different kinds with one write."""
 
     def together(self, operations: Sequence[Operation]) -> list[Any]:
@@ -114,7 +114,7 @@ class Together(Protocol):
 
 
 @runtime_checkable
-class Patient(Protocol):
+class CountsQueueTime(Protocol):
     """A store that waits for others until it may write, and for how long in all."""
 
     def waited(self, seconds: float) -> AbstractContextManager[None]:
@@ -122,7 +122,7 @@ class Patient(Protocol):
 
 
 @runtime_checkable
-class Probed(Protocol):
+class CanProbe(Protocol):
     """A store that can tell whether it can be written, where a read would not show it."""
 
     def probe(self, within: int) -> None:
@@ -130,7 +130,7 @@ class Probed(Protocol):
 
 
 @runtime_checkable
-class KnowsProcesses(Protocol):
+class KnowsEndedProcesses(Protocol):
     """A store that can find out whether the process that made a claim still runs."""
 
     def has_ended(self, owner: bytes) -> bool:
@@ -138,10 +138,10 @@ class KnowsProcesses(Protocol):
 
 
 @runtime_checkable
-class Walkable(Protocol):
+class CanScan(Protocol):
     """A store that has to read all of itself for every page of records, and shows them faster without an order."""
 
-    def walk(self, namespace: str | None = None) -> Iterator[Entry]:
+    def scan(self, namespace: str | None = None) -> Iterator[Entry]:
         """All records that `browse` would show, a few at a time, in no order; one that changes may come twice."""
 
 
@@ -164,7 +164,7 @@ class Store(Protocol):
     def renew(self, leases: Sequence[Renew]) -> list[bool]:
         """Move the end of leases to now + lease. False: the claim is no longer the asker's."""
 
-    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+    def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         """Grant each want one record that holds its payload and that nobody holds; None: there is no more.
 
         The record is the grant: in progress, owned by the want's owner, with its payload."""
@@ -206,9 +206,9 @@ class Store(Protocol):
 _PAGE = 1_000
 
 
-def walk(store: Store, namespace: str | None = None) -> Iterator[Entry]:
+def scan(store: Store, namespace: str | None = None) -> Iterator[Entry]:
     """All records, in whatever order is the fastest; one that changes meanwhile may come twice."""
-    return store.walk(namespace) if isinstance(store, Walkable) else _in_pages(store, namespace)
+    return store.scan(namespace) if isinstance(store, CanScan) else _in_pages(store, namespace)
 
 
 def _in_pages(store: Store, namespace: str | None) -> Iterator[Entry]:

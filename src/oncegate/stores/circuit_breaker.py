@@ -26,7 +26,7 @@ from oncegate.claims import Address, Admission, Admit, Claim, Renew, Settlement,
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
-from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Want
+from oncegate.stores.base import Change, Document, Entry, Inbox, Store, TakeRequest
 
 IN_A_ROW: Final = 5
 _AT_ONCE: Final = 10
@@ -38,7 +38,7 @@ _LONGEST_PAUSE: Final = 30_000_000
 _Answer = TypeVar("_Answer")
 
 
-class Breaker:
+class CircuitBreaker:
     """`slow` is the time in microseconds up to which no answer is slow, longer for a batch: as much again for every ten
     things in it. `told` hears of each change."""
 
@@ -154,10 +154,10 @@ class Breaker:
                 self._probing = False
 
 
-class Guarded:
+class GuardedStore:
     """A store behind a breaker: what a gate asks goes through it, the rest straight to the store."""
 
-    def __init__(self, store: Store, breaker: Breaker) -> None:
+    def __init__(self, store: Store, breaker: CircuitBreaker) -> None:
         self._store = store
         self._breaker = breaker
 
@@ -168,7 +168,7 @@ class Guarded:
         answers: list[Admission] = self._breaker.call(cast(Inbox, self._store).admit, requests)
         return answers
 
-    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+    def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         return self._breaker.call(self._store.take, wants)
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:

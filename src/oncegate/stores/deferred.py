@@ -19,7 +19,7 @@ _TRY_EVERY: Final = 1_000_000
 _OWN: Final = ("close", "before_fork", "after_fork")
 
 
-def open_or_wait(url: str) -> Store:
+def open_or_defer(url: str) -> Store:
     """Open the store at a URL; one over a network that is away is opened later. What a person has to put right, such as
     a wrong password, is refused now."""
     try:
@@ -33,10 +33,10 @@ def open_or_wait(url: str) -> Store:
             RuntimeWarning,
             stacklevel=3,
         )
-        return cast(Store, _late(kind)(lambda: open_store(url), error))
+        return cast(Store, _deferred(kind)(lambda: open_store(url), error))
 
 
-class _Late:
+class _DeferredStore:
     """What a late store of any kind does; `_late` adds the verbs of its kind."""
 
     remote = True
@@ -78,14 +78,16 @@ class _Late:
                 self._store.close()
 
 
-def _late(kind: type[Any]) -> type[_Late]:
+def _deferred(kind: type[Any]) -> type[_DeferredStore]:
     """The verbs are written into the class, since protocols are looked for there."""
     verbs = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
-    return type(f"Late{kind.__name__}", (_Late,), {name: _forwarded(name) for name in verbs if name not in _OWN})
+    return type(
+        f"Late{kind.__name__}", (_DeferredStore,), {name: _forwarded(name) for name in verbs if name not in _OWN}
+    )
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
-    def verb(self: _Late, *args: Any, **kwargs: Any) -> Any:
+    def verb(self: _DeferredStore, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._opened(), name)(*args, **kwargs)
 
     return verb

@@ -22,9 +22,9 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
-from oncegate.stores.base import Change, Document, Entry, Want
+from oncegate.stores.base import Change, Document, Entry, TakeRequest
 from oncegate.stores.entity_order import Line, behind, in_turn, step_behind
-from oncegate.stores.step_store import InboxStore, shown
+from oncegate.stores.step_store import InboxStepStore, shown
 
 _TICK = 1_000_000
 _NO_TICK = -1
@@ -34,7 +34,7 @@ _pack_into = msgpack.Encoder().encode_into
 _unpack = msgpack.Decoder(Record).decode
 
 
-class MemoryStore(InboxStore):
+class MemoryStore(InboxStepStore):
     """Records in a dict per namespace. A completed record, which is nearly every one, is kept packed in one
     bytes object: a third of the room that the object with its parts would take."""
 
@@ -106,7 +106,7 @@ class MemoryStore(InboxStore):
             elif expires_at is not None:
                 del entries[key]
 
-    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+    def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         with self._lock:
             now = self._clock()
             in_order = {want.namespace for want in wants if want.in_order}
@@ -124,7 +124,7 @@ class MemoryStore(InboxStore):
         waiting = [Entry(*where, self._waits(where)) for where in self._waiting if where[0] == namespace]
         return iter(_in_order(waiting, now) if in_order else waiting)
 
-    def _take(self, want: Want, waiting: Iterator[Entry], now: int) -> Entry | None:
+    def _take(self, want: TakeRequest, waiting: Iterator[Entry], now: int) -> Entry | None:
         for entry in waiting:
             where = (entry.namespace, entry.key)
             record, granted = step(entry.record, Take(*where, want.owner, want.lease), now)

@@ -19,7 +19,7 @@ from oncegate.claims import (
 )
 
 
-class JudgedStore(ABC):
+class StepStore(ABC):
     """A subclass says how a batch is read, judged with `oncegate.claims.step` and written, atomically."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class JudgedStore(ABC):
         return self._apply(requests)
 
 
-class InboxStore(JudgedStore):
+class InboxStepStore(StepStore):
     """One that keeps events, too, and takes requests of different kinds with one write."""
 
     @abstractmethod

@@ -11,17 +11,17 @@ from oncegate.claims import (
     COMPLETED,
     IN_PROGRESS,
     RELEASED,
-    About,
     Admit,
     Admitted,
     Buried,
     Conflict,
     Duplicate,
+    EventSummary,
     Granted,
     InFlight,
     Record,
 )
-from oncegate.stores.base import Entry, Inbox, Store, Want
+from oncegate.stores.base import Entry, Inbox, Store, TakeRequest
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.requests import (
     ABOUT,
@@ -225,7 +225,7 @@ class InboxContract:
         _line(store, "call-1", a=1, b=2)
         _line(store, "call-2", c=1, d=2)
         _line(store, None, e=1, f=2)
-        wants = [Want(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(6)]
+        wants = [TakeRequest(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(6)]
         taken = [entry.key for entry in store.take(wants) if entry is not None]
         assert sorted(taken) == [_key(name) for name in "acef"]
 
@@ -235,7 +235,7 @@ class InboxContract:
         store.admit([replace(_admission(b"x", "ann"), key=b"%016d" % n, about=about) for n in range(600)])
         for name, entity in (("a", "call-a"), ("z", "call-z"), ("n", None)):
             _line(store, entity, **{name: 1})
-        wants = [Want(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(9)]
+        wants = [TakeRequest(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(9)]
         taken = [entry.key for entry in store.take(wants) if entry is not None]
         assert set(taken) == {_key("a"), _key("z"), _key("n"), b"%016d" % 0}
 
@@ -324,7 +324,7 @@ class _Crowd:
     def work(self, by: str, count: int) -> None:
         deadline = time.monotonic() + 30
         while len(self.done) < count and time.monotonic() < deadline:
-            wants = [Want(NAMESPACE, owner(f"{by}-{number}"), LEASE, True) for number in range(3)]
+            wants = [TakeRequest(NAMESPACE, owner(f"{by}-{number}"), LEASE, True) for number in range(3)]
             for entry in self._store.take(wants):
                 if entry is not None:
                     self._handle(entry)
@@ -346,7 +346,7 @@ def _key(name: str) -> bytes:
     return name.encode() * 16
 
 
-def _about(entity: str, occurred_at: int) -> About:
+def _about(entity: str, occurred_at: int) -> EventSummary:
     return replace(ABOUT, entity=entity, occurred_at=occurred_at)
 
 

@@ -12,11 +12,11 @@ from oncegate.claims import (
     DEAD,
     IN_PROGRESS,
     Abandon,
-    About,
     Admit,
     Bury,
     Claim,
     Complete,
+    EventSummary,
     Operation,
     Record,
     Redrive,
@@ -27,7 +27,7 @@ from oncegate.claims import (
     step,
 )
 from oncegate.clocks import Clock
-from oncegate.stores.base import Change, Document, Entry, Inbox, Store, Together, Want
+from oncegate.stores.base import BatchesMixedOperations, Change, Document, Entry, Inbox, Store, TakeRequest
 from oncegate.stores.entity_order import behind, step_behind
 from oncegate.testing.clock import ManualClock
 
@@ -64,7 +64,7 @@ _CLAIMS = _any_of(
     _HASHES,
     _LEASES,
     _RETENTIONS,
-    [About("plain", kind, None, at) for kind in (None, "call.ended") for at in (None, 7)],
+    [EventSummary("plain", kind, None, at) for kind in (None, "call.ended") for at in (None, 7)],
     _EITHER,
     [False, False, True],
     [0, 0, 40],
@@ -75,7 +75,7 @@ _ADMITS = _any_of(
     _OWNERS,
     _HASHES,
     _BODIES,
-    [About("plain", None, entity, at) for entity in (None, "call-1") for at in (None, 7, 8)],
+    [EventSummary("plain", None, entity, at) for entity in (None, "call-1") for at in (None, 7, 8)],
     _EITHER,
 ).map(lambda fields: Admit(*fields))
 _GUESSES = _any_of(_NAMESPACES, _KEYS, _OWNERS, range(4))
@@ -114,7 +114,7 @@ class _Comparison(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.store = type(self).open_store(self.clock)
         self.inbox = self.store if isinstance(self.store, Inbox) else None
-        self.together = self.store if isinstance(self.store, Together) else None
+        self.together = self.store if isinstance(self.store, BatchesMixedOperations) else None
         self.records: dict[tuple[str, bytes], Record] = {}
         self.documents: dict[tuple[str, bytes], tuple[Document, int]] = {}
 
@@ -159,7 +159,7 @@ class _Comparison(RuleBasedStateMachine):
     def attempt(self, fields: tuple[str, bytes, bytes, int], data: st.DataObject) -> None:
         """A whole attempt, in time, late or lost, so that a key comes through several in one history."""
         namespace, key, owner, duration = fields
-        request = Claim(namespace, key, owner, _HASHES[0], 10, 60, About("plain"), binds=False)
+        request = Claim(namespace, key, owner, _HASHES[0], 10, 60, EventSummary("plain"), binds=False)
         self.claim([request])
         self.clock.advance(duration)
         record, verb = self.records[namespace, key], data.draw(_ENDINGS)
@@ -190,7 +190,7 @@ class _Comparison(RuleBasedStateMachine):
     def take(self, fields: tuple[str, bytes, int, bool]) -> None:
         namespace, owner, lease, in_order = fields
         in_order = in_order and self.inbox is not None
-        (entry,) = self.store.take([Want(namespace, owner, lease, in_order)])
+        (entry,) = self.store.take([TakeRequest(namespace, owner, lease, in_order)])
         takes = {w: Take(*w, owner, lease) for w in self.records if w[0] == namespace}
         free = [w for w, take in takes.items() if step(self.records[w], take, self.clock.now)[1]]
         if in_order:

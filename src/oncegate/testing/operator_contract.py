@@ -3,7 +3,7 @@
 import pytest
 
 from oncegate.claims import DEAD, RELEASED, Address, Granted, InFlight
-from oncegate.stores.base import Change, Document, Store, walk
+from oncegate.stores.base import Change, Document, Store, scan
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.requests import (
     KEY,
@@ -118,10 +118,10 @@ class OperatorContract:
         """A walk comes to all records, or to those of one namespace, but for those that have expired."""
         wanted = {(name, bytes([number]) * 16) for name in ("a", "b") for number in range(4)}
         store.claim([claim_of("ann", namespace=name, key=key) for name, key in wanted])
-        assert {(entry.namespace, entry.key) for entry in walk(store)} == wanted
-        assert {entry.key for entry in walk(store, "b")} == {key for name, key in wanted if name == "b"}
+        assert {(entry.namespace, entry.key) for entry in scan(store)} == wanted
+        assert {entry.key for entry in scan(store, "b")} == {key for name, key in wanted if name == "b"}
         clock.advance(RETENTION)
-        assert list(walk(store)) == []
+        assert list(scan(store)) == []
 
 
 class NamespaceContract:

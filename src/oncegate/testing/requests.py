@@ -3,12 +3,12 @@
 from typing import Any
 
 from oncegate.claims import (
-    About,
     Address,
     Admit,
     Bury,
     Claim,
     Complete,
+    EventSummary,
     Granted,
     Record,
     Redrive,
@@ -16,7 +16,7 @@ from oncegate.claims import (
     Renew,
     Reset,
 )
-from oncegate.stores.base import Entry, Inbox, Store, Want
+from oncegate.stores.base import Entry, Inbox, Store, TakeRequest
 
 NAMESPACE = "contract"
 KEY = b"k" * 16
@@ -24,7 +24,7 @@ SECOND = 1_000_000
 LEASE = 30 * SECOND
 RETENTION = 3_600 * SECOND
 BURIED_FOR = 30 * 86_400 * SECOND
-ABOUT = About("plain", "call.ended", "conversation-1", 1_765_551_752_433_000, "evt-1")
+ABOUT = EventSummary("plain", "call.ended", "conversation-1", 1_765_551_752_433_000, "evt-1")
 
 
 def owner(name: str) -> bytes:
@@ -104,7 +104,7 @@ def reset(store: Store, key: bytes = KEY, **changed: Any) -> bool:
 
 
 def take(store: Store, by: str = "dispatcher", namespace: str = NAMESPACE, *, in_order: bool = False) -> Entry | None:
-    (entry,) = store.take([Want(namespace, owner(by), LEASE, in_order)])
+    (entry,) = store.take([TakeRequest(namespace, owner(by), LEASE, in_order)])
     return entry
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from oncegate.doctor.facts import Facts, Feed, Function, new_table, queue_beside
+from oncegate.doctor.facts import EventSourceFacts, Facts, FunctionFacts, new_table, queue_beside
 from oncegate.doctor.findings import Finding, error, warning
 from oncegate.doctor.policies import admits
 from oncegate.infra.rights import sid
@@ -111,14 +111,14 @@ def store(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _invoked(facts: Facts) -> Iterator[Function]:
+def _invoked(facts: Facts) -> Iterator[FunctionFacts]:
     """The function, if a rule hands events to it itself."""
     function = facts.function
     if function is not None and any(target.arn == function.arn for rule in facts.rules for target in rule.targets):
         yield function
 
 
-def _feeds(facts: Facts) -> Iterator[tuple[Function, Feed]]:
+def _feeds(facts: Facts) -> Iterator[tuple[FunctionFacts, EventSourceFacts]]:
     if facts.function is not None:
         for feed in facts.function.feeds:
             yield facts.function, feed

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from oncegate.doctor.facts import Facts, Rule, Target, queue_beside
+from oncegate.doctor.facts import Facts, RuleFacts, TargetFacts, queue_beside
 from oncegate.doctor.findings import Finding, error, note, warning
 from oncegate.doctor.policies import repaired
 from oncegate.durations import spoken
@@ -47,7 +47,7 @@ def pattern(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _unmatched(rule: Rule) -> str | None:
+def _unmatched(rule: RuleFacts) -> str | None:
     """Why the pattern matches nothing; None if it may."""
     if rule.pattern is None:
         return None
@@ -58,12 +58,12 @@ def _unmatched(rule: Rule) -> str | None:
     return None
 
 
-def _strange_members(rule: Rule) -> list[str]:
+def _strange_members(rule: RuleFacts) -> list[str]:
     detail = (rule.pattern or {}).get("detail")
     return sorted(set(detail) - _DETAIL) if is_of_genesys(rule.bus, rule.pattern) and isinstance(detail, dict) else []
 
 
-def _source_fits(rule: Rule) -> bool:
+def _source_fits(rule: RuleFacts) -> bool:
     """Every event on a partner's bus has the name of the bus as its source."""
     sources = (rule.pattern or {}).get("source")
     if not rule.bus.startswith(PARTNER) or not isinstance(sources, list):
@@ -104,7 +104,7 @@ def bus(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _is_elsewhere(rule: Rule) -> bool:
+def _is_elsewhere(rule: RuleFacts) -> bool:
     return not rule.bus.startswith(PARTNER) and "genesys" in json.dumps((rule.pattern or {}).get("source", ""))
 
 
@@ -128,7 +128,7 @@ def target(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _targeted(facts: Facts, rule: Rule) -> str:
+def _targeted(facts: Facts, rule: RuleFacts) -> str:
     """Let the rule send to the consumer, if it can get events and no other does; else it is of no use."""
     queue, function = facts.queue, facts.function
     feeds = {feed.source for feed in function.feeds} if function is not None else set()
@@ -136,10 +136,10 @@ def _targeted(facts: Facts, rule: Rule) -> str:
     fed = {target.arn for other, target in _targets(facts) if _gets_events(other)}
     if part is None or part.arn in fed or not _gets_events(rule):
         return facts.aws("events delete-rule", name=rule.name, event_bus_name=rule.bus)
-    return _put_target(facts, rule, Target(id=rule.name, arn=part.arn), RetryPolicy=_DELIVERY)
+    return _put_target(facts, rule, TargetFacts(id=rule.name, arn=part.arn), RetryPolicy=_DELIVERY)
 
 
-def _gone(facts: Facts, rule: Rule, target: Target) -> str:
+def _gone(facts: Facts, rule: RuleFacts, target: TargetFacts) -> str:
     """A queue that is the rule's only target is made anew: without it what EventBridge cannot hand over, and keeps as
     dead letters, would be dropped."""
     if ":sqs:" in target.arn and len(rule.targets) == 1:
@@ -221,7 +221,7 @@ def _url(facts: Facts, arn: str, name: str) -> str:
 
 def doubled(facts: Facts) -> Iterator[Finding]:
     """Each consumer is reached in one way."""
-    reached: dict[str, list[tuple[Rule, Target]]] = {}
+    reached: dict[str, list[tuple[RuleFacts, TargetFacts]]] = {}
     for rule, target in _targets(facts):
         reached.setdefault(_consumer(facts, target.arn), []).append((rule, target))
     for consumer, ways in reached.items():
@@ -237,7 +237,7 @@ def doubled(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _spare(ways: list[tuple[Rule, Target]]) -> tuple[Rule, Target] | None:
+def _spare(ways: list[tuple[RuleFacts, TargetFacts]]) -> tuple[RuleFacts, TargetFacts] | None:
     """The way that nothing is lost without: one by which no event comes, else the last if another takes the same from
     the same bus."""
     idle = [way for way in ways if not _gets_events(way[0])]
@@ -248,11 +248,11 @@ def _spare(ways: list[tuple[Rule, Target]]) -> tuple[Rule, Target] | None:
     return (last, target) if alike else None
 
 
-def _described(facts: Facts, rule: Rule) -> str:
+def _described(facts: Facts, rule: RuleFacts) -> str:
     return facts.aws("events describe-rule", name=rule.name, event_bus_name=rule.bus)
 
 
-def _dropped(facts: Facts, rule: Rule, target: Target) -> str:
+def _dropped(facts: Facts, rule: RuleFacts, target: TargetFacts) -> str:
     """Without the target; and a rule that would have none goes too."""
     removed = facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=target.id)
     if len(rule.targets) > 1:
@@ -260,7 +260,7 @@ def _dropped(facts: Facts, rule: Rule, target: Target) -> str:
     return f"{removed} && {facts.aws('events delete-rule', name=rule.name, event_bus_name=rule.bus)}"
 
 
-def _gets_events(rule: Rule) -> bool:
+def _gets_events(rule: RuleFacts) -> bool:
     return rule.enabled and _unmatched(rule) is None and not _is_elsewhere(rule)
 
 
@@ -272,13 +272,13 @@ def _consumer(facts: Facts, arn: str) -> str:
     return arn
 
 
-def _targets(facts: Facts) -> Iterator[tuple[Rule, Target]]:
+def _targets(facts: Facts) -> Iterator[tuple[RuleFacts, TargetFacts]]:
     for rule in facts.rules:
         for target in rule.targets:
             yield rule, target
 
 
-def _put_target(facts: Facts, rule: Rule, target: Target, **changes: Any) -> str:
+def _put_target(facts: Facts, rule: RuleFacts, target: TargetFacts, **changes: Any) -> str:
     """A target is put whole: as it was told, but for the changes, and without what is changed to nothing."""
     whole = {"Id": target.id, "Arn": target.arn, **target.told, **changes}
     targets = json.dumps([{name: value for name, value in whole.items() if value is not None}])

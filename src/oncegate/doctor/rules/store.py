@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from oncegate.doctor.facts import Clock, Facts
+from oncegate.doctor.facts import ClockFacts, Facts
 from oncegate.doctor.findings import Finding, error, note, warning
 from oncegate.durations import spoken
 
@@ -137,7 +137,7 @@ def clock(facts: Facts) -> Iterator[Finding]:
             yield warning(each.of, _said(each), why, "timedatectl set-ntp true")
 
 
-def _said(clock: Clock) -> str:
+def _said(clock: ClockFacts) -> str:
     return f"this machine's clock is {spoken(abs(clock.ahead))} {'behind' if clock.ahead > 0 else 'ahead of'} it"
 
 

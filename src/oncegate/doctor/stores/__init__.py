@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Final
 
-from oncegate.doctor.facts import Store
+from oncegate.doctor.facts import StoreFacts
 from oncegate.doctor.stores.seen import Seen
 from oncegate.errors import MissingExtra, StoreError
 from oncegate.stores import check_url, scheme_of
@@ -18,9 +18,9 @@ def seen(url: str, shown: str) -> Seen:
     module = "redis" if "redis" in scheme else _LOOKS.get(scheme)
     if module is None:
         check_url(url)
-        return Seen(store=Store(url=shown, scheme=scheme))
+        return Seen(store=StoreFacts(url=shown, scheme=scheme))
     try:
         found: Seen = import_module(f"oncegate.doctor.stores.{module}").look(url, shown)
     except (StoreError, MissingExtra) as error:
-        return Seen(store=Store(url=shown, scheme=scheme, problem=str(error)))
+        return Seen(store=StoreFacts(url=shown, scheme=scheme, problem=str(error)))
     return found

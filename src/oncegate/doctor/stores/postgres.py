@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from oncegate.clocks import wall
-from oncegate.doctor.facts import Store
+from oncegate.doctor.facts import StoreFacts
 from oncegate.doctor.stores.seen import Seen, clock
 from oncegate.errors import NoStore
 from oncegate.stores import open_store
@@ -22,4 +22,4 @@ def look(url: str, shown: str) -> Seen:
         before = wall()
         ((time,),) = db.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint").fetchall()
         ticking = clock(settings.place, before, time)
-    return Seen(store=Store(url=shown, scheme="postgresql", absent=absent), clocks=(ticking,))
+    return Seen(store=StoreFacts(url=shown, scheme="postgresql", absent=absent), clocks=(ticking,))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Final
 
-from oncegate.doctor.facts import Store
+from oncegate.doctor.facts import StoreFacts
 from oncegate.doctor.stores.seen import Seen
 from oncegate.stores.sqlite import look_at_sqlite
 from oncegate.stores.sqlite.read_only import is_absent
@@ -27,7 +27,7 @@ def look(url: str, shown: str) -> Seen:
                 damage = store.damage(_CHECK_FOR)
             except TimeoutError:
                 cut_short = True
-    found = Store(
+    found = StoreFacts(
         url=shown,
         scheme="sqlite",
         absent=absent,

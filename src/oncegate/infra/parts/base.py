@@ -28,7 +28,7 @@ class Part(Struct, frozen=True):
         return {MADE_BY: "oncegate", NAME_TAG: self.deployment}
 
 
-class Found(Struct, frozen=True):
+class FoundPart(Struct, frozen=True):
     """A part as it is. Where a part belongs to another its tags are that one's."""
 
     arn: str
@@ -42,15 +42,15 @@ class Found(Struct, frozen=True):
         return self.tags.get(MADE_BY) == "oncegate" and self.tags.get(NAME_TAG) == deployment
 
 
-class Kind(Struct, frozen=True):
+class PartKind(Struct, frozen=True):
     """A kind of part. `fixed` are properties that cannot be changed once it is made, `open` those in which others may
     have more than we want; a `shared` one may be somebody else's; one without `delete` goes with what it belongs to."""
 
     resource: str
-    read: Callable[[Cloud, Part], Found | None]
+    read: Callable[[Cloud, Part], FoundPart | None]
     create: Callable[[Cloud, Part], None]
-    change: Callable[[Cloud, Part, Found], None]
-    delete: Callable[[Cloud, Part, Found], None] | None = None
+    change: Callable[[Cloud, Part, FoundPart], None]
+    delete: Callable[[Cloud, Part, FoundPart], None] | None = None
     fixed: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
     shared: bool = False

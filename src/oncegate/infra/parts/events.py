@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud, Missing
 from oncegate.errors import AwsError
-from oncegate.infra.parts.base import Found, Kind, Part, as_list, as_mapping
+from oncegate.infra.parts.base import FoundPart, Part, PartKind, as_list, as_mapping
 
 
-def read_bus(cloud: Cloud, part: Part) -> Found | None:
+def read_bus(cloud: Cloud, part: Part) -> FoundPart | None:
     answer = cloud.find("events", "describe_event_bus", Name=part.name)
     if answer is None or "Arn" not in answer:
         return None
-    return Found(answer["Arn"], _tags(cloud, answer["Arn"]), {})
+    return FoundPart(answer["Arn"], _tags(cloud, answer["Arn"]), {})
 
 
 def _create_bus(cloud: Cloud, part: Part) -> None:
@@ -20,11 +20,11 @@ def _create_bus(cloud: Cloud, part: Part) -> None:
     cloud.ask("events", "create_event_bus", **part.properties, Tags=as_list(part.tags))
 
 
-def _delete_bus(cloud: Cloud, part: Part, _found: Found) -> None:
+def _delete_bus(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     cloud.ask("events", "delete_event_bus", Name=part.name)
 
 
-BUS: Final = Kind(
+BUS: Final = PartKind(
     "AWS::Events::EventBus",
     read_bus,
     _create_bus,
@@ -37,7 +37,7 @@ BUS: Final = Kind(
 # ── rules ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_rule(cloud: Cloud, part: Part) -> Found | None:
+def read_rule(cloud: Cloud, part: Part) -> FoundPart | None:
     bus = part.properties["EventBusName"]
     answer = cloud.find("events", "describe_rule", Name=part.name, EventBusName=bus)
     if answer is None:
@@ -51,7 +51,7 @@ def read_rule(cloud: Cloud, part: Part) -> Found | None:
         "EventPattern": json.loads(answer.get("EventPattern") or "null"),
         "Targets": sorted(targets, key=lambda target: str(target["Id"])),
     }
-    return Found(answer["Arn"], _rule_tags(cloud, part, answer), properties)
+    return FoundPart(answer["Arn"], _rule_tags(cloud, part, answer), properties)
 
 
 def _rule_tags(cloud: Cloud, part: Part, answer: dict[str, Any]) -> dict[str, str]:
@@ -66,7 +66,7 @@ def _create_rule(cloud: Cloud, part: Part) -> None:
     _put_rule(cloud, part, Tags=as_list(part.tags))
 
 
-def _change_rule(cloud: Cloud, part: Part, found: Found) -> None:
+def _change_rule(cloud: Cloud, part: Part, found: FoundPart) -> None:
     wanted = {target["Id"] for target in part.properties["Targets"]}
     _remove(cloud, part, [target["Id"] for target in found.properties["Targets"] if target["Id"] not in wanted])
     _put_rule(cloud, part)
@@ -83,7 +83,7 @@ def _put_rule(cloud: Cloud, part: Part, **more: Any) -> None:
         raise AwsError(f"the rule {part.name} does not take its target ({failed['ErrorMessage']}); try again")
 
 
-def _delete_rule(cloud: Cloud, part: Part, found: Found) -> None:
+def _delete_rule(cloud: Cloud, part: Part, found: FoundPart) -> None:
     _remove(cloud, part, [target["Id"] for target in found.properties["Targets"]])
     cloud.ask("events", "delete_rule", Name=part.name, EventBusName=part.properties["EventBusName"])
 
@@ -97,6 +97,6 @@ def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
     return as_mapping(cloud.ask("events", "list_tags_for_resource", ResourceARN=arn).get("Tags", []))
 
 
-RULE: Final = Kind(
+RULE: Final = PartKind(
     "AWS::Events::Rule", read_rule, _create_rule, _change_rule, _delete_rule, fixed=("Name", "EventBusName")
 )

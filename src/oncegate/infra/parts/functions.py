@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud, Missing
 from oncegate.errors import AwsError
-from oncegate.infra.parts.base import Found, Kind, Part
+from oncegate.infra.parts.base import FoundPart, Part, PartKind
 
 _CONFIGURED: Final = ("Runtime", "Handler", "Timeout", "MemorySize", "Role")
 _SETTLING: Final = 30.0  # seconds that a new role may take to be known everywhere
@@ -19,7 +19,7 @@ def digest(code: bytes) -> str:
     return base64.b64encode(hashlib.sha256(code).digest()).decode()
 
 
-def read_function(cloud: Cloud, part: Part) -> Found | None:
+def read_function(cloud: Cloud, part: Part) -> FoundPart | None:
     answer = cloud.find("lambda", "get_function", FunctionName=part.name)
     if answer is None:
         return None
@@ -29,7 +29,7 @@ def read_function(cloud: Cloud, part: Part) -> Found | None:
         "Environment": {"Variables": found.get("Environment", {}).get("Variables", {})},
         "Code": {"Sha256": found.get("CodeSha256")},
     }
-    return Found(found["FunctionArn"], answer.get("Tags", {}), properties)
+    return FoundPart(found["FunctionArn"], answer.get("Tags", {}), properties)
 
 
 def _create_function(cloud: Cloud, part: Part) -> None:
@@ -39,7 +39,7 @@ def _create_function(cloud: Cloud, part: Part) -> None:
     _settled(cloud, part)
 
 
-def _change_function(cloud: Cloud, part: Part, found: Found) -> None:
+def _change_function(cloud: Cloud, part: Part, found: FoundPart) -> None:
     """One after the other: Lambda takes no update while it is at another."""
     wanted, there = part.properties, found.properties
     if there["Code"] != wanted["Code"]:
@@ -75,11 +75,11 @@ def _settled(cloud: Cloud, part: Part) -> None:
     cloud.until(ready, f"the function {part.name}")
 
 
-def _delete_function(cloud: Cloud, part: Part, _found: Found) -> None:
+def _delete_function(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     cloud.ask("lambda", "delete_function", FunctionName=part.name)
 
 
-FUNCTION: Final = Kind(
+FUNCTION: Final = PartKind(
     "AWS::Lambda::Function",
     read_function,
     _create_function,
@@ -103,7 +103,7 @@ def statements_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
     return [] if answer is None else list(json.loads(answer["Policy"])["Statement"])
 
 
-def _read_permission(cloud: Cloud, part: Part) -> Found | None:
+def _read_permission(cloud: Cloud, part: Part) -> FoundPart | None:
     for statement in statements_of(cloud, part.about):
         if statement.get("Sid") == part.name:
             properties = {
@@ -112,7 +112,7 @@ def _read_permission(cloud: Cloud, part: Part) -> Found | None:
                 "Principal": statement["Principal"].get("Service"),
                 "SourceArn": statement.get("Condition", {}).get("ArnLike", {}).get("AWS:SourceArn"),
             }
-            return Found(part.arn, tags_of(cloud, part.about), properties)
+            return FoundPart(part.arn, tags_of(cloud, part.about), properties)
     return None
 
 
@@ -120,19 +120,21 @@ def _create_permission(cloud: Cloud, part: Part) -> None:
     cloud.ask("lambda", "add_permission", StatementId=part.name, **part.properties)
 
 
-def _change_permission(cloud: Cloud, part: Part, _found: Found) -> None:
+def _change_permission(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     cloud.ask("lambda", "remove_permission", FunctionName=part.about, StatementId=part.name)
     _create_permission(cloud, part)
 
 
-PERMISSION: Final = Kind("AWS::Lambda::Permission", _read_permission, _create_permission, _change_permission)
+PERMISSION: Final = PartKind("AWS::Lambda::Permission", _read_permission, _create_permission, _change_permission)
 
 
-def read_retries(cloud: Cloud, part: Part) -> Found | None:
+def read_retries(cloud: Cloud, part: Part) -> FoundPart | None:
     answer = cloud.find("lambda", "get_function_event_invoke_config", FunctionName=part.about)
     if answer is None:
         return None
-    return Found(part.arn, tags_of(cloud, part.about), {**answer, "FunctionName": part.about, "Qualifier": "$LATEST"})
+    return FoundPart(
+        part.arn, tags_of(cloud, part.about), {**answer, "FunctionName": part.about, "Qualifier": "$LATEST"}
+    )
 
 
 def _put_retries(cloud: Cloud, part: Part) -> None:
@@ -140,7 +142,7 @@ def _put_retries(cloud: Cloud, part: Part) -> None:
     _once_known(cloud, "execution role", "put_function_event_invoke_config", **wanted)
 
 
-RETRIES: Final = Kind(
+RETRIES: Final = PartKind(
     "AWS::Lambda::EventInvokeConfig",
     read_retries,
     _put_retries,
@@ -157,7 +159,7 @@ def mappings_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
         return []
 
 
-def _read_mapping(cloud: Cloud, part: Part) -> Found | None:
+def _read_mapping(cloud: Cloud, part: Part) -> FoundPart | None:
     for mapping in mappings_of(cloud, part.about):
         if mapping.get("EventSourceArn") == part.properties["EventSourceArn"]:
             state = mapping.get("State", "Enabled")
@@ -166,7 +168,7 @@ def _read_mapping(cloud: Cloud, part: Part) -> Found | None:
                 "FunctionName": part.about,
                 "Enabled": state in ("Enabled", "Enabling", "Creating"),
             }
-            return Found(part.arn, tags_of(cloud, part.about), properties)
+            return FoundPart(part.arn, tags_of(cloud, part.about), properties)
     return None
 
 
@@ -174,15 +176,15 @@ def _create_mapping(cloud: Cloud, part: Part) -> None:
     _once_known(cloud, "execution role", "create_event_source_mapping", **part.properties)
 
 
-def _change_mapping(cloud: Cloud, part: Part, found: Found) -> None:
+def _change_mapping(cloud: Cloud, part: Part, found: FoundPart) -> None:
     wanted = {name: value for name, value in part.properties.items() if name != "EventSourceArn"}
     cloud.ask("lambda", "update_event_source_mapping", UUID=found.properties["UUID"], **wanted)
 
 
-def _delete_mapping(cloud: Cloud, _part: Part, found: Found) -> None:
+def _delete_mapping(cloud: Cloud, _part: Part, found: FoundPart) -> None:
     cloud.ask("lambda", "delete_event_source_mapping", UUID=found.properties["UUID"])
 
 
-MAPPING: Final = Kind(
+MAPPING: Final = PartKind(
     "AWS::Lambda::EventSourceMapping", _read_mapping, _create_mapping, _change_mapping, _delete_mapping
 )

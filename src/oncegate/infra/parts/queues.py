@@ -4,13 +4,13 @@ import json
 from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud, Missing
-from oncegate.infra.parts.base import Found, Kind, Part
+from oncegate.infra.parts.base import FoundPart, Part, PartKind
 
 _NUMBERS: Final = ("VisibilityTimeout", "MessageRetentionPeriod")
 _WAITING: Final = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
 
 
-def read_queue(cloud: Cloud, part: Part) -> Found | None:
+def read_queue(cloud: Cloud, part: Part) -> FoundPart | None:
     there = described(cloud, part.name)
     if there is None:
         return None
@@ -20,7 +20,7 @@ def read_queue(cloud: Cloud, part: Part) -> Found | None:
         properties["RedrivePolicy"] = redrive | {"maxReceiveCount": int(redrive["maxReceiveCount"])}
     waiting = sum(int(attributes.get(name, 0)) for name in _WAITING)
     note = f"{waiting} messages" if waiting else ""
-    return Found(attributes["QueueArn"], _tags(cloud, url), properties, url, note)
+    return FoundPart(attributes["QueueArn"], _tags(cloud, url), properties, url, note)
 
 
 def _create_queue(cloud: Cloud, part: Part) -> None:
@@ -28,11 +28,11 @@ def _create_queue(cloud: Cloud, part: Part) -> None:
     cloud.until(lambda: described(cloud, part.name) is not None, f"the queue {part.name}")
 
 
-def _change_queue(cloud: Cloud, part: Part, found: Found) -> None:
+def _change_queue(cloud: Cloud, part: Part, found: FoundPart) -> None:
     cloud.ask("sqs", "set_queue_attributes", QueueUrl=found.url, Attributes=_attributes(part))
 
 
-def _delete_queue(cloud: Cloud, _part: Part, found: Found) -> None:
+def _delete_queue(cloud: Cloud, _part: Part, found: FoundPart) -> None:
     cloud.ask("sqs", "delete_queue", QueueUrl=found.url)
 
 
@@ -45,12 +45,14 @@ def _given(part: Part) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in part.properties.items() if name != "QueueName"]
 
 
-QUEUE: Final = Kind("AWS::SQS::Queue", read_queue, _create_queue, _change_queue, _delete_queue, fixed=("QueueName",))
+QUEUE: Final = PartKind(
+    "AWS::SQS::Queue", read_queue, _create_queue, _change_queue, _delete_queue, fixed=("QueueName",)
+)
 
 # ── the policy ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_policy(cloud: Cloud, part: Part) -> Found | None:
+def read_policy(cloud: Cloud, part: Part) -> FoundPart | None:
     """Our statements of a queue's policy; those of others are nothing to us."""
     there = described(cloud, part.name)
     if there is None:
@@ -60,7 +62,7 @@ def read_policy(cloud: Cloud, part: Part) -> Found | None:
     kept = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") in ours]
     if not kept:
         return None
-    return Found(attributes["QueueArn"], _tags(cloud, url), {"PolicyDocument": _document(kept)}, url)
+    return FoundPart(attributes["QueueArn"], _tags(cloud, url), {"PolicyDocument": _document(kept)}, url)
 
 
 def _put_policy(cloud: Cloud, part: Part) -> None:
@@ -85,7 +87,7 @@ def statements_of(policy: dict[str, Any] | None) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else [found]
 
 
-POLICY: Final = Kind(
+POLICY: Final = PartKind(
     "AWS::SQS::QueuePolicy",
     read_policy,
     _put_policy,

@@ -4,10 +4,10 @@ import json
 from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud
-from oncegate.infra.parts.base import Found, Kind, Part, as_list, as_mapping
+from oncegate.infra.parts.base import FoundPart, Part, PartKind, as_list, as_mapping
 
 
-def read(cloud: Cloud, part: Part) -> Found | None:
+def read(cloud: Cloud, part: Part) -> FoundPart | None:
     answer = cloud.find("iam", "get_role", RoleName=part.name)
     if answer is None:
         return None
@@ -15,7 +15,7 @@ def read(cloud: Cloud, part: Part) -> Found | None:
     ours = {policy["PolicyName"] for policy in part.properties["Policies"]}
     policies = [_policy(cloud, part, name) for name in _names(cloud, part) if name in ours]
     properties = {"AssumeRolePolicyDocument": role["AssumeRolePolicyDocument"], "Policies": policies}
-    return Found(role["Arn"], as_mapping(role.get("Tags", [])), properties)
+    return FoundPart(role["Arn"], as_mapping(role.get("Tags", [])), properties)
 
 
 def _names(cloud: Cloud, part: Part) -> list[str]:
@@ -33,7 +33,7 @@ def _create(cloud: Cloud, part: Part) -> None:
     _put_policies(cloud, part)
 
 
-def _change(cloud: Cloud, part: Part, _found: Found) -> None:
+def _change(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     trust = json.dumps(part.properties["AssumeRolePolicyDocument"])
     cloud.ask("iam", "update_assume_role_policy", RoleName=part.name, PolicyDocument=trust)
     _put_policies(cloud, part)
@@ -46,11 +46,11 @@ def _put_policies(cloud: Cloud, part: Part) -> None:
         cloud.ask("iam", "put_role_policy", RoleName=part.name, PolicyName=name, PolicyDocument=document)
 
 
-def _delete(cloud: Cloud, part: Part, _found: Found) -> None:
+def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     """A role can only be deleted when it has no policies, whoever put them there."""
     for name in _names(cloud, part):
         cloud.ask("iam", "delete_role_policy", RoleName=part.name, PolicyName=name)
     cloud.ask("iam", "delete_role", RoleName=part.name)
 
 
-ROLE: Final = Kind("AWS::IAM::Role", read, _create, _change, _delete, fixed=("RoleName",))
+ROLE: Final = PartKind("AWS::IAM::Role", read, _create, _change, _delete, fixed=("RoleName",))

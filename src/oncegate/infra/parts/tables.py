@@ -3,11 +3,11 @@
 from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud
-from oncegate.infra.parts.base import Found, Kind, Part, as_list, as_mapping
+from oncegate.infra.parts.base import FoundPart, Part, PartKind, as_list, as_mapping
 from oncegate.stores.dynamodb.table import definition
 
 
-def read(cloud: Cloud, part: Part) -> Found | None:
+def read(cloud: Cloud, part: Part) -> FoundPart | None:
     answer = cloud.find("dynamodb", "describe_table", TableName=part.name)
     if answer is None:
         return None
@@ -23,7 +23,7 @@ def read(cloud: Cloud, part: Part) -> Found | None:
         },
     }
     count = table.get("ItemCount", 0)
-    return Found(table["TableArn"], as_mapping(tags), properties, note=f"{count} records" if count else "")
+    return FoundPart(table["TableArn"], as_mapping(tags), properties, note=f"{count} records" if count else "")
 
 
 def _create(cloud: Cloud, part: Part) -> None:
@@ -33,7 +33,7 @@ def _create(cloud: Cloud, part: Part) -> None:
     _sweep(cloud, part, part.properties["TimeToLiveSpecification"])
 
 
-def _change(cloud: Cloud, part: Part, found: Found) -> None:
+def _change(cloud: Cloud, part: Part, found: FoundPart) -> None:
     if found.properties["BillingMode"] != part.properties["BillingMode"]:
         cloud.ask("dynamodb", "update_table", TableName=part.name, BillingMode=part.properties["BillingMode"])
         cloud.until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
@@ -49,7 +49,7 @@ def _sweep(cloud: Cloud, part: Part, how: dict[str, Any]) -> None:
     cloud.ask("dynamodb", "update_time_to_live", TableName=part.name, TimeToLiveSpecification=how)
 
 
-def _delete(cloud: Cloud, part: Part, _found: Found) -> None:
+def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     cloud.ask("dynamodb", "delete_table", TableName=part.name)
     cloud.until(
         lambda: cloud.find("dynamodb", "describe_table", TableName=part.name) is None,
@@ -64,4 +64,4 @@ def _status(cloud: Cloud, part: Part) -> str:
 
 
 _SHAPE: Final = tuple(name for name in definition() if name != "BillingMode")
-TABLE: Final = Kind("AWS::DynamoDB::Table", read, _create, _change, _delete, fixed=("TableName", *_SHAPE))
+TABLE: Final = PartKind("AWS::DynamoDB::Table", read, _create, _change, _delete, fixed=("TableName", *_SHAPE))

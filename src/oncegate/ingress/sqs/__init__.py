@@ -7,7 +7,7 @@ except ImportError as _error:
 
     raise MissingExtra("a worker of an SQS queue", "aws") from _error
 
-from oncegate.ingress.sqs.options import agree
+from oncegate.ingress.sqs.options import validate
 from oncegate.ingress.sqs.worker import SqsWorker
 
-__all__ = ["SqsWorker", "agree"]
+__all__ = ["SqsWorker", "validate"]

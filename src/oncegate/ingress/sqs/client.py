@@ -18,11 +18,11 @@ from oncegate.text import quoted
 _WORDS: Final = Words("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
 
 
-class NoQueue(QueueError):
+class QueueMissing(QueueError):
     """There is no such queue."""
 
 
-_ERRORS: Final[dict[Kind, type[QueueError]]] = {"passing": QueueUnavailable, "missing": NoQueue}
+_ERRORS: Final[dict[Kind, type[QueueError]]] = {"passing": QueueUnavailable, "missing": QueueMissing}
 
 
 def explained(error: Exception, place: str, action: str) -> QueueError:
@@ -40,7 +40,7 @@ _URL: Final = re.compile(r"https?://[^/?#@\s]+/[^?#@\s]*")
 _AWS: Final = re.compile(r"(?:sqs\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.(?:queue\.)?amazonaws\.com(?:\.cn)?")
 
 
-class Address(Struct, frozen=True):
+class QueueAddress(Struct, frozen=True):
     """A queue by its name, or by its URL if that is known."""
 
     name: str
@@ -59,7 +59,7 @@ class Address(Struct, frozen=True):
         return f"the SQS queue {self.name} ({where})" if where else f"the SQS queue {self.name}"
 
 
-def read_address(written: str) -> Address:
+def read_address(written: str) -> QueueAddress:
     """`sqs://NAME`, `sqs://https://…` or the URL that AWS shows, with `?region=` and `&endpoint=`."""
     bare, _, query = written.removeprefix(_SCHEME).partition("?")
     options = dict(parse_qsl(query))
@@ -72,10 +72,10 @@ def read_address(written: str) -> Address:
         raise SettingError(
             f"{quoted(written)} names no queue; write sqs://NAME?region=eu-central-1, or the URL that AWS shows for it"
         )
-    return Address(bare, None, region, endpoint)
+    return QueueAddress(bare, None, region, endpoint)
 
 
-def _by_url(url: str, region: str | None, endpoint: str | None) -> Address:
+def _by_url(url: str, region: str | None, endpoint: str | None) -> QueueAddress:
     """A URL of AWS's has the region in it; any other is of an emulator or a proxy, and says where to ask."""
     parts = urlsplit(url)
     name = parts.path.rpartition("/")[2]
@@ -83,8 +83,8 @@ def _by_url(url: str, region: str | None, endpoint: str | None) -> Address:
         raise SettingError(f"{quoted(url)} does not end with the name of a queue; copy the URL that AWS shows for it")
     aws = _AWS.fullmatch(parts.netloc)
     if aws is not None:
-        return Address(name, url, region or aws[1], endpoint)
-    return Address(name, url, region, endpoint or f"{parts.scheme}://{parts.netloc}")
+        return QueueAddress(name, url, region or aws[1], endpoint)
+    return QueueAddress(name, url, region, endpoint or f"{parts.scheme}://{parts.netloc}")
 
 
 # Requests to SQS: each is asked once, and whoever asks decides what becomes of a failure.
@@ -95,17 +95,17 @@ _ATTRIBUTES: Final = ["ApproximateReceiveCount", "SentTimestamp", "MessageGroupI
 _SLACK: Final = 10.0
 
 
-class Refusal(Struct, frozen=True):
+class FailedEntry(Struct, frozen=True):
     """Why one entry of a batch was refused, and whether it may be taken when it is sent again."""
 
     why: str
     passes: bool
 
 
-class Calls:
+class SqsClient:
     """Used from several threads. `wait`, the longest of a poll, and `visibility` are in seconds."""
 
-    def __init__(self, address: Address, *, wait: int, visibility: int, connections: int) -> None:
+    def __init__(self, address: QueueAddress, *, wait: int, visibility: int, connections: int) -> None:
         self.place = address.place
         self._address = address
         self._wait = wait
@@ -151,12 +151,12 @@ class Calls:
         messages: list[dict[str, Any]] = answer.get("Messages", [])
         return messages
 
-    def delete(self, handles: Sequence[str]) -> dict[int, Refusal]:
+    def delete(self, handles: Sequence[str]) -> dict[int, FailedEntry]:
         """Delete up to ten messages. The numbers of those that were not, with the reason."""
         entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
         return _refusals(self._of_queue("DeleteMessage", self._client.delete_message_batch, Entries=entries))
 
-    def show(self, handles: Sequence[tuple[str, float]]) -> dict[int, Refusal]:
+    def show(self, handles: Sequence[tuple[str, float]]) -> dict[int, FailedEntry]:
         """Have up to ten messages become visible so many seconds from now, each."""
         entries = [
             {"Id": str(at), "ReceiptHandle": handle, "VisibilityTimeout": ceil(seconds)}
@@ -176,9 +176,11 @@ class Calls:
         return answer
 
 
-def _refusals(answer: dict[str, Any]) -> dict[int, Refusal]:
+def _refusals(answer: dict[str, Any]) -> dict[int, FailedEntry]:
     return {
-        int(failed["Id"]): Refusal(f"{failed.get('Code')}: {failed.get('Message', '')}", not failed.get("SenderFault"))
+        int(failed["Id"]): FailedEntry(
+            f"{failed.get('Code')}: {failed.get('Message', '')}", not failed.get("SenderFault")
+        )
         for failed in answer.get("Failed", [])
     }
 
@@ -192,13 +194,13 @@ _TRIES: Final = 6
 _FIRST_PAUSE: Final = 0.1
 
 
-class Batches(Generic[_Entry]):
+class BatchSender(Generic[_Entry]):
     """`send` gets up to ten entries and answers the refused by their number; `done` hears of each entry when it is
     over, and why if it was given up."""
 
     def __init__(
         self,
-        send: Callable[[Sequence[_Entry]], Awaitable[dict[int, Refusal]]],
+        send: Callable[[Sequence[_Entry]], Awaitable[dict[int, FailedEntry]]],
         done: Callable[[_Entry, str | None], None],
     ) -> None:
         self._send = send
@@ -245,7 +247,7 @@ class Batches(Generic[_Entry]):
         try:
             refused = await self._send(entries)
         except QueueError as error:
-            refused = dict.fromkeys(range(len(entries)), Refusal(str(error), passes=True))
+            refused = dict.fromkeys(range(len(entries)), FailedEntry(str(error), passes=True))
         again = []
         for at, entry in enumerate(entries):
             refusal = refused.get(at)

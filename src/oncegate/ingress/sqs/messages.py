@@ -42,7 +42,7 @@ class Message:
         return min(2.0 ** min(self.receives - 1, 10), _LONGEST_PAUSE)
 
 
-class Work:
+class MessageEvent:
     """One event of a message on its way through the gate, and its place: a lane, and an order within that."""
 
     __slots__ = ("event", "item", "lane", "looks", "message", "order", "ran")

@@ -13,7 +13,7 @@ _LONGEST_WAIT: Final = 20
 _LONGEST_HIDDEN: Final = 12 * 3_600
 
 
-class Ways(Struct, frozen=True):
+class SqsOptions(Struct, frozen=True):
     """`wait` and `visibility` are in whole seconds, as SQS counts them; `drain` is in seconds."""
 
     batch: int
@@ -24,11 +24,13 @@ class Ways(Struct, frozen=True):
     drain: float
 
 
-def agree(*, batch: int, wait: Duration, visibility: Duration, in_hand: int, receivers: int, drain: Duration) -> Ways:
+def validate(
+    *, batch: int, wait: Duration, visibility: Duration, in_hand: int, receivers: int, drain: Duration
+) -> SqsOptions:
     """Ways that SQS can go, or SettingError."""
     most = _count("batch", batch, AT_A_TIME)
     many = _count("in_hand", in_hand, 100_000)
-    return Ways(
+    return SqsOptions(
         batch=min(most, many),
         wait=_seconds("wait", wait, _LONGEST_WAIT),
         visibility=_seconds("visibility", visibility, _LONGEST_HIDDEN),

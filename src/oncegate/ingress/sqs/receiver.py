@@ -8,29 +8,29 @@ from typing import Any, Final
 
 from oncegate.clocks import Clock
 from oncegate.errors import QueueError
-from oncegate.ingress.call_threads import Threads
+from oncegate.ingress.call_threads import CallThreads
 from oncegate.ingress.dispatcher import Dispatcher
-from oncegate.ingress.sqs.client import AT_A_TIME, Batches, Calls, NoQueue, Refusal
-from oncegate.ingress.sqs.messages import Message, Work
-from oncegate.ingress.sqs.options import Ways
-from oncegate.ingress.supervision import Trouble
+from oncegate.ingress.sqs.client import AT_A_TIME, BatchSender, FailedEntry, QueueMissing, SqsClient
+from oncegate.ingress.sqs.messages import Message, MessageEvent
+from oncegate.ingress.sqs.options import SqsOptions
+from oncegate.ingress.supervision import OutageLogger
 
 _log: Final = logging.getLogger("oncegate.work")
 
 
-class Hand:
+class InFlightMessages:
     """`visibility` is for how long, in microseconds, a message is kept from others at a time, and `max_hold` for how
     long that is repeated."""
 
-    def __init__(self, calls: Calls, threads: Threads, boot: Clock, *, visibility: int, max_hold: int) -> None:
+    def __init__(self, calls: SqsClient, threads: CallThreads, boot: Clock, *, visibility: int, max_hold: int) -> None:
         self._calls = calls
         self._threads = threads
         self._boot = boot
         self._visibility = visibility
         self._max_hold = max_hold
         self._messages: dict[Message, None] = {}
-        self._deletions = Batches(self._delete, self._deleted)
-        self._showings = Batches(self._show, self._shown)
+        self._deletions = BatchSender(self._delete, self._deleted)
+        self._showings = BatchSender(self._show, self._shown)
         # A message that is kept a little longer and shown at the same time would stay hidden.
         self._changing = asyncio.Lock()
         self._shows = asyncio.Event()
@@ -86,7 +86,7 @@ class Hand:
             elif not refused[at].passes:
                 message.lose()
 
-    async def _delete(self, messages: Sequence[Message]) -> dict[int, Refusal]:
+    async def _delete(self, messages: Sequence[Message]) -> dict[int, FailedEntry]:
         return await self._threads.call(self._calls.delete, [message.handle for message in messages])
 
     def _deleted(self, message: Message, problem: str | None) -> None:
@@ -94,7 +94,7 @@ class Hand:
         if problem is not None:
             _log.warning("message %s was not deleted (%s); it comes again, as a duplicate", message.name, problem)
 
-    async def _show(self, messages: Sequence[Message]) -> dict[int, Refusal]:
+    async def _show(self, messages: Sequence[Message]) -> dict[int, FailedEntry]:
         await self._shows.wait()
         async with self._changing:
             shown = [(message.handle, message.again_after or 0) for message in messages]
@@ -121,11 +121,11 @@ class Receiver:
 
     def __init__(
         self,
-        calls: Calls,
-        threads: Threads,
+        calls: SqsClient,
+        threads: CallThreads,
         boot: Clock,
-        ways: Ways,
-        dispatcher: Dispatcher[Work],
+        ways: SqsOptions,
+        dispatcher: Dispatcher[MessageEvent],
         take: Callable[[list[dict[str, Any]]], None],
     ) -> None:
         self._calls = calls
@@ -133,8 +133,8 @@ class Receiver:
         self._ways = ways
         self._dispatcher = dispatcher
         self._take = take
-        self._queue = Trouble(boot)
-        self.store = Trouble(boot)
+        self._queue = OutageLogger(boot)
+        self.store = OutageLogger(boot)
         self._turn = asyncio.Lock()
         self._reserved = 0
         self._plenty = asyncio.Event()
@@ -178,7 +178,7 @@ class Receiver:
     async def _receive(self, wait: int) -> None:
         try:
             messages = await self._threads.call(self._poll, min(wait, self._ways.wait))
-        except NoQueue:
+        except QueueMissing:
             raise
         except QueueError as error:
             self._plenty.clear()

@@ -10,20 +10,20 @@ from typing import Any, Final
 from oncegate.durations import spoken
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
-from oncegate.gate.handlers import AsyncHandler, Handler, place_of
+from oncegate.gate.handlers import AsyncHandler, Handler, publish_target_of
 from oncegate.gate.job import Identified, handed_to
 from oncegate.gate.options import outlasts_lease
 from oncegate.gate.outcome import Outcome, Status
-from oncegate.ingress.call_threads import Threads
-from oncegate.ingress.dispatcher import Again, Dispatcher, Next
+from oncegate.ingress.call_threads import CallThreads
+from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 from oncegate.ingress.handler_wrappers import logged
 from oncegate.ingress.http_answers import due_in
-from oncegate.ingress.sqs.client import Address, Calls, read_address
-from oncegate.ingress.sqs.messages import Work
-from oncegate.ingress.sqs.options import Ways
-from oncegate.ingress.sqs.receiver import SHORT, Hand, Receiver
+from oncegate.ingress.sqs.client import QueueAddress, SqsClient, read_address
+from oncegate.ingress.sqs.messages import MessageEvent
+from oncegate.ingress.sqs.options import SqsOptions
+from oncegate.ingress.sqs.receiver import SHORT, InFlightMessages, Receiver
 from oncegate.ingress.supervision import stopped_by_signals
-from oncegate.ingress.worker import Figures, Lent
+from oncegate.ingress.worker import Figures, WorkerContext
 
 _log: Final = logging.getLogger("oncegate.work")
 _SENDERS: Final = 4
@@ -47,28 +47,33 @@ _COUNTED: Final[dict[Status, str]] = {
 _ASKED: Final = ("processed", "failed", "in_flight")
 
 
-class Session:
+class SqsSession:
     """What it does is counted in `counts`. `left_running` are the plain handlers that did not end in time."""
 
     def __init__(
-        self, address: Address, handler: AsyncHandler | Handler, ways: Ways, lent: Lent, counts: Counter[str]
+        self,
+        address: QueueAddress,
+        handler: AsyncHandler | Handler,
+        ways: SqsOptions,
+        lent: WorkerContext,
+        counts: Counter[str],
     ) -> None:
         self._fifo = address.fifo
         self._plain = not is_async(handler)
         self._handler = logged(handler)
-        self._place = place_of(handler)
+        self._place = publish_target_of(handler)
         self._ways = ways
         self._lent = lent
         self._counts = counts
         self.left_running = 0
-        terms, boot = lent.engine.terms, lent.boot
+        config, boot = lent.engine.config, lent.boot
         threads = ways.receivers + _SENDERS
-        self._calls = Calls(address, wait=ways.wait, visibility=ways.visibility, connections=threads)
-        self._threads = Threads("oncegate-sqs", threads)
+        self._calls = SqsClient(address, wait=ways.wait, visibility=ways.visibility, connections=threads)
+        self._threads = CallThreads("oncegate-sqs", threads)
         visibility = ways.visibility * 1_000_000
-        self._hand = Hand(self._calls, self._threads, boot, visibility=visibility, max_hold=terms.max_hold)
+        self._hand = InFlightMessages(self._calls, self._threads, boot, visibility=visibility, max_hold=config.max_hold)
         # What waits for a thread would hold its claim while it waits.
-        at_work = min(ways.in_hand, terms.threads if self._plain else terms.max_in_hand)
+        at_work = min(ways.in_hand, config.threads if self._plain else config.max_in_hand)
         self._dispatcher = Dispatcher(self._run, self._given_back, most=ways.in_hand, at_work=at_work)
         self._receiver = Receiver(self._calls, self._threads, boot, ways, self._dispatcher, self._take)
         self._stopping = asyncio.Event()
@@ -97,7 +102,7 @@ class Session:
             self._calls.close()
 
     def _warn_of_short_visibility(self) -> None:
-        visibility, lease = self._ways.visibility, self._lent.engine.terms.lease
+        visibility, lease = self._ways.visibility, self._lent.engine.config.lease
         if not outlasts_lease(visibility * 1_000_000, lease):
             _log.warning(
                 "visibility (%d s) is shorter than the lease (%s): after a crash a message comes again before its claim"
@@ -128,13 +133,13 @@ class Session:
             message = self._hand.take(each)
             events = self._lent.read(each)
             message.left = len(events)
-            works = [Work(message, event, self._identified(event), fifo=self._fifo) for event in events]
+            works = [MessageEvent(message, event, self._identified(event), fifo=self._fifo) for event in events]
             for work in works:
                 self._dispatcher.offer(work, work.lane, work.order)
             if not works:
                 self._hand.end(message)
 
-    def _end(self, work: Work, again_after: float | None) -> None:
+    def _end(self, work: MessageEvent, again_after: float | None) -> None:
         """One of its message's events has come to an end."""
         message = work.message
         if again_after is not None:
@@ -145,7 +150,7 @@ class Session:
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _run(self, work: Work) -> Next:
+    async def _run(self, work: MessageEvent) -> Next:
         if self._lent.boot() >= work.message.visible_until:  # another worker has it, or will
             return self._missed(work, work.message.pause)
         work.ran = True
@@ -153,32 +158,32 @@ class Session:
         if _is_unclaimed(outcome):
             return self._kept(work, outcome)
         if self._is_being_published(work, outcome):
-            return Again(_LOOK_AGAIN)
+            return RunAgain(_LOOK_AGAIN)
         self._tell(outcome)
         if not outcome.acked:
             return self._missed(work, _pause(outcome, work))
         self._end(work, None)
         return "go_on"
 
-    def _missed(self, work: Work, again_after: float) -> Next:
+    def _missed(self, work: MessageEvent, again_after: float) -> Next:
         """It comes again, and what comes after it in its lane not before it."""
         if self._dispatcher.waits(work.lane):
             self._pauses[work.lane] = again_after
         self._end(work, again_after)
         return "give_back"
 
-    def _kept(self, work: Work, outcome: Outcome) -> Next:
+    def _kept(self, work: MessageEvent, outcome: Outcome) -> Next:
         """The store could not be asked, which is no fault of the message: it stays in hand, where the queue does not
         count it, until it can."""
         self._receiver.store.met(f"events cannot be claimed ({outcome.error})")
         work.item = self._identified(work.event)
-        return Again(self._receiver.store.pause)
+        return RunAgain(self._receiver.store.pause)
 
     def _identified(self, event: Event) -> Identified:
         (item,) = handed_to(self._place, [self._lent.identify(event)])
         return item
 
-    def _is_being_published(self, work: Work, outcome: Outcome) -> bool:
+    def _is_being_published(self, work: MessageEvent, outcome: Outcome) -> bool:
         """Whether it has overtaken its publisher, who notes what was sent a moment later. It stays in hand for that
         moment, where the queue does not count it."""
         if outcome.status != "in_flight" or work.event.evidence.handed_key is None or work.looks == _LOOKS:
@@ -194,7 +199,7 @@ class Session:
         if outcome.status in _ASKED:
             self._receiver.store.over("events can be claimed")
 
-    def _given_back(self, works: Sequence[Work]) -> None:
+    def _given_back(self, works: Sequence[MessageEvent]) -> None:
         """Not run, because one before it in its lane was not taken, or because all is to end.
 
         Each time it comes again the queue counts. So that it does not become a dead letter by another's fault, it runs
@@ -210,12 +215,12 @@ class Session:
         for lane in {work.lane for work in works}:
             self._pauses.pop(lane, None)
 
-    def _still_running(self, work: Work) -> float:
+    def _still_running(self, work: MessageEvent) -> float:
         """For how long others should let it be: a plain handler goes on, whatever is asked of it."""
         if not (self._plain and work.ran and work.started):
             return 0
         self.left_running += 1
-        return self._lent.engine.terms.lease / 1e6
+        return self._lent.engine.config.lease / 1e6
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -243,7 +248,7 @@ def _is_unclaimed(outcome: Outcome) -> bool:
     return outcome.status == "failed" and not outcome.event.attempt and outcome.raised is None
 
 
-def _pause(outcome: Outcome, work: Work) -> float:
+def _pause(outcome: Outcome, work: MessageEvent) -> float:
     """In how many seconds an event that was not taken is to come again: when whoever is at it has lost its lease, else
     later each time."""
     left = due_in(outcome)
@@ -269,7 +274,7 @@ def _raise_first(ended: Sequence[BaseException]) -> None:
 class SqsWorker:
     """See `oncegate.ingress.worker.Worker`."""
 
-    def __init__(self, queue: str, handler: AsyncHandler | Handler, ways: Ways, lent: Lent) -> None:
+    def __init__(self, queue: str, handler: AsyncHandler | Handler, ways: SqsOptions, lent: WorkerContext) -> None:
         self._address = read_address(queue)
         self._handler = handler
         self._ways = ways
@@ -277,7 +282,7 @@ class SqsWorker:
         # All of them from the start: other threads read it, which must not grow meanwhile.
         self._counts = Counter(received=0, processed=0, duplicates=0, failed=0)
         self._lock = threading.Lock()
-        self._session: Session | None = None
+        self._session: SqsSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._left_running = 0
@@ -307,7 +312,7 @@ class SqsWorker:
         return self._left_running
 
     async def _work(self) -> None:
-        session = Session(self._address, self._handler, self._ways, self._lent, self._counts)
+        session = SqsSession(self._address, self._handler, self._ways, self._lent, self._counts)
         with self._lock:
             self._session, self._loop = session, asyncio.get_running_loop()
             if self._stopped:

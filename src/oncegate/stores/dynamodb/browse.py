@@ -7,7 +7,7 @@ from typing import Any, Final
 from oncegate.claims import DEAD, Address
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.base import Entry
-from oncegate.stores.dynamodb.client import Calls
+from oncegate.stores.dynamodb.client import DynamoClient
 from oncegate.stores.dynamodb.items import (
     DEAD_SHELF,
     WAITING_SHELF,
@@ -29,7 +29,7 @@ _END: Final = b"\xff"  # no text begins with it
 _SHELVED: Final = "shelf = :shelf AND place BETWEEN :first AND :last"
 
 
-def items_of(calls: Calls, ids: Sequence[str]) -> dict[str, Item]:
+def items_of(calls: DynamoClient, ids: Sequence[str]) -> dict[str, Item]:
     """Items by their ids, as they are now; those that are not there are left out."""
     found: dict[str, Item] = {}
     for start in range(0, len(ids), _BATCH):
@@ -37,7 +37,7 @@ def items_of(calls: Calls, ids: Sequence[str]) -> dict[str, Item]:
     return found
 
 
-def _fetch(calls: Calls, keys: list[dict[str, Any]], found: dict[str, Item]) -> None:
+def _fetch(calls: DynamoClient, keys: list[dict[str, Any]], found: dict[str, Item]) -> None:
     """Have a batch answered. DynamoDB may answer a part of it and leave the rest to be asked again."""
     pauses = calls.pauses()
     while True:
@@ -53,14 +53,14 @@ def _fetch(calls: Calls, keys: list[dict[str, Any]], found: dict[str, Item]) -> 
         time.sleep(0 if answered else pause)
 
 
-def waiting(calls: Calls, namespace: str, now: int) -> Iterator[Where]:
+def waiting(calls: DynamoClient, namespace: str, now: int) -> Iterator[Where]:
     """What a dispatcher may find free, first what was let go first."""
     first, last = place_of(namespace), waiting_place(namespace, now + 1)
     for page in _shelved(calls, WAITING_SHELF, first, last, _FEW):
         yield from ((namespace, waiting_key(namespace, item["place"]["B"])) for item in page)
 
 
-def dead(calls: Calls, namespace: str | None, after: Address | None, limit: int) -> Iterator[Entry]:
+def dead(calls: DynamoClient, namespace: str | None, after: Address | None, limit: int) -> Iterator[Entry]:
     """Dead letters in the order of their addresses."""
     first = place_of(namespace) if namespace is not None else _START
     last = past_namespace(namespace) if namespace is not None else _END
@@ -74,14 +74,14 @@ def dead(calls: Calls, namespace: str | None, after: Address | None, limit: int)
         yield from (entry for entry in entries if entry.record.state == DEAD)
 
 
-def _shelved(calls: Calls, shelf: str, first: bytes, last: bytes, size: int) -> Iterator[list[Item]]:
+def _shelved(calls: DynamoClient, shelf: str, first: bytes, last: bytes, size: int) -> Iterator[list[Item]]:
     """The keys on a stretch of a shelf, in pages of a size. The index lags behind the table by a moment."""
     values = {":shelf": {"S": shelf}, ":first": {"B": first}, ":last": {"B": last}}
     asked = {"IndexName": INDEX, "KeyConditionExpression": _SHELVED, "ExpressionAttributeValues": values}
     return _pages(calls, "query", asked | {"Limit": size})
 
 
-def every(calls: Calls, namespace: str | None, key: bytes | None) -> Iterator[Entry]:
+def every(calls: DynamoClient, namespace: str | None, key: bytes | None) -> Iterator[Entry]:
     """All records, or those of a namespace or a key, in no order: reads the whole table."""
     conditions, values = ["attribute_exists(#status)"], {}
     names = {"#status": "status"}
@@ -97,7 +97,7 @@ def every(calls: Calls, namespace: str | None, key: bytes | None) -> Iterator[En
         yield from map(_entry, page)
 
 
-def _pages(calls: Calls, action: str, asked: dict[str, Any]) -> Iterator[list[Item]]:
+def _pages(calls: DynamoClient, action: str, asked: dict[str, Any]) -> Iterator[list[Item]]:
     start: dict[str, Any] = {}
     while True:
         answer = calls.ask(action, **asked, **start)

@@ -15,18 +15,18 @@ from oncegate.aws.failures import FAILURES, Kind, Words, code_of, failure, may_h
 from oncegate.claims import Address
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable, Unkeepable
 from oncegate.stores.dynamodb.items import Item
-from oncegate.stores.dynamodb.settings import Settings
+from oncegate.stores.dynamodb.settings import DynamoSettings
 
 _WORDS: Final = Words(
     "DynamoDB", "write dynamodb://Table?region=eu-central-1", "docs/stores/dynamodb.md lists what is needed"
 )
 
 
-class NoTable(StoreRefused):
+class TableMissing(StoreRefused):
     """There is no such table."""
 
 
-class InUse(StoreError):
+class TableInUse(StoreError):
     """Somebody else is making the table."""
 
 
@@ -34,7 +34,7 @@ _ERRORS: Final[dict[Kind, type[StoreError]]] = {
     "passing": StoreUnavailable,
     "unasked": StoreRefused,
     "denied": StoreRefused,
-    "missing": NoTable,
+    "missing": TableMissing,
     "unlike": StoreRefused,
     "refused": StoreError,
 }
@@ -43,7 +43,7 @@ _ERRORS: Final[dict[Kind, type[StoreError]]] = {
 def explained(error: Exception, place: str, action: str) -> StoreError:
     """An error that asking again would not help, or has not helped."""
     if isinstance(error, ClientError) and code_of(error) == "ResourceInUseException":
-        return InUse(f"{place} is being created or changed ({said_by(error)}); try again later")
+        return TableInUse(f"{place} is being created or changed ({said_by(error)}); try again later")
     if isinstance(error, ClientError) and "Item size" in said_by(error):
         return Unkeepable(
             f"a record for {place} is larger than the 400 kB that DynamoDB keeps; return a smaller result (max_result)"
@@ -68,7 +68,7 @@ _CONDITION: Final = "ConditionalCheckFailedException"
 _CANCELLED: Final = "TransactionCanceledException"
 
 
-class Changed(Exception):
+class ItemChanged(Exception):
     """A condition was not met: the item is as it is here. `unsure`: an earlier try may have been carried out."""
 
     def __init__(self, response: dict[str, Any], unsure: bool) -> None:
@@ -78,10 +78,10 @@ class Changed(Exception):
         self.unsure = unsure
 
 
-class Calls:
+class DynamoClient:
     """botocore's own retries are off: they would hide whether a request may have been carried out before."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DynamoSettings) -> None:
         self.table = settings.table
         self.place = settings.place
         self._settings = settings
@@ -104,7 +104,7 @@ class Calls:
                 answer: dict[str, Any] = request(**parameters)
             except FAILURES as error:
                 if isinstance(error, ClientError) and code_of(error) in (_CONDITION, _CANCELLED):
-                    raise Changed(error.response, unsure) from None
+                    raise ItemChanged(error.response, unsure) from None
                 pause = next(pauses, None) if passes(error) else None
                 if pause is None:
                     raise explained(error, self.place, f"dynamodb:{camel(action)}") from error
@@ -181,7 +181,7 @@ class Calls:
 _Asked = TypeVar("_Asked", bound=Address)
 
 
-class Pool:
+class KeyWorkers:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._lock = threading.Lock()

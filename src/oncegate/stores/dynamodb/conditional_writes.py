@@ -16,7 +16,7 @@ from oncegate import forks
 from oncegate.claims import IN_PROGRESS, Answer, Claim, Operation, Record, Take, step
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import StoreUnavailable
-from oncegate.stores.dynamodb.client import Calls, Changed
+from oncegate.stores.dynamodb.client import DynamoClient, ItemChanged
 from oncegate.stores.dynamodb.items import Item, Where, item_of, record_id, record_of
 
 STAMP_SIZE: Final = 12
@@ -26,7 +26,7 @@ _ABSENT: Final = "attribute_not_exists(id) OR expires <= :past"
 _UNCHANGED: Final = "stamp = :stamp"
 
 
-class Seen(Struct, frozen=True):
+class SeenItem(Struct, frozen=True):
     """A record and the stamp it was written with, as read or, if that is not `sure`, as guessed."""
 
     record: Record | None = None
@@ -34,17 +34,17 @@ class Seen(Struct, frozen=True):
     sure: bool = True
 
 
-_NOTHING: Final = Seen(sure=False)
+_NOTHING: Final = SeenItem(sure=False)
 
 
-class Judge:
-    def __init__(self, calls: Calls, clock: Clock | None, margin: int) -> None:
+class ConditionalWriter:
+    def __init__(self, calls: DynamoClient, clock: Clock | None, margin: int) -> None:
         self._calls = calls
         self.margin = margin
         self._clock = store_clock(clock)
         self._lock = threading.Lock()
         # Claims in progress as this process wrote them. They may have changed since: the condition notices.
-        self._held: dict[Where, Seen] = {}
+        self._held: dict[Where, SeenItem] = {}
         forks.watch(self)
 
     def now(self) -> int:
@@ -73,15 +73,15 @@ class Judge:
             seen = found
         raise StoreUnavailable(f"a record in {self._calls.place} kept changing while it was judged; try again")
 
-    def _guessed(self, where: Where, operation: Operation) -> Seen:
+    def _guessed(self, where: Where, operation: Operation) -> SeenItem:
         """A claim is of a new event until proved otherwise; anything else is of a claim that this process holds."""
         return _NOTHING if isinstance(operation, Claim) else self.held(where)
 
-    def held(self, where: Where) -> Seen:
+    def held(self, where: Where) -> SeenItem:
         """A claim as this process left it, or else as it is."""
         return self._held.get(where) or self.look(where)
 
-    def look(self, where: Where) -> Seen:
+    def look(self, where: Where) -> SeenItem:
         answer = self._calls.ask("get_item", Key={"id": {"S": record_id(where)}}, ConsistentRead=True)
         return seen_in(answer.get("Item"))
 
@@ -109,7 +109,7 @@ class Judge:
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _write(self, where: Where, seen: Seen, after: Record | None, now: int) -> Seen | None:
+    def _write(self, where: Where, seen: SeenItem, after: Record | None, now: int) -> SeenItem | None:
         """Write what became of what was seen. None: done. Else the record has changed, to what is answered."""
         if after is None:
             found = self._delete(where, seen, now)
@@ -119,13 +119,13 @@ class Judge:
         item = item_of(where, after, stamp, self.margin)
         try:
             self._calls.ask("put_item", Item=item, **self.unless_changed(seen, now))
-        except Changed as changed:
+        except ItemChanged as changed:
             if stamp_of(changed.item) != stamp:  # else an earlier try of this very request had been carried out
                 return self._as_found(where, changed.item)
-        self.remember(where, Seen(after, stamp, sure=False))
+        self.remember(where, SeenItem(after, stamp, sure=False))
         return None
 
-    def _as_found(self, where: Where, item: Item | None) -> Seen:
+    def _as_found(self, where: Where, item: Item | None) -> SeenItem:
         """What is there instead. It may be a claim that this process holds, asked for by another delivery."""
         found = seen_in(item)
         held = self._held.get(where)
@@ -133,16 +133,16 @@ class Judge:
             self._held.pop(where, None)
         return found
 
-    def _delete(self, where: Where, seen: Seen, now: int) -> Seen | None:
+    def _delete(self, where: Where, seen: SeenItem, now: int) -> SeenItem | None:
         key = {"id": {"S": record_id(where)}}
         try:
             self._calls.ask("delete_item", Key=key, **self.unless_changed(seen, now))
-        except Changed as changed:
+        except ItemChanged as changed:
             if changed.item is not None or not changed.unsure:
                 return seen_in(changed.item)
         return None
 
-    def unless_changed(self, seen: Seen, now: int) -> dict[str, Any]:
+    def unless_changed(self, seen: SeenItem, now: int) -> dict[str, Any]:
         """The condition that what was seen is still so, as parameters of a write."""
         values: dict[str, dict[str, Any]]
         condition, values = _ABSENT, {":past": {"N": str(now - self.margin)}}
@@ -154,7 +154,7 @@ class Judge:
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         }
 
-    def remember(self, where: Where, seen: Seen) -> None:
+    def remember(self, where: Where, seen: SeenItem) -> None:
         if len(self._held) > _MOST_HELD:
             self._held.clear()
         if seen.record is not None and seen.record.state == IN_PROGRESS:
@@ -163,8 +163,8 @@ class Judge:
             self._held.pop(where, None)
 
 
-def seen_in(item: Item | None) -> Seen:
-    return Seen() if item is None else Seen(record_of(item), stamp_of(item))
+def seen_in(item: Item | None) -> SeenItem:
+    return SeenItem() if item is None else SeenItem(record_of(item), stamp_of(item))
 
 
 def stamp_of(item: Item | None) -> bytes | None:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, About, Record, State
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, EventSummary, Record, State
 from oncegate.errors import StoreRefused
 from oncegate.stores.base import Change, Document
 
@@ -137,7 +137,7 @@ def record_of(item: Item) -> Record:
         int(item["attempts"]["N"]),
         item["payloadHash"]["B"],
         int(item["expires"]["N"]) if "expires" in item else None,
-        About(
+        EventSummary(
             item["source"]["S"],
             _text(item, "type"),
             _text(item, "conversationId"),

@@ -17,7 +17,7 @@ _MOST_PARALLEL: Final = 256
 _SKEW: Final = 2_000_000
 
 
-class Settings(Struct, frozen=True):
+class DynamoSettings(Struct, frozen=True):
     """`skew` is in microseconds, as records are; `timeout` in seconds, as sockets take it."""
 
     table: str
@@ -40,7 +40,7 @@ class Settings(Struct, frozen=True):
         return f"the DynamoDB table {self.table} ({where})" if where else f"the DynamoDB table {self.table}"
 
 
-def read_url(url: str) -> Settings:
+def read_url(url: str) -> DynamoSettings:
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -55,7 +55,7 @@ def read_url(url: str) -> Settings:
     options = dict(parse_qsl(parts.query))
     if unknown := sorted(options.keys() - set(OPTIONS)):
         raise SettingError(f"the DynamoDB store has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
-    return Settings(
+    return DynamoSettings(
         parts.netloc,
         options.get("region"),
         checked_endpoint(options.get("endpoint"), "http://127.0.0.1:8000"),

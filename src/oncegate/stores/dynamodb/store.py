@@ -16,9 +16,9 @@ from oncegate.claims import (
     IN_PROGRESS,
     Address,
     Claim,
+    ClaimProof,
     Complete,
     Granted,
-    Held,
     Operation,
     Release,
     Renew,
@@ -27,27 +27,27 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError
-from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
+from oncegate.stores.base import Change, Document, EffectFailed, Entry, TakeRequest
 from oncegate.stores.dynamodb import browse
-from oncegate.stores.dynamodb.client import Calls, Changed, Pool
-from oncegate.stores.dynamodb.conditional_writes import STAMP_SIZE, Judge, stamp_of
+from oncegate.stores.dynamodb.client import DynamoClient, ItemChanged, KeyWorkers
+from oncegate.stores.dynamodb.conditional_writes import STAMP_SIZE, ConditionalWriter, stamp_of
 from oncegate.stores.dynamodb.items import document_id, document_item, document_of
-from oncegate.stores.dynamodb.settings import Settings
+from oncegate.stores.dynamodb.settings import DynamoSettings
 from oncegate.stores.dynamodb.table import prepare
 from oncegate.stores.dynamodb.transactions import Transaction, Writes
-from oncegate.stores.step_store import JudgedStore, shown
+from oncegate.stores.step_store import StepStore, shown
 
 _PROBE = "oncegate probe"
 _NEVER = "attribute_exists(id) AND attribute_not_exists(id)"
 
 
-class DynamoStore(JudgedStore):
+class DynamoStore(StepStore):
     remote = True
 
-    def __init__(self, settings: Settings, *, create: bool = True, clock: Clock | None = None) -> None:
-        self._calls = Calls(settings)
-        self._judge = Judge(self._calls, clock, settings.margin(tested=clock is not None))
-        self._pool = Pool(settings.parallel)
+    def __init__(self, settings: DynamoSettings, *, create: bool = True, clock: Clock | None = None) -> None:
+        self._calls = DynamoClient(settings)
+        self._judge = ConditionalWriter(self._calls, clock, settings.margin(tested=clock is not None))
+        self._pool = KeyWorkers(settings.parallel)
         try:
             # DynamoDB sweeps by the real time, which is none to a test that has a clock of its own.
             prepare(self._calls, create=create, sweeping=clock is None)
@@ -80,17 +80,17 @@ class DynamoStore(JudgedStore):
         with suppress(StoreError):
             self._apply(granted)
 
-    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+    def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         return [self._take(want) for want in wants]
 
-    def _take(self, want: Want) -> Entry | None:
+    def _take(self, want: TakeRequest) -> Entry | None:
         for where in browse.waiting(self._calls, want.namespace, self._judge.now()):
             granted = self._judge.answer(Take(*where, want.owner, want.lease))
             if isinstance(granted, Granted):
                 return Entry(*where, granted.record)
         return None
 
-    def transact(self, held: Held, effect: Callable[[Writes], Complete], connection: Any = None) -> bool:
+    def transact(self, held: ClaimProof, effect: Callable[[Writes], Complete], connection: Any = None) -> bool:
         """See `oncegate.stores.base.Transactional`. Nothing is locked while the effect runs: if the lease ends
         meanwhile and another takes the claim over, nothing is written."""
         if connection is not None:
@@ -131,14 +131,14 @@ class DynamoStore(JudgedStore):
                 ExpressionAttributeValues={":past": {"N": str(now - self._judge.margin)}, **version},
                 ReturnValuesOnConditionCheckFailure="ALL_OLD",
             )
-        except Changed as changed:
+        except ItemChanged as changed:
             return stamp_of(changed.item) == stamp
         return True
 
     def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
         """See `oncegate.stores.base.Probed`. The condition cannot be met, so nothing is written; but a table that may
         not be written, or has no capacity left for it, says so before it looks at the condition."""
-        with suppress(Changed):
+        with suppress(ItemChanged):
             self._calls.ask("put_item", Item={"id": {"S": _PROBE}}, ConditionExpression=_NEVER)
 
     # ── for people ────────────────────────────────────────────────────────────────────────────────────────
@@ -165,7 +165,7 @@ class DynamoStore(JudgedStore):
             found = browse.every(self._calls, namespace, key)
         return heapq.nsmallest(limit, self._shown(found, after), key=_order)
 
-    def walk(self, namespace: str | None = None) -> Iterator[Entry]:
+    def scan(self, namespace: str | None = None) -> Iterator[Entry]:
         return iter(self._shown(browse.every(self._calls, namespace, None), None))
 
     def _shown(self, entries: Iterable[Entry], after: Address | None) -> Iterable[Entry]:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
-from oncegate.stores.dynamodb.client import Calls, InUse, NoTable, unlike
+from oncegate.stores.dynamodb.client import DynamoClient, TableInUse, TableMissing, unlike
 
 INDEX: Final = "unfinished"
 SWEEPING: Final = {"AttributeName": "expiresAt", "Enabled": True}
@@ -31,11 +31,11 @@ def definition() -> dict[str, Any]:
     }
 
 
-def prepare(calls: Calls, *, create: bool, sweeping: bool) -> None:
+def prepare(calls: DynamoClient, *, create: bool, sweeping: bool) -> None:
     """Make sure that the table is there and is ours. `sweeping` has DynamoDB delete what has expired."""
     try:
         table = _described(calls)
-    except NoTable:
+    except TableMissing:
         if not create:
             raise
         _create(calls)
@@ -45,12 +45,12 @@ def prepare(calls: Calls, *, create: bool, sweeping: bool) -> None:
     check(calls.place, table if table["TableStatus"] != "CREATING" else _active(calls))
 
 
-def _create(calls: Calls) -> None:
-    with suppress(InUse):  # another process is making it
+def _create(calls: DynamoClient) -> None:
+    with suppress(TableInUse):  # another process is making it
         calls.ask("create_table", **definition())
 
 
-def _sweep(calls: Calls) -> None:
+def _sweep(calls: DynamoClient) -> None:
     try:
         calls.ask("update_time_to_live", TimeToLiveSpecification=SWEEPING)
     except StoreError as error:
@@ -58,18 +58,18 @@ def _sweep(calls: Calls) -> None:
             raise
 
 
-def _described(calls: Calls) -> dict[str, Any]:
+def _described(calls: DynamoClient) -> dict[str, Any]:
     table: dict[str, Any] | None = calls.ask("describe_table").get("Table")
     if table is None:  # botocore takes any body of a 200 for an answer
         raise unlike(calls.place)
     return table
 
 
-def _active(calls: Calls) -> dict[str, Any]:
+def _active(calls: DynamoClient) -> dict[str, Any]:
     """The table, once it is made. Just after it was asked for, DynamoDB may not know of it yet."""
     deadline = time.monotonic() + _PATIENCE
     while True:
-        with suppress(NoTable):
+        with suppress(TableMissing):
             table = _described(calls)
             if table["TableStatus"] != "CREATING":
                 return table

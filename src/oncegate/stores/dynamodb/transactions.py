@@ -10,8 +10,8 @@ from oncegate.aws.failures import code_of
 from oncegate.claims import Complete, Record, Renew, step
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import EffectFailed
-from oncegate.stores.dynamodb.client import Calls, Changed
-from oncegate.stores.dynamodb.conditional_writes import STAMP_SIZE, Judge, Seen, seen_in
+from oncegate.stores.dynamodb.client import DynamoClient, ItemChanged
+from oncegate.stores.dynamodb.conditional_writes import STAMP_SIZE, ConditionalWriter, SeenItem, seen_in
 from oncegate.stores.dynamodb.items import Where, item_of
 
 _MOST_WRITES: Final = 99
@@ -68,7 +68,7 @@ class Writes:
 class Transaction:
     """One claim and the writes that shall be made with its completion."""
 
-    def __init__(self, calls: Calls, judge: Judge, where: Where) -> None:
+    def __init__(self, calls: DynamoClient, judge: ConditionalWriter, where: Where) -> None:
         self._calls = calls
         self._judge = judge
         self._where = where
@@ -87,7 +87,7 @@ class Transaction:
         pauses = self._calls.pauses()
         while (after := self._after(complete)) is not None:
             if self._committed(after, writes):
-                self._judge.remember(self._where, Seen(after, self._stamp, sure=False))
+                self._judge.remember(self._where, SeenItem(after, self._stamp, sure=False))
                 return True
             pause = next(pauses, None)
             if pause is None:
@@ -113,7 +113,7 @@ class Transaction:
         together = {"TransactItems": [ours, *writes], "ClientRequestToken": os.urandom(_TOKEN_SIZE).hex()}
         try:
             self._calls.ask_of_any("transact_write_items", **together)
-        except Changed as changed:
+        except ItemChanged as changed:
             return self._cancelled(changed.reasons, writes)
         except StoreError as error:
             if writes and _is_about_writes(error.__cause__):

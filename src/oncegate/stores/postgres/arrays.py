@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
-from oncegate.claims import About, Address, Admit, Bury, Claim, Complete, Record, Release, Renew, Settlement
+from oncegate.claims import Address, Admit, Bury, Claim, Complete, EventSummary, Record, Release, Renew, Settlement
 
 SCHEMA: Final = "oncegate"
 Item = TypeVar("Item", bound=Address)
@@ -233,4 +233,4 @@ _ENDINGS: Final[dict[type, Callable[[Any], _Ending]]] = {
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    return Record(*row[:7], About(*row[7:12]), *row[12:])  # type: ignore[call-arg]  # mypy cannot count a slice
+    return Record(*row[:7], EventSummary(*row[7:12]), *row[12:])  # type: ignore[call-arg]  # mypy cannot count a slice

@@ -18,8 +18,8 @@ from psycopg.pq import TransactionStatus
 from oncegate import forks
 from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.postgres.arrays import register
-from oncegate.stores.postgres.errors import Late, explained, unconnected
-from oncegate.stores.postgres.settings import Settings
+from oncegate.stores.postgres.errors import DeadlineExceeded, explained, unconnected
+from oncegate.stores.postgres.settings import PostgresSettings
 
 _CANCEL_WITHIN: Final = 1.0
 # A child must not let go of what its parent uses: letting go would tell the server that the session is over.
@@ -37,7 +37,7 @@ class Connection(psycopg.Connection[Any]):
             return super().wait(gen, *args, **kwargs)
         try:
             return super().wait(_until(time.monotonic() + self.limit, gen), *args, **kwargs)
-        except Late:
+        except DeadlineExceeded:
             self._give_up()
             raise
 
@@ -58,13 +58,13 @@ def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any
             ready = yield state
             state = gen.send(ready)
             if time.monotonic() > deadline:
-                raise Late("no answer in time")
+                raise DeadlineExceeded("no answer in time")
     except StopIteration as end:
         return end.value
 
 
 class Connections:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle: list[Connection] = []

@@ -8,7 +8,7 @@ import psycopg
 from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable, Unkeepable
 
 
-class Late(psycopg.OperationalError):
+class DeadlineExceeded(psycopg.OperationalError):
     """The server did not answer in time."""
 
 
@@ -35,7 +35,7 @@ _FULL: Final = re.compile(r"too many clients|too many connections|remaining conn
 def explained(error: psycopg.Error, place: str) -> StoreError:
     """An error while a connection was used."""
     code = error.sqlstate
-    if isinstance(error, Late):
+    if isinstance(error, DeadlineExceeded):
         return StoreUnavailable(f"{place} did not answer in time; {_UNKNOWN}")
     if code is None:
         return StoreUnavailable(f"the connection to {place} was lost ({line_of(error)}); {_UNKNOWN}")

@@ -5,7 +5,7 @@ from typing import Any, Final
 from oncegate.errors import NoStore, StoreRefused
 from oncegate.stores.postgres.arrays import statements
 from oncegate.stores.postgres.connections import Connection
-from oncegate.stores.postgres.settings import Settings
+from oncegate.stores.postgres.settings import PostgresSettings
 
 _OLDEST: Final = 14  # scans of a range of pages; to_regclass and the rest are older
 _LOOKED: Final = ("version", "encoding", "read_only", "ours", "taken", "there", "isolation")
@@ -15,7 +15,7 @@ def migrations(sql: dict[str, bytes]) -> list[bytes]:
     return [statement for name, statement in sql.items() if name.startswith("schema ")]
 
 
-def prepare(db: Connection, settings: Settings, *, create: bool) -> None:
+def prepare(db: Connection, settings: PostgresSettings, *, create: bool) -> None:
     """See that the store's tables are there and those of this version; refuse what they cannot be."""
     sql = statements(settings.schema)
     known = migrations(sql)
@@ -31,7 +31,7 @@ def prepare(db: Connection, settings: Settings, *, create: bool) -> None:
         db.execute(sql["set version"], (len(known),))
 
 
-def _version(db: Connection, sql: dict[str, bytes], settings: Settings, *, create: bool) -> int:
+def _version(db: Connection, sql: dict[str, bytes], settings: PostgresSettings, *, create: bool) -> int:
     """The version of the schema, 0 if there is none yet."""
     found = _look(db, sql)
     _check_server(found, settings)
@@ -52,7 +52,7 @@ def _look(db: Connection, sql: dict[str, bytes]) -> dict[str, Any]:
     return dict(zip(_LOOKED, db.execute(sql["look"]).fetchone() or (), strict=True))
 
 
-def _check_server(found: dict[str, Any], settings: Settings) -> None:
+def _check_server(found: dict[str, Any], settings: PostgresSettings) -> None:
     major, place = found["version"] // 10_000, settings.place
     if major < _OLDEST:
         raise StoreRefused(f"{place} is version {major}, which is too old; {_OLDEST} or newer is needed")
@@ -69,7 +69,7 @@ def _check_server(found: dict[str, Any], settings: Settings) -> None:
         )
 
 
-def _check_free(found: dict[str, Any], settings: Settings, *, create: bool) -> None:
+def _check_free(found: dict[str, Any], settings: PostgresSettings, *, create: bool) -> None:
     where = f"the schema {settings.schema} of {settings.place}"
     if found["taken"]:
         raise StoreRefused(f"{where} is another program's; name one of its own for Oncegate by oncegate_schema")

@@ -31,7 +31,7 @@ _DEFAULTS: Final = {
 }
 
 
-class Settings(Struct, frozen=True):
+class PostgresSettings(Struct, frozen=True):
     parameters: Mapping[str, Any]
     schema: str = SCHEMA
     connections: int = 8
@@ -45,7 +45,7 @@ class Settings(Struct, frozen=True):
         return f"Postgres at {host}{f':{port}' if port else ''}{f'/{name}' if name else ''}"
 
 
-def read_url(url: str) -> Settings:
+def read_url(url: str) -> PostgresSettings:
     ours, theirs = _parted(url)
     unknown = [name for name in ours if name not in _KNOWN]
     if unknown:
@@ -58,7 +58,7 @@ def read_url(url: str) -> Settings:
         raise SettingError(f"the store URL is not one that Postgres understands: {_unsaid(str(error))}") from None
     if not _PORTS.fullmatch(str(parameters.get("port", ""))):
         raise SettingError(f"the store URL has a port that is no number; {_WRITTEN}")
-    return Settings(
+    return PostgresSettings(
         {**_DEFAULTS, **parameters, "client_encoding": "utf8"},
         _schema(ours.get("oncegate_schema", SCHEMA)),
         _connections(ours.get("oncegate_connections", "8")),

@@ -19,11 +19,11 @@ from oncegate.claims import (
     Admitted,
     Buried,
     Claim,
+    ClaimProof,
     Complete,
     Conflict,
     Duplicate,
     Granted,
-    Held,
     InFlight,
     Redrive,
     Renew,
@@ -33,7 +33,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreUnavailable
-from oncegate.stores.base import Change, Document, EffectFailed, Entry, Want
+from oncegate.stores.base import Change, Document, EffectFailed, Entry, TakeRequest
 from oncegate.stores.entity_order import behind, step_behind
 from oncegate.stores.postgres.arrays import (
     addresses,
@@ -51,8 +51,8 @@ from oncegate.stores.postgres.arrays import (
 from oncegate.stores.postgres.connections import Connection, Connections
 from oncegate.stores.postgres.errors import explained, line_of
 from oncegate.stores.postgres.schema import prepare
-from oncegate.stores.postgres.settings import Settings
-from oncegate.stores.postgres.user_connection import Own, begun
+from oncegate.stores.postgres.settings import PostgresSettings
+from oncegate.stores.postgres.user_connection import UserConnection, begun
 
 _SWEEP: Final = 512
 _START: Final = "(0,0)"
@@ -70,7 +70,7 @@ _VERDICTS: Final[dict[str, type[Verdict | Admission]]] = {
 class PostgresStore:
     remote = True
 
-    def __init__(self, settings: Settings, *, create: bool = True, clock: Clock | None = None) -> None:
+    def __init__(self, settings: PostgresSettings, *, create: bool = True, clock: Clock | None = None) -> None:
         self._settings = settings
         self._sql = statements(settings.schema)
         self._clock = clock
@@ -169,7 +169,7 @@ class PostgresStore:
         ((places,),) = self._ask(db, statement, values)
         return range(1, count + 1) if places is None else places
 
-    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+    def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         taken: list[Entry] = []
         with self._connections.borrowed() as db:
             for name in sorted({want.namespace for want in wants}):
@@ -233,7 +233,7 @@ class PostgresStore:
 
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
-    def transact(self, held: Held, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
+    def transact(self, held: ClaimProof, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
         """See `oncegate.stores.base.Transactional`. The claim's row stays locked until the commit, and no other."""
         if connection is not None:
             return self._transact_on(connection, held, effect)
@@ -254,7 +254,7 @@ class PostgresStore:
             pass
 
     @contextmanager
-    def _own(self, connection: Any) -> Iterator[Own]:
+    def _own(self, connection: Any) -> Iterator[UserConnection]:
         try:
             with begun(connection) as own:
                 yield own
@@ -266,7 +266,7 @@ class PostgresStore:
         except psycopg.Error as error:
             raise explained(error, self._settings.place) from error
 
-    def _transact_on(self, connection: Any, held: Held, effect: Callable[[Any], Complete]) -> bool:
+    def _transact_on(self, connection: Any, held: ClaimProof, effect: Callable[[Any], Complete]) -> bool:
         """The same on a connection of the user's own, to the database that has the store."""
         with self._connections.borrowed() as db:
             ((now,),) = self._ask(db, "time", (self._now(),))
@@ -276,7 +276,9 @@ class PostgresStore:
                 _commit(own)
         return done
 
-    def _transact(self, db: psycopg.Connection[Any], held: Held, effect: Callable[[Any], Complete], now: int) -> bool:
+    def _transact(
+        self, db: psycopg.Connection[Any], held: ClaimProof, effect: Callable[[Any], Complete], now: int
+    ) -> bool:
         (pledge,) = self._ask(db, "pledge", ())
         if not self._ask(db, "held", (held.namespace, held.key, held.owner or None, held.fence, now)):
             return False
@@ -357,14 +359,14 @@ def _changes_of(batch: Sequence[Change]) -> tuple[Any, ...]:
     )
 
 
-def _taken_by(want: Want, taken: list[Entry]) -> Entry | None:
+def _taken_by(want: TakeRequest, taken: list[Entry]) -> Entry | None:
     for place, entry in enumerate(taken):
         if (entry.namespace, entry.record.owner) == (want.namespace, want.owner):
             return taken.pop(place)
     return None
 
 
-def _commit(transaction: Connection | Own) -> None:
+def _commit(transaction: Connection | UserConnection) -> None:
     try:
         transaction.commit()
     except Exception as error:

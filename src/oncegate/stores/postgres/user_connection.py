@@ -14,7 +14,7 @@ _CLOSED: Final = "the connection is closed; give one that is open"
 _COMMITTING: Final = "the connection of SQLAlchemy commits by itself (AUTOCOMMIT); give one that does not"
 
 
-class Own:
+class UserConnection:
     """A transaction on a connection that is not ours: `driver` is psycopg's, `commit` and `roll_back` are the owner's,
     so that it knows what became of it."""
 
@@ -25,7 +25,7 @@ class Own:
 
 
 @contextmanager
-def begun(connection: Any) -> Iterator[Own]:
+def begun(connection: Any) -> Iterator[UserConnection]:
     """Begin a transaction; it is rolled back unless it was committed. SettingError if the connection will not do."""
     by_psycopg = isinstance(connection, psycopg.Connection)
     with _begun_by_psycopg(connection) if by_psycopg else _begun_by_sqlalchemy(connection) as own:
@@ -35,7 +35,7 @@ def begun(connection: Any) -> Iterator[Own]:
 
 
 @contextmanager
-def _begun_by_psycopg(connection: psycopg.Connection[Any]) -> Iterator[Own]:
+def _begun_by_psycopg(connection: psycopg.Connection[Any]) -> Iterator[UserConnection]:
     if connection.closed:
         raise SettingError(_CLOSED)
     if connection.info.transaction_status != TransactionStatus.IDLE:
@@ -43,7 +43,7 @@ def _begun_by_psycopg(connection: psycopg.Connection[Any]) -> Iterator[Own]:
     automatic = connection.autocommit
     connection.autocommit = False
     try:
-        yield Own(connection, connection)
+        yield UserConnection(connection, connection)
     finally:
         with suppress(psycopg.Error):  # it was lost, and its transaction with it
             connection.rollback()
@@ -51,7 +51,7 @@ def _begun_by_psycopg(connection: psycopg.Connection[Any]) -> Iterator[Own]:
 
 
 @contextmanager
-def _begun_by_sqlalchemy(connection: Any) -> Iterator[Own]:
+def _begun_by_sqlalchemy(connection: Any) -> Iterator[UserConnection]:
     if not hasattr(connection, "in_transaction") or not hasattr(connection, "rollback"):
         raise SettingError(
             f"connection={connection!r} is none to Postgres; give psycopg's, or a session or connection of SQLAlchemy"
@@ -61,7 +61,7 @@ def _begun_by_sqlalchemy(connection: Any) -> Iterator[Own]:
     if connection.in_transaction():
         raise SettingError(_BUSY)
     try:
-        yield Own(_driver_of(connection), connection)
+        yield UserConnection(_driver_of(connection), connection)
     finally:
         with suppress(Exception):  # it was lost; SQLAlchemy lets go of it, and connects anew when it is used again
             connection.rollback()

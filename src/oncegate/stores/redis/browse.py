@@ -10,7 +10,7 @@ from oncegate.claims import Address, Record
 from oncegate.stores.base import Entry
 from oncegate.stores.redis import script_calls
 from oncegate.stores.redis.codec import address_of, namespace_of, place_of, unpack
-from oncegate.stores.redis.connection import Failed, Server, exchange, explained
+from oncegate.stores.redis.connection import CommandFailed, RedisServer, exchange, explained
 from oncegate.stores.redis.requests import reading, text, texts
 from oncegate.stores.redis.script_calls import Buckets
 from oncegate.stores.step_store import shown
@@ -52,7 +52,7 @@ def browse_all(buckets: Buckets, namespace: str | None, after: Address | None, l
     A list of all records, in order, would make a page cheap and every claim dearer, in time and by half in memory;
     people browse seldom."""
     best: dict[Where, Record] = {}
-    for addresses in _walk(buckets, namespace):
+    for addresses in _scan_pages(buckets, namespace):
         last = max(best) if best and len(best) >= limit else None
         wanted = [where for where in addresses if _in_page(where, after, last)]
         best.update(_records(buckets, wanted, after))
@@ -60,9 +60,9 @@ def browse_all(buckets: Buckets, namespace: str | None, after: Address | None, l
     return _page(list(best.items()), limit)
 
 
-def walk_all(buckets: Buckets, namespace: str | None) -> Iterator[Entry]:
+def scan_all(buckets: Buckets, namespace: str | None) -> Iterator[Entry]:
     """All records, in no order."""
-    for addresses in _walk(buckets, namespace):
+    for addresses in _scan_pages(buckets, namespace):
         yield from (Entry(*where, record) for where, record in _records(buckets, addresses, None))
 
 
@@ -70,7 +70,7 @@ def _in_page(where: Where, after: Address | None, last: Where | None) -> bool:
     return (after is None or where > (after.namespace, after.key)) and (last is None or where < last)
 
 
-def _walk(buckets: Buckets, namespace: str | None) -> Iterator[list[Where]]:
+def _scan_pages(buckets: Buckets, namespace: str | None) -> Iterator[list[Where]]:
     """The addresses of all records, a handful at a time, in no order; some may come twice."""
     place = b"" if namespace is None else _quoted(place_of(namespace))
     bases = {base + b"r" for base in buckets.servers.bases}
@@ -85,13 +85,13 @@ def _parted(key: bytes, bases: set[bytes]) -> bytes | None:
     return key[length:] if key[:length] in bases and 0 in key[length:] else None
 
 
-def _scan(servers: list[Server], pattern: bytes) -> Iterator[list[bytes]]:
+def _scan(servers: list[RedisServer], pattern: bytes) -> Iterator[list[bytes]]:
     """Keys that fit a pattern, from all servers at once."""
     cursors = dict.fromkeys(servers, b"0")
     while cursors:
         asked = {server: [("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)] for server, cursor in cursors.items()}
         for server, (reply,) in exchange(asked).items():
-            if isinstance(reply, Failed):
+            if isinstance(reply, CommandFailed):
                 raise explained(reply.error, server.name)
             cursors[server], keys = reply
             if cursors[server] == b"0":

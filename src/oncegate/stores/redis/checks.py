@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from oncegate.errors import NoStore, StoreRefused
-from oncegate.stores.redis.connection import Command, Failed, Server, ask, explained
-from oncegate.stores.redis.settings import Settings
+from oncegate.stores.redis.connection import Command, CommandFailed, RedisServer, ask, explained
+from oncegate.stores.redis.settings import RedisSettings
 
 _OLDEST: Final = (6, 2)
 _VERSION: Final = 2
@@ -19,7 +19,7 @@ class MayEvict(StoreRefused):
     brief = "it may evict records (maxmemory-policy)"
 
 
-def check(server: Server, settings: Settings) -> None:
+def check(server: RedisServer, settings: RedisSettings) -> None:
     info = _info(server, "everything")
     _check_version(info, server.name)
     _check_kind(info, server.name, settings)
@@ -31,15 +31,15 @@ def check(server: Server, settings: Settings) -> None:
         )
 
 
-def check_again(server: Server, settings: Settings) -> None:
+def check_again(server: RedisServer, settings: RedisSettings) -> None:
     """What may have changed while the server ran."""
     if not settings.evicting:
         _check_eviction(_info(server, "memory"), server.name)
 
 
-def _info(server: Server, section: str) -> dict[str, str]:
+def _info(server: RedisServer, section: str) -> dict[str, str]:
     (reply,) = ask(server, [("INFO", section)])
-    if isinstance(reply, Failed):
+    if isinstance(reply, CommandFailed):
         raise explained(reply.error, server.name)
     return parsed(reply)
 
@@ -60,7 +60,7 @@ def _check_version(info: dict[str, str], place: str) -> None:
         raise StoreRefused(f"Redis {version} at {place} is too old; 6.2 or newer is needed")
 
 
-def _check_kind(info: dict[str, str], place: str, settings: Settings) -> None:
+def _check_kind(info: dict[str, str], place: str, settings: RedisSettings) -> None:
     if not settings.cluster and info.get("cluster_enabled") == "1":
         raise StoreRefused(f"Redis at {place} is a node of a cluster; write redis+cluster:// instead of redis://")
     if info.get("role") == "slave" and not settings.cluster:
@@ -94,7 +94,7 @@ def _check_eviction(info: dict[str, str], place: str, *, allowed: bool = False) 
     _warn(f"{may}run again, an evicted dead letter be lost; it is allowed to here (evicting=allowed)")
 
 
-def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
+def check_layout(server: RedisServer, settings: RedisSettings, *, create: bool) -> None:
     """All who share a prefix must share the layout of its keys: a claim looked for in another bucket is not found."""
     key = settings.prefix.encode() + b"{" + LAYOUT_TAG + b"}"
     buckets = settings.buckets if settings.cluster else 1
@@ -122,10 +122,10 @@ def check_layout(server: Server, settings: Settings, *, create: bool) -> None:
         _told(server, [], ("SET", key, note))
 
 
-def _told(server: Server, before: Sequence[Command], command: Command) -> Any:
+def _told(server: RedisServer, before: Sequence[Command], command: Command) -> Any:
     """The reply to a command, with others asked before it; StoreError if one of them failed."""
     replies = ask(server, [*before, command])
     for each in replies:
-        if isinstance(each, Failed):
+        if isinstance(each, CommandFailed):
             raise explained(each.error, server.name)
     return replies[-1]

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct, msgpack
 
-from oncegate.claims import COMPLETED, About, Address, Record, State
+from oncegate.claims import COMPLETED, Address, EventSummary, Record, State
 
 _MASK: Final = (1 << 56) - 1
 _HEAD: Final = Layout(">QQQQB")
@@ -44,7 +44,7 @@ def pack_proof(owner: bytes, fence: int) -> bytes:
     return (fence & _MASK).to_bytes(7) + _ONE[len(owner)] + owner
 
 
-def pack_about(about: About) -> bytes:
+def pack_about(about: EventSummary) -> bytes:
     """As the first text of a tail: a MessagePack array without what is missing at its end. Most delivery ids are UUIDs:
     such a one is left out of the array and put behind its first byte, which is changed to tell so."""
     short = _shortened(about.delivery_id)
@@ -64,12 +64,14 @@ def pack_text(text: bytes | None) -> bytes:
     return (_ONE[len(text)] if len(text) < _LONG else _ONE[_LONG] + len(text).to_bytes(4)) + text
 
 
-def _unpack_about(packed: bytes) -> About:
+def _unpack_about(packed: bytes) -> EventSummary:
     short = b""
     if packed[0] >= _ARRAY + _WITH_UUID:
         short, packed = packed[1:17], _ONE[packed[0] - _WITH_UUID] + packed[17:]
     kept = _decode(packed)
-    return About(kept.source, kept.type, kept.entity, kept.occurred_at, _spelled(short) if short else kept.delivery)
+    return EventSummary(
+        kept.source, kept.type, kept.entity, kept.occurred_at, _spelled(short) if short else kept.delivery
+    )
 
 
 def _shortened(delivery: str | None) -> bytes | None:
@@ -88,7 +90,7 @@ def _spelled(short: bytes) -> str:
     return f"{short[:4].hex()}-{short[4:10].hex('-', 2)}-{short[10:].hex()}"
 
 
-def unpack(value: bytes, about: About | None = None, packed: bytes = b"") -> Record:
+def unpack(value: bytes, about: EventSummary | None = None, packed: bytes = b"") -> Record:
     """The record of this value. What it is about need not be read if it is this, packed like this, as it mostly is
     where a copy has come."""
     first, second, third, fourth, owner_length = _HEAD.unpack_from(value)

@@ -20,7 +20,7 @@ from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
 from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable
-from oncegate.stores.redis.settings import Settings
+from oncegate.stores.redis.settings import RedisSettings
 
 # Of texts only: were a signal's handler to raise while it spells a number, hiredis would crash the process.
 Command = tuple[str | bytes, ...]
@@ -42,7 +42,7 @@ _NOT_NOW: Final = (
 )
 
 
-class Failed(Struct, frozen=True):
+class CommandFailed(Struct, frozen=True):
     """What came back from a server instead of a reply. `unsure`: it may have done what it was asked all the same.
     `said`: it did and told so, but that is not known to be safe."""
 
@@ -72,7 +72,7 @@ class Failed(Struct, frozen=True):
 Reply = Any
 
 
-class Link:
+class RedisConnection:
     """A connection, made by redis-py and used without its layers, which took as long as the exchange itself."""
 
     def __init__(self, connection: Any, timeout: float) -> None:
@@ -161,15 +161,15 @@ def _leave_timeouts_to_the_system(plain: socket.socket) -> bool:
     return True
 
 
-class Server:
+class RedisServer:
     """One server and the connections to it that nobody uses right now.
 
     They are in a deque, from which to take and to give back is one step each. So there is no lock, which a fork or an
     exception that a signal raises could leave held, and redis-py's pool, which has one, is not used."""
 
-    def __init__(self, settings: Settings, host: str, port: int) -> None:
+    def __init__(self, settings: RedisSettings, host: str, port: int) -> None:
         self.name = f"{host}:{port}"
-        self._idle: deque[Link] = deque()
+        self._idle: deque[RedisConnection] = deque()
         self._timeout = settings.timeout
         self._kind = SSLConnection if settings.tls else Connection
         self._options: dict[str, Any] = {
@@ -186,12 +186,12 @@ class Server:
             **(_encryption(settings) if settings.tls else {}),
         }
 
-    def connect(self) -> Link:
+    def connect(self) -> RedisConnection:
         while True:
             try:
                 link = self._idle.pop()
             except IndexError:
-                return Link(self._kind(**self._options), self._timeout)
+                return RedisConnection(self._kind(**self._options), self._timeout)
             if not link.is_stale():
                 return link
             link.close()
@@ -216,7 +216,7 @@ class Server:
                 self._idle.append(link)
         return _failed(reply, self) if isinstance(reply, Exception) else reply
 
-    def release(self, link: Link) -> None:
+    def release(self, link: RedisConnection) -> None:
         self._idle.append(link)
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class Server:
             self._idle.pop().close()
 
 
-def _encryption(settings: Settings) -> dict[str, Any]:
+def _encryption(settings: RedisSettings) -> dict[str, Any]:
     return {
         "ssl_cert_reqs": "required",
         "ssl_check_hostname": True,
@@ -234,7 +234,7 @@ def _encryption(settings: Settings) -> dict[str, Any]:
     }
 
 
-def exchange(calls: Mapping[Server, Sequence[Command]]) -> dict[Server, list[Reply]]:
+def exchange(calls: Mapping[RedisServer, Sequence[Command]]) -> dict[RedisServer, list[Reply]]:
     """Send to every server what is meant for it, then read the answers: a reply or a `Failed` for each command.
 
     All requests are under way before the first answer is waited for."""
@@ -248,7 +248,7 @@ def exchange(calls: Mapping[Server, Sequence[Command]]) -> dict[Server, list[Rep
             line.close()
 
 
-def ask(server: Server, commands: Sequence[Command]) -> list[Reply]:
+def ask(server: RedisServer, commands: Sequence[Command]) -> list[Reply]:
     """The same for one server."""
     line = _Line(server, commands)
     try:
@@ -257,24 +257,26 @@ def ask(server: Server, commands: Sequence[Command]) -> list[Reply]:
         line.close()
 
 
-def _failed(error: Exception, server: Server) -> Failed:
+def _failed(error: Exception, server: RedisServer) -> CommandFailed:
     """A server that is asked and answers with an error has done nothing."""
-    return Failed(error, server.name, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError))
+    return CommandFailed(
+        error, server.name, unsure=not isinstance(error, errors.ResponseError | errors.BusyLoadingError)
+    )
 
 
 class _Line:
     """One exchange with one server."""
 
-    def __init__(self, server: Server, commands: Sequence[Command]) -> None:
+    def __init__(self, server: RedisServer, commands: Sequence[Command]) -> None:
         self.server = server
         self._owed = len(commands)
-        self._failed: Failed | None = None
-        self._link: Link | None = None
+        self._failed: CommandFailed | None = None
+        self._link: RedisConnection | None = None
         try:
             self._link = server.connect()
             self._link.send(b"".join(map(_packed, commands)))
         except FAILURES as error:
-            self._failed = Failed(error, server.name, unsure=self._link is not None)
+            self._failed = CommandFailed(error, server.name, unsure=self._link is not None)
 
     def read(self) -> list[Reply]:
         replies: list[Reply] = []

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
-from oncegate.claims import Address, Claim, Complete, Held, Redrive, Release, Renew, Reset, Settlement, Take
+from oncegate.claims import Address, Claim, ClaimProof, Complete, Redrive, Release, Renew, Reset, Settlement, Take
 from oncegate.stores.base import Change
 from oncegate.stores.redis.codec import pack_about, pack_proof, pack_text, where_of
 
@@ -51,7 +51,7 @@ def renewing(renew: Renew) -> bytes:
     return _settling(b"N", renew, renew.lease, None, None)
 
 
-def _settling(verb: bytes, held: Held, number: int, one: bytes | None, two: bytes | None) -> bytes:
+def _settling(verb: bytes, held: ClaimProof, number: int, one: bytes | None, two: bytes | None) -> bytes:
     where = where_of(held)
     proof = pack_proof(held.owner, held.fence)
     head = _SETTLE.pack(verb, len(where), len(proof), number, _length(one), _length(two))

@@ -17,9 +17,9 @@ from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.redis.checks import check_layout
 from oncegate.stores.redis.codec import where_of
-from oncegate.stores.redis.connection import Command, Failed, Reply, Server, ask, exchange, explained
+from oncegate.stores.redis.connection import Command, CommandFailed, RedisServer, Reply, ask, exchange, explained
 from oncegate.stores.redis.servers import Cluster, Servers, Single
-from oncegate.stores.redis.settings import Settings
+from oncegate.stores.redis.settings import RedisSettings
 
 
 class Script(Struct, frozen=True):
@@ -82,7 +82,7 @@ class Call(Struct, frozen=True):
 class Buckets:
     """All that is said to servers goes through here."""
 
-    def __init__(self, settings: Settings, clock: Clock | None, *, create: bool) -> None:
+    def __init__(self, settings: RedisSettings, clock: Clock | None, *, create: bool) -> None:
         self._settings = settings
         self._clock = clock
         self.servers: Servers = Cluster(settings) if settings.cluster else Single(settings)
@@ -169,7 +169,7 @@ class Buckets:
     def ask(self, calls: Sequence[Call], said: Reply | None = None) -> list[Reply]:
         """The replies to these calls, in order; StoreError if one of them failed."""
         replies = self.replies(calls, said)
-        if Failed in map(type, replies):
+        if CommandFailed in map(type, replies):
             check_replies(replies)
         return replies
 
@@ -182,15 +182,15 @@ class Buckets:
         replies = self._ask_first(calls, said)
         if self._hung:
             self._hung -= self._heard_of(calls, replies)
-        if Failed in map(type, replies):
-            if any(isinstance(reply, Failed) and reply.may_be_another for reply in replies):
+        if CommandFailed in map(type, replies):
+            if any(isinstance(reply, CommandFailed) and reply.may_be_another for reply in replies):
                 self._told = self._nothing_told()  # who has taken over may not have heard it
                 self._doubtful = self._create
             self._ask_again(calls, replies)
-        if self._doubtful and Failed not in map(type, replies):
+        if self._doubtful and CommandFailed not in map(type, replies):
             self._note_layout()
         for call, reply in zip(calls, replies, strict=True):
-            if call.names and not isinstance(reply, Failed):
+            if call.names and not isinstance(reply, CommandFailed):
                 told[call.bucket] |= call.names
         return replies
 
@@ -222,13 +222,15 @@ class Buckets:
                 self.servers.look_again(self._hung)
             except StoreError as error:
                 for index in again:
-                    replies[index] = Failed(error, replies[index].place, unsure=True)
+                    replies[index] = CommandFailed(error, replies[index].place, unsure=True)
                 return
             self._repeat(calls, replies, again)
 
     def _ask_successors(self, calls: Sequence[Call], replies: list[Reply]) -> None:
         """Those that hung are not asked again; but who has taken over from them by now is, once."""
-        hung = {index: reply.place for index, reply in enumerate(replies) if isinstance(reply, Failed) and reply.hung}
+        hung = {
+            index: reply.place for index, reply in enumerate(replies) if isinstance(reply, CommandFailed) and reply.hung
+        }
         if not hung:
             return
         self._look_past(self._hung | set(hung.values()))
@@ -245,9 +247,9 @@ class Buckets:
     def _heard_of(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
         """The servers that have said something, if only that they cannot."""
         return {
-            reply.place if isinstance(reply, Failed) else self.servers.having(call.bucket).name
+            reply.place if isinstance(reply, CommandFailed) else self.servers.having(call.bucket).name
             for call, reply in zip(calls, replies, strict=True)
-            if not (isinstance(reply, Failed) and reply.hung)
+            if not (isinstance(reply, CommandFailed) and reply.hung)
         }
 
     def _repeat(self, calls: Sequence[Call], replies: list[Reply], again: Sequence[int]) -> None:
@@ -270,7 +272,7 @@ class Buckets:
         waits = bool(calls and self._settings.wait_replicas) and calls[0].script.writes
         if len(calls) == 1 and not waits:
             return ask(self.servers.having(calls[0].bucket), commands)
-        by_server: dict[Server, list[int]] = {}
+        by_server: dict[RedisServer, list[int]] = {}
         for index, call in enumerate(calls):
             by_server.setdefault(self.servers.having(call.bucket), []).append(index)
         sent = {
@@ -287,10 +289,10 @@ class Buckets:
                 replies[index] = reply
         return replies
 
-    def _check_replicas(self, server: Server, replies: list[Reply]) -> None:
+    def _check_replicas(self, server: RedisServer, replies: list[Reply]) -> None:
         """Take the answer to the wait off the others; if there is none, what was written is not known to be safe."""
         reached = replies.pop()
-        if isinstance(reached, Failed):
+        if isinstance(reached, CommandFailed):
             replies[:] = _unsafe(replies, reached.error, server)
         elif reached < self._settings.wait_replicas:
             error = StoreUnavailable(
@@ -303,24 +305,25 @@ class Buckets:
 def check_replies(replies: Sequence[Reply]) -> None:
     """Raise the StoreError that the first failure means."""
     for reply in replies:
-        if isinstance(reply, Failed):
+        if isinstance(reply, CommandFailed):
             raise explained(reply.error, reply.place)
 
 
-def _unsafe(replies: Sequence[Reply], error: Exception, server: Server) -> list[Reply]:
+def _unsafe(replies: Sequence[Reply], error: Exception, server: RedisServer) -> list[Reply]:
     """What was done, but may be lost yet."""
     return [
-        each if isinstance(each, Failed) else Failed(error, server.name, unsure=True, said=each) for each in replies
+        each if isinstance(each, CommandFailed) else CommandFailed(error, server.name, unsure=True, said=each)
+        for each in replies
     ]
 
 
 def _unknown_script(reply: Reply) -> bool:
-    return isinstance(reply, Failed) and isinstance(reply.error, NoScriptError)
+    return isinstance(reply, CommandFailed) and isinstance(reply.error, NoScriptError)
 
 
 def _may_pass(call: Call, reply: Reply) -> bool:
-    return isinstance(reply, Failed) and reply.passing and _may_repeat(call, reply)
+    return isinstance(reply, CommandFailed) and reply.passing and _may_repeat(call, reply)
 
 
-def _may_repeat(call: Call, failed: Failed) -> bool:
+def _may_repeat(call: Call, failed: CommandFailed) -> bool:
     return call.script.repeatable or not failed.unsure

@@ -26,7 +26,7 @@ _WRITTEN: Final = (
 )
 
 
-class Settings(Struct, frozen=True):
+class RedisSettings(Struct, frozen=True):
     """Times are in seconds, as sockets take them."""
 
     host: str
@@ -53,7 +53,7 @@ class Settings(Struct, frozen=True):
         return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
 
 
-def settings_of(url: str) -> Settings:
+def settings_of(url: str) -> RedisSettings:
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -70,7 +70,7 @@ def settings_of(url: str) -> Settings:
         raise SettingError(f"the Redis store has no option {unknown[0]!r} here; it has {', '.join(known)}")
     if port == 0:
         raise SettingError(f"nothing listens at port 0; write {parts.scheme}://host:6379")
-    return Settings(
+    return RedisSettings(
         parts.hostname,
         port or 6379,
         _database(parts.path, cluster),

@@ -28,12 +28,12 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused
-from oncegate.stores.base import Change, Document, Entry, Want
+from oncegate.stores.base import Change, Document, Entry, TakeRequest
 from oncegate.stores.redis import script_calls
-from oncegate.stores.redis.browse import browse_all, browse_key, dead_letters, walk_all
+from oncegate.stores.redis.browse import browse_all, browse_key, dead_letters, scan_all
 from oncegate.stores.redis.checks import check_again
 from oncegate.stores.redis.codec import unpack, unpack_answer, unpack_only
-from oncegate.stores.redis.connection import Failed, Reply
+from oncegate.stores.redis.connection import CommandFailed, Reply
 from oncegate.stores.redis.requests import (
     claiming,
     packed_about,
@@ -46,7 +46,7 @@ from oncegate.stores.redis.requests import (
     text,
 )
 from oncegate.stores.redis.script_calls import Buckets, Call, Script, check_replies
-from oncegate.stores.redis.settings import Settings
+from oncegate.stores.redis.settings import RedisSettings
 from oncegate.stores.redis.take import give_back, take
 
 _GRANTED_ANEW: Final = ord("N")
@@ -64,7 +64,7 @@ _YES: Final = ord("1")
 class RedisStore:
     remote = True
 
-    def __init__(self, settings: Settings, *, create: bool = True, clock: Clock | None = None) -> None:
+    def __init__(self, settings: RedisSettings, *, create: bool = True, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class RedisStore:
                 return [_granted(claim, now) if letter == _GRANTED_ANEW else _judged(claim, sent, letter, value, now)]
         calls = buckets.split(script_calls.CLAIM, requests, claiming) if requests else []
         replies = buckets.replies(calls, said)
-        if Failed in map(type, replies):
+        if CommandFailed in map(type, replies):
             self._give_back(requests, calls, replies)
             check_replies(replies)
         return _verdicts(requests, zip(calls, replies, strict=True))
@@ -93,7 +93,7 @@ class RedisStore:
     def _give_back(self, requests: Sequence[Claim], calls: Sequence[Call], replies: Sequence[Reply]) -> None:
         """Release what was granted beside a part of the batch that failed, or was not confirmed by replicas: it would
         use up the attempts of events that never ran."""
-        said = [reply.said if isinstance(reply, Failed) else reply for reply in replies]
+        said = [reply.said if isinstance(reply, CommandFailed) else reply for reply in replies]
         answered = [(call, reply) for call, reply in zip(calls, said, strict=True) if reply is not None]
         verdicts = _verdicts(requests, answered)
         give_back(
@@ -111,7 +111,7 @@ class RedisStore:
     def renew(self, leases: Sequence[Renew]) -> list[bool]:
         return self._told(script_calls.SETTLE, leases, renewing)
 
-    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+    def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         return take(self._open(), wants)
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
@@ -148,8 +148,8 @@ class RedisStore:
             return browse_all(self._open(), namespace, after, limit)
         return browse_key(self._open(), key, namespace, after, limit)
 
-    def walk(self, namespace: str | None = None) -> Iterator[Entry]:
-        return walk_all(self._open(), namespace)
+    def scan(self, namespace: str | None = None) -> Iterator[Entry]:
+        return scan_all(self._open(), namespace)
 
     def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
         """See `oncegate.stores.base.Probed`. A swap of nothing notes the time, and that is a write."""

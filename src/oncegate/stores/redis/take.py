@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from oncegate.claims import Release, Take
 from oncegate.errors import StoreError
-from oncegate.stores.base import Entry, Want
+from oncegate.stores.base import Entry, TakeRequest
 from oncegate.stores.redis import script_calls
 from oncegate.stores.redis.codec import place_of, unpack
-from oncegate.stores.redis.connection import Failed
+from oncegate.stores.redis.connection import CommandFailed
 from oncegate.stores.redis.requests import settling, taking, texts
 from oncegate.stores.redis.script_calls import Buckets, check_replies
 
@@ -16,7 +16,7 @@ from oncegate.stores.redis.script_calls import Buckets, check_replies
 Candidate = tuple[float, bytes]
 
 
-def take(buckets: Buckets, wants: Sequence[Want]) -> list[Entry | None]:
+def take(buckets: Buckets, wants: Sequence[TakeRequest]) -> list[Entry | None]:
     entries: list[Entry | None] = [None] * len(wants)
     try:
         _fill(entries, buckets, wants)
@@ -33,7 +33,7 @@ def give_back(buckets: Buckets, releases: Sequence[Release]) -> None:
         buckets.replies(buckets.split(script_calls.GIVE_BACK, releases, settling))
 
 
-def _fill(entries: list[Entry | None], buckets: Buckets, wants: Sequence[Want]) -> None:
+def _fill(entries: list[Entry | None], buckets: Buckets, wants: Sequence[TakeRequest]) -> None:
     """Somebody else may take what was seen to wait: then look again, until nothing waits for whoever got nothing."""
     unmet = list(range(len(wants)))
     while unmet:
@@ -43,11 +43,11 @@ def _fill(entries: list[Entry | None], buckets: Buckets, wants: Sequence[Want]) 
         unmet = [index for index, _ in tries if entries[index] is None]
 
 
-def _aimed(want: Want, candidate: Candidate) -> Take:
+def _aimed(want: TakeRequest, candidate: Candidate) -> Take:
     return Take(want.namespace, candidate[1], want.owner, want.lease)
 
 
-def _look(buckets: Buckets, wants: Sequence[Want]) -> dict[str, list[Candidate]]:
+def _look(buckets: Buckets, wants: Sequence[TakeRequest]) -> dict[str, list[Candidate]]:
     """What can be taken in each namespace, the first to be let go in front. Mostly nothing waits, and then this
     look, which writes nothing, is all."""
     names = list(dict.fromkeys(want.namespace for want in wants))
@@ -69,7 +69,7 @@ def _try(entries: list[Entry | None], buckets: Buckets, places: Sequence[int], t
     calls = buckets.split(script_calls.TAKE, takes, taking) if takes else []
     replies = buckets.replies(calls)
     for call, reply in zip(calls, replies, strict=True):
-        _now, *values = (reply.said if isinstance(reply, Failed) else reply) or (0,)
+        _now, *values = (reply.said if isinstance(reply, CommandFailed) else reply) or (0,)
         for position, value in zip(call.positions, values, strict=False):
             if value:
                 entries[places[position]] = Entry(takes[position].namespace, takes[position].key, unpack(value))

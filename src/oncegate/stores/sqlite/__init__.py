@@ -1,7 +1,7 @@
 """The SQLite store and its URL."""
 
 from oncegate.clocks import Clock
-from oncegate.stores.sqlite.read_only import LookedAt, refuse_absent
+from oncegate.stores.sqlite.read_only import ReadOnlySqliteStore, refuse_absent
 from oncegate.stores.sqlite.settings import read_url
 from oncegate.stores.sqlite.store import SqliteStore
 
@@ -22,8 +22,8 @@ def open_sqlite(url: str, *, create: bool, clock: Clock | None) -> SqliteStore:
     )
 
 
-def look_at_sqlite(url: str) -> LookedAt:
+def look_at_sqlite(url: str) -> ReadOnlySqliteStore:
     """The store that is there, for those who only read it."""
     settings = read_url(url)
     refuse_absent(settings.path)
-    return LookedAt(settings.path, busy_timeout=settings.busy_timeout)
+    return ReadOnlySqliteStore(settings.path, busy_timeout=settings.busy_timeout)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from oncegate import forks
 from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable
-from oncegate.stores.sqlite.handler_connection import OwnConnection
+from oncegate.stores.sqlite.handler_connection import StoreConnection
 from oncegate.stores.sqlite.queries import SQL
 
 APPLICATION_ID: Final = 0x4F4E4345  # "ONCE"
@@ -27,7 +27,7 @@ _creating = threading.Lock()
 _creating_over_forks = forks.holding(_creating)
 
 
-def opened(path: str, synchronous: str, busy_timeout: int, *, secure_delete: bool = False) -> OwnConnection:
+def opened(path: str, synchronous: str, busy_timeout: int, *, secure_delete: bool = False) -> StoreConnection:
     if sqlite3.sqlite_version_info < _OLDEST:
         raise StoreRefused(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or newer is needed")
     folder = os.path.dirname(path) or "."
@@ -35,7 +35,7 @@ def opened(path: str, synchronous: str, busy_timeout: int, *, secure_delete: boo
         raise StoreRefused(f"the folder {folder} for the store {path} does not exist; create it first")
     deadline = time.monotonic() + busy_timeout / 1e6
 
-    def prepare(db: OwnConnection) -> None:
+    def prepare(db: StoreConnection) -> None:
         if secure_delete:
             db.execute("PRAGMA secure_delete = ON")
         _prepare(db, path, synchronous, deadline)
@@ -103,7 +103,7 @@ def _identity(file: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def connected(path: str, how: str, busy_timeout: int, prepare: Callable[[OwnConnection], None]) -> OwnConnection:
+def connected(path: str, how: str, busy_timeout: int, prepare: Callable[[StoreConnection], None]) -> StoreConnection:
     """A connection that is prepared, or closed again if that fails."""
     if os.path.isdir(path):
         raise StoreRefused(f"{path} is a folder; name a file for the store")
@@ -114,7 +114,7 @@ def connected(path: str, how: str, busy_timeout: int, prepare: Callable[[OwnConn
             timeout=busy_timeout / 1e6,
             isolation_level=None,
             check_same_thread=False,
-            factory=OwnConnection,
+            factory=StoreConnection,
         )
         try:
             prepare(db)
@@ -247,17 +247,17 @@ _PROOF_FOR: Final = 3.0
 _TROUBLE_FOR: Final = 10.0
 
 
-class KeptOut(Exception):
+class LockTimeout(Exception):
     """Another process has the file: try again, after a pause."""
 
 
-class _Asked(threading.local):
+class _Waiting(threading.local):
     """Since when what this thread asks for has been waited for; None: since it asks."""
 
     since: float | None = None
 
 
-class Turns:
+class LockWaiter:
     """What the threads of a process know of each other's waits for the file.
 
     SQLite waits by itself, but then with the connection in its hands: a second thread would wait until the first gives
@@ -265,7 +265,7 @@ class Turns:
 
     def __init__(self, timeout: int) -> None:
         self.timeout = timeout / 1e6
-        self._asked = _Asked()
+        self._asked = _Waiting()
         self._kept_out_at = self._written_at = self._troubled_at = -inf
 
     @contextmanager
@@ -305,12 +305,12 @@ class Turns:
         return time.monotonic() - self._troubled_at < _TROUBLE_FOR
 
 
-class Turn:
+class LockAttempt:
     """One thread's wait, from the first time that it is kept out, for at most so many seconds."""
 
     __slots__ = ("_deadline", "_most", "_turns")
 
-    def __init__(self, turns: Turns, most: float = inf) -> None:
+    def __init__(self, turns: LockWaiter, most: float = inf) -> None:
         self._turns = turns
         self._most = most
         self._deadline: float | None = None
@@ -327,7 +327,7 @@ class Turn:
             if time.monotonic() >= self._deadline:
                 self._turns.kept_out()
                 raise
-            raise KeptOut from error
+            raise LockTimeout from error
 
     def pause(self) -> None:
         """Let others have the connection; whoever lets a lock go and takes it at once gets it."""

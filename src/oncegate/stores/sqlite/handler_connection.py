@@ -42,17 +42,17 @@ _ROLLED_BACK: Final = (
 _OVER: Final = "the transaction is over; a handler's connection and cursors are its own only while it runs"
 
 
-class OwnConnection(sqlite3.Connection):
+class StoreConnection(sqlite3.Connection):
     """The connection in the hands of the store, which pays nothing for what is checked while it is lent."""
 
 
-class LentCursor(sqlite3.Cursor):
+class HandlerCursor(sqlite3.Cursor):
     """A cursor that runs statements within the transaction or not at all."""
 
-    def execute(self, sql: str, parameters: Any = (), /) -> "LentCursor":
+    def execute(self, sql: str, parameters: Any = (), /) -> "HandlerCursor":
         return self._within(super().execute, sql, parameters)
 
-    def executemany(self, sql: str, rows: Iterable[Any], /) -> "LentCursor":
+    def executemany(self, sql: str, rows: Iterable[Any], /) -> "HandlerCursor":
         return self._within(super().executemany, sql, (_open(self.connection) and row for row in rows))
 
     def executescript(self, _script: str, /) -> NoReturn:
@@ -60,7 +60,7 @@ class LentCursor(sqlite3.Cursor):
             f"executescript() would commit first, but {_ENDS}: run its statements one by one, with execute()"
         )
 
-    def _within(self, ask: Callable[..., Any], *arguments: Any) -> "LentCursor":
+    def _within(self, ask: Callable[..., Any], *arguments: Any) -> "HandlerCursor":
         _open(self.connection)
         try:
             ask(*arguments)
@@ -71,7 +71,7 @@ class LentCursor(sqlite3.Cursor):
         return self
 
 
-class LentConnection(OwnConnection):
+class HandlerConnection(StoreConnection):
     """The connection in the hands of a handler."""
 
     # They tell Python when to begin a transaction by itself, and to set them may commit the one that there is. Here
@@ -79,15 +79,15 @@ class LentConnection(OwnConnection):
     isolation_level = None
     autocommit = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)
 
-    def cursor(self, factory: Any = LentCursor) -> LentCursor:  # type: ignore[override]  # no other is given
-        if factory is not LentCursor:
+    def cursor(self, factory: Any = HandlerCursor) -> HandlerCursor:  # type: ignore[override]  # no other is given
+        if factory is not HandlerCursor:
             raise sqlite3.ProgrammingError("a handler's cursors are those of connection.cursor(), without a factory")
-        return super().cursor(LentCursor)
+        return super().cursor(HandlerCursor)
 
-    def execute(self, sql: str, parameters: Any = (), /) -> LentCursor:
+    def execute(self, sql: str, parameters: Any = (), /) -> HandlerCursor:
         return self.cursor().execute(sql, parameters)
 
-    def executemany(self, sql: str, rows: Iterable[Any], /) -> LentCursor:
+    def executemany(self, sql: str, rows: Iterable[Any], /) -> HandlerCursor:
         return self.cursor().executemany(sql, rows)
 
     def executescript(self, script: str, /) -> NoReturn:
@@ -114,11 +114,11 @@ class LentConnection(OwnConnection):
         raise sqlite3.ProgrammingError("deserialize() would put another database in the place of the store")
 
 
-def lend(db: OwnConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
+def lend(db: StoreConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
     """Run the user's effect where it can neither end the transaction, nor write after it or to the store's tables."""
     try:
         db.set_authorizer(partial(_authorize, db))
-        db.__class__ = LentConnection
+        db.__class__ = HandlerConnection
         complete = effect(db)
     except BaseException as error:
         raise EffectFailed(error) from error
@@ -131,9 +131,9 @@ def lend(db: OwnConnection, effect: Callable[[sqlite3.Connection], Complete]) ->
     return complete
 
 
-def take_back(db: OwnConnection) -> None:
+def take_back(db: StoreConnection) -> None:
     """What a handler has set on the connection for itself must not change what the store reads with it."""
-    db.__class__ = OwnConnection
+    db.__class__ = StoreConnection
     db.__dict__.clear()
     db.row_factory = None
     db.text_factory = str
@@ -144,7 +144,7 @@ def take_back(db: OwnConnection) -> None:
 
 def _open(db: sqlite3.Connection) -> bool:
     """True, as long as the transaction that a handler was given the connection for is open."""
-    if not isinstance(db, LentConnection):
+    if not isinstance(db, HandlerConnection):
         raise sqlite3.ProgrammingError(_OVER)
     if not db.in_transaction:
         raise sqlite3.ProgrammingError(_ROLLED_BACK)
@@ -159,7 +159,7 @@ def is_closed(db: sqlite3.Connection) -> bool:
     return False
 
 
-def _authorize(db: OwnConnection, action: int, one: str | None, two: str | None, *_where: str | None) -> int:
+def _authorize(db: StoreConnection, action: int, one: str | None, two: str | None, *_where: str | None) -> int:
     """Asked by SQLite for each thing that a statement would do, when it is prepared."""
     refusal = _refusal(action, one or "", two) if db.in_transaction else _ROLLED_BACK
     if refusal is None:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from oncegate.claims import COMPLETED, IN_PROGRESS, About, Address, Record
-from oncegate.stores.base import Change, Document, Want
+from oncegate.claims import COMPLETED, IN_PROGRESS, Address, EventSummary, Record
+from oncegate.stores.base import Change, Document, TakeRequest
 from oncegate.stores.entity_order import Line
 
 Where = tuple[str, bytes]
@@ -96,7 +96,7 @@ def _chunks(wanted: Iterable[tuple[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
 
 
 def record_of(row: tuple[Any, ...]) -> Record:
-    return Record(*row[:7], About(*row[7:12]), *row[12:])  # type: ignore[call-arg]  # mypy cannot count a slice
+    return Record(*row[:7], EventSummary(*row[7:12]), *row[12:])  # type: ignore[call-arg]  # mypy cannot count a slice
 
 
 def _held(record: Record) -> tuple[Any, ...]:
@@ -164,7 +164,7 @@ def swap_document(db: sqlite3.Connection, change: Change, now: int) -> bool:
 _LOOKED_AT: Final = 500
 
 
-def given(db: sqlite3.Connection, wants: Sequence[Want], now: int) -> Iterator[Where | None]:
+def given(db: sqlite3.Connection, wants: Sequence[TakeRequest], now: int) -> Iterator[Where | None]:
     """What each of these may be given, looked for one by one, those let go first in front.
 
     Several statements find it, so it is asked for in a transaction: what another process ends between two of them would

@@ -8,22 +8,22 @@ from typing import Final
 
 from oncegate.errors import StoreRefused
 from oncegate.stores.sqlite.connection import MIGRATIONS, check_ours, connected
-from oncegate.stores.sqlite.handler_connection import OwnConnection
+from oncegate.stores.sqlite.handler_connection import StoreConnection
 from oncegate.stores.sqlite.store import SqliteStore
 
 _LOG: Final = "-wal"
 _STEPS: Final = 1_000
 
 
-class LookedAt(SqliteStore):
+class ReadOnlySqliteStore(SqliteStore):
     """Nothing is written, and no write lock is waited for: readers of a write-ahead log need none."""
 
     _watched = 1  # what is only read may have no log, and nothing is lost with it
 
-    def _open(self) -> OwnConnection:
+    def _open(self) -> StoreConnection:
         return connected(self._path, _how(self._path), self._busy_timeout, self._prepare)
 
-    def _prepare(self, db: OwnConnection) -> None:
+    def _prepare(self, db: StoreConnection) -> None:
         db.execute("PRAGMA query_only = ON")
         _check_known(db, self._path)
 
@@ -33,7 +33,7 @@ class LookedAt(SqliteStore):
         interrupted while they go through a table."""
         deadline = time.monotonic() + seconds
 
-        def check(db: OwnConnection, _now: int) -> str:
+        def check(db: StoreConnection, _now: int) -> str:
             interrupt = threading.Timer(seconds, db.interrupt)
             interrupt.start()
             db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)

@@ -14,7 +14,7 @@ _SWITCH: Final = {"on": True, "off": False}
 _WRITTEN: Final = "write sqlite:///relative.db or sqlite:////absolute/path.db (three or four slashes)"
 
 
-class Settings(Struct, frozen=True):
+class SqliteSettings(Struct, frozen=True):
     """`busy_timeout` is in microseconds."""
 
     path: str
@@ -23,7 +23,7 @@ class Settings(Struct, frozen=True):
     secure_delete: bool
 
 
-def read_url(url: str) -> Settings:
+def read_url(url: str) -> SqliteSettings:
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -43,7 +43,7 @@ def read_url(url: str) -> Settings:
         raise SettingError(
             f"the SQLite store has no option {next(iter(options))!r}; it has synchronous, busy_timeout, secure_delete"
         )
-    return Settings(path, checked_level(synchronous), busy_timeout, secure_delete)
+    return SqliteSettings(path, checked_level(synchronous), busy_timeout, secure_delete)
 
 
 def checked_level(synchronous: str) -> str:

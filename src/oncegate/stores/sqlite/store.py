@@ -23,8 +23,8 @@ from oncegate.claims import (
     IN_PROGRESS,
     Abandon,
     Address,
+    ClaimProof,
     Complete,
-    Held,
     InFlight,
     Operation,
     Record,
@@ -35,23 +35,23 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.instances import instance, instance_of
-from oncegate.stores.base import Change, Document, Entry, Want
+from oncegate.stores.base import Change, Document, Entry, TakeRequest
 from oncegate.stores.entity_order import behind, in_turn, step_behind
 from oncegate.stores.sqlite.connection import (
     FAILURES,
     SLICE,
     Checkpoints,
-    KeptOut,
+    LockAttempt,
+    LockTimeout,
+    LockWaiter,
     OpenFiles,
-    Turn,
-    Turns,
     damaged,
     explained,
     is_of_the_disk,
     opened,
     wait_for,
 )
-from oncegate.stores.sqlite.handler_connection import OwnConnection, is_closed, lend, take_back
+from oncegate.stores.sqlite.handler_connection import StoreConnection, is_closed, lend, take_back
 from oncegate.stores.sqlite.instance_locks import InstanceLocks
 from oncegate.stores.sqlite.queries import (
     SQL,
@@ -65,17 +65,17 @@ from oncegate.stores.sqlite.queries import (
     swap_document,
 )
 from oncegate.stores.sqlite.settings import checked_level
-from oncegate.stores.step_store import InboxStore, shown
+from oncegate.stores.step_store import InboxStepStore, shown
 
 _SWEEP: Final = 256
 _MOST_HELD: Final = 20_000
 _LOOK_AT_FILES_EVERY: Final = 0.05
 _START: Final[Where] = ("", b"")
 _T = TypeVar("_T")
-_Work = Callable[[OwnConnection, int], _T]
+_Work = Callable[[StoreConnection, int], _T]
 
 
-class SqliteStore(InboxStore):
+class SqliteStore(InboxStepStore):
     fork_order = 0
     transactions_exclude_others = True  # nobody else can write while a handler has a transaction
     _watched = 3  # files, as in `OpenFiles.moved`
@@ -102,13 +102,13 @@ class SqliteStore(InboxStore):
         self._version = 0
         self._closed = False
         self._lock = threading.Lock()
-        self._turns = Turns(busy_timeout)
+        self._turns = LockWaiter(busy_timeout)
         self._slice = min(SLICE, self._turns.timeout)
         self._transacting: int | None = None  # the thread whose handler has the connection
         self._checkpoints = Checkpoints(path, self._synchronous)
         self._instances = InstanceLocks(path)
         self._next_look = -inf
-        self._db: OwnConnection | None = None
+        self._db: StoreConnection | None = None
         self._connected()
         forks.watch(self)
         _open.add(self)
@@ -118,7 +118,7 @@ class SqliteStore(InboxStore):
     def _apply(self, operations: Sequence[Operation], *, admits: bool = False) -> list[Any]:
         return self._write(partial(self._judge, operations, admits))
 
-    def _judge(self, operations: Sequence[Operation], admits: bool, db: OwnConnection, now: int) -> list[Any]:
+    def _judge(self, operations: Sequence[Operation], admits: bool, db: StoreConnection, now: int) -> list[Any]:
         found = self._find(db, operations)
         places: Iterable[int] = repeat(0)
         if admits:
@@ -157,7 +157,7 @@ class SqliteStore(InboxStore):
             else:
                 self._held.pop(where, None)
 
-    def take(self, wants: Sequence[Want]) -> list[Entry | None]:
+    def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         if ended := self._instances.newly_ended():
             self._write(partial(self._abandon, ended))
             self._instances.note(ended)
@@ -166,7 +166,7 @@ class SqliteStore(InboxStore):
             return [None] * len(wants)
         return self._write(partial(self._take, wants))
 
-    def _take(self, wants: Sequence[Want], db: OwnConnection, now: int) -> list[Entry | None]:
+    def _take(self, wants: Sequence[TakeRequest], db: StoreConnection, now: int) -> list[Entry | None]:
         places = list(given(db, wants, now))
         found = find(db, [where for where in places if where is not None])
         takes = [Take(*where, want.owner, want.lease) for want, where in zip(wants, places, strict=True) if where]
@@ -175,7 +175,7 @@ class SqliteStore(InboxStore):
         self._remember(taken)
         return [_entry(where, taken) for where in places]
 
-    def _abandon(self, instances: Sequence[bytes], db: OwnConnection, now: int) -> None:
+    def _abandon(self, instances: Sequence[bytes], db: StoreConnection, now: int) -> None:
         """Free the events that these processes held with their payloads. A claim without a payload is freed when the
         event is delivered again: to list those would take an index that every claim has to be written into."""
         for name in instances:
@@ -188,7 +188,9 @@ class SqliteStore(InboxStore):
         (count,) = self._read(lambda db, _now: db.execute(SQL["kept"], (namespace,)).fetchone())
         return int(count)
 
-    def transact(self, held: Held, effect: Callable[[sqlite3.Connection], Complete], connection: Any = None) -> bool:
+    def transact(
+        self, held: ClaimProof, effect: Callable[[sqlite3.Connection], Complete], connection: Any = None
+    ) -> bool:
         """See `oncegate.stores.base.Transactional`. The write lock keeps all others out until the commit."""
         if connection is not None:
             raise SettingError("SQLite's transactions are on the store's own connection; the handler is given it")
@@ -199,7 +201,7 @@ class SqliteStore(InboxStore):
         return True
 
     def _transact(
-        self, held: Held, effect: Callable[[sqlite3.Connection], Complete], db: OwnConnection, now: int
+        self, held: ClaimProof, effect: Callable[[sqlite3.Connection], Complete], db: StoreConnection, now: int
     ) -> None:
         where = (held.namespace, held.key)
         found = find(db, [where])
@@ -209,7 +211,7 @@ class SqliteStore(InboxStore):
         save(db, found, {where: record})
         self._remember({where: record})
 
-    def _effected(self, db: OwnConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
+    def _effected(self, db: StoreConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
         self._transacting = threading.get_ident()
         try:
             return lend(db, effect)
@@ -229,7 +231,7 @@ class SqliteStore(InboxStore):
     def swap(self, changes: Sequence[Change]) -> list[bool]:
         return self._write(partial(self._swap, changes))
 
-    def _swap(self, changes: Sequence[Change], db: OwnConnection, now: int) -> list[bool]:
+    def _swap(self, changes: Sequence[Change], db: StoreConnection, now: int) -> list[bool]:
         answers = [swap_document(db, change, now) for change in changes]
         self._sweep(db, "documents", sum(answers), now)
         return answers
@@ -250,7 +252,7 @@ class SqliteStore(InboxStore):
         if key is None:
             return self._page("browse", namespace, after, limit)
 
-        def look(db: OwnConnection, now: int) -> list[Entry]:
+        def look(db: StoreConnection, now: int) -> list[Entry]:
             names = [name for (name,) in db.execute(SQL["namespaces"]) if namespace in (None, name)]
             found = find(db, [(name, key) for name in names])
             return [Entry(*w, record) for w, record in sorted(found.items()) if shown(w, record, after, now)]
@@ -276,12 +278,12 @@ class SqliteStore(InboxStore):
 
     def _write_soon(self, seconds: float) -> None:
         """Write nothing but that the clock has moved on, unless another thread has the connection for that long."""
-        turn = Turn(self._turns, seconds)
+        turn = LockAttempt(self._turns, seconds)
         while self._lock.acquire(timeout=seconds):
             try:
                 self._tried(partial(self._written, lambda _db, _now: None), turn)
                 break
-            except KeptOut:
+            except LockTimeout:
                 pass
             finally:
                 self._lock.release()
@@ -347,7 +349,7 @@ class SqliteStore(InboxStore):
         """What this answers, given the same; all that it reads is of one moment."""
         return self._in_turn(partial(self._looked, work))
 
-    def _written(self, work: _Work[_T], db: OwnConnection, turn: Turn) -> _T:
+    def _written(self, work: _Work[_T], db: StoreConnection, turn: LockAttempt) -> _T:
         turn.begin(db, "BEGIN IMMEDIATE")
         answer = work(db, self._tick(db))
         db.execute("COMMIT")
@@ -356,13 +358,13 @@ class SqliteStore(InboxStore):
         self._checkpoints.written(db.total_changes)
         return answer
 
-    def _tick(self, db: OwnConnection) -> int:
+    def _tick(self, db: StoreConnection) -> int:
         """The time to judge by. It is the one that is left in the file, so that nobody judges by an earlier one."""
         high = self._high(db.execute(SQL["tick"], (self._clock(),)).fetchone())
         self._clock(high)
         return high
 
-    def _looked(self, work: _Work[_T], db: OwnConnection, turn: Turn) -> _T:
+    def _looked(self, work: _Work[_T], db: StoreConnection, turn: LockAttempt) -> _T:
         db.execute("BEGIN")
         answer = work(db, self._clock(self._high(turn.begin(db, SQL["time"]).fetchone())))
         db.execute("COMMIT")
@@ -374,20 +376,20 @@ class SqliteStore(InboxStore):
             raise damaged(self._path, "the table clock is empty")
         return int(row[0])
 
-    def _in_turn(self, transaction: Callable[[OwnConnection, Turn], _T]) -> _T:
+    def _in_turn(self, transaction: Callable[[StoreConnection, LockAttempt], _T]) -> _T:
         """Have the connection for a transaction. No generator may have a part in that: one that an interrupt leaves
         suspended keeps the lock for as long as anybody keeps the traceback."""
         if self._transacting == threading.get_ident():
             raise SettingError("a transaction's handler cannot ask the same store: it would wait for its own end")
-        turn = Turn(self._turns)
+        turn = LockAttempt(self._turns)
         while True:
             try:
                 with self._lock:
                     return self._tried(transaction, turn)
-            except KeptOut:
+            except LockTimeout:
                 turn.pause()
 
-    def _tried(self, transaction: Callable[[OwnConnection, Turn], _T], turn: Turn) -> _T:
+    def _tried(self, transaction: Callable[[StoreConnection, LockAttempt], _T], turn: LockAttempt) -> _T:
         db = self._usable()
         try:
             # An interrupt can strike at any instruction, also between a transaction and its rollback.
@@ -406,7 +408,7 @@ class SqliteStore(InboxStore):
             if is_closed(db):
                 self._db = None
 
-    def _usable(self) -> OwnConnection:
+    def _usable(self) -> StoreConnection:
         if self._closed:
             raise StoreRefused(f"the store {self._path} was closed")
         db = self._connected()
@@ -415,7 +417,7 @@ class SqliteStore(InboxStore):
             self._next_look = time.monotonic() + _LOOK_AT_FILES_EVERY
         return db
 
-    def _check_files(self, db: OwnConnection, count: int) -> None:
+    def _check_files(self, db: StoreConnection, count: int) -> None:
         """Refuse to go on with a file that was removed or replaced. What was written to a removed log is copied into
         the database file, as long as that is safe: it was acknowledged, and only this process can still read it."""
         moved = self._files.moved(count)
@@ -430,7 +432,7 @@ class SqliteStore(InboxStore):
             " them again"
         )
 
-    def _connected(self) -> OwnConnection:
+    def _connected(self) -> StoreConnection:
         if self._db is None:
             self._held.clear()
             file = os.path.realpath(self._path)  # beside which SQLite has its log
@@ -441,7 +443,7 @@ class SqliteStore(InboxStore):
             self._db = db
         return self._db
 
-    def _open(self) -> OwnConnection:
+    def _open(self) -> StoreConnection:
         db = opened(self._path, self._synchronous, self._busy_timeout, secure_delete=self._secure_delete)
         self._instances.hold()
         return db
