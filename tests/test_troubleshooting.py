@@ -115,7 +115,7 @@ def may_evict(_folder: Path) -> str:
 @pytest.mark.parametrize(
     ("seen", "happens"),
     [
-        ("Its key is that of evt-1, processed", conflict),
+        ("Conflict: same key as evt-1 (processed", conflict),
         (" but different content (at data.status)", conflict),
         ("is known with different content", kept_conflict),
         ("Refused: the fields key needs timestamp, which the event does not have.", missing_key),
@@ -123,7 +123,7 @@ def may_evict(_folder: Path) -> str:
         ("In flight: another worker holds the claim for up to 27 s more; deliver it again after that.", in_flight),
         ("and max_age is 7 d: ", too_old),
         ("oncegate.db locked for too long; nothing was written", locked),
-        ("the store is circuit breaker open after failures in a row, and asked again in ", left_alone),
+        ("circuit breaker open after failures in a row, next call in ", left_alone),
         ("its claim was lost", lost),
         (
             "Redis at … may evict records to make room (maxmemory-policy allkeys-lru), and an evicted event would run",
