@@ -13,7 +13,7 @@ from oncegate import Gate, keys, open_store
 from oncegate.cli.main import run
 from oncegate.cli.records import sentence
 from oncegate.errors import StoreError
-from oncegate.gate.options import CHOICES, DEFAULTS
+from oncegate.gate.options import DEFAULTS, OPTIONS
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.redis import checks
 from oncegate.testing import ManualClock
@@ -187,7 +187,7 @@ def test_settings_exist() -> None:
     named = re.findall(r"`(\w+)=\"(\w+)\"`", TEXT)
     assert len(named) > 5
     for name, value in named:
-        assert value in CHOICES[name]
+        assert value in OPTIONS[name].choices
     for name in re.findall(r"`(max_\w+|\w*retention|lease|breaker|namespace)`", TEXT):
         assert name in DEFAULTS
 
