@@ -180,7 +180,7 @@ class TestCheck:
             ),
             (
                 'mode = "mark_first"\n[serve]\nport = 1',
-                "mode='mark_first' would mark them before; or choose serve.mode",
+                "mode='mark_first' would complete them before; or choose serve.mode",
             ),
         ],
     )
