@@ -1,4 +1,4 @@
-"""The rules in Lua: a script that is wrong in one line does not pass the contract."""
+"""The Lua scripts: with one wrong line, a script does not pass the contract."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -17,7 +17,8 @@ from tests.stores.redis_server import RedisServer
 
 Check = Callable[[SharedStoreContract, Store, ManualClock], Any]
 
-# What is broken, the script, what it says, what it says then, and the part of the contract that notices.
+
+# What is broken, the script, the right text, the wrong text, and the test of the contract that must fail.
 ABLATIONS: list[tuple[str, str, str, str, Check]] = [
     (
         "a lease one longer",
@@ -208,21 +209,22 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
 def test_the_contract_catches(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, name: str, right: str, wrong: str, check: Check
 ) -> None:
-    """One rule of one script broken: the part of the contract that is about it fails, and passes as it is shipped."""
+    """With one rule of one script broken, the part of the contract about that rule fails; with the script as shipped it
+    passes."""
     script = getattr(script_calls, name)
     assert right.encode() in script.text
-    _checked(redis_server, check)
+    _run_check(redis_server, check)
     broken = script.text.replace(right.encode(), wrong.encode())
-    monkeypatch.setattr(script_calls, name, script_calls.script_of(broken, **_how(script)))
+    monkeypatch.setattr(script_calls, name, script_calls.build_script(broken, **_flags(script)))
     with pytest.raises(AssertionError):
-        _checked(redis_server, check)
+        _run_check(redis_server, check)
 
 
-def _how(script: script_calls.Script) -> dict[str, bool]:
+def _flags(script: script_calls.Script) -> dict[str, bool]:
     return {name: value for name, value in asdict(script).items() if isinstance(value, bool)}
 
 
-def _checked(server: RedisServer, check: Check) -> None:
+def _run_check(server: RedisServer, check: Check) -> None:
     server.client.flushall()
     clock = ManualClock()
     with closing(open_store(server.url, clock=clock)) as store:
