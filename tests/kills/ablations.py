@@ -43,7 +43,7 @@ def _unfenced() -> None:
     claims._RULES[Renew] = renew
     claims._RULES[Complete] = complete
     claims._RULES[Release] = release
-    _script("SETTLE", b"not value or #proof == NOBODY or sub(value, PROOF, PROOF + #proof - 1) ~= proof", b"not value")
+    _script("SETTLE", b"not value or #proof == NO_OWNER or sub(value, PROOF, PROOF + #proof - 1) ~= proof", b"not value")
     _schema(b" AND c.state = 'P' AND c.owner = a.owner AND c.fence = a.fence", b"")
 
 
@@ -64,7 +64,7 @@ def _stolen() -> None:
     """A claim is granted while the lease of another is alive."""
 
     claims._alive = lambda record, now: False
-    _script("CLAIM", b"elseif living then", b"elseif false then")
+    _script("CLAIM", b"elseif leased then", b"elseif false then")
     _schema(b"WHEN c.state = 'P' AND c.lease_until > now THEN 'held'", b"")
 
 

@@ -1,88 +1,90 @@
--- known: claims on records that are there, or were, and are not plainly done: those that claim.lua has put off.
+-- The rest of claim: the deferred requests, on records that exist or have expired, and are not plainly completed.
 
--- What was granted to a marking claim is completed at once, with the time in which its effect may start.
+-- A marking claim completes its record at once. The record keeps the lease, within which the effect may start.
 local function mark(r, retention)
-  local t = texts(r.tail)
-  t[PAYLOAD], t[LEASE], t[LOST], t[SINCE] = nil, struct.pack('>I7', r.moment), nil, nil
-  r.tail = tail(t)
+  local texts = parse_tail(r.tail)
+  texts[PAYLOAD], texts[LEASE], texts[LOST], texts[SINCE] = nil, struct.pack('>I7', r.moment), nil, nil
+  r.tail = pack_tail(texts)
   r.state, r.moment, r.expires = 'c', now, now + retention
 end
 
-local function again(ask, r)
-  local was = r.state
-  grant_again(r, ask.owner, ask.lease)
-  r.hash = ask.hash
-  if WAITS[was] then
+local function grant_known(request, r)
+  local before = r.state
+  grant_again(r, request.owner, request.lease)
+  r.hash = request.hash
+  if WAITS[before] then
     r.state = 'p'
   else
-    r.state, r.expires = 'P', now + ask.retention
+    r.state, r.expires = 'P', now + request.retention
   end
-  if ask.marks then
-    mark(r, ask.retention)
+  if request.marks then
+    mark(r, request.retention)
   end
-  return save(ask.where, was, r)
+  return save(request.address, before, r)
 end
 
--- A completed record as its duplicate leaves it: only a sliding claim moves the expiry, and only to later.
-local function slid(ask, r, value)
-  local expires = math.min(now + ask.retention, r.first + ask.slides)
+-- A completed record after its duplicate: only a sliding claim moves the expiry, and only to a later time.
+local function slide(request, r, value)
+  local expires = math.min(now + request.retention, r.first + request.slides)
   if expires <= r.expires then
     return value
   end
   r.expires = expires
-  return save(ask.where, r.state, r)
+  return save(request.address, r.state, r)
 end
 
-local function judge(ask, r, value)
-  local state, living, own = r.state, alive(r), r.owner == ask.owner
-  if own and (living or state == 'C' or state == 'c') then
+-- The letter and the record, by the rules of `oncegate.claims.step`.
+local function decide(request, r, value)
+  local state, leased, own = r.state, has_lease(r), r.owner == request.owner
+  if own and (leased or state == 'C' or state == 'c') then
     return 'G', value
-  elseif ask.binds and r.hash ~= ask.hash then
+  elseif request.binds and r.hash ~= request.hash then
     return 'X', value
-  elseif living then
+  elseif leased then
     return 'I', value
   elseif state == 'r' then
     return 'U', value
   elseif state == 'R' and own then
     return 'I', value
   elseif state == 'R' or state == 'P' or state == 'p' then
-    return 'G', again(ask, r)
+    return 'G', grant_known(request, r)
   elseif state == 'D' then
     return 'B', value
   end
-  return 'U', slid(ask, r, value)
+  return 'U', slide(request, r, value)
 end
 
-local function anew(ask, was)
-  local r = {state = 'P', moment = now + ask.lease, attempts = 1, expires = now + ask.retention, first = now}
-  r.fence, r.owner, r.hash, r.tail = now, ask.owner, ask.hash, ask.about
-  if ask.marks then
-    mark(r, ask.retention)
+local function grant_new(request, before)
+  local r = {state = 'P', moment = now + request.lease, attempts = 1, expires = now + request.retention, first = now}
+  r.fence, r.owner, r.hash, r.tail = now, request.owner, request.hash, request.about
+  if request.marks then
+    mark(r, request.retention)
   end
-  save(ask.where, was, r)
+  save(request.address, before, r)
   return 'N'
 end
 
--- The request that starts here.
+-- The letter and the record for the request at a position of the batch.
 local function claim_known(start)
-  local ask = {}
-  local where, owner, hash, about, flags, at
-  where, owner, hash, about, ask.lease, ask.retention, ask.slides, flags, at = struct.unpack(REQUEST, batch, start)
-  ask.binds, ask.marks = flags % 2 == 1, flags >= MARKS
-  ask.where, at = cut(at, where)
-  ask.owner, at = cut(at, owner)
-  ask.hash, at = cut(at, hash)
-  ask.about = cut(at, about)
-  local r, value, was = find(ask.where)
+  local request = {}
+  local address, owner, hash, about, flags, at
+  address, owner, hash, about, request.lease, request.retention, request.slides, flags, at =
+    struct.unpack(REQUEST, batch, start)
+  request.binds, request.marks = flags % 2 == 1, flags >= MARKS
+  request.address, at = cut(at, address)
+  request.owner, at = cut(at, owner)
+  request.hash, at = cut(at, hash)
+  request.about = cut(at, about)
+  local r, value, before = find(request.address)
   if not r then
-    return anew(ask, was)
+    return grant_new(request, before)
   end
-  return judge(ask, r, value)
+  return decide(request, r, value)
 end
 
 for i = 1, count do
-  if later[i] then
-    letters[i], values[i] = claim_known(later[i])
+  if deferred[i] then
+    letters[i], values[i] = claim_known(deferred[i])
   end
 end
-return answered()
+return answer()

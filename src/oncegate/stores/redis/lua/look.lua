@@ -1,58 +1,58 @@
--- look: what is there, for reading; nothing is written, and the time that it is read at is the first of every answer.
+-- look: queries. Nothing is written. Every answer starts with the time.
 --
--- The batch is a list of texts, each after its length, the first of which says what is wanted:
+-- The batch is a list of texts, each after its length. The first text names the query, the others are its arguments:
 --
---   records    where, …                      the value of each record, or nothing
---   documents  where, …                      the value of each document, or nothing
---   key        key                           place and record of that key wherever it was claimed
---   waiting    count, place, …               for each place, the keys that can be taken, those let go first in front,
---                                            each after its score; at most `count`
---   dead       limit, start, stop            address and record of dead letters in the order of their addresses
+--   records    address, …            the value of each record, or an empty string
+--   documents  address, …            the value of each document, or an empty string
+--   key        key                   namespace and record of this key in every namespace
+--   waiting    count, namespace, …   for each namespace, at most `count` keys that can be taken, each followed by its
+--                                    score; those that became due first come first
+--   dead       limit, start, stop    address and record of dead letters, in the order of their addresses
 
 local answer = {now}
-local ask = {}
-local looks = {}
+local arguments = {}
+local queries = {}
 
-local function values(kind)
-  for i = 2, #ask do
-    answer[i] = call('GET', base .. kind .. ask[i]) or ''
+local function read_values(kind)
+  for i = 2, #arguments do
+    answer[i] = call('GET', base .. kind .. arguments[i]) or ''
   end
 end
 
-function looks.records()
-  values('r')
+function queries.records()
+  read_values('r')
 end
 
-function looks.documents()
-  values('v')
+function queries.documents()
+  read_values('v')
 end
 
-function looks.key()
-  for _, place in ipairs(call('SMEMBERS', base .. 'n')) do
-    local r, value = find(place .. ask[2])
+function queries.key()
+  for _, namespace in ipairs(call('SMEMBERS', base .. 'n')) do
+    local r, value = find(namespace .. arguments[2])
     if r then
-      answer[#answer + 1] = place
+      answer[#answer + 1] = namespace
       answer[#answer + 1] = value
     end
   end
 end
 
-function looks.waiting()
-  for i = 3, #ask do
-    local found = call('ZRANGEBYSCORE', base .. 'w' .. ask[i], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ask[2])
-    answer[i - 1] = found
+function queries.waiting()
+  for i = 3, #arguments do
+    local list = base .. 'w' .. arguments[i]
+    answer[i - 1] = call('ZRANGEBYSCORE', list, '-inf', now, 'WITHSCORES', 'LIMIT', 0, arguments[2])
   end
 end
 
--- Those that have expired stay in the list until a burial clears them out, so it may take several reads.
-function looks.dead()
-  local left, start = tonumber(ask[2]), ask[3]
+-- Expired dead letters stay in the list until a later burial removes them, so one page may take several reads.
+function queries.dead()
+  local left, start = tonumber(arguments[2]), arguments[3]
   while left > 0 do
-    local found = call('ZRANGEBYLEX', base .. 'd', start, ask[4], 'LIMIT', 0, 100)
-    for _, where in ipairs(found) do
-      local r, value = find(where)
+    local found = call('ZRANGEBYLEX', base .. 'd', start, arguments[4], 'LIMIT', 0, 100)
+    for _, address in ipairs(found) do
+      local r, value = find(address)
       if r and left > 0 then
-        answer[#answer + 1] = where
+        answer[#answer + 1] = address
         answer[#answer + 1] = value
         left = left - 1
       end
@@ -68,7 +68,7 @@ local at = 1
 while at <= #batch do
   local length
   length, at = struct.unpack('>I4', batch, at)
-  ask[#ask + 1], at = cut(at, length)
+  arguments[#arguments + 1], at = cut(at, length)
 end
-looks[ask[1]]()
+queries[arguments[1]]()
 return answer

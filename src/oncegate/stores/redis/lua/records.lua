@@ -1,10 +1,10 @@
--- records: taken apart, put together and written, with the lists that they are in.
+-- Functions that parse, pack, find and write records, and that update the lists of records.
 
 local MOST_ATTEMPTS = 65535
 local ABOUT, RESULT, ERROR, PAYLOAD, LEASE, LOST, SINCE, HANDED = 1, 2, 3, 4, 5, 6, 7, 8 -- the texts of a tail
 local WAITS = {p = true, r = true}
 
--- The text of this length at a place in the batch, and the place after it.
+-- The text of this length at a position in the batch, and the position after it.
 local function cut(at, length)
   if length == NONE then
     return nil, at
@@ -12,55 +12,56 @@ local function cut(at, length)
   return sub(batch, at, at + length - 1), at + length
 end
 
--- From now on nobody judges by an earlier time.
-local function note()
+-- From now on, no call uses an earlier time.
+local function store_time()
   call('SET', KEYS[1], struct.pack('>I7I7', now, clock))
 end
 
-local function text(bytes)
-  if not bytes then
+local function pack_text(text)
+  if not text then
     return '\255'
-  elseif #bytes < 254 then
-    return string.char(#bytes) .. bytes
+  elseif #text < 254 then
+    return string.char(#text) .. text
   end
-  return struct.pack('>BI4', 254, #bytes) .. bytes
+  return struct.pack('>BI4', 254, #text) .. text
 end
 
-local function tail(texts)
+local function pack_tail(texts)
   local last, parts = HANDED, {}
   while last > ABOUT and not texts[last] do
     last = last - 1
   end
   for i = 1, last do
-    parts[i] = text(texts[i])
+    parts[i] = pack_text(texts[i])
   end
   return table.concat(parts)
 end
 
-local function next_text(value, at)
-  local size = byte(value, at)
-  if not size or size == 255 then
+-- The text at a position of a tail, and the position after it.
+local function next_text(tail, at)
+  local length = byte(tail, at)
+  if not length or length == 255 then
     return nil, at + 1
-  elseif size == 254 then
-    size, at = struct.unpack('>I4', value, at + 1)
+  elseif length == 254 then
+    length, at = struct.unpack('>I4', tail, at + 1)
     at = at - 1
   end
-  return sub(value, at + 1, at + size), at + size + 1
+  return sub(tail, at + 1, at + length), at + length + 1
 end
 
-local function texts(value)
-  local found, at = {}, 1
+local function parse_tail(tail)
+  local texts, at = {}, 1
   for i = ABOUT, HANDED do
-    found[i], at = next_text(value, at)
+    texts[i], at = next_text(tail, at)
   end
-  return found
+  return texts
 end
 
 local function parse(value)
   local r = {}
-  local by_256, rest, hash, owner
-  r.state, r.moment, by_256, r.expires, rest, r.first, hash, r.fence, owner = struct.unpack(HEAD, value)
-  r.attempts = 256 * by_256 + rest
+  local high, low, hash, owner
+  r.state, r.moment, high, r.expires, low, r.first, hash, r.fence, owner = struct.unpack(HEAD, value)
+  r.attempts = 256 * high + low
   r.owner = sub(value, OWNER, OWNER + owner - 1)
   r.hash = sub(value, OWNER + owner, OWNER + owner + hash - 1)
   r.tail = sub(value, OWNER + owner + hash)
@@ -69,9 +70,9 @@ end
 
 local function pack(r)
   local attempts = math.min(r.attempts, MOST_ATTEMPTS)
-  local rest = attempts % 256
-  local by_256 = (attempts - rest) / 256
-  return struct.pack(HEAD, r.state, r.moment, by_256, r.expires, rest, r.first, #r.hash, r.fence, #r.owner)
+  local low = attempts % 256
+  local high = (attempts - low) / 256
+  return struct.pack(HEAD, r.state, r.moment, high, r.expires, low, r.first, #r.hash, r.fence, #r.owner)
     .. r.owner .. r.hash .. r.tail
 end
 
@@ -83,9 +84,9 @@ local function get(key)
   return value
 end
 
--- A record that is there and has not expired, with its value; of one that has, only the state, for the lists.
-local function find(where)
-  local value = get(base .. 'r' .. where)
+-- The record at an address, its value and its state. For an expired record only the state, which the lists need.
+local function find(address)
+  local value = get(base .. 'r' .. address)
   if value then
     local r = parse(value)
     if r.expires == 0 or now < r.expires then
@@ -95,9 +96,10 @@ local function find(where)
   end
 end
 
--- In milliseconds; a retention may be shorter than one. Redis counts by the server's clock, which may be behind.
-local function kept_for(expires)
-  return math.ceil((expires - clock) / 1000) + KEPT_ON
+-- Milliseconds until Redis deletes a key. Rounded up, because a retention may be shorter than a millisecond. Counted
+-- from the server's clock, which Redis uses, and which may be behind the store's time.
+local function time_to_live(expires)
+  return math.ceil((expires - clock) / 1000) + EXPIRY_GRACE
 end
 
 local function write(key, value, expires)
@@ -105,61 +107,62 @@ local function write(key, value, expires)
   if expires == 0 then
     call('SET', key, value)
   else
-    call('SET', key, value, 'PX', kept_for(expires))
+    call('SET', key, value, 'PX', time_to_live(expires))
   end
 end
 
--- Dead letters that nobody looked at leave the lists too: each new one clears out up to ten that have expired.
-local function bury(where, expires)
-  for _, old in ipairs(call('ZRANGEBYSCORE', base .. 'e', '-inf', now, 'LIMIT', 0, 10)) do
-    call('ZREM', base .. 'e', old)
-    call('ZREM', base .. 'd', old)
+-- Each new dead letter removes up to ten expired ones from the lists, because no other call removes those that nobody
+-- reads again.
+local function list_dead_letter(address, expires)
+  for _, expired in ipairs(call('ZRANGEBYSCORE', base .. 'e', '-inf', now, 'LIMIT', 0, 10)) do
+    call('ZREM', base .. 'e', expired)
+    call('ZREM', base .. 'd', expired)
   end
-  call('ZADD', base .. 'd', 0, where)
-  call('ZADD', base .. 'e', expires, where)
+  call('ZADD', base .. 'd', 0, address)
+  call('ZADD', base .. 'e', expires, address)
 end
 
--- Keep the lists true when a record goes from one state (nil: it is new) to another (nil: it is gone).
-local function index(where, was, is, r)
-  if was == 'D' and is ~= 'D' then
-    call('ZREM', base .. 'd', where)
-    call('ZREM', base .. 'e', where)
+-- Update the lists when a record changes from one state (nil: it is new) to another (nil: it is deleted).
+local function update_lists(address, before, after, r)
+  if before == 'D' and after ~= 'D' then
+    call('ZREM', base .. 'd', address)
+    call('ZREM', base .. 'e', address)
   end
-  if WAITS[was] or WAITS[is] then
-    local stop = string.find(where, '\0', 1, true)
-    local list, key = base .. 'w' .. sub(where, 1, stop), sub(where, stop + 1)
-    if WAITS[is] then
+  if WAITS[before] or WAITS[after] then
+    local stop = string.find(address, '\0', 1, true)
+    local list, key = base .. 'w' .. sub(address, 1, stop), sub(address, stop + 1)
+    if WAITS[after] then
       call('ZADD', list, r.moment, key)
     else
       call('ZREM', list, key)
     end
   end
-  if is == 'D' then
-    bury(where, r.expires)
+  if after == 'D' then
+    list_dead_letter(address, r.expires)
   end
 end
 
-local function save(where, was, r)
+local function save(address, before, r)
   local value = pack(r)
-  write(base .. 'r' .. where, value, r.expires)
-  index(where, was, r.state, r)
+  write(base .. 'r' .. address, value, r.expires)
+  update_lists(address, before, r.state, r)
   return value
 end
 
-local function alive(r)
+local function has_lease(r)
   return (r.state == 'P' or r.state == 'p') and now < r.moment
 end
 
--- A grant of a record that was there: the lease, the fence and the attempts go on from it. What was in progress was never
--- settled: it is lost, and does not count as an attempt if it is the first of such a row.
+-- Grant an existing record again: fence and attempts count on. A record in progress was never settled, so its attempt
+-- is lost. The first loss in a row does not count as an attempt.
 local function grant_again(r, owner, lease)
   local counts = 1
   if r.state == 'P' or r.state == 'p' then
-    local t = texts(r.tail)
-    local lost = t[LOST] and struct.unpack('>I2', t[LOST]) or 0
+    local texts = parse_tail(r.tail)
+    local lost = texts[LOST] and struct.unpack('>I2', texts[LOST]) or 0
     counts = lost > 0 and 1 or 0
-    t[LOST] = struct.pack('>I2', math.min(lost + 1, MOST_ATTEMPTS))
-    r.tail = tail(t)
+    texts[LOST] = struct.pack('>I2', math.min(lost + 1, MOST_ATTEMPTS))
+    r.tail = pack_tail(texts)
   end
   r.owner, r.fence, r.moment, r.attempts = owner, r.fence + 1, now + lease, r.attempts + counts
 end

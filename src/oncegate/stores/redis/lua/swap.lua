@@ -1,8 +1,9 @@
--- swap: documents are replaced if their version is unchanged.
+-- swap: replace documents whose version is the expected one.
 --
--- Each request is lengths of where and body, version, retention. Answered is a digit for each.
+-- A request is the lengths of address and body, the expected version and the retention; then address and body. The
+-- answer is a digit for each request.
 
-note()
+store_time()
 
 local function version_of(key)
   local value = call('GET', key)
@@ -13,24 +14,24 @@ local function version_of(key)
   return 0
 end
 
-local function swap(where, body, expected, retention)
-  local key = base .. 'v' .. where
+local function swap(address, body, expected, retention)
+  local key = base .. 'v' .. address
   local version = version_of(key)
   if version ~= expected then
     return '0'
   end
-  local fresh, expires = version > 0 and version + 1 or now, now + retention
-  write(key, struct.pack('>I7I7', fresh, expires) .. body, expires)
+  local next_version, expires = version > 0 and version + 1 or now, now + retention
+  write(key, struct.pack('>I7I7', next_version, expires) .. body, expires)
   return '1'
 end
 
 local answers = {}
 local at = 1
 while at <= #batch do
-  local where, body, expected, retention
-  where, body, expected, retention, at = struct.unpack('>I4I4i8I8', batch, at)
-  where, at = cut(at, where)
+  local address, body, expected, retention
+  address, body, expected, retention, at = struct.unpack('>I4I4i8I8', batch, at)
+  address, at = cut(at, address)
   body, at = cut(at, body)
-  answers[#answers + 1] = swap(where, body, expected, retention)
+  answers[#answers + 1] = swap(address, body, expected, retention)
 end
 return table.concat(answers)

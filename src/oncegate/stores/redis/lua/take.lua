@@ -1,32 +1,32 @@
--- take: dispatchers ask for the right to run what a record itself holds.
+-- take: grant the right to run an event from the payload in its record, to a dispatcher.
 --
--- Each request is lengths of where and owner, and the lease. Answered are the time and for each request the granted
--- record, or an empty text.
+-- A request is the lengths of address and owner, and the lease; then address and owner. The answer is the time, and for
+-- each request the granted record or an empty string.
 
-note()
+store_time()
 local answer = {now}
 
-local function take(where, owner, lease)
-  local r = find(where)
+local function take(address, owner, lease)
+  local r = find(address)
   if not r or not WAITS[r.state] then
-    -- The record went without the list being told, by a hand that was not ours; or it would be tried for ever.
-    index(where, 'r', nil)
+    -- Another program deleted the record. Remove the key from the list, or dispatchers would try to take it for ever.
+    update_lists(address, 'r', nil)
     return ''
   elseif now < r.moment then
     return ''
   end
-  local was = r.state
+  local before = r.state
   grant_again(r, owner, lease)
   r.state = 'p'
-  return save(where, was, r)
+  return save(address, before, r)
 end
 
 local at = 1
 while at <= #batch do
-  local where, owner, lease
-  where, owner, lease, at = struct.unpack('>I4I4I8', batch, at)
-  where, at = cut(at, where)
+  local address, owner, lease
+  address, owner, lease, at = struct.unpack('>I4I4I8', batch, at)
+  address, at = cut(at, address)
   owner, at = cut(at, owner)
-  answer[#answer + 1] = take(where, owner, lease)
+  answer[#answer + 1] = take(address, owner, lease)
 end
 return answer
