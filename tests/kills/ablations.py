@@ -43,7 +43,7 @@ def _unfenced() -> None:
     claims._RULES[Renew] = renew
     claims._RULES[Complete] = complete
     claims._RULES[Release] = release
-    _script("SETTLE", b"not value or #proof == NO_OWNER or sub(value, PROOF, PROOF + #proof - 1) ~= proof", b"not value")
+    _script("SETTLE", b"#proof == NO_OWNER or sub(value, PROOF, PROOF + #proof - 1) ~= proof then", b"false then")
     _schema(b" AND c.state = 'P' AND c.owner = a.owner AND c.fence = a.fence", b"")
 
 
