@@ -112,13 +112,15 @@ def test_the_scan(source: str, expected: set[str]) -> None:
 
 
 def test_the_version_is_capped() -> None:
-    """pyproject.toml excludes the next major version of redis-py, and the installed version is allowed."""
+    """pyproject.toml excludes the next major versions, and allows the installed and the locked ones."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (requirement,) = extras["redis"]
-    bounds = re.fullmatch(r"redis\[hiredis\]>=(\d+),<(\d+)", requirement)
-    assert bounds is not None, requirement
-    major = int(version("redis").partition(".")[0])
-    assert int(bounds[1]) <= major < int(bounds[2]) == major + 1
+    locked = (ROOT / "requirements.lock").read_text()
+    for package, requirement in zip(("redis", "hiredis"), extras["redis"], strict=True):
+        bounds = re.fullmatch(rf"{package}(?:\[hiredis\])?>=(\d+)(?:\.\d+)?,<(\d+)", requirement)
+        assert bounds is not None, requirement
+        (pinned,) = re.findall(rf"^{package}==(\d+)\.", locked, re.MULTILINE)
+        for major in (int(pinned), int(version(package).partition(".")[0])):
+            assert int(bounds[1]) <= major < int(bounds[2]) == major + 1, requirement
 
 
 def foreign_private_attributes(tree: ast.AST) -> Iterator[str]:

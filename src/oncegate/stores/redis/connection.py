@@ -85,9 +85,9 @@ class RedisConnection:
 
         To sleep and wake up can take longer than a server on the same network takes to reply. Without spinning, the
         gate runs single events on a local server slower by a factor of 1.6 to 1.8, new events and duplicates alike
-        (2 cores, Valkey 9; batches of 100 do not differ). After a spin without a reply, the next 2 spins are skipped,
-        then 4, up to _MOST_SPINS_SKIPPED: a slow server costs nearly no CPU time. Large requests neither spin nor
-        count."""
+        (2 cores, Valkey 9; batches of 100 do not differ). After a spin without a reply, the next 2 spins are skipped;
+        if the spin after these finds no reply either, the next 4, and so on up to _MOST_SPINS_SKIPPED. So a slow server
+        costs nearly no CPU time. There is no spin for the reply to a large request."""
         if not self._request_is_small:
             return False
         if self._spins_to_skip:

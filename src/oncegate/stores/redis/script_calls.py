@@ -165,7 +165,8 @@ class ScriptCaller:
         """Server and command for one request to a script that reads it first. The caller sends the command itself, and
         passes a CommandFailed to `execute` or `try_execute` for retries.
 
-        None if more than this command is to be sent; use `split` and `execute` then."""
+        None if the call needs more than this command: a wait for replicas, a new namespace in the list, a search for a
+        new primary, or a new layout version. Use `split` and `execute` then."""
         bucket = self.bucket_of(address.key)
         if self._unresponsive or self._layout_may_be_lost or self._settings.wait_replicas:
             return None
