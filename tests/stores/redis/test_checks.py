@@ -46,11 +46,11 @@ class TestEviction:
         """A full server that evicts nothing rejects the whole batch."""
         redis_server.client.flushall()
         with closing(open_store(redis_server.url)) as store:
-            full, told = (
+            full, rejected = (
                 configured(redis_server, maxmemory="1mb"),
                 pytest.raises(StoreUnavailable, match="out of memory"),
             )
-            with full, told:
+            with full, rejected:
                 store.claim([claim_of(key=number.to_bytes(16)) for number in range(100)])
             assert store.browse() == []
 

@@ -318,7 +318,7 @@ class ScriptCaller:
         self._repeat(calls, replies, moved)
 
     def _route_around(self, unresponsive: Set[str]) -> None:
-        """Ask the other servers who has the buckets of the unresponsive ones.
+        """Ask the other servers which server now has the buckets of the unresponsive ones.
 
         As long as a bucket has no other server, every later call does this first. Otherwise each call would wait for
         the timeout before it finds a new primary."""

@@ -32,7 +32,7 @@ class Servers(Protocol):
         """Every server that has a bucket."""
 
     def refresh(self, skip: Set[str] = frozenset()) -> None:
-        """Find out again which server has which bucket, after a failure. Servers named in `skip` are not asked."""
+        """Read again which server has which bucket, after a failure. The servers named in `skip` are not used."""
 
     def close(self) -> None: ...
 

@@ -8,7 +8,8 @@ local verbs = {}
 store_time()
 
 -- Complete: retention, result, error. c: with the result null, and no texts. H: the second text is the error and the
--- place that the event was handed to, as texts of a tail. What was lost or unavailable before is not kept.
+-- place that the event was handed to, as texts of a tail. The number of lost attempts and the time of unavailability
+-- are removed.
 function verbs.C(r, retention, result, error, handed)
   local texts = {(next_text(r.tail, 1))}
   texts[RESULT], texts[ERROR], texts[HANDED] = result, error, handed
@@ -32,7 +33,8 @@ function verbs.H(r, retention, result, both)
 end
 
 -- Release: the delay, or UNSTARTED if the handler never started; no text; the error. U: because a service is
--- unavailable. An unstarted attempt says nothing about the event, so what was lost or unavailable before is kept.
+-- unavailable. An unstarted attempt says nothing about the event, so the number of lost attempts and the time of
+-- unavailability stay.
 function verbs.R(r, delay, _, error, unavailable)
   local unstarted = delay >= UNSTARTED
   local texts = parse_tail(r.tail)

@@ -111,8 +111,8 @@ local function write(key, value, expires)
   end
 end
 
--- Each new dead letter removes up to ten expired ones from the lists, because no other call removes those that nobody
--- reads again.
+-- Each new dead letter removes up to ten expired ones from the lists. No other call removes an expired dead letter that
+-- is never claimed again.
 local function list_dead_letter(address, expires)
   for _, expired in ipairs(call('ZRANGEBYSCORE', base .. 'e', '-inf', now, 'LIMIT', 0, 10)) do
     call('ZREM', base .. 'e', expired)
