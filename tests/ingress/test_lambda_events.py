@@ -588,5 +588,5 @@ def test_not_an_event(store: MemoryStore, event: Any) -> None:
 def test_not_an_event_while_the_store_is_away(stumbling: Stumbling) -> None:
     """If the dead letter cannot be stored, the invocation fails."""
     stumbling.failures = {"claim": 99}
-    with pytest.raises(NotTaken, match="no copy could be kept"):
+    with pytest.raises(NotTaken, match="no copy could be stored"):
         Gate(stumbling).lambda_handler(boom)("no JSON", Context())

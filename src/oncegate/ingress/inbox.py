@@ -11,7 +11,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from oncegate.backoff import Backoff
 from oncegate.durations import spoken
@@ -20,10 +20,10 @@ from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publish_target_of
-from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to, runs_alone
+from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to
 from oncegate.gate.limiter import PROCESS, enter_async, first_of
 from oncegate.gate.observers import Observers
-from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.outcome import STATUSES, Outcome
 from oncegate.ingress.call_threads import CallThreads
 from oncegate.ingress.dispatcher import Dispatcher, Next
 from oncegate.ingress.handler_wrappers import logged
@@ -39,7 +39,6 @@ _SUSPECT_TURN: Final = 1.0  # how long suspects run before other events run agai
 _OTHERS_FACTOR: Final = 10  # other events run this many times longer than suspects waited in vain
 _POLL_AMONG_SUSPECTS: Final = 0.5
 _CROWDED: Final = "other handlers ran for longer than {}, so suspects that must run alone wait for another turn"
-_COUNTED: Final[dict[Status, str]] = {"processed": "processed", "failed": "failed", "buried": "failed"}
 _log: Final = logging.getLogger("oncegate.work")
 
 
@@ -234,7 +233,6 @@ class InboxWorker:
     def _run_now(self, job: Job) -> bool:
         if self._dispatcher is None or self._stopping:
             return False
-        _mark_as_stored(job)
         if job.event.entity is not None:
             self._running_entities[job.event.entity] = False
         self._counts["received"] += 1
@@ -330,10 +328,10 @@ class InboxWorker:
         jobs = self._engine.claimer.take(most, in_order=True)
         if not without_suspects:
             return jobs
-        suspects = [job for job in jobs if runs_alone(job)]
+        suspects = [job for job in jobs if job.runs_alone]
         self._suspects = len(suspects)
         self._release(suspects)
-        return [job for job in jobs if not runs_alone(job)] if suspects else jobs
+        return [job for job in jobs if not job.runs_alone] if suspects else jobs
 
     # ── running events ────────────────────────────────────────────────────────────────────────────────────
 
@@ -362,7 +360,7 @@ class InboxWorker:
             PROCESS.leave(job)
         self._ended(job)
         self._observers.outcomes([job.outcome])
-        if name := _COUNTED.get(job.outcome.status):
+        if name := STATUSES[job.outcome.status].figure:
             self._counts[name] += 1
         return "go_on"
 
@@ -441,14 +439,8 @@ class InboxWorker:
     def _release(self, jobs: Sequence[Job]) -> None:
         """Release claims, with retries until the leases end: an attempt that was never made must not count."""
         pauses = Backoff(*_RELEASE_RETRY)
-        while jobs := self._engine.runner.give_back(jobs):
+        while jobs := self._engine.runner.release_unstarted(jobs):
             time.sleep(pauses.next_pause())
-
-
-def _mark_as_stored(job: Job) -> None:
-    """The outcome of a stored event says that Oncegate retries it, not the sender. It tells such an event by this
-    strategy of its key, which `Claimer.take` sets too."""
-    job.key = replace(job.key, strategy="kept")
 
 
 async def _end_of(future: Future[Any]) -> None:

@@ -164,7 +164,7 @@ class LambdaHandler:
             heads = [lanes[name].popleft() for name in names]
             found = self._run([events[index] for index in heads], engine, time, invocation)
             if invocation.keeps:
-                found = keep_refused(found, self._engine.claimer.keep)
+                found = keep_refused(found, self._engine.dead_letters.keep)
             for name, head, outcome in zip(names, heads, found, strict=True):
                 outcomes[head] = outcome
                 continues = outcome.acked or outcome.kept is not None
@@ -180,7 +180,7 @@ class LambdaHandler:
         for item in identified:
             if isinstance(item, Job) and time.start_by is not None:
                 item.start_by = time.start_by
-        return engine.through(identified, self._handle)
+        return engine.run_batch(identified, self._handle)
 
     def _handle(self, event: Event) -> Any:
         """Call the handler. A failure is logged with its stack, but without its message, which may contain parts of

@@ -20,7 +20,7 @@ from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, publish_target_of
 from oncegate.gate.job import Identified, handed_to
 from oncegate.gate.options import outlasts_lease
-from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.outcome import STATUSES, Cause, Outcome
 from oncegate.ingress.call_threads import CallThreads
 from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 from oncegate.ingress.handler_wrappers import logged
@@ -40,15 +40,6 @@ _LAST_POLL: Final = SHORT_POLL + 0.5  # seconds that open polls may take when th
 _FLUSH_WITHIN: Final = 5.0
 _PUBLISHER_CHECK: Final = 0.1  # seconds between two checks whether the publisher has completed the event
 _PUBLISHER_CHECKS: Final = 20
-_COUNTED: Final[dict[Status, str]] = {
-    "processed": "processed",
-    "unguarded": "processed",
-    "duplicate": "duplicates",
-    "failed": "failed",
-    "invalid": "failed",
-    "conflict": "failed",
-    "buried": "failed",
-}
 # Statuses that prove that the store has answered. A duplicate may come from the completion cache.
 _STORE_ANSWERED: Final = ("processed", "failed", "in_flight")
 
@@ -224,8 +215,8 @@ class SqsSession:
         if self._context.boot() >= work.message.visible_until:  # another worker may have received the message
             return self._not_acknowledged(work, work.message.pause)
         work.ran = True
-        outcome = await self._context.engine.athrough(work.item, self._handler)
-        if is_store_unavailable(outcome):
+        outcome = await self._context.engine.arun(work.item, self._handler)
+        if outcome.cause is Cause.STORE_UNAVAILABLE:
             return self._wait_for_store(work, outcome)
         if self._is_being_published(work, outcome):
             return RunAgain(_PUBLISHER_CHECK)
@@ -264,7 +255,7 @@ class SqsSession:
 
     def _report(self, outcome: Outcome) -> None:
         self._context.observers.outcomes([outcome])
-        if name := _COUNTED.get(outcome.status):
+        if name := STATUSES[outcome.status].figure:
             self._counts[name] += 1
         if outcome.status in _STORE_ANSWERED:
             self._receiver.store_outage.succeeded("events can be claimed")
@@ -309,12 +300,6 @@ class SqsSession:
         hurried.cancel()
         self._receiver.abandon()
         await self._messages.flush(_FLUSH_WITHIN)
-
-
-def is_store_unavailable(outcome: Outcome) -> bool:
-    """Whether the event failed because the store did not answer the claim: no attempt was granted, and no handler
-    raised (an unguarded event that fails has `raised`)."""
-    return outcome.status == "failed" and not outcome.event.attempt and outcome.raised is None
 
 
 def _pause(outcome: Outcome, work: MessageEvent) -> float:
