@@ -298,6 +298,37 @@ def test_messages_are_held_while_the_store_is_away(queue: Queue, caplog: pytest.
     gate.close()
 
 
+class AwayForCopies(MemoryStore):
+    """A store that fails, while `away` is set, for every claim under a new key."""
+
+    away = True
+
+    def claim(self, requests: Any) -> Any:
+        known = {entry.key for entry in self.browse()}
+        if self.away and any(request.key not in known for request in requests):
+            raise StoreUnavailable("the store is away")
+        return super().claim(requests)
+
+
+def test_a_conflict_is_held_while_its_copy_cannot_be_stored(queue: Queue) -> None:
+    """If the store fails while it stores the copy of a conflict, the message is held and is received once."""
+    store, handler = AwayForCopies(), Handler()
+    gate = Gate(store)
+    store.away = False
+    gate.run(call(1), handler)
+    store.away = True
+    queue.send(call(1, says="else"))
+    worker = gate.worker(queue.source, handler, wait="1s")
+    with working(worker):
+        until(lambda: worker.figures.in_hand == 1, "the message to be received")
+        time.sleep(0.5)
+        assert worker.figures.in_hand == 1
+        store.away = False
+        queue.until_empty()
+    assert (worker.figures.received, len(store.dead_letters())) == (1, 1)
+    gate.close()
+
+
 class SlowSettles(MemoryStore):
     """A store that fails to settle while `slow` is set, so that claims stay held."""
 
