@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -343,3 +345,15 @@ def test_engines_share_completions(stumbling: Stumbling) -> None:
     handle(envelope(), Context(3_000))
     handle(gateway(envelope()), Context(3_000))
     assert [verb for verb, _ in stumbling.calls] == ["claim", "settle"]
+
+
+@pytest.mark.parametrize(("handler", "imported"), [("def handle", False), ("async def handle", True)])
+def test_asyncio_is_imported_for_async_handlers_only(handler: str, imported: bool) -> None:
+    """A plain handler does not pay for asyncio in the cold start. For an async handler it is imported at the start."""
+    program = (
+        "import sys\nfrom oncegate import Gate\n"
+        f"{handler}(event): pass\n"
+        "Gate('memory://').lambda_handler(handle)\nprint('asyncio' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert run.stdout.strip() == str(imported)

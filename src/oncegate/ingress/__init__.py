@@ -1,5 +1,4 @@
-"""Ways in which events arrive other than HTTP: Lambda, queues and the inbox. `open_worker` finds the worker for a
-queue URL."""
+"""Receive events other than by HTTP: Lambda, queues and the inbox. `open_worker` finds the worker for a queue URL."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final

@@ -154,7 +154,7 @@ class InboxWorker:
             closing = CallThreads("oncegate-inbox-close", 1)
             tasks.append(asyncio.create_task(closing.call(self._engine.close)))
             closing.close()
-        _, unfinished = await asyncio.wait(tasks, timeout=within)
+        finished, unfinished = await asyncio.wait(tasks, timeout=within)
         for task in unfinished:
             task.cancel()
         if released in unfinished:
@@ -163,6 +163,8 @@ class InboxWorker:
                 " other workers can take them when their leases end",
                 spoken(int(within * 1e6)),
             )
+        for task in finished:
+            task.result()  # raises the error of the call
 
     def stop(self) -> None:
         with self._lock:
@@ -432,7 +434,7 @@ class InboxWorker:
             self._store_thread.submit(self._release, unstarted)
 
     def _release_taken(self, taking: Future[list[Job]]) -> None:
-        """Release what a take has found that nobody waits for. Runs in the store thread, so the take has ended."""
+        """Release the events of a take that was abandoned. Runs in the store thread after the take, so it has ended."""
         if taking.exception() is None:
             self._release(taking.result())
 
