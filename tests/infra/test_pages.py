@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.aws.clients import camel
+from oncegate.aws.clients import api_action
 from oncegate.aws.cloud import Cloud
 from oncegate.cli import exit_codes
 from oncegate.infra.rights import TABLE_ACTIONS
@@ -63,7 +63,7 @@ def test_the_rights_are_those_that_are_asked_for() -> None:
     # Those that are asked again until the new role is known.
     asked = {"lambda:CreateFunction", "lambda:CreateEventSourceMapping", "lambda:PutFunctionEventInvokeConfig"}
     for path in (ROOT / "src" / "oncegate" / "infra").rglob("*.py"):
-        asked |= {f"{service}:{camel(action)}" for service, action in CALL.findall(path.read_text())}
+        asked |= {f"{service}:{api_action(action)}" for service, action in CALL.findall(path.read_text())}
     assert set(listed) == asked | IMPLIED
 
 
@@ -73,7 +73,7 @@ def test_the_rights_of_a_doctor(infra: Infra, aws: Aws, monkeypatch: pytest.Monk
     ask = Cloud.ask
 
     def noted(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
-        asked.add(f"{service}:{camel(action)}")
+        asked.add(f"{service}:{api_action(action)}")
         return ask(cloud, service, action, **parameters)
 
     infra("infra", "up", "--name", "rights", "--bus", "rights")

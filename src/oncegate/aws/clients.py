@@ -31,7 +31,7 @@ def checked_endpoint(written: str | None, example: str = "http://127.0.0.1:4566"
 _REGION: Final = ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)
 
 
-def client(
+def create_client(
     service: str, region: str | None, endpoint: str | None, place: str, *, attempts: int = 1, **options: Any
 ) -> Any:
     """A client for a service, at AWS's own address or another; SettingError if region or endpoint cannot be meant.
@@ -57,6 +57,6 @@ def _descriptions() -> Loader:
     return Loader()
 
 
-def camel(action: str) -> str:
+def api_action(action: str) -> str:
     """The name of a request as AWS has it: `DescribeTable` for `describe_table`."""
     return "".join(part.capitalize() for part in action.split("_"))

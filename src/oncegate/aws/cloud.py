@@ -7,11 +7,11 @@ from typing import Any, Final
 from botocore.exceptions import ClientError
 from msgspec import Struct
 
-from oncegate.aws.clients import camel, client
-from oncegate.aws.failures import FAILURES, Kind, Words, failure, said_by
+from oncegate.aws.clients import api_action, create_client
+from oncegate.aws.failures import FAILURES, ErrorHints, FailureKind, classify, message_of
 from oncegate.errors import AwsError
 
-_WORDS: Final = Words("AWS", "write --region eu-central-1", "ask for that right, or use another AWS_PROFILE")
+_WORDS: Final = ErrorHints("AWS", "write --region eu-central-1", "ask for that right, or use another AWS_PROFILE")
 _TOKENS: Final = {"lambda": ("Marker", "NextMarker")}
 _NEXT: Final = ("NextToken", "NextToken")
 _PATIENCE: Final = 120.0
@@ -30,10 +30,10 @@ class Unanswered(AwsError):
     """Nothing can be asked: there are no credentials that are accepted, no region, or no network."""
 
 
-_ERRORS: Final[dict[Kind, type[AwsError]]] = {
-    "passing": Unanswered,
-    "unasked": Unanswered,
-    "unlike": Unanswered,
+_ERRORS: Final[dict[FailureKind, type[AwsError]]] = {
+    "transient": Unanswered,
+    "not_sent": Unanswered,
+    "not_aws": Unanswered,
     "denied": Denied,
 }
 
@@ -69,7 +69,7 @@ class Cloud:
         try:
             answer: dict[str, Any] = getattr(self._client(service), action)(**parameters)
         except FAILURES as error:
-            raise self._explained(error, f"{service}:{camel(action)}") from error
+            raise self._explained(error, f"{service}:{api_action(action)}") from error
         return answer
 
     def find(self, service: str, action: str, **parameters: Any) -> dict[str, Any] | None:
@@ -120,7 +120,7 @@ class Cloud:
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
-            self._clients[service] = client(
+            self._clients[service] = create_client(
                 service, self._region, self.endpoint, self._place, attempts=3, connect_timeout=5, read_timeout=30
             )
         return self._clients[service]
@@ -132,9 +132,11 @@ class Cloud:
         return f"AWS in {self._region}" if self._region else "AWS"
 
     def _explained(self, error: Exception, action: str) -> AwsError:
-        found = failure(error, self._place, action, _WORDS)
+        found = classify(error, self._place, action, _WORDS)
         if found.kind == "missing" and isinstance(error, ClientError):
-            return Missing(f"{self._place} has no such thing ({action}: {said_by(error)}); check its name and region")
-        if found.kind == "passing" and isinstance(error, ClientError):
-            return AwsError(found.sentence)
-        return _ERRORS.get(found.kind, AwsError)(found.sentence)
+            return Missing(
+                f"{self._place} has no such thing ({action}: {message_of(error)}); check its name and region"
+            )
+        if found.kind == "transient" and isinstance(error, ClientError):
+            return AwsError(found.message)
+        return _ERRORS.get(found.kind, AwsError)(found.message)

@@ -72,17 +72,17 @@ _CREDENTIALS: Final = (
 
 # It may work a moment later; nothing can be asked as it is; the right is missing, or the thing; it is no such service;
 # or it was refused for another reason.
-Kind: TypeAlias = Literal["passing", "unasked", "denied", "missing", "unlike", "refused"]
+FailureKind: TypeAlias = Literal["transient", "not_sent", "denied", "missing", "not_aws", "refused"]
 
 
 class Failure(Struct, frozen=True):
     """What an error means: which kind it is of, and the sentence for a person."""
 
-    kind: Kind
-    sentence: str
+    kind: FailureKind
+    message: str
 
 
-class Words(Struct, frozen=True):
+class ErrorHints(Struct, frozen=True):
     """What the sentences say of whoever asks: the service, how to name a region there, and what to do about rights."""
 
     service: str
@@ -94,18 +94,18 @@ def code_of(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def said_by(error: ClientError) -> str:
+def message_of(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Message", "")).strip()
 
 
-def passes(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Whether the same request may work a moment later."""
     if isinstance(error, ClientError):
         return code_of(error) in _PASSING or _status(error) >= _SERVER_FAULT
     return isinstance(error, _UNREACHED)
 
 
-def may_have_landed(error: Exception) -> bool:
+def may_have_been_applied(error: Exception) -> bool:
     """Whether the request may have been carried out although it failed."""
     return not isinstance(error, ClientError) or _status(error) >= _SERVER_FAULT
 
@@ -114,28 +114,28 @@ def is_denied(error: ClientError) -> bool:
     return code_of(error).startswith(_DENIED)
 
 
-def failure(error: Exception, place: str, action: str, words: Words) -> Failure:
+def classify(error: Exception, place: str, action: str, words: ErrorHints) -> Failure:
     """What an error of botocore's, or of the service behind it, means."""
     if isinstance(error, ClientError):
         return _answered(error, place, action, words)
     if isinstance(error, _UNFOUND):
         said = f"no AWS credentials were found for {place} ({error}); {_CREDENTIALS}"
-        return Failure("unasked", said)
+        return Failure("not_sent", said)
     if isinstance(error, NoRegionError):
-        return Failure("unasked", f"{place} needs a region; {words.region} or set AWS_REGION")
+        return Failure("not_sent", f"{place} needs a region; {words.region} or set AWS_REGION")
     if isinstance(error, _UNREACHED):
-        return Failure("passing", f"{place} cannot be reached ({error}); check region, endpoint and network")
+        return Failure("transient", f"{place} cannot be reached ({error}); check region, endpoint and network")
     if isinstance(error, BotoCoreError):
         return Failure("refused", f"{place} cannot be asked ({error})")
     return _unlike(place, words)
 
 
-def _answered(error: ClientError, place: str, action: str, words: Words) -> Failure:
-    code, said = code_of(error), said_by(error)
-    if passes(error):
-        return Failure("passing", f"{place} could not do it in time ({code}: {said}); try again later")
+def _answered(error: ClientError, place: str, action: str, words: ErrorHints) -> Failure:
+    code, said = code_of(error), message_of(error)
+    if is_transient(error):
+        return Failure("transient", f"{place} could not do it in time ({code}: {said}); try again later")
     if code in _UNACCEPTED:
-        return Failure("unasked", f"{place} does not accept these AWS credentials ({code}); renew or correct them")
+        return Failure("not_sent", f"{place} does not accept these AWS credentials ({code}); renew or correct them")
     if is_denied(error):
         return Failure("denied", f"{place} does not allow {action} ({said}); {words.rights}")
     if code in _MISSING:
@@ -145,8 +145,8 @@ def _answered(error: ClientError, place: str, action: str, words: Words) -> Fail
     return Failure("refused", f"{place} refused {action} ({code}: {said})")
 
 
-def _unlike(place: str, words: Words) -> Failure:
-    return Failure("unlike", f"{place} does not answer as {words.service} does; check the endpoint")
+def _unlike(place: str, words: ErrorHints) -> Failure:
+    return Failure("not_aws", f"{place} does not answer as {words.service} does; check the endpoint")
 
 
 def _status(error: ClientError) -> int:

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from oncegate import forks
 from oncegate.aws import failures
-from oncegate.aws.clients import checked_endpoint, client
-from oncegate.aws.failures import FAILURES, code_of, said_by
+from oncegate.aws.clients import checked_endpoint, create_client
+from oncegate.aws.failures import FAILURES, code_of, message_of
 from oncegate.carriers.pieces import HANDED_KEY
 from oncegate.durations import microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
@@ -114,7 +114,7 @@ def _shared(options: dict[str, str]) -> dict[str, object]:
 # What AWS says of an event that it will never take, by the codes and the words of its services.
 _HOPELESS: Final = frozenset({"InvalidMessageContents", "MalformedDetail", "RequestEntityTooLarge"})
 _TOO_LARGE: Final = re.compile(r"too large|must be shorter|over the limit|exceed.*size|size.*exceed", re.IGNORECASE)
-_WORDS: Final = failures.Words(
+_WORDS: Final = failures.ErrorHints(
     "AWS", "write ?region=eu-central-1 behind its name", "allow it in the policy of the role or user"
 )
 
@@ -122,11 +122,11 @@ _WORDS: Final = failures.Words(
 def failure(error: Exception, place: Destination) -> RetryLater | Bury:
     """What is not the event's own fault is to be tried again, though only a person may be able to mend it."""
     if isinstance(error, ClientError):
-        code, said = code_of(error), said_by(error)
+        code, said = code_of(error), message_of(error)
         if code in _HOPELESS or _TOO_LARGE.search(said):
             return Bury(f"{place.spoken} does not take this event ({code}: {said})")
     action = f"{place.service}:{error.operation_name}" if isinstance(error, ClientError) else ""
-    return RetryLater(failures.failure(error, place.spoken, action, _WORDS).sentence, public=True)
+    return RetryLater(failures.classify(error, place.spoken, action, _WORDS).message, public=True)
 
 
 # Publishing: each event sent to an SQS queue or put on an EventBridge bus, with its key.
@@ -190,7 +190,7 @@ class Publisher(ABC):
     def _made(self) -> Any:
         """One that asks once: whoever delivers the event tries again."""
         place = self.place
-        return client(
+        return create_client(
             place.service,
             place.region,
             place.endpoint,

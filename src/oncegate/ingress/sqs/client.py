@@ -10,24 +10,24 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 
-from oncegate.aws.clients import checked_endpoint, client
-from oncegate.aws.failures import FAILURES, Kind, Words, failure
+from oncegate.aws.clients import checked_endpoint, create_client
+from oncegate.aws.failures import FAILURES, ErrorHints, FailureKind, classify
 from oncegate.errors import QueueError, QueueUnavailable, SettingError
 from oncegate.text import quoted
 
-_WORDS: Final = Words("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
+_WORDS: Final = ErrorHints("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
 
 
 class QueueMissing(QueueError):
     """There is no such queue."""
 
 
-_ERRORS: Final[dict[Kind, type[QueueError]]] = {"passing": QueueUnavailable, "missing": QueueMissing}
+_ERRORS: Final[dict[FailureKind, type[QueueError]]] = {"transient": QueueUnavailable, "missing": QueueMissing}
 
 
 def explained(error: Exception, place: str, action: str) -> QueueError:
-    found = failure(error, place, action, _WORDS)
-    return _ERRORS.get(found.kind, QueueError)(found.sentence)
+    found = classify(error, place, action, _WORDS)
+    return _ERRORS.get(found.kind, QueueError)(found.message)
 
 
 # Where a queue is. Credentials are never in it: they come from where AWS's tools look.
@@ -117,7 +117,7 @@ class SqsClient:
     def open(self) -> bool:
         """Find the queue, and whether it has somewhere to put what always fails; QueueError if it cannot be used."""
         try:
-            self._client = client(
+            self._client = create_client(
                 "sqs",
                 self._address.region,
                 self._address.endpoint,

@@ -10,14 +10,23 @@ from typing import Any, Final, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from oncegate import forks
-from oncegate.aws.clients import camel, client
-from oncegate.aws.failures import FAILURES, Kind, Words, code_of, failure, may_have_landed, passes, said_by
+from oncegate.aws.clients import api_action, create_client
+from oncegate.aws.failures import (
+    FAILURES,
+    ErrorHints,
+    FailureKind,
+    classify,
+    code_of,
+    is_transient,
+    may_have_been_applied,
+    message_of,
+)
 from oncegate.claims import Address
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable, Unkeepable
 from oncegate.stores.dynamodb.items import Item
 from oncegate.stores.dynamodb.settings import DynamoSettings
 
-_WORDS: Final = Words(
+_WORDS: Final = ErrorHints(
     "DynamoDB", "write dynamodb://Table?region=eu-central-1", "docs/stores/dynamodb.md lists what is needed"
 )
 
@@ -30,12 +39,12 @@ class TableInUse(StoreError):
     """Somebody else is making the table."""
 
 
-_ERRORS: Final[dict[Kind, type[StoreError]]] = {
-    "passing": StoreUnavailable,
-    "unasked": StoreRefused,
+_ERRORS: Final[dict[FailureKind, type[StoreError]]] = {
+    "transient": StoreUnavailable,
+    "not_sent": StoreRefused,
     "denied": StoreRefused,
     "missing": TableMissing,
-    "unlike": StoreRefused,
+    "not_aws": StoreRefused,
     "refused": StoreError,
 }
 
@@ -43,14 +52,14 @@ _ERRORS: Final[dict[Kind, type[StoreError]]] = {
 def explained(error: Exception, place: str, action: str) -> StoreError:
     """An error that asking again would not help, or has not helped."""
     if isinstance(error, ClientError) and code_of(error) == "ResourceInUseException":
-        return TableInUse(f"{place} is being created or changed ({said_by(error)}); try again later")
-    if isinstance(error, ClientError) and "Item size" in said_by(error):
+        return TableInUse(f"{place} is being created or changed ({message_of(error)}); try again later")
+    if isinstance(error, ClientError) and "Item size" in message_of(error):
         return Unkeepable(
             f"a record for {place} is larger than the 400 kB that DynamoDB keeps; return a smaller result (max_result)"
             " or keep large payloads elsewhere"
         )
-    found = failure(error, place, action, _WORDS)
-    return _ERRORS[found.kind](found.sentence)
+    found = classify(error, place, action, _WORDS)
+    return _ERRORS[found.kind](found.message)
 
 
 def unlike(place: str) -> StoreRefused:
@@ -105,10 +114,10 @@ class DynamoClient:
             except FAILURES as error:
                 if isinstance(error, ClientError) and code_of(error) in (_CONDITION, _CANCELLED):
                     raise ItemChanged(error.response, unsure) from None
-                pause = next(pauses, None) if passes(error) else None
+                pause = next(pauses, None) if is_transient(error) else None
                 if pause is None:
-                    raise explained(error, self.place, f"dynamodb:{camel(action)}") from error
-                unsure = unsure or may_have_landed(error)
+                    raise explained(error, self.place, f"dynamodb:{api_action(action)}") from error
+                unsure = unsure or may_have_been_applied(error)
                 time.sleep(pause)
             else:
                 return answer
@@ -143,7 +152,7 @@ class DynamoClient:
     def _made(self) -> Any:
         settings = self._settings
         try:
-            return client(
+            return create_client(
                 "dynamodb",
                 settings.region,
                 settings.endpoint,
