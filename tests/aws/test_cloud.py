@@ -67,7 +67,7 @@ def test_one_sentence_each(answer: AWSResponse, kind: type[AwsError], said: str)
     """A refusal says what was asked for, and what to do."""
     cloud = Answering(answer)
     with pytest.raises(kind) as raised:
-        cloud.ask("dynamodb", "describe_table", TableName="crm")
+        cloud.call("dynamodb", "describe_table", TableName="crm")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
     cloud.close()
@@ -88,7 +88,7 @@ def test_pages() -> None:
     """What is listed on several pages is read to the end."""
     body: list[dict[str, Any]] = [{"EventBuses": [{"Name": "a"}], "NextToken": "2"}, {"EventBuses": [{"Name": "b"}]}]
     cloud = Answering(*(reply(200, "", **one) for one in body))
-    assert [bus["Name"] for bus in cloud.each("events", "list_event_buses", "EventBuses")] == ["a", "b"]
+    assert [bus["Name"] for bus in cloud.list_all("events", "list_event_buses", "EventBuses")] == ["a", "b"]
     cloud.close()
 
 
@@ -116,7 +116,7 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clouds, "_PATIENCE", 0.01)
     monkeypatch.setattr(clouds, "_LOOK_EVERY", 0.001)
     with pytest.raises(AwsError, match="the table crm was not ready after 0 s; try again later"):
-        Cloud(REGION).until(lambda: False, "the table crm")
+        Cloud(REGION).wait_until(lambda: False, "the table crm")
 
 
 def test_without_the_extra() -> None:

@@ -60,12 +60,12 @@ def test_pruning(infra: Infra, package: str) -> None:
 
 def test_without_rights_to_functions(infra: Infra, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who makes no function need not be allowed to look for one that is left."""
-    ask = Cloud.ask
+    ask = Cloud.call
 
     def refusing(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
         if service in ("lambda", "iam"):
             raise Denied(f"AWS does not allow {service}:{action}")
         return ask(cloud, service, action, **parameters)
 
-    monkeypatch.setattr(Cloud, "ask", refusing)
+    monkeypatch.setattr(Cloud, "call", refusing)
     assert infra("infra", "up", "--name", "humble")[0] == exit_codes.OK

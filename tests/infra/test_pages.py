@@ -70,7 +70,7 @@ def test_the_rights_are_those_that_are_asked_for() -> None:
 def test_the_rights_of_a_doctor(infra: Infra, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page on the doctor lists every action that it asks for, and no other."""
     asked = set()
-    ask = Cloud.ask
+    ask = Cloud.call
 
     def noted(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
         asked.add(f"{service}:{api_action(action)}")
@@ -84,7 +84,7 @@ def test_the_rights_of_a_doctor(infra: Infra, aws: Aws, monkeypatch: pytest.Monk
         Handler="app.handler",
         Code={"ZipFile": zipped("")},
     )
-    monkeypatch.setattr(Cloud, "ask", noted)
+    monkeypatch.setattr(Cloud, "call", noted)
     assert infra("doctor", "--name", "rights")[0] == exit_codes.OK
     listed = re.findall(r"`((?:dynamodb|events|lambda|sqs):[A-Z]\w+)`", DOCTOR)
     assert set(listed) == asked - {"sts:GetCallerIdentity"}

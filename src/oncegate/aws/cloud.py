@@ -57,14 +57,14 @@ class Cloud:
         self,
         region: str | None = None,
         endpoint: str | None = None,
-        waiting: Callable[[str], None] = lambda _what: None,
+        on_wait: Callable[[str], None] = lambda _what: None,
     ) -> None:
         self.endpoint = endpoint
-        self.waiting = waiting
+        self.on_wait = on_wait
         self._region = region
         self._clients: dict[str, Any] = {}
 
-    def ask(self, service: str, action: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, service: str, action: str, **parameters: Any) -> dict[str, Any]:
         """The answer; Missing if what it is about is not there, else AwsError."""
         try:
             answer: dict[str, Any] = getattr(self._client(service), action)(**parameters)
@@ -75,32 +75,32 @@ class Cloud:
     def find(self, service: str, action: str, **parameters: Any) -> dict[str, Any] | None:
         """The answer, or None if what it is about is not there."""
         try:
-            return self.ask(service, action, **parameters)
+            return self.call(service, action, **parameters)
         except Missing:
             return None
 
-    def each(self, service: str, action: str, member: str, **parameters: Any) -> Iterator[Any]:
+    def list_all(self, service: str, action: str, member: str, **parameters: Any) -> Iterator[Any]:
         """What a request lists under a member, page after page."""
         given, told = _TOKENS.get(service, _NEXT)
         while True:
-            answer = self.ask(service, action, **parameters)
+            answer = self.call(service, action, **parameters)
             yield from answer.get(member, [])
             if not answer.get(told):
                 return
             parameters[given] = answer[told]
 
-    def until(self, ready: Callable[[], bool], what: str) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Wait for what AWS has said it will do."""
         deadline = time.monotonic() + _PATIENCE
         while not ready():
             if time.monotonic() > deadline:
                 raise AwsError(f"{what} was not ready after {_PATIENCE:.0f} s; try again later")
-            self.waiting(what)
+            self.on_wait(what)
             time.sleep(_LOOK_EVERY)
 
     def identity(self) -> Identity:
         region = self.region
-        answer = self.ask("sts", "get_caller_identity")
+        answer = self.call("sts", "get_caller_identity")
         return Identity(answer["Arn"], answer["Account"], region)
 
     @property

@@ -71,7 +71,7 @@ def carry_out(cloud: Cloud, step: Step) -> None:
 # ── what there is ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def standing(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, FoundPart]]:
+def existing_parts(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, FoundPart]]:
     """Those of these parts that exist, whoever made them; but a bus only if we did."""
     for part in parts:
         found = KINDS[part.kind].read(cloud, part)
@@ -79,7 +79,7 @@ def standing(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, FoundP
             yield part, found
 
 
-def everything(cloud: Cloud, name: str, place: Placement) -> list[Part]:
+def possible_parts(cloud: Cloud, name: str, place: Placement) -> list[Part]:
     """All parts that a deployment can have: its rule may be on any bus."""
     function = Function(handler="any.handler")
     parts: dict[tuple[str, str, str], Part] = {}
@@ -96,17 +96,17 @@ def _identity(part: Part) -> tuple[str, str, str]:
 
 
 def buses(cloud: Cloud) -> list[str]:
-    names = [bus["Name"] for bus in cloud.each("events", "list_event_buses", "EventBuses")]
+    names = [bus["Name"] for bus in cloud.list_all("events", "list_event_buses", "EventBuses")]
     return [DEFAULT_BUS, *(name for name in names if name != DEFAULT_BUS)]
 
 
-def surplus(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
+def plan_leftovers(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
     """What an earlier run has made of the deployment and this design does not want: to be left, or deleted, last made
     first. The table is no part of it: what it remembers is of use to any shape."""
     wanted = {_identity(part) for part in design.parts()}
-    parts = [part for part in everything(cloud, design.wanted.name, design.place) if _identity(part) not in wanted]
+    parts = [part for part in possible_parts(cloud, design.wanted.name, design.place) if _identity(part) not in wanted]
     removable = [part for part in parts if KINDS[part.kind].delete is not None and part.kind != "table"]
-    steps = removal(pair for part in removable for pair in _readable(cloud, part))
+    steps = plan_removal(pair for part in removable for pair in _readable(cloud, part))
     ours = [step for step in steps if step.action == "delete"]
     return ours if prune else [Step("leave", step.part, step.found, _still(step)) for step in ours]
 
@@ -114,7 +114,7 @@ def surplus(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
 def _readable(cloud: Cloud, part: Part) -> list[tuple[Part, FoundPart]]:
     """Who makes no function needs no right to look for one; without rights to the rules nothing could be told."""
     try:
-        return list(standing(cloud, [part]))
+        return list(existing_parts(cloud, [part]))
     except Denied:
         if part.kind == "rule":
             raise
@@ -132,7 +132,7 @@ def _still(step: Step) -> str:
     return step.why
 
 
-def removal(standing: Iterable[tuple[Part, FoundPart]]) -> list[Step]:
+def plan_removal(standing: Iterable[tuple[Part, FoundPart]]) -> list[Step]:
     """What to delete, last made first, and what to leave because Oncegate has not made it. What goes with the thing it
     belongs to is not listed."""
     listed = [(part, found) for part, found in standing if KINDS[part.kind].delete is not None]

@@ -43,12 +43,12 @@ def _change_function(cloud: Cloud, part: Part, found: FoundPart) -> None:
     """One after the other: Lambda takes no update while it is at another."""
     wanted, there = part.properties, found.properties
     if there["Code"] != wanted["Code"]:
-        cloud.ask("lambda", "update_function_code", FunctionName=part.name, ZipFile=part.code)
+        cloud.call("lambda", "update_function_code", FunctionName=part.name, ZipFile=part.code)
         _settled(cloud, part)
     variables = {**there["Environment"]["Variables"], **wanted["Environment"]["Variables"]}
     configured = {name: wanted[name] for name in _CONFIGURED}
     environment = {"Variables": variables}
-    cloud.ask("lambda", "update_function_configuration", FunctionName=part.name, Environment=environment, **configured)
+    cloud.call("lambda", "update_function_configuration", FunctionName=part.name, Environment=environment, **configured)
     _settled(cloud, part)
 
 
@@ -57,11 +57,11 @@ def _once_known(cloud: Cloud, sign: str, action: str, **parameters: Any) -> None
     deadline = time.monotonic() + _SETTLING
     while True:
         try:
-            cloud.ask("lambda", action, **parameters)
+            cloud.call("lambda", action, **parameters)
         except AwsError as error:
             if sign not in str(error) or time.monotonic() > deadline:
                 raise
-            cloud.waiting("the new role to be known to Lambda")
+            cloud.on_wait("the new role to be known to Lambda")
             time.sleep(1)
         else:
             return
@@ -69,14 +69,14 @@ def _once_known(cloud: Cloud, sign: str, action: str, **parameters: Any) -> None
 
 def _settled(cloud: Cloud, part: Part) -> None:
     def ready() -> bool:
-        found: dict[str, str] = cloud.ask("lambda", "get_function_configuration", FunctionName=part.name)
+        found: dict[str, str] = cloud.call("lambda", "get_function_configuration", FunctionName=part.name)
         return found.get("State", "Active") != "Pending" and found.get("LastUpdateStatus", "") != "InProgress"
 
-    cloud.until(ready, f"the function {part.name}")
+    cloud.wait_until(ready, f"the function {part.name}")
 
 
 def _delete_function(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    cloud.ask("lambda", "delete_function", FunctionName=part.name)
+    cloud.call("lambda", "delete_function", FunctionName=part.name)
 
 
 FUNCTION: Final = PartKind(
@@ -117,11 +117,11 @@ def _read_permission(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _create_permission(cloud: Cloud, part: Part) -> None:
-    cloud.ask("lambda", "add_permission", StatementId=part.name, **part.properties)
+    cloud.call("lambda", "add_permission", StatementId=part.name, **part.properties)
 
 
 def _change_permission(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    cloud.ask("lambda", "remove_permission", FunctionName=part.about, StatementId=part.name)
+    cloud.call("lambda", "remove_permission", FunctionName=part.about, StatementId=part.name)
     _create_permission(cloud, part)
 
 
@@ -154,7 +154,9 @@ RETRIES: Final = PartKind(
 def mappings_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
     """What feeds the function."""
     try:
-        return list(cloud.each("lambda", "list_event_source_mappings", "EventSourceMappings", FunctionName=function))
+        return list(
+            cloud.list_all("lambda", "list_event_source_mappings", "EventSourceMappings", FunctionName=function)
+        )
     except Missing:
         return []
 
@@ -178,11 +180,11 @@ def _create_mapping(cloud: Cloud, part: Part) -> None:
 
 def _change_mapping(cloud: Cloud, part: Part, found: FoundPart) -> None:
     wanted = {name: value for name, value in part.properties.items() if name != "EventSourceArn"}
-    cloud.ask("lambda", "update_event_source_mapping", UUID=found.properties["UUID"], **wanted)
+    cloud.call("lambda", "update_event_source_mapping", UUID=found.properties["UUID"], **wanted)
 
 
 def _delete_mapping(cloud: Cloud, _part: Part, found: FoundPart) -> None:
-    cloud.ask("lambda", "delete_event_source_mapping", UUID=found.properties["UUID"])
+    cloud.call("lambda", "delete_event_source_mapping", UUID=found.properties["UUID"])
 
 
 MAPPING: Final = PartKind(

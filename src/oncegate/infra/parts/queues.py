@@ -24,16 +24,16 @@ def read_queue(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _create_queue(cloud: Cloud, part: Part) -> None:
-    cloud.ask("sqs", "create_queue", QueueName=part.name, Attributes=_attributes(part), tags=part.tags)
-    cloud.until(lambda: described(cloud, part.name) is not None, f"the queue {part.name}")
+    cloud.call("sqs", "create_queue", QueueName=part.name, Attributes=_attributes(part), tags=part.tags)
+    cloud.wait_until(lambda: described(cloud, part.name) is not None, f"the queue {part.name}")
 
 
 def _change_queue(cloud: Cloud, part: Part, found: FoundPart) -> None:
-    cloud.ask("sqs", "set_queue_attributes", QueueUrl=found.url, Attributes=_attributes(part))
+    cloud.call("sqs", "set_queue_attributes", QueueUrl=found.url, Attributes=_attributes(part))
 
 
 def _delete_queue(cloud: Cloud, _part: Part, found: FoundPart) -> None:
-    cloud.ask("sqs", "delete_queue", QueueUrl=found.url)
+    cloud.call("sqs", "delete_queue", QueueUrl=found.url)
 
 
 def _attributes(part: Part) -> dict[str, str]:
@@ -71,7 +71,7 @@ def _put_policy(cloud: Cloud, part: Part) -> None:
     ours = {statement["Sid"] for statement in wanted}
     others = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") not in ours]
     policy = json.dumps(_document([*others, *wanted]))
-    cloud.ask("sqs", "set_queue_attributes", QueueUrl=url, Attributes={"Policy": policy})
+    cloud.call("sqs", "set_queue_attributes", QueueUrl=url, Attributes={"Policy": policy})
 
 
 def _gone(name: str) -> Any:
@@ -108,7 +108,7 @@ def described(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def _tags(cloud: Cloud, url: str) -> dict[str, str]:
-    found: dict[str, str] = cloud.ask("sqs", "list_queue_tags", QueueUrl=url).get("Tags", {})
+    found: dict[str, str] = cloud.call("sqs", "list_queue_tags", QueueUrl=url).get("Tags", {})
     return found
 
 

@@ -19,23 +19,23 @@ def read(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _names(cloud: Cloud, part: Part) -> list[str]:
-    return list(cloud.ask("iam", "list_role_policies", RoleName=part.name)["PolicyNames"])
+    return list(cloud.call("iam", "list_role_policies", RoleName=part.name)["PolicyNames"])
 
 
 def _policy(cloud: Cloud, part: Part, name: str) -> dict[str, Any]:
-    answer = cloud.ask("iam", "get_role_policy", RoleName=part.name, PolicyName=name)
+    answer = cloud.call("iam", "get_role_policy", RoleName=part.name, PolicyName=name)
     return {"PolicyName": name, "PolicyDocument": answer["PolicyDocument"]}
 
 
 def _create(cloud: Cloud, part: Part) -> None:
     trust = json.dumps(part.properties["AssumeRolePolicyDocument"])
-    cloud.ask("iam", "create_role", RoleName=part.name, AssumeRolePolicyDocument=trust, Tags=as_list(part.tags))
+    cloud.call("iam", "create_role", RoleName=part.name, AssumeRolePolicyDocument=trust, Tags=as_list(part.tags))
     _put_policies(cloud, part)
 
 
 def _change(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     trust = json.dumps(part.properties["AssumeRolePolicyDocument"])
-    cloud.ask("iam", "update_assume_role_policy", RoleName=part.name, PolicyDocument=trust)
+    cloud.call("iam", "update_assume_role_policy", RoleName=part.name, PolicyDocument=trust)
     _put_policies(cloud, part)
 
 
@@ -43,14 +43,14 @@ def _put_policies(cloud: Cloud, part: Part) -> None:
     for policy in part.properties["Policies"]:
         document = json.dumps(policy["PolicyDocument"])
         name = policy["PolicyName"]
-        cloud.ask("iam", "put_role_policy", RoleName=part.name, PolicyName=name, PolicyDocument=document)
+        cloud.call("iam", "put_role_policy", RoleName=part.name, PolicyName=name, PolicyDocument=document)
 
 
 def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     """A role can only be deleted when it has no policies, whoever put them there."""
     for name in _names(cloud, part):
-        cloud.ask("iam", "delete_role_policy", RoleName=part.name, PolicyName=name)
-    cloud.ask("iam", "delete_role", RoleName=part.name)
+        cloud.call("iam", "delete_role_policy", RoleName=part.name, PolicyName=name)
+    cloud.call("iam", "delete_role", RoleName=part.name)
 
 
 ROLE: Final = PartKind("AWS::IAM::Role", read, _create, _change, _delete, fixed=("RoleName",))

@@ -12,8 +12,8 @@ def read(cloud: Cloud, part: Part) -> FoundPart | None:
     if answer is None:
         return None
     table = answer["Table"]
-    sweep = cloud.ask("dynamodb", "describe_time_to_live", TableName=part.name)["TimeToLiveDescription"]
-    tags = cloud.ask("dynamodb", "list_tags_of_resource", ResourceArn=table["TableArn"])["Tags"]
+    sweep = cloud.call("dynamodb", "describe_time_to_live", TableName=part.name)["TimeToLiveDescription"]
+    tags = cloud.call("dynamodb", "list_tags_of_resource", ResourceArn=table["TableArn"])["Tags"]
     properties = {
         **{name: table[name] for name in _SHAPE if name in table},
         "BillingMode": table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED"),
@@ -28,15 +28,15 @@ def read(cloud: Cloud, part: Part) -> FoundPart | None:
 
 def _create(cloud: Cloud, part: Part) -> None:
     wanted = {name: value for name, value in part.properties.items() if name != "TimeToLiveSpecification"}
-    cloud.ask("dynamodb", "create_table", **wanted, Tags=as_list(part.tags))
-    cloud.until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
+    cloud.call("dynamodb", "create_table", **wanted, Tags=as_list(part.tags))
+    cloud.wait_until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
     _sweep(cloud, part, part.properties["TimeToLiveSpecification"])
 
 
 def _change(cloud: Cloud, part: Part, found: FoundPart) -> None:
     if found.properties["BillingMode"] != part.properties["BillingMode"]:
-        cloud.ask("dynamodb", "update_table", TableName=part.name, BillingMode=part.properties["BillingMode"])
-        cloud.until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
+        cloud.call("dynamodb", "update_table", TableName=part.name, BillingMode=part.properties["BillingMode"])
+        cloud.wait_until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
     wanted, sweep = part.properties["TimeToLiveSpecification"], found.properties["TimeToLiveSpecification"]
     if sweep == wanted:
         return
@@ -46,12 +46,12 @@ def _change(cloud: Cloud, part: Part, found: FoundPart) -> None:
 
 
 def _sweep(cloud: Cloud, part: Part, how: dict[str, Any]) -> None:
-    cloud.ask("dynamodb", "update_time_to_live", TableName=part.name, TimeToLiveSpecification=how)
+    cloud.call("dynamodb", "update_time_to_live", TableName=part.name, TimeToLiveSpecification=how)
 
 
 def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    cloud.ask("dynamodb", "delete_table", TableName=part.name)
-    cloud.until(
+    cloud.call("dynamodb", "delete_table", TableName=part.name)
+    cloud.wait_until(
         lambda: cloud.find("dynamodb", "describe_table", TableName=part.name) is None,
         f"the deletion of table {part.name}",
     )
