@@ -52,7 +52,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             reply(400, "ResourceNotFoundException", "no table"),
             Missing,
-            "has no such thing (dynamodb:DescribeTable: no table)",
+            "no such resource in AWS in eu-central-1 (dynamodb:DescribeTable: no table)",
         ),
         (reply(400, "UnrecognizedClientException", "x"), Unanswered, "does not accept these AWS credentials"),
         (reply(400, "ExpiredTokenException", "x"), Unanswered, "does not accept these AWS credentials (ExpiredToken"),
@@ -78,7 +78,7 @@ def test_a_region_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/none")
-    with pytest.raises(ValueError, match="AWS in eu central cannot be asked"):
+    with pytest.raises(ValueError, match="cannot create a client for AWS in eu central"):
         Cloud("eu central").identity()
     with pytest.raises(Unanswered, match="needs a region; write --region eu-central-1 or set AWS_REGION"):
         Cloud().identity()
@@ -113,8 +113,8 @@ def test_a_new_role_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """What never becomes ready is said so."""
-    monkeypatch.setattr(clouds, "_PATIENCE", 0.01)
-    monkeypatch.setattr(clouds, "_LOOK_EVERY", 0.001)
+    monkeypatch.setattr(clouds, "_WAIT_LIMIT", 0.01)
+    monkeypatch.setattr(clouds, "_POLL_INTERVAL", 0.001)
     with pytest.raises(AwsError, match="the table crm was not ready after 0 s; try again later"):
         Cloud(REGION).wait_until(lambda: False, "the table crm")
 

@@ -367,7 +367,7 @@ class TestErrors:
             ),
             (("--name", "x", "--lambda-zip", "app.zip", "--lambda-runtime", "go"), "--lambda-runtime 'go' is none"),
             (("--name", "x", "--lambda-zip", "app.zip", "--env", "A"), "--env 'A' is no variable"),
-            (("--name", "x", "--endpoint", "nowhere", "--region", REGION), "endpoint='nowhere' is no address"),
+            (("--name", "x", "--endpoint", "nowhere", "--region", REGION), "endpoint='nowhere' is not a valid URL"),
             (("--name", "x", "--lambda-handler", "app.handler"), "--lambda-handler is that of a package"),
             (("--name", "x", "--no-queue"), "a rule needs somewhere to send to"),
             (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is none"),

@@ -182,7 +182,7 @@ def test_trouble_is_waited_out(queue: Queue, hook: Hook, caplog: pytest.LogCaptu
     pauses = [after - before for before, after in pairwise(asked[:4])]
     assert all(pause >= least for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=True))
     begun, over = [record.message for record in caplog.records]
-    assert "could not do it in time (RequestThrottled: slowly)" in begun
+    assert "throttled or failed the request (RequestThrottled: slowly)" in begun
     assert begun.endswith("nothing is received until that is over")
     assert over.startswith("the SQS queue")
     assert " answers again, after " in over
@@ -296,7 +296,7 @@ def test_a_queue_that_goes_away_ends_the_worker(queue: Queue) -> None:
         ("inbox", {}, "'inbox' names no queue; write sqs://NAME"),
         ("sqs://a queue", {}, "names no queue"),
         ("sqs://q?colour=red", {}, "the address of a queue has no option 'colour'; it has region and endpoint"),
-        ("sqs://q?endpoint=here", {}, "endpoint='here' is no address"),
+        ("sqs://q?endpoint=here", {}, "endpoint='here' is not a valid URL"),
         ("https://sqs.eu-central-1.amazonaws.com/1/", {}, "does not end with the name of a queue"),
         ("sqs://q", {"batch": 11}, "batch=11 must be a whole number from 1 to 10"),
         ("sqs://q", {"wait": "21s"}, "wait='21s' is longer than the 20s that SQS allows"),

@@ -164,8 +164,8 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("status", "code", "said", "error", "sentence"),
         [
-            (400, "ThrottlingException", "Rate exceeded", RetryLater, "could not do it in time"),
-            (500, "InternalFailure", "", RetryLater, "could not do it in time"),
+            (400, "ThrottlingException", "Rate exceeded", RetryLater, "throttled or failed the request"),
+            (500, "InternalFailure", "", RetryLater, "throttled or failed the request"),
             (400, "AccessDeniedException", "no", RetryLater, r"does not allow events:PutEvents \(no\); allow it"),
             (400, "ExpiredTokenException", "", RetryLater, "does not accept these AWS credentials"),
             (400, "ResourceNotFoundException", "", RetryLater, "does not exist"),
@@ -246,7 +246,7 @@ class TestPlaces:
             ("sqs://key:secret@q", "names no queue"),
             ("sqs://q?source=x", "sqs:// has no option 'source'; it has region, endpoint, timeout, account"),
             ("sqs://q?account=1", "account='1' is no account of AWS; it has 12 digits"),
-            ("sqs://q?endpoint=here", "endpoint='here' is no address"),
+            ("sqs://q?endpoint=here", "endpoint='here' is not a valid URL"),
             ("sqs://q?timeout=5", "timeout='5' is not a duration"),
             ("eventbridge://?region=x", "names no bus"),
             ("eventbridge://b?source=aws.ec2", "aws. is Amazon's own"),

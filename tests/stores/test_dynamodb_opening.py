@@ -28,11 +28,14 @@ URL_ERRORS = [
     ("dynamodb://Table/other", "names no table"),
     ("dynamodb://key:secret@Table", "credentials are not written in it"),
     ("dynamodb://Table?colour=red", "has no option 'colour'; it has region, endpoint, skew, timeout, parallel"),
-    ("dynamodb://Table?endpoint=localhost:8000", "is no address; write it like endpoint=http://127.0.0.1:8000"),
+    (
+        "dynamodb://Table?endpoint=localhost:8000",
+        "is not a valid URL; write it without credentials, such as endpoint=http://127.0.0.1:8000",
+    ),
     ("dynamodb://Table?skew=2", "skew='2' is not a duration"),
     ("dynamodb://Table?timeout=never", "timeout='never' is not a duration"),
     ("dynamodb://Table?parallel=0", "is not a number from 1 to 256"),
-    ("dynamodb://Table?region=not a region", "cannot be asked"),
+    ("dynamodb://Table?region=not a region", "cannot create a client for the DynamoDB table Table"),
 ]
 
 

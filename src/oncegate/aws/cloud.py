@@ -1,4 +1,4 @@
-"""Requests to several services of AWS in one region, for people at a command line: every failure is one sentence."""
+"""Requests to AWS services in one region, for command-line tools: every failure is a one-line AwsError."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,23 +11,24 @@ from oncegate.aws.clients import api_action, create_client
 from oncegate.aws.failures import FAILURES, ErrorHints, FailureKind, classify, message_of
 from oncegate.errors import AwsError
 
-_WORDS: Final = ErrorHints("AWS", "write --region eu-central-1", "ask for that right, or use another AWS_PROFILE")
-_TOKENS: Final = {"lambda": ("Marker", "NextMarker")}
-_NEXT: Final = ("NextToken", "NextToken")
-_PATIENCE: Final = 120.0
-_LOOK_EVERY: Final = 0.5
+_HINTS: Final = ErrorHints("AWS", "write --region eu-central-1", "ask for that permission, or use another AWS_PROFILE")
+# The names of the page token in a request and in its response.
+_PAGE_TOKENS: Final = {"lambda": ("Marker", "NextMarker")}
+_DEFAULT_PAGE_TOKENS: Final = ("NextToken", "NextToken")
+_WAIT_LIMIT: Final = 120.0  # seconds
+_POLL_INTERVAL: Final = 0.5
 
 
 class Missing(AwsError):
-    """There is no such thing."""
+    """The resource does not exist."""
 
 
 class Denied(AwsError):
-    """It is not allowed to ask for this."""
+    """The caller lacks the permission for this request."""
 
 
 class Unanswered(AwsError):
-    """Nothing can be asked: there are no credentials that are accepted, no region, or no network."""
+    """No request can succeed: no accepted credentials, no region, or no network."""
 
 
 _ERRORS: Final[dict[FailureKind, type[AwsError]]] = {
@@ -39,7 +40,7 @@ _ERRORS: Final[dict[FailureKind, type[AwsError]]] = {
 
 
 class Identity(Struct, frozen=True):
-    """Who asks, and where."""
+    """The caller, and the region of its requests."""
 
     arn: str
     account: str
@@ -51,7 +52,7 @@ class Identity(Struct, frozen=True):
 
 
 class Cloud:
-    """`waiting` is told what is waited for, since some things take AWS a minute."""
+    """`on_wait` is called with what `wait_until` waits for: some operations take AWS a minute."""
 
     def __init__(
         self,
@@ -65,58 +66,56 @@ class Cloud:
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, action: str, **parameters: Any) -> dict[str, Any]:
-        """The answer; Missing if what it is about is not there, else AwsError."""
+        """Return the response. Raises Missing if the resource does not exist, AwsError for any other failure."""
         try:
-            answer: dict[str, Any] = getattr(self._client(service), action)(**parameters)
+            response: dict[str, Any] = getattr(self._client(service), action)(**parameters)
         except FAILURES as error:
-            raise self._explained(error, f"{service}:{api_action(action)}") from error
-        return answer
+            raise self._error_for(error, f"{service}:{api_action(action)}") from error
+        return response
 
     def find(self, service: str, action: str, **parameters: Any) -> dict[str, Any] | None:
-        """The answer, or None if what it is about is not there."""
+        """Return the response, or None if the resource does not exist."""
         try:
             return self.call(service, action, **parameters)
         except Missing:
             return None
 
     def list_all(self, service: str, action: str, member: str, **parameters: Any) -> Iterator[Any]:
-        """What a request lists under a member, page after page."""
-        given, told = _TOKENS.get(service, _NEXT)
+        """Yield the items under `member` of every page."""
+        request_token, response_token = _PAGE_TOKENS.get(service, _DEFAULT_PAGE_TOKENS)
         while True:
-            answer = self.call(service, action, **parameters)
-            yield from answer.get(member, [])
-            if not answer.get(told):
+            response = self.call(service, action, **parameters)
+            yield from response.get(member, [])
+            if not response.get(response_token):
                 return
-            parameters[given] = answer[told]
+            parameters[request_token] = response[response_token]
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait for what AWS has said it will do."""
-        deadline = time.monotonic() + _PATIENCE
+        """Poll until `ready` returns true. Raises AwsError after two minutes."""
+        deadline = time.monotonic() + _WAIT_LIMIT
         while not ready():
             if time.monotonic() > deadline:
-                raise AwsError(f"{what} was not ready after {_PATIENCE:.0f} s; try again later")
+                raise AwsError(f"{what} was not ready after {_WAIT_LIMIT:.0f} s; try again later")
             self.on_wait(what)
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_INTERVAL)
 
     def identity(self) -> Identity:
         region = self.region
-        answer = self.call("sts", "get_caller_identity")
-        return Identity(answer["Arn"], answer["Account"], region)
+        response = self.call("sts", "get_caller_identity")
+        return Identity(response["Arn"], response["Account"], region)
 
     @property
     def region(self) -> str:
-        """The region that is asked. STS would do without one, so it is not the one to tell."""
+        """The region of the requests. Read from SQS: a client for STS needs no region."""
         try:
             return str(self._client("sqs").meta.region_name)
         except FAILURES as error:
-            raise self._explained(error, "") from error
+            raise self._error_for(error, "") from error
 
     def close(self) -> None:
-        for each in self._clients.values():
-            each.close()
+        for client in self._clients.values():
+            client.close()
         self._clients.clear()
-
-    # ── clients, and what their errors mean ───────────────────────────────────────────────────────────────
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
@@ -131,12 +130,12 @@ class Cloud:
             return f"AWS at {self.endpoint}"
         return f"AWS in {self._region}" if self._region else "AWS"
 
-    def _explained(self, error: Exception, action: str) -> AwsError:
-        found = classify(error, self._place, action, _WORDS)
-        if found.kind == "missing" and isinstance(error, ClientError):
+    def _error_for(self, error: Exception, action: str) -> AwsError:
+        failure = classify(error, self._place, action, _HINTS)
+        if failure.kind == "missing" and isinstance(error, ClientError):
             return Missing(
-                f"{self._place} has no such thing ({action}: {message_of(error)}); check its name and region"
+                f"no such resource in {self._place} ({action}: {message_of(error)}); check its name and region"
             )
-        if found.kind == "transient" and isinstance(error, ClientError):
-            return AwsError(found.message)
-        return _ERRORS.get(found.kind, AwsError)(found.message)
+        if failure.kind == "transient" and isinstance(error, ClientError):
+            return AwsError(failure.message)
+        return _ERRORS.get(failure.kind, AwsError)(failure.message)

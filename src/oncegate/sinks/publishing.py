@@ -114,7 +114,7 @@ def _shared(options: dict[str, str]) -> dict[str, object]:
 # What AWS says of an event that it will never take, by the codes and the words of its services.
 _HOPELESS: Final = frozenset({"InvalidMessageContents", "MalformedDetail", "RequestEntityTooLarge"})
 _TOO_LARGE: Final = re.compile(r"too large|must be shorter|over the limit|exceed.*size|size.*exceed", re.IGNORECASE)
-_WORDS: Final = failures.ErrorHints(
+_HINTS: Final = failures.ErrorHints(
     "AWS", "write ?region=eu-central-1 behind its name", "allow it in the policy of the role or user"
 )
 
@@ -126,7 +126,7 @@ def failure(error: Exception, place: Destination) -> RetryLater | Bury:
         if code in _HOPELESS or _TOO_LARGE.search(said):
             return Bury(f"{place.spoken} does not take this event ({code}: {said})")
     action = f"{place.service}:{error.operation_name}" if isinstance(error, ClientError) else ""
-    return RetryLater(failures.classify(error, place.spoken, action, _WORDS).message, public=True)
+    return RetryLater(failures.classify(error, place.spoken, action, _HINTS).message, public=True)
 
 
 # Publishing: each event sent to an SQS queue or put on an EventBridge bus, with its key.

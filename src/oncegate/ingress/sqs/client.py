@@ -15,7 +15,7 @@ from oncegate.aws.failures import FAILURES, ErrorHints, FailureKind, classify
 from oncegate.errors import QueueError, QueueUnavailable, SettingError
 from oncegate.text import quoted
 
-_WORDS: Final = ErrorHints("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
+_HINTS: Final = ErrorHints("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
 
 
 class QueueMissing(QueueError):
@@ -26,7 +26,7 @@ _ERRORS: Final[dict[FailureKind, type[QueueError]]] = {"transient": QueueUnavail
 
 
 def explained(error: Exception, place: str, action: str) -> QueueError:
-    found = classify(error, place, action, _WORDS)
+    found = classify(error, place, action, _HINTS)
     return _ERRORS.get(found.kind, QueueError)(found.message)
 
 

@@ -26,7 +26,7 @@ from oncegate.errors import StoreError, StoreRefused, StoreUnavailable, Unkeepab
 from oncegate.stores.dynamodb.items import Item
 from oncegate.stores.dynamodb.settings import DynamoSettings
 
-_WORDS: Final = ErrorHints(
+_HINTS: Final = ErrorHints(
     "DynamoDB", "write dynamodb://Table?region=eu-central-1", "docs/stores/dynamodb.md lists what is needed"
 )
 
@@ -58,7 +58,7 @@ def explained(error: Exception, place: str, action: str) -> StoreError:
             f"a record for {place} is larger than the 400 kB that DynamoDB keeps; return a smaller result (max_result)"
             " or keep large payloads elsewhere"
         )
-    found = classify(error, place, action, _WORDS)
+    found = classify(error, place, action, _HINTS)
     return _ERRORS[found.kind](found.message)
 
 
