@@ -349,7 +349,7 @@ class TestErrors:
             Tags=[{"Key": "made-by", "Value": "oncegate"}, {"Key": "oncegate-name", "Value": "shape"}],
         )
         code, _, err = infra("infra", "up", "--name", "shape")
-        assert (code, "is no table of Oncegate: its key is eventId" in err) == (exit_codes.STORE, True)
+        assert (code, "is not an Oncegate table: its key is eventId" in err) == (exit_codes.STORE, True)
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

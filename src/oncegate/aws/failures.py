@@ -109,7 +109,7 @@ def classify(error: Exception, place: str, action: str, hints: ErrorHints) -> Fa
         return Failure("transient", f"{place} cannot be reached ({error}); check region, endpoint and network")
     if isinstance(error, BotoCoreError):
         return Failure("refused", f"cannot send the request to {place} ({error}); check its parameters")
-    return _not_aws(place, hints)
+    return not_aws(place, hints)
 
 
 def _classify_response(error: ClientError, place: str, action: str, hints: ErrorHints) -> Failure:
@@ -123,11 +123,11 @@ def _classify_response(error: ClientError, place: str, action: str, hints: Error
     if code in _MISSING:
         return Failure("missing", f"{place} does not exist; check its name, region and endpoint")
     if code.isdecimal():  # botocore uses the HTTP status as code if the body is no error of the service
-        return _not_aws(place, hints)
+        return not_aws(place, hints)
     return Failure("refused", f"{place} refused {action} ({code}: {message})")
 
 
-def _not_aws(place: str, hints: ErrorHints) -> Failure:
+def not_aws(place: str, hints: ErrorHints) -> Failure:
     return Failure("not_aws", f"{place} does not answer as {hints.service} does; check the endpoint")
 
 

@@ -10,7 +10,7 @@ from oncegate.infra import rights
 from oncegate.infra.parts.base import Part
 from oncegate.infra.parts.functions import digest
 from oncegate.infra.wanted import DEFAULT_BUS, Function, Wanted
-from oncegate.stores.dynamodb.table import INDEX, SWEEPING, definition
+from oncegate.stores.dynamodb.table import INDEX, TIME_TO_LIVE, definition
 
 _EVENTS: Final = "events.amazonaws.com"
 _DEAD_RETENTION: Final = 14 * 86_400  # the longest there is: a message's age counts from its first queue
@@ -106,7 +106,7 @@ class Design:
     # ── the table and the queues ──────────────────────────────────────────────────────────────────────────
 
     def _table(self) -> dict[str, Any]:
-        return {"TableName": self.table, **definition(), "TimeToLiveSpecification": SWEEPING}
+        return {"TableName": self.table, **definition(), "TimeToLiveSpecification": TIME_TO_LIVE}
 
     def _queue(self) -> dict[str, Any]:
         return {
