@@ -1,4 +1,4 @@
-"""The role of the function: who may take it, and what it may do."""
+"""The IAM role of the function: its trust policy and its permissions."""
 
 import json
 from typing import Any, Final
@@ -12,13 +12,13 @@ def read(cloud: Cloud, part: Part) -> FoundPart | None:
     if answer is None:
         return None
     role = answer["Role"]
-    ours = {policy["PolicyName"] for policy in part.properties["Policies"]}
-    policies = [_policy(cloud, part, name) for name in _names(cloud, part) if name in ours]
+    wanted = {policy["PolicyName"] for policy in part.properties["Policies"]}
+    policies = [_policy(cloud, part, name) for name in _policy_names(cloud, part) if name in wanted]
     properties = {"AssumeRolePolicyDocument": role["AssumeRolePolicyDocument"], "Policies": policies}
     return FoundPart(role["Arn"], as_mapping(role.get("Tags", [])), properties)
 
 
-def _names(cloud: Cloud, part: Part) -> list[str]:
+def _policy_names(cloud: Cloud, part: Part) -> list[str]:
     return list(cloud.call("iam", "list_role_policies", RoleName=part.name)["PolicyNames"])
 
 
@@ -47,8 +47,8 @@ def _put_policies(cloud: Cloud, part: Part) -> None:
 
 
 def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    """A role can only be deleted when it has no policies, whoever put them there."""
-    for name in _names(cloud, part):
+    """IAM deletes a role only if it has no inline policies, so delete all of them first."""
+    for name in _policy_names(cloud, part):
         cloud.call("iam", "delete_role_policy", RoleName=part.name, PolicyName=name)
     cloud.call("iam", "delete_role", RoleName=part.name)
 
