@@ -40,8 +40,8 @@ def test_the_commands_exist() -> None:
 
 
 def test_the_commands_in_order(infra: Infra, aws: Aws, tmp_path: Path) -> None:
-    """The `infra up` commands of the page, run in order, create a deployment without findings of the doctor. Its rule on
-    the partner bus sends to the queue."""
+    """The `infra up` commands of the page, run in order, create a deployment without findings of the doctor. Its rule
+    on the partner bus sends to the queue."""
     (tmp_path / "function.zip").write_bytes(zipped("def handler(event, context): ..."))
     source = "aws.partner/genesys.com/cloud/0e5c3f2a/page"
     commands_up = re.findall(r"^ {4}oncegate (infra up .+)$", PAGE, re.MULTILINE)

@@ -85,7 +85,7 @@ class TestRefusals:
         open_store(url).close()
         with postgres.connect() as db:
             db.execute("UPDATE newer.meta SET version = 99")
-        self.refused(url, f"written by a newer Oncegate (schema 99, this one knows {NEWEST}); upgrade this Oncegate")
+        self.refused(url, f"written by a newer Oncegate (schema 99, this version knows {NEWEST}); upgrade Oncegate")
 
     def test_foreign(self, postgres: PostgresServer) -> None:
         """A schema with tables of another program is refused; an empty schema is used."""

@@ -56,8 +56,8 @@ def read_policy(cloud: Cloud, part: Part) -> FoundPart | None:
     if there is None:
         return None
     url, attributes = there
-    ours = {statement["Sid"] for statement in statements_of(part.properties["PolicyDocument"])}
-    matching = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") in ours]
+    sids = {statement["Sid"] for statement in statements_of(part.properties["PolicyDocument"])}
+    matching = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") in sids]
     if not matching:
         return None
     return FoundPart(attributes["QueueArn"], _tags(cloud, url), {"PolicyDocument": document(*matching)}, url)
@@ -66,8 +66,8 @@ def read_policy(cloud: Cloud, part: Part) -> FoundPart | None:
 def _put_policy(cloud: Cloud, part: Part) -> None:
     url, attributes = described(cloud, part.name) or _raise_missing(part.name)
     wanted = statements_of(part.properties["PolicyDocument"])
-    ours = {statement["Sid"] for statement in wanted}
-    others = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") not in ours]
+    sids = {statement["Sid"] for statement in wanted}
+    others = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") not in sids]
     policy = json.dumps(document(*others, *wanted))
     cloud.call("sqs", "set_queue_attributes", QueueUrl=url, Attributes={"Policy": policy})
 

@@ -34,7 +34,7 @@ _FIRST_PAUSE: Final = 0.025  # seconds
 _LONGEST_PAUSE: Final = 1.0
 _CONNECT_TIMEOUT: Final = 2.0
 _TRY_SHARE: Final = 0.45  # of the timeout for one try, which leaves time for a retry
-_CALLING_THREADS: Final = 16  # threads of the application that call besides ours; more of them have to reconnect
+_CALLING_THREADS: Final = 16  # connections for threads of the application; further threads have to reconnect
 _CONDITION_FAILED: Final = ("ConditionalCheckFailedException", "TransactionCanceledException")
 _Request = TypeVar("_Request", bound=Address)
 
@@ -166,7 +166,7 @@ class DynamoClient:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """The child connects anew: two processes on one connection would read each other's responses."""
+        """The child opens new connections: two processes on one connection would read each other's responses."""
         if in_child:
             self._drop_client()
         self._lock.release()

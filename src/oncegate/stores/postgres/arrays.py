@@ -148,7 +148,7 @@ def register(adapters: AdaptersMap) -> None:
 def split_rounds(batch: Sequence[Item]) -> list[list[int]]:
     """Split a batch into rounds: lists of indexes without a repeated address, each sorted by address.
 
-    There is more than one round only if an address is repeated. Each round is a statement of its own: one transaction
+    There is more than one round only if an address is repeated. Each round is a separate statement: one transaction
     over all of them would wait for locks while it holds those of the first round."""
     batch_addresses = [(item.namespace, item.key) for item in batch]
     if len(set(batch_addresses)) == len(batch_addresses):

@@ -44,7 +44,7 @@ def _version(db: Connection, sql: dict[str, bytes], settings: PostgresSettings, 
     if version > known:
         raise StoreRefused(
             f"the schema {settings.schema} in {settings.place} was written by a newer Oncegate"
-            f" (schema {version}, this one knows {known}); upgrade this Oncegate"
+            f" (schema {version}, this version knows {known}); upgrade Oncegate"
         )
     return int(version)
 
