@@ -12,7 +12,8 @@ from oncegate import open_store
 from oncegate.claims import Admitted
 from oncegate.clocks import since_boot
 from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable, Unkeepable
-from oncegate.stores.circuit_breaker import IN_A_ROW, CircuitBreaker, GuardedStore
+from oncegate.gate.claimer import GuardedStore
+from oncegate.stores.circuit_breaker import IN_A_ROW, CircuitBreaker
 from oncegate.stores.postgres import errors
 from oncegate.testing.requests import ABOUT, admit, granted
 from tests.stores.postgres_server import LOCKED_OUT, PostgresServer
