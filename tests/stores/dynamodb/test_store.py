@@ -140,7 +140,7 @@ def test_a_refused_body_that_is_too_large(store: DynamoStore, body: bytes) -> No
         assert kept is not None
         (entry,) = store.browse("default", key=kept.digest)
         assert entry.record.error is not None
-        assert entry.record.error.startswith(f"truncated: only 262144 of its {len(large)} bytes are kept")
+        assert entry.record.error.startswith(f"truncated: only 262144 of its {len(large)} bytes are stored")
         assert entry.record.payload == large[:262144] + b"\n(truncated)"
         assert store.redrive([Redrive("default", kept.digest)]) == [True]
         ran: list[Event] = []
