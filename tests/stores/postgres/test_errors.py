@@ -21,7 +21,7 @@ from tests.stores.postgres_server import LOCKED_OUT, PostgresServer
 
 def test_a_record_that_postgres_cannot_store(postgres: PostgresServer) -> None:
     """A record whose values Postgres refuses raises Unkeepable, and the circuit breaker stays closed."""
-    with closing(open_store(f"{postgres.url()}?oncegate_schema=long")) as store:
+    with closing(open_store(f"{postgres.url()}?oncegate_schema=unstorable")) as store:
         guarded = GuardedStore(store, CircuitBreaker(10**9, since_boot))
         about = replace(ABOUT, entity=os.urandom(3_000).hex())
         for _ in range(IN_A_ROW + 1):
