@@ -165,8 +165,8 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("status", "code", "said", "error", "sentence"),
         [
-            (400, "ThrottlingException", "Rate exceeded", RetryLater, "could not do it in time"),
-            (500, "InternalFailure", "", RetryLater, "could not do it in time"),
+            (400, "ThrottlingException", "Rate exceeded", RetryLater, "throttled or failed the request"),
+            (500, "InternalFailure", "", RetryLater, "throttled or failed the request"),
             (400, "AccessDeniedException", "no", RetryLater, r"does not allow events:PutEvents \(no\); allow it"),
             (400, "ExpiredTokenException", "", RetryLater, "does not accept these AWS credentials"),
             (400, "ResourceNotFoundException", "", RetryLater, "does not exist"),
