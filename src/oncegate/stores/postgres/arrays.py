@@ -1,6 +1,5 @@
 """Batches as arrays and records as rows: the statements of store.sql, and how they are filled and read."""
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final, TypeVar
@@ -9,19 +8,13 @@ from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
 from oncegate.claims import Address, Admit, Bury, Claim, Complete, EventSummary, Record, Release, Renew, Settlement
+from oncegate.stores.sql_file import read_sql, sections
 
 SCHEMA: Final = "oncegate"
 Item = TypeVar("Item", bound=Address)
 
 
-def _sections(text: str) -> dict[str, str]:
-    """The named statements of a .sql file, without their comments."""
-    lines = [line for line in text.splitlines() if line.startswith("-- name: ") or not line.startswith("--")]
-    named = "\n".join(lines).split("-- name: ")[1:]
-    return {name.strip(): body.strip() for name, _, body in (section.partition("\n") for section in named)}
-
-
-_TEXT: Final = (pkgutil.get_data("oncegate.stores.postgres", "store.sql") or b"").decode()
+_TEXT: Final = read_sql("oncegate.stores.postgres")
 
 
 def statements(schema: str) -> dict[str, bytes]:
@@ -29,7 +22,7 @@ def statements(schema: str) -> dict[str, bytes]:
     together; the name is a plain one and in quotes, so that it may also be a word of SQL."""
     text = _TEXT.replace(f"{SCHEMA}.", f'"{schema}".').replace(f"SCHEMA {SCHEMA}", f'SCHEMA "{schema}"')
     text = text.replace(f"'{SCHEMA}'", f"'\"{schema}\"'")
-    return {name: statement.encode() for name, statement in _sections(text).items()}
+    return {name: statement.encode() for name, statement in sections(text).items()}
 
 
 # ── arrays ────────────────────────────────────────────────────────────────────────────────────────────────

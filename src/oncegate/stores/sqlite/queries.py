@@ -1,6 +1,5 @@
 """Records and documents as rows: the statements of store.sql, and how they are filled and read."""
 
-import pkgutil
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -9,6 +8,7 @@ from typing import Any, Final, TypeVar
 from oncegate.claims import COMPLETED, IN_PROGRESS, Address, EventSummary, Record
 from oncegate.stores.base import Change, Document, TakeRequest
 from oncegate.stores.entity_order import Line
+from oncegate.stores.sql_file import read_sql, sections
 
 Where = tuple[str, bytes]
 _T = TypeVar("_T")
@@ -18,14 +18,7 @@ _T = TypeVar("_T")
 _blob: Final = bytearray
 
 
-def _sections(text: str) -> dict[str, str]:
-    """The named statements of a .sql file, without their comments."""
-    lines = [line for line in text.splitlines() if line.startswith("-- name: ") or not line.startswith("--")]
-    named = "\n".join(lines).split("-- name: ")[1:]
-    return {name.strip(): body.strip() for name, _, body in (section.partition("\n") for section in named)}
-
-
-SQL: Final = _sections((pkgutil.get_data("oncegate.stores.sqlite", "store.sql") or b"").decode())
+SQL: Final = sections(read_sql("oncegate.stores.sqlite"))
 
 
 def find(db: sqlite3.Connection, wanted: Sequence[Where]) -> dict[Where, Record]:
