@@ -13,7 +13,9 @@ from oncegate.claims import Admit, Admitted, Granted, Operation, Record, step
 Line = tuple[str, str | None]
 
 
-def in_turn(operations: Sequence[Operation], busy: Callable[[Collection[Line]], Collection[Line]]) -> list[Operation]:
+def keep_first_leases(
+    operations: Sequence[Operation], busy: Callable[[Collection[Line]], Collection[Line]]
+) -> list[Operation]:
     """These operations, with a lease for admissions only of what may run at once. `busy` tells which of some lines have
     something kept already."""
     firsts: dict[Line, Admit] = {}
@@ -33,7 +35,7 @@ def in_turn(operations: Sequence[Operation], busy: Callable[[Collection[Line]], 
     return [each if is_free(each) else replace(each, lease=0) for each in operations]
 
 
-def behind(operations: Sequence[Operation]) -> list[int]:
+def batch_positions(operations: Sequence[Operation]) -> list[int]:
     """How many of one batch each admission has before it in its line. What tells no time, or the same, is put in order
     by when it was first seen: so each is seen so many microseconds after the first."""
     before: Counter[Line] = Counter()
@@ -46,7 +48,7 @@ def behind(operations: Sequence[Operation]) -> list[int]:
     return places
 
 
-def step_behind(before: Record | None, operation: Operation, now: int, place: int) -> tuple[Record | None, Any]:
+def step_at_position(before: Record | None, operation: Operation, now: int, place: int) -> tuple[Record | None, Any]:
     """What `step` answers to an admission that has so many before it: what was absent is seen so much later."""
     after, answer = step(before, operation, now)
     absent = before is None or (before.expires_at is not None and before.expires_at <= now)

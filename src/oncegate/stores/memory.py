@@ -23,7 +23,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, TakeRequest
-from oncegate.stores.entity_order import Line, behind, in_turn, step_behind
+from oncegate.stores.entity_order import Line, batch_positions, keep_first_leases, step_at_position
 from oncegate.stores.step_store import InboxStepStore, shown
 
 _TICK = 1_000_000
@@ -56,7 +56,7 @@ class MemoryStore(InboxStepStore):
             self._sweep(now, len(operations))
             places: Iterable[int] = repeat(0)
             if admits:
-                operations, places = in_turn(operations, self._busy), behind(operations)
+                operations, places = keep_first_leases(operations, self._busy), batch_positions(operations)
             namespace, records = None, {}
             for operation, place in zip(operations, places, strict=False):
                 if operation.namespace is not namespace:  # the same object in nearly every batch
@@ -64,7 +64,7 @@ class MemoryStore(InboxStepStore):
                     records = self._records.setdefault(namespace, {})
                 stored = records.get(operation.key)
                 before = _unpack(stored) if isinstance(stored, bytes) else stored
-                judged = step_behind(before, operation, now, place) if place else step(before, operation, now)
+                judged = step_at_position(before, operation, now, place) if place else step(before, operation, now)
                 after, answer = judged
                 answers.append(answer)
                 if after is not before:

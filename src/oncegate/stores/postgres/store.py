@@ -34,7 +34,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, TakeRequest
-from oncegate.stores.entity_order import behind, step_behind
+from oncegate.stores.entity_order import batch_positions, step_at_position
 from oncegate.stores.postgres.arrays import (
     addresses,
     admissions_of,
@@ -95,7 +95,7 @@ class PostgresStore:
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         """Nothing is granted: whether an entity has something kept would take a lock on it, as when it is taken."""
         asked = [replace(request, lease=0) for request in requests]
-        return self._judged("admit", asked, admissions_of, behind(asked))
+        return self._judged("admit", asked, admissions_of, batch_positions(asked))
 
     def _judged(
         self,
@@ -127,7 +127,7 @@ class PostgresStore:
             rows = self._ask(db, statement, (self._now(), *arrays_of(batch, [behind[place] for place in part])))
             if rows[0:1] and rows[0][0] is None:  # all were absent, so their records are known without reading them
                 at = rows[0][2]
-                answers.update((place, step_behind(None, requests[place], at, behind[place])[1]) for place in part)
+                answers.update((place, step_at_position(None, requests[place], at, behind[place])[1]) for place in part)
                 return
             answers.update((part[row[0] - 1], _VERDICTS[row[1]](record_of(row[3:]), row[2])) for row in rows)
             part = [place for place in part if place not in answers]

@@ -36,7 +36,7 @@ from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError, StoreRefused, StoreUnavailable
 from oncegate.instances import instance, instance_of
 from oncegate.stores.base import Change, Document, Entry, TakeRequest
-from oncegate.stores.entity_order import behind, in_turn, step_behind
+from oncegate.stores.entity_order import batch_positions, keep_first_leases, step_at_position
 from oncegate.stores.sqlite.connection import (
     FAILURES,
     SLICE,
@@ -122,13 +122,13 @@ class SqliteStore(InboxStepStore):
         found = self._find(db, operations)
         places: Iterable[int] = repeat(0)
         if admits:
-            operations, places = in_turn(operations, partial(busy_lines, db)), behind(operations)
+            operations, places = keep_first_leases(operations, partial(busy_lines, db)), batch_positions(operations)
         current: dict[Where, Record | None] = dict(found)
         answers = []
         for operation, place in zip(operations, places, strict=False):
             address = (operation.namespace, operation.key)
             before = current.get(address)
-            judged = step_behind(before, operation, now, place) if place else step(before, operation, now)
+            judged = step_at_position(before, operation, now, place) if place else step(before, operation, now)
             if type(judged[1]) is InFlight and self._instances.has_ended(judged[1].record.owner):
                 judged = step(_abandoned(address, judged[1].record, now), operation, now)
             current[address], answer = judged
