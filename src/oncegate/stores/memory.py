@@ -24,7 +24,7 @@ from oncegate.clocks import Clock, store_clock
 from oncegate.errors import SettingError
 from oncegate.stores.base import Change, Document, Entry, TakeRequest
 from oncegate.stores.entity_order import Line, batch_positions, keep_first_leases, step_at_position
-from oncegate.stores.step_store import InboxStepStore, shown
+from oncegate.stores.step_store import InboxStepStore, is_listed
 
 _TICK = 1_000_000
 _NO_TICK = -1
@@ -189,7 +189,7 @@ class MemoryStore(InboxStepStore):
                 continue
             for found in list(records) if key is None else [key]:
                 record = _thaw(records.get(found))
-                if record is not None and shown((name, found), record, after, now):
+                if record is not None and is_listed((name, found), record, after, now):
                     yield Entry(name, found, record)
 
     def close(self) -> None:

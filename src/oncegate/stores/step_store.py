@@ -56,7 +56,7 @@ class InboxStepStore(StepStore):
         return self._apply(operations, admits=True)
 
 
-def shown(where: tuple[str, bytes], record: Record, after: Address | None, now: int) -> bool:
+def is_listed(where: tuple[str, bytes], record: Record, after: Address | None, now: int) -> bool:
     """Whether a page that starts past `after` has this record: an expired one is absent, swept or not."""
     present = record.expires_at is None or now < record.expires_at
     return present and (after is None or where > (after.namespace, after.key))

@@ -13,7 +13,7 @@ from oncegate.stores.redis.codec import address_of, namespace_of, place_of, unpa
 from oncegate.stores.redis.connection import CommandFailed, RedisServer, exchange, explained
 from oncegate.stores.redis.requests import reading, text, texts
 from oncegate.stores.redis.script_calls import Buckets
-from oncegate.stores.step_store import shown
+from oncegate.stores.step_store import is_listed
 
 Where = tuple[str, bytes]
 
@@ -43,7 +43,7 @@ def browse_key(buckets: Buckets, key: bytes, namespace: str | None, after: Addre
     ((now, *pairs),) = buckets.ask([buckets.call(buckets.of(key), script_calls.LOOK, texts([b"key", key]))])
     records = zip(map(namespace_of, pairs[::2]), map(unpack, pairs[1::2]), strict=True)
     found = [((name, key), record) for name, record in records if namespace in (None, name)]
-    return _page([each for each in found if shown(*each, after, now)], limit)
+    return _page([each for each in found if is_listed(*each, after, now)], limit)
 
 
 def browse_all(buckets: Buckets, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
@@ -109,7 +109,7 @@ def _records(buckets: Buckets, wanted: list[Where], after: Address | None) -> It
     calls = buckets.split(script_calls.LOOK, addresses, reading, text(b"records")) if addresses else []
     for call, (now, *values) in zip(calls, buckets.ask(calls), strict=True):
         for position, value in zip(call.positions, values, strict=True):
-            if value and shown(wanted[position], record := unpack(value), after, now):
+            if value and is_listed(wanted[position], record := unpack(value), after, now):
                 yield wanted[position], record
 
 

@@ -65,7 +65,7 @@ from oncegate.stores.sqlite.queries import (
     swap_document,
 )
 from oncegate.stores.sqlite.settings import checked_level
-from oncegate.stores.step_store import InboxStepStore, shown
+from oncegate.stores.step_store import InboxStepStore, is_listed
 
 _SWEEP: Final = 256
 _MOST_HELD: Final = 20_000
@@ -255,7 +255,7 @@ class SqliteStore(InboxStepStore):
         def look(db: StoreConnection, now: int) -> list[Entry]:
             names = [name for (name,) in db.execute(SQL["namespaces"]) if namespace in (None, name)]
             found = find(db, [(name, key) for name in names])
-            return [Entry(*w, record) for w, record in sorted(found.items()) if shown(w, record, after, now)]
+            return [Entry(*w, record) for w, record in sorted(found.items()) if is_listed(w, record, after, now)]
 
         return self._read(look)[:limit]
 
