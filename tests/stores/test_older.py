@@ -12,7 +12,7 @@ import pytest
 from oncegate import open_store
 from oncegate.claims import InFlight
 from oncegate.errors import StoreRefused
-from oncegate.stores import look_at_store
+from oncegate.stores import open_read_only
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
 from oncegate.testing.requests import claim
@@ -30,10 +30,10 @@ def test_sqlite(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.executescript((DATA / "sqlite.sql").read_text())
     with pytest.raises(StoreRefused, match="was written by an older Oncegate"):
-        look_at_store(f"sqlite:///{path}")
+        open_read_only(f"sqlite:///{path}")
     clock = ManualClock(START)
     assert_goes_on(SqliteStore(str(path), clock=clock), clock)
-    look_at_store(f"sqlite:///{path}").close()
+    open_read_only(f"sqlite:///{path}").close()
 
 
 _INSERT = """

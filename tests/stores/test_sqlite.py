@@ -18,7 +18,7 @@ import pytest
 from oncegate import open_store
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
-from oncegate.stores import look_at_store
+from oncegate.stores import open_read_only
 from oncegate.stores.base import Store
 from oncegate.stores.sqlite import SqliteStore, connection, read_only, read_url
 from oncegate.testing import InboxContract, ManualClock, SharedStoreContract
@@ -214,12 +214,12 @@ class TestLooking:
         told = run(
             f"""
             import os
-            from oncegate.stores import look_at_store, sqlite
+            from oncegate.stores import open_read_only, sqlite
             if os.geteuid() == 0:
                 os.setgroups([])
                 os.setegid(65534)
                 os.seteuid(65534)
-            store = look_at_store("sqlite:///{path}")
+            store = open_read_only("sqlite:///{path}")
             print(len(store.browse()))
             store.close()
             """
@@ -232,16 +232,16 @@ class TestLooking:
         with closing(open_store(f"sqlite:///{path}")) as store, closing(sqlite3.connect(path)) as other:
             granted(store)
             other.execute("BEGIN IMMEDIATE")
-            with closing(look_at_store(f"sqlite:///{path}?busy_timeout=1ms")) as looked_at:
+            with closing(open_read_only(f"sqlite:///{path}?busy_timeout=1ms")) as looked_at:
                 assert len(looked_at.browse()) == 1
 
     def test_nothing_is_written(self, path: Path) -> None:
         """What would write is refused."""
         open_store(f"sqlite:///{path}").close()
-        with closing(look_at_store(f"sqlite:///{path}")) as looked_at, pytest.raises(StoreRefused, match="read-only"):
+        with closing(open_read_only(f"sqlite:///{path}")) as looked_at, pytest.raises(StoreRefused, match="read-only"):
             claim(looked_at)
 
-    @pytest.mark.parametrize("look", [look_at_store, partial(open_store, create=False)])
+    @pytest.mark.parametrize("look", [open_read_only, partial(open_store, create=False)])
     def test_an_empty_file(self, path: Path, look: Callable[[str], Store]) -> None:
         """It is no store, and stays as it is."""
         path.touch()
@@ -254,7 +254,7 @@ class TestLooking:
         open_store(f"sqlite:///{path}").close()
         monkeypatch.setattr(read_only, "MIGRATIONS", [*connection.MIGRATIONS, "SELECT 1"])
         with pytest.raises(StoreRefused, match="was written by an older Oncegate"):
-            look_at_store(f"sqlite:///{path}")
+            open_read_only(f"sqlite:///{path}")
 
 
 def test_two_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from oncegate import open_store
 from oncegate.claims import Reset
 from oncegate.errors import SettingError, StoreUnavailable
-from oncegate.stores import look_at_store
+from oncegate.stores import open_read_only
 from oncegate.stores.sqlite import SqliteStore, connection
 from oncegate.stores.sqlite.handler_connection import StoreConnection
 from oncegate.testing.requests import claim_of
@@ -230,5 +230,5 @@ class TestRemovedFiles:
         """Whoever only reads a store goes on without a log."""
         with closing(open_store(f"sqlite:///{path}")) as store:
             store.claim([claim_of()])
-        with closing(look_at_store(f"sqlite:///{path}")) as looked_at:
+        with closing(open_read_only(f"sqlite:///{path}")) as looked_at:
             assert len(looked_at.browse()) == 1

@@ -73,13 +73,13 @@ def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> 
     return _DRIVERS[scheme_of(url)]().open(url, create=create, clock=clock)
 
 
-def look_at_store(url: str) -> Store:
+def open_read_only(url: str) -> Store:
     """The store at a URL, if there is one, for those who only read it: one in a file needs no right to write it then,
     and nobody is waited for."""
     if scheme_of(url) == "sqlite":
-        from oncegate.stores.sqlite import look_at_sqlite
+        from oncegate.stores.sqlite import open_sqlite_read_only
 
-        return look_at_sqlite(url)
+        return open_sqlite_read_only(url)
     return open_store(url, create=False)
 
 

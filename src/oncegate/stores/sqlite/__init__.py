@@ -5,7 +5,7 @@ from oncegate.stores.sqlite.read_only import ReadOnlySqliteStore, refuse_absent
 from oncegate.stores.sqlite.settings import read_url
 from oncegate.stores.sqlite.store import SqliteStore
 
-__all__ = ["SqliteStore", "look_at_sqlite", "open_sqlite", "read_url"]
+__all__ = ["SqliteStore", "open_sqlite", "open_sqlite_read_only", "read_url"]
 
 
 def open_sqlite(url: str, *, create: bool, clock: Clock | None) -> SqliteStore:
@@ -22,7 +22,7 @@ def open_sqlite(url: str, *, create: bool, clock: Clock | None) -> SqliteStore:
     )
 
 
-def look_at_sqlite(url: str) -> ReadOnlySqliteStore:
+def open_sqlite_read_only(url: str) -> ReadOnlySqliteStore:
     """The store that is there, for those who only read it."""
     settings = read_url(url)
     refuse_absent(settings.path)
