@@ -12,7 +12,6 @@ from oncegate.errors import StoreError
 from oncegate.stores.base import BatchesMixedOperations
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.sqlite import SqliteStore
-from oncegate.stores.step_store import InboxStepStore
 from oncegate.testing import ManualClock
 
 LEASE, RETENTION = 30_000_000, 60_000_000
@@ -38,7 +37,7 @@ def completion(key: bytes, record: Record) -> Complete:
     return Complete("n", key, record.owner, record.fence, RETENTION)
 
 
-def test_together(store: InboxStepStore) -> None:
+def test_together(store: MemoryStore | SqliteStore) -> None:
     """They are judged in order: a copy finds what was completed before it in the same write."""
     assert isinstance(store, BatchesMixedOperations)
     (granted,) = store.claim([claim(b"a", b"1")])
@@ -49,7 +48,7 @@ def test_together(store: InboxStepStore) -> None:
     assert [type(each) for each in (copy, new, kept)] == [Duplicate, Granted, Granted]
 
 
-def test_an_entity_that_is_let_go_in_the_same_write(store: InboxStepStore) -> None:
+def test_an_entity_that_is_let_go_in_the_same_write(store: MemoryStore | SqliteStore) -> None:
     """What comes together with the end of another of its entity is kept, as if it had come just before."""
     (first,) = store.admit([admit(b"a", b"1")])
     settled, second = store.together([completion(b"a", first.record), admit(b"b", b"2")])

@@ -202,7 +202,7 @@ class TestLooking:
     def test_no_right_to_look(self, path: Path) -> None:
         """A folder that may not be entered is no reason to say that the file is not there."""
         open_store(f"sqlite:///{path}").close()
-        assert "store.db cannot be looked at: Permission denied" in self.as_nobody(path, 0o600).stderr
+        assert "store.db cannot be read: Permission denied" in self.as_nobody(path, 0o600).stderr
 
     def as_nobody(self, path: Path, rights: int) -> Any:
         """How many records there are, asked by a process that may write neither the file nor its folder."""

@@ -101,7 +101,7 @@ class TestSecureDelete:
     def test_the_connection_that_deletes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The option is set on every connection of the store, after a fork as well."""
         asked: list[str] = []
-        connect = connection.connected
+        connect = connection.connect
 
         def traced(path: str, how: str, timeout: int, prepare: Callable[[StoreConnection], None]) -> StoreConnection:
             def prepared(db: StoreConnection) -> None:
@@ -111,7 +111,7 @@ class TestSecureDelete:
 
             return connect(path, how, timeout, prepared)
 
-        monkeypatch.setattr(connection, "connected", traced)
+        monkeypatch.setattr(connection, "connect", traced)
         store = SqliteStore(str(tmp_path / "store.db"), secure_delete=True)
         store.before_fork()
         store.after_fork(in_child=False)
@@ -175,7 +175,7 @@ class TestRemovedFiles:
         store = SqliteStore(str(path))
         store.claim([claim_of()])
         os.unlink(f"{path}-shm")
-        store._next_look = 0
+        store._next_file_check = 0
         with pytest.raises(StoreUnavailable, match="-shm was removed or replaced"):
             store.claim([claim_of(key=b"2" * 16)])
         store.close()

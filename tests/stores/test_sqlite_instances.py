@@ -176,7 +176,7 @@ def test_noted_once(path: str) -> None:
         pass
     locks = InstanceLocks(path)
     (ended,) = locks.newly_ended()
-    locks.note([ended])
+    locks.mark_freed([ended])
     assert InstanceLocks(path).newly_ended() == []
     assert InstanceLocks(path).has_ended(ended + b"12345678")
     file = f"{path}-instances/{ended.hex()}"

@@ -84,7 +84,7 @@ def test_a_transaction_is_whole(store: SqliteStore) -> None:
     seen = set()
     for _error in interrupted(lambda: transact(granted(store))):
         assert not store._lock.locked()
-        assert store._transacting is None
+        assert store._handler_thread is None
         record = stored(store)
         (effects,) = store._connected().execute("SELECT count(*) FROM effects").fetchone()
         seen.add((record and record.state, effects))

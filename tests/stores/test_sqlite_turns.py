@@ -35,7 +35,7 @@ def other(store: SqliteStore, tmp_path: Path) -> Iterator[sqlite3.Connection]:
 @pytest.fixture
 def nothing_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written just now is no proof."""
-    monkeypatch.setattr(connection, "_PROOF_FOR", 0.0)
+    monkeypatch.setattr(connection, "_WRITE_PROOF_SECONDS", 0.0)
 
 
 def taken(call: Callable[[], object]) -> float:
@@ -143,7 +143,7 @@ class TestProbe:
         granted(store, key=bytes(16))
         with pytest.raises(StoreUnavailable, match="was full or failed"):
             store.probe(100_000)
-        monkeypatch.setattr(connection, "_TROUBLE_FOR", 0.0)
+        monkeypatch.setattr(connection, "_DISK_ERROR_SECONDS", 0.0)
         store.probe(100_000)
 
     def test_a_file_that_is_gone(self, store: SqliteStore, tmp_path: Path, nothing_proven: None) -> None:
