@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from oncegate.claims import Admit, Admitted, Claim, Duplicate, EventSummary, Granted, step
+from oncegate.claims import Admit, Admitted, Claim, Duplicate, EventSummary, Granted, Operation, step
 from oncegate.stores.entity_order import Entity, batch_positions, keep_first_leases, step_at_position
 
 LEASE = 30_000_000
@@ -54,7 +54,14 @@ class TestKeepFirstLeases:
 def test_batch_positions() -> None:
     """An admission has the number of admissions of its entity before it; other operations have 0."""
     claim = Claim("n", b"k", b"o" * 16, b"h" * 16, LEASE, LEASE, EventSummary("plain", entity="call-1"))
-    operations = [admit(b"a"), claim, admit(b"b"), admit(b"c", "call-2"), admit(b"d", None), admit(b"e", None)]
+    operations: list[Operation] = [
+        admit(b"a"),
+        claim,
+        admit(b"b"),
+        admit(b"c", "call-2"),
+        admit(b"d", None),
+        admit(b"e", None),
+    ]
     assert batch_positions([*operations, admit(b"f"), admit(b"g", namespace="m")]) == [0, 0, 1, 0, 0, 0, 2, 0]
 
 

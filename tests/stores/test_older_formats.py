@@ -81,8 +81,8 @@ def test_postgres(postgres: PostgresServer) -> None:
 
 
 def test_postgres_whose_clock_was_set_back(postgres: PostgresServer) -> None:
-    """A schema of version 1 whose time was ahead of the clock keeps its leases over the migration, and when the clock is
-    corrected."""
+    """A schema of version 1 whose time was ahead of the clock keeps its leases through the migration and through a
+    correction of the clock."""
     url, held = _version_1(postgres, "older_3"), RECORDS["held"]
     with postgres.connect() as db:
         db.execute("UPDATE older_3.meta SET high = %s, ahead = %s", (START + HOUR, HOUR))
