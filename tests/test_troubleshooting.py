@@ -116,14 +116,14 @@ def may_evict(_folder: Path) -> str:
     ("seen", "happens"),
     [
         ("Its key is that of evt-1, processed", conflict),
-        (", but its content is another (in data.status)", conflict),
-        ("is known with other content", kept_conflict),
+        (" but different content (at data.status)", conflict),
+        ("is known with different content", kept_conflict),
         ("Refused: the fields key needs timestamp, which the event does not have.", missing_key),
         ("Processed at attempt 2.", second_attempt),
-        ("Another worker is at it, for up to 27 s more; deliver it again after that.", in_flight),
+        ("In flight: another worker holds the claim for up to 27 s more; deliver it again after that.", in_flight),
         ("and max_age is 7 d: ", too_old),
         ("oncegate.db locked for too long; nothing was written", locked),
-        ("the store is left alone after failures in a row, and asked again in ", left_alone),
+        ("the store is circuit breaker open after failures in a row, and asked again in ", left_alone),
         ("its claim was lost", lost),
         (
             "Redis at … may evict records to make room (maxmemory-policy allkeys-lru), and an evicted event would run",

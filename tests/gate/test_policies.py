@@ -245,7 +245,7 @@ class TestConflict:
         stumbling.failures["settle"] = 0
         outcome = gate.run(self.OTHER, handler)
         assert (outcome.status, outcome.acked) == ("in_flight", False)
-        assert outcome.reason.endswith("another worker is keeping the same copy just now; deliver it again.")
+        assert outcome.reason.endswith("another worker is storing the same copy at this moment; deliver it again.")
 
     def test_run(self, store: MemoryStore, handler: Handler) -> None:
         """On request it runs as an event of its own, once."""
@@ -455,7 +455,7 @@ def test_a_value_of_another_type(name: str, value: Any, sentence: str) -> None:
 @pytest.mark.parametrize("store", [None, b"redis://me:secret@localhost", MemoryStore, object()])
 def test_what_is_no_store(store: Any) -> None:
     """A gate without a store is refused at once, not at its first event."""
-    with pytest.raises(SettingError, match=f"a store is a URL, .*, and no {type(store).__name__}$"):
+    with pytest.raises(SettingError, match=f"store must be a URL, .*, not {type(store).__name__}$"):
         Gate(store)
 
 

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from msgspec import Struct
 
+from oncegate.backoff import pause_after
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError
 from oncegate.events import Event
@@ -22,7 +23,6 @@ _LONGEST_NAMESPACE: Final = 128
 _LONGEST_MEMORY: Final = 60_000_000
 _SHORTEST_LEASE: Final = 10_000
 _SECOND: Final = 1_000_000
-_MOST_DOUBLINGS: Final = 40
 _LEAST_ALONE: Final = 30_000_000
 _ALONE_WITHIN: Final = 5_000_000
 MARKED_AND_PUBLISHED: Final = (
@@ -169,9 +169,8 @@ class GateConfig(Struct, frozen=True, kw_only=True):
         return pauses // 2, pauses
 
     def pause_after(self, attempt: int) -> int:
-        """For how long an event that the store holds is left alone at most after this attempt has failed: twice as long
-        after each."""
-        return min(self.backoff << min(attempt - 1, _MOST_DOUBLINGS), self.backoff_limit)
+        """The longest pause before the next attempt of an event that the store holds."""
+        return pause_after(attempt, self.backoff, self.backoff_limit)
 
     def unguarded(self, event: Event) -> bool:
         """Whether this event runs without a claim when the store cannot be asked for one."""
@@ -258,9 +257,9 @@ def _named(namespace: str) -> str:
     return namespace
 
 
-def check_inbox(what: str, *, keeps: bool, marks_first: bool) -> None:
-    """Refuse what has a store keep events, where it cannot or they would not wait."""
-    if not keeps:
-        raise SettingError(f"{what} needs a store that keeps events: sqlite:///oncegate.db or postgresql://…")
+def check_inbox(what: str, *, has_inbox: bool, marks_first: bool) -> None:
+    """Refuse `what`, which needs an inbox, if the store has none or the mode completes events before they run."""
+    if not has_inbox:
+        raise SettingError(f"{what} needs a store with an inbox: sqlite:///oncegate.db or postgresql://…")
     if marks_first:
-        raise SettingError(f"{what} keeps events until they are run; mode='mark_first' would mark them before")
+        raise SettingError(f"{what} stores events until they are run; mode='mark_first' would complete them before")

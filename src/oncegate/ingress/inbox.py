@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
 from typing import Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from oncegate.durations import spoken
 from oncegate.errors import StoreError
@@ -17,10 +17,10 @@ from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publish_target_of
-from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to, runs_alone
+from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to
 from oncegate.gate.limiter import PROCESS, enter_async, first_of
 from oncegate.gate.observers import Observers
-from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.outcome import STATUSES, Outcome
 from oncegate.ingress.dispatcher import Dispatcher, Next
 from oncegate.ingress.handler_wrappers import logged
 from oncegate.ingress.supervision import OutageLogger, stopped_by_signals
@@ -33,7 +33,6 @@ _TURN: Final = 1.0  # seconds that suspects run at a time
 _OTHERS_TURN: Final = 10  # how much longer others go on than suspects have waited in vain
 _LOOK_AMONG_SUSPECTS: Final = 0.5
 _CROWDED: Final = "other handlers ran for longer than {}, so suspects that must run alone wait for another turn"
-_COUNTED: Final[dict[Status, str]] = {"processed": "processed", "failed": "failed", "buried": "failed"}
 
 
 class InboxWorker:
@@ -171,7 +170,6 @@ class InboxWorker:
     def _run_at_once(self, job: Job) -> bool:
         if self._dispatcher is None or self._stopping:
             return False
-        job.key = replace(job.key, strategy="kept")
         if job.event.entity is not None:
             self._lines[job.event.entity] = False
         self._counts["received"] += 1
@@ -316,10 +314,10 @@ class InboxWorker:
         jobs = self._engine.claimer.take(most, in_order=True)
         if not apart:
             return jobs
-        suspects = [job for job in jobs if runs_alone(job)]
+        suspects = [job for job in jobs if job.runs_alone]
         self._suspects = len(suspects)
         self._let_go(suspects)
-        return [job for job in jobs if not runs_alone(job)] if suspects else jobs
+        return [job for job in jobs if not job.runs_alone] if suspects else jobs
 
     def _untake(self, taken: Future[list[Job]]) -> None:
         if taken.exception() is None:
@@ -344,7 +342,7 @@ class InboxWorker:
             PROCESS.leave(job)
         self._ended(job)
         self._observers.outcomes([job.outcome])
-        if name := _COUNTED.get(job.outcome.status):
+        if name := STATUSES[job.outcome.status].figure:
             self._counts[name] += 1
         return "go_on"
 
@@ -371,7 +369,7 @@ class InboxWorker:
 
     def _let_go(self, jobs: Sequence[Job]) -> None:
         """Until it is done, or their leases are over: an attempt that was never made must not count."""
-        while jobs := self._engine.runner.give_back(jobs):
+        while jobs := self._engine.runner.release_unstarted(jobs):
             time.sleep(_GIVE_BACK_EVERY)
 
 
