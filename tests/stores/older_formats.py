@@ -52,10 +52,10 @@ def _done(at: int, result: bytes) -> Record:
     return replace(_first(at), **ended, completed_at=START + 2, expires_at=START + 2 + 7 * DAY)
 
 
-def _kept(payload: bytes, **changed: Any) -> Record:
+def _admitted(payload: bytes, **changed: Any) -> Record:
     now = START + 2
-    kept = Record(RELEASED, _name("bob", b"."), now, now, 0, b"i" * 16, None, EventSummary("plain"), first_seen=now)
-    return replace(kept, payload=payload, **changed)
+    record = Record(RELEASED, _name("bob", b"."), now, now, 0, b"i" * 16, None, EventSummary("plain"), first_seen=now)
+    return replace(record, payload=payload, **changed)
 
 
 RECORDS: Final = {
@@ -83,10 +83,12 @@ RECORDS: Final = {
         error="ValueError: boom",
     ),
     "retried": replace(_first(2), owner=_name("cid", b"."), fence=START + 3, attempts=2, error="boom"),
-    "admitted": _kept(b'{"id":"evt-5"}'),
-    "taken": _kept(b'{"id":"evt-6"}', state=IN_PROGRESS, fence=START + 3, lease_until=START + 2 + LEASE, attempts=1),
+    "admitted": _admitted(b'{"id":"evt-5"}'),
+    "taken": _admitted(
+        b'{"id":"evt-6"}', state=IN_PROGRESS, fence=START + 3, lease_until=START + 2 + LEASE, attempts=1
+    ),
 }
-KEPT: Final = {"admitted", "taken"}  # only in stores with an inbox
+INBOX_ONLY: Final = {"admitted", "taken"}  # only in stores with an inbox
 DOCUMENT: Final = Document(START + 2, b"[]")
 
 
@@ -99,7 +101,7 @@ def assert_usable(store: Store, clock: ManualClock) -> None:
     with closing(store):
         clock.now = START + 10
         assert {entry.key: entry.record for entry in store.browse(NAMESPACE)} == {
-            key(name): record for name, record in RECORDS.items() if _is_kept(store, name)
+            key(name): record for name, record in RECORDS.items() if _is_stored(store, name)
         }
         assert store.load([Address(NAMESPACE, key("document"))]) == [DOCUMENT]
         _assert_settled(store)
@@ -136,15 +138,15 @@ def _assert_granted(store: Store) -> None:
     taken = {entry.key: entry.record for entry in store.take(wants) if entry is not None}
     expected = {"admitted": (1, 0), "taken": (1, 1), "buried": (1, 0), "redriven": (1, 0)}
     assert {each: (record.attempts, record.lost) for each, record in taken.items()} == {
-        key(name): tries for name, tries in expected.items() if _is_kept(store, name)
+        key(name): tries for name, tries in expected.items() if _is_stored(store, name)
     }
     again = store.claim([_claim("released", "dan")])[0]
     assert isinstance(again, Granted)
     assert again.record == answers[1].record
 
 
-def _is_kept(store: Store, name: str) -> bool:
-    return isinstance(store, Inbox) or name not in KEPT
+def _is_stored(store: Store, name: str) -> bool:
+    return isinstance(store, Inbox) or name not in INBOX_ONLY
 
 
 def _claim(name: str, by: str) -> Claim:

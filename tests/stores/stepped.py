@@ -37,16 +37,16 @@ class SteppedClock:
 
 def _library(folder: Path) -> Path:
     """Copy the library into the folder: from the system, from the cache, or from the Debian package."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oncegate-tests" / _LIBRARY
-    for found in (*Path("/usr").glob(f"lib*/**/faketime/{_LIBRARY}"), kept):
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oncegate-tests" / _LIBRARY
+    for found in (*Path("/usr").glob(f"lib*/**/faketime/{_LIBRARY}"), cached):
         if found.is_file():
             return Path(shutil.copy(found, folder))
     with tempfile.TemporaryDirectory(prefix="oncegate-apt-") as unpacked:
         library = Path(shutil.copy(_downloaded(Path(unpacked)), folder))
     with suppress(OSError):  # a home that is not writable: the next run downloads it again
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(library, new := kept.with_suffix(f".{os.getpid()}"))
-        new.replace(kept)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, new := cached.with_suffix(f".{os.getpid()}"))
+        new.replace(cached)
     return library
 
 

@@ -18,7 +18,7 @@ def fill(store: MemoryStore) -> list[bytes]:
 
 @pytest.mark.parametrize("page", [1, 3, 7, 100])
 def test_pages(monkeypatch: pytest.MonkeyPatch, page: int) -> None:
-    """A store without a scan of its own is read page by page: each record comes once, in order."""
+    """A store without `scan` is read page by page: each record comes once, in order."""
     monkeypatch.setattr(base, "_PAGE", page)
     store = MemoryStore()
     keys = fill(store)

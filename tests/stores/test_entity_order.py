@@ -18,8 +18,8 @@ def admit(key: bytes, entity: str | None = "call-1", occurred_at: int | None = N
 
 def leased(operations: list[Admit | Claim], busy: Collection[Entity] = ()) -> list[bytes]:
     """Return the keys of the admissions that keep their lease."""
-    kept = keep_first_leases(operations, lambda entities: set(entities) & set(busy))
-    return [each.key for each in kept if isinstance(each, Admit) and each.lease]
+    returned = keep_first_leases(operations, lambda entities: set(entities) & set(busy))
+    return [each.key for each in returned if isinstance(each, Admit) and each.lease]
 
 
 class TestKeepFirstLeases:
@@ -42,7 +42,7 @@ class TestKeepFirstLeases:
         assert leased([admit(b"a", None), admit(b"b", None)], busy=[("n", None)]) == [b"a", b"b"]
 
     def test_a_first_event_without_a_lease(self) -> None:
-        """If the first event of an entity asks for no lease, a later one does not get it."""
+        """If the first event of an entity requests no lease, a later event does not get one."""
         assert leased([replace(admit(b"a", occurred_at=1), lease=0), admit(b"b", occurred_at=2)]) == []
 
     def test_other_operations(self) -> None:

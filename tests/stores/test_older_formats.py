@@ -155,8 +155,8 @@ def test_dynamodb(dynamo_server: DynamoServer) -> None:
     table, clock = dynamo_server.new_table(), ManualClock(START)
     store = open_store(dynamo_server.url(table), clock=clock)
     for item in json.loads((DATA / "dynamodb.json").read_text()):
-        kept = {name: _attribute(*value.items()) for name, value in item.items()}
-        dynamo_server.client.put_item(TableName=table, Item=kept)
+        attributes = {name: _attribute(*value.items()) for name, value in item.items()}
+        dynamo_server.client.put_item(TableName=table, Item=attributes)
     assert_usable(store, clock)
     items = {item["key"]["S"]: item for item in dynamo_server.client.scan(TableName=table)["Items"]}
     new = {"lost", "unavailableSince", "handedTo"}

@@ -42,11 +42,11 @@ def test_together(store: MemoryStore | SqliteStore) -> None:
     """Operations are judged in order: a copy is a duplicate of an event completed before it in the same write."""
     assert isinstance(store, BatchesMixedOperations)
     (granted,) = store.claim([claim(b"a", b"1")])
-    settled, copy, new, kept = store.together(
+    settled, copy, new, admitted = store.together(
         [completion(b"a", granted.record), claim(b"a", b"2"), claim(b"b", b"3"), admit(b"c", b"4")]
     )
     assert settled is True
-    assert [type(each) for each in (copy, new, kept)] == [Duplicate, Granted, Granted]
+    assert [type(each) for each in (copy, new, admitted)] == [Duplicate, Granted, Granted]
 
 
 def test_an_entity_that_becomes_free_in_the_same_write(store: MemoryStore | SqliteStore) -> None:
@@ -75,10 +75,10 @@ def test_abandon(store: MemoryStore | SqliteStore) -> None:
 def test_claimed_and_abandoned_in_one_write(tmp_path: Path) -> None:
     """A record is stored completely, also if its first write already counts a lost attempt."""
     clock = ManualClock()
-    for kept in (claim, admit):
-        with closing(SqliteStore(str(tmp_path / f"{kept.__name__}.db"), clock=clock)) as store:
+    for request in (claim, admit):
+        with closing(SqliteStore(str(tmp_path / f"{request.__name__}.db"), clock=clock)) as store:
             ended = Abandon("n", b"a", b"1" * 16, clock.now)
-            *_, last = store.together([kept(b"a", b"1"), ended, claim(b"a", b"2")])
+            *_, last = store.together([request(b"a", b"1"), ended, claim(b"a", b"2")])
             assert (last.record.attempts, last.record.lost) == (1, 1)
             assert [entry.record for entry in store.browse()] == [last.record]
 

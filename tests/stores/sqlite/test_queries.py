@@ -28,8 +28,8 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 CHANGES: list[tuple[str, Record | None, Record | None]] = [
     ("insert claimed", None, CLAIMED),
-    ("insert kept", None, KEPT),
-    ("insert kept", None, replace(KEPT, state=IN_PROGRESS, attempts=1)),
+    ("insert admitted", None, KEPT),
+    ("insert admitted", None, replace(KEPT, state=IN_PROGRESS, attempts=1)),
     ("insert", None, replace(CLAIMED, fence=8, lost=1)),
     ("insert", None, replace(KEPT, lost=1)),
     ("insert", None, replace(KEPT, error="boom")),

@@ -60,7 +60,7 @@ def test_without_write_permission(path: Path, log: bool) -> None:
 
 
 def test_without_read_permission(path: Path) -> None:
-    """A folder that may not be entered is an error of its own, not an absent store."""
+    """A folder without the permission to enter it is reported as such, not as an absent store."""
     open_store(f"sqlite:///{path}").close()
     assert "store.db cannot be read: Permission denied" in count_as_nobody(path, 0o600).stderr
 

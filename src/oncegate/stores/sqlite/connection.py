@@ -178,7 +178,9 @@ def is_disk_error(error: Exception) -> bool:
 
 
 def damaged(path: str, details: object) -> StoreRefused:
-    return StoreRefused(f"{path} is damaged ({details}); restore it from a backup, or move it away to start anew")
+    return StoreRefused(
+        f"{path} is damaged ({details}); restore it from a backup, or move it away to start with an empty store"
+    )
 
 
 def as_store_error(error: Exception, path: str) -> StoreError:

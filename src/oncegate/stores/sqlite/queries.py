@@ -57,7 +57,7 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
         if record.state == IN_PROGRESS and record.payload is None and record.fence == record.first_seen:
             return "insert claimed", (*_first_grant(record), record.expires_at, *_summary(record))
         if record.payload is not None and _is_new(record):
-            return "insert kept", (
+            return "insert admitted", (
                 record.state,
                 record.attempts,
                 _blob(record.payload),
@@ -74,7 +74,7 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
 
 
 def _is_new(record: Record) -> bool:
-    """Whether all columns that "insert kept" leaves out have their defaults."""
+    """Whether all columns that "insert admitted" leaves out have their defaults."""
     ended = record.expires_at is not None or record.completed_at is not None or record.error is not None
     return not ended and not record.lost and record.unavailable_since is None
 

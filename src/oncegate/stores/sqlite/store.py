@@ -217,7 +217,7 @@ class SqliteStore:
             self._cache(freed)
 
     def kept(self, namespace: str) -> int:
-        (count,) = self._read(lambda db, _now: db.execute(SQL["kept"], (namespace,)).fetchone())
+        (count,) = self._read(lambda db, _now: db.execute(SQL["count payloads"], (namespace,)).fetchone())
         return int(count)
 
     # ── a handler's transaction ───────────────────────────────────────────────────────────────────────────
@@ -333,10 +333,10 @@ class SqliteStore:
             return bool(mine)
         try:
             found = find(self._db, mine).values()  # another connection may have settled them
-            kept = self._db.execute(SQL["held by"], (self._clock(), instance())).fetchone()
+            with_payload = self._db.execute(SQL["held by"], (self._clock(), instance())).fetchone()
         except sqlite3.Error:
             return bool(mine)
-        return kept is not None or any(record.state == IN_PROGRESS for record in found)
+        return with_payload is not None or any(record.state == IN_PROGRESS for record in found)
 
     def before_fork(self) -> None:
         """Close the connection: writes over a connection that two processes share would be lost. Parent and child

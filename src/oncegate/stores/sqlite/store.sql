@@ -115,7 +115,7 @@ INSERT OR REPLACE INTO claims (
 ) VALUES ('P', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- A first admission, the other frequent insert.
--- name: insert kept
+-- name: insert admitted
 INSERT OR REPLACE INTO claims (
     state, attempts, payload, owner, fence, lease_until, payload_hash,
     source, type, entity, occurred_at, delivery_id, first_seen, namespace, key
@@ -154,7 +154,7 @@ ORDER BY lease_until LIMIT ?;
 SELECT namespace, key FROM claims INDEXED BY waiting
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND lease_until > ? AND substr(owner, 1, 8) = ?;
 
--- name: kept
+-- name: count payloads
 SELECT count(*) FROM claims WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?;
 
 -- Like "waiting", with the entities.
