@@ -36,7 +36,7 @@ from oncegate.stores.dynamodb.items import document_id, document_item, document_
 from oncegate.stores.dynamodb.settings import DynamoSettings
 from oncegate.stores.dynamodb.table import prepare
 from oncegate.stores.dynamodb.transactions import Transaction, Writes
-from oncegate.stores.step_store import StepStore, shown
+from oncegate.stores.step_store import StepStore, is_listed
 
 _PROBE_ID = "oncegate probe"
 _NEVER_MET = "attribute_exists(id) AND attribute_not_exists(id)"
@@ -171,7 +171,7 @@ class DynamoStore(StepStore):
 
     def _shown(self, entries: Iterable[Entry], after: Address | None) -> Iterable[Entry]:
         past = self._writer.past()
-        return (entry for entry in entries if shown(_order(entry), entry.record, after, past))
+        return (entry for entry in entries if is_listed(_order(entry), entry.record, after, past))
 
     def close(self) -> None:
         self._workers.close()

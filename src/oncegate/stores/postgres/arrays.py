@@ -1,6 +1,5 @@
 """The statements of store.sql, batches as Postgres arrays, and rows as records."""
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final, TypeVar
@@ -22,19 +21,13 @@ from oncegate.claims import (
     Settlement,
 )
 from oncegate.stores.base import Change
+from oncegate.stores.sql_file import read_sql, sections
 
 SCHEMA: Final = "oncegate"
 Item = TypeVar("Item", bound=Address)
 
 
-def _sections(text: str) -> dict[str, str]:
-    """The named statements of a .sql file, without their comments."""
-    lines = [line for line in text.splitlines() if line.startswith("-- name: ") or not line.startswith("--")]
-    named = "\n".join(lines).split("-- name: ")[1:]
-    return {name.strip(): body.strip() for name, _, body in (section.partition("\n") for section in named)}
-
-
-_TEXT: Final = (pkgutil.get_data("oncegate.stores.postgres", "store.sql") or b"").decode()
+_TEXT: Final = read_sql("oncegate.stores.postgres")
 
 
 def statements(schema: str) -> dict[str, bytes]:
@@ -44,7 +37,7 @@ def statements(schema: str) -> dict[str, bytes]:
     identifier; it is quoted because it may be an SQL keyword."""
     text = _TEXT.replace(f"{SCHEMA}.", f'"{schema}".').replace(f"SCHEMA {SCHEMA}", f'SCHEMA "{schema}"')
     text = text.replace(f"'{SCHEMA}'", f"'\"{schema}\"'")
-    return {name: statement.encode() for name, statement in _sections(text).items()}
+    return {name: statement.encode() for name, statement in sections(text).items()}
 
 
 # ── arrays ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -35,7 +35,7 @@ from oncegate.claims import (
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, TakeRequest
-from oncegate.stores.entity_order import behind, step_behind
+from oncegate.stores.entity_order import batch_positions, step_at_position
 from oncegate.stores.postgres.arrays import (
     address_arrays,
     admission_arrays,
@@ -97,7 +97,7 @@ class PostgresStore:
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         """Admit, never grant: whether the entity has other events can only be seen under a lock on the entity."""
         ungranted = [replace(request, lease=0) for request in requests]
-        return self._claim_or_admit("admit", ungranted, admission_arrays, behind(ungranted))
+        return self._claim_or_admit("admit", ungranted, admission_arrays, batch_positions(ungranted))
 
     def _claim_or_admit(
         self,
@@ -131,7 +131,9 @@ class PostgresStore:
             rows = self._execute(db, statement, (self._now(), *arrays))
             if rows[0:1] and rows[0][0] is None:  # all keys were absent: their records follow from the requests
                 now = rows[0][2]
-                answers.update((index, step_behind(None, requests[index], now, behind[index])[1]) for index in indexes)
+                answers.update(
+                    (index, step_at_position(None, requests[index], now, behind[index])[1]) for index in indexes
+                )
                 return
             answers.update((indexes[row[0] - 1], _VERDICTS[row[1]](record_of(row[3:]), row[2])) for row in rows)
             indexes = [index for index in indexes if index not in answers]

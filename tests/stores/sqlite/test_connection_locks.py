@@ -1,4 +1,4 @@
-"""An SQLite file that another process keeps locked, or whose disk is full: who waits, for how long, and what shows."""
+"""A file that another process has locked, or whose disk is full: how long calls wait, and what a probe reports."""
 
 import sqlite3
 import threading
@@ -33,22 +33,22 @@ def other(store: SqliteStore, tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-def nothing_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was written just now is no proof."""
-    monkeypatch.setattr(connection, "_PROOF_FOR", 0.0)
+def no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recent write does not count as proof in a probe."""
+    monkeypatch.setattr(connection, "_WRITE_PROOF_SECONDS", 0.0)
 
 
-def taken(call: Callable[[], object]) -> float:
-    """How long it takes until the store gives up."""
+def timed_out(call: Callable[[], object]) -> float:
+    """Return how many seconds pass until the store gives up."""
     start = time.monotonic()
     with pytest.raises(StoreUnavailable, match="locked for too long"):
         call()
     return time.monotonic() - start
 
 
-def waiting(store: SqliteStore) -> threading.Thread:
-    """A thread that waits for the file."""
-    thread = threading.Thread(target=lambda: taken(lambda: claim(store)))
+def start_waiting(store: SqliteStore) -> threading.Thread:
+    """Return a thread that waits for the file."""
+    thread = threading.Thread(target=lambda: timed_out(lambda: claim(store)))
     thread.start()
     time.sleep(BUSY / 4)
     return thread
@@ -56,10 +56,10 @@ def waiting(store: SqliteStore) -> threading.Thread:
 
 class TestLocked:
     def test_threads_wait_beside_each_other(self, store: SqliteStore, other: sqlite3.Connection) -> None:
-        """Of several threads that are kept out none waits for the others to give up first."""
+        """Several threads wait for the lock at the same time, not one after the other."""
         other.execute("BEGIN IMMEDIATE")
         times: list[float] = []
-        threads = [threading.Thread(target=lambda: times.append(taken(lambda: claim(store)))) for _ in range(5)]
+        threads = [threading.Thread(target=lambda: times.append(timed_out(lambda: claim(store)))) for _ in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -68,57 +68,57 @@ class TestLocked:
         assert BUSY * 0.8 < min(times) <= max(times) < BUSY * 2.5
 
     def test_reads_go_on(self, store: SqliteStore, other: sqlite3.Connection) -> None:
-        """What only reads is answered while another thread waits to write."""
+        """Reads are answered while another thread waits to write."""
         other.execute("BEGIN IMMEDIATE")
-        thread = waiting(store)
+        thread = start_waiting(store)
         assert store.kept(NAMESPACE) == 0
         assert thread.is_alive()
         thread.join()
 
-    def test_what_has_waited(self, store: SqliteStore, other: sqlite3.Connection) -> None:
-        """What has waited while another waited in vain does not wait as long again; what is new does."""
+    def test_time_in_a_queue_counts(self, store: SqliteStore, other: sqlite3.Connection) -> None:
+        """A call that was queued while another call timed out does not wait as long again; a new call does."""
         assert isinstance(store, CountsQueueTime)
         other.execute("BEGIN IMMEDIATE")
         with store.waited(BUSY):
-            assert taken(lambda: claim(store)) > BUSY * 0.8
-            assert taken(lambda: claim(store)) < BUSY / 2
-        assert taken(lambda: claim(store)) > BUSY * 0.8
+            assert timed_out(lambda: claim(store)) > BUSY * 0.8
+            assert timed_out(lambda: claim(store)) < BUSY / 2
+        assert timed_out(lambda: claim(store)) > BUSY * 0.8
         other.execute("ROLLBACK")
         with store.waited(BUSY):
             granted(store)
 
-    def test_it_is_taken_when_it_comes_free(self, store: SqliteStore, other: sqlite3.Connection) -> None:
-        """A file that is let go within the time that is waited is written, as if nobody had held it."""
+    def test_a_lock_that_is_released_in_time(self, store: SqliteStore, other: sqlite3.Connection) -> None:
+        """If the lock is released within the timeout, the call succeeds."""
         other.execute("BEGIN IMMEDIATE")
         threading.Timer(BUSY / 4, other.execute, ["ROLLBACK"]).start()
         granted(store)
 
 
 class TestProbe:
-    def test_free(self, store: SqliteStore, nothing_proven: None) -> None:
-        """A file that can be written shows that it can be."""
+    def test_free(self, store: SqliteStore, no_proof: None) -> None:
+        """A probe of a writable file succeeds."""
         assert isinstance(store, CanProbe)
         store.probe(100_000)
 
     @pytest.mark.parametrize("busy", [False, True])
-    def test_locked(self, store: SqliteStore, other: sqlite3.Connection, nothing_proven: None, busy: bool) -> None:
-        """A file that another process holds shows soon, whether or not a thread of ours waits for it."""
+    def test_locked(self, store: SqliteStore, other: sqlite3.Connection, no_proof: None, busy: bool) -> None:
+        """A probe soon finds a file that is locked, whether or not another thread waits for it."""
         other.execute("BEGIN IMMEDIATE")
-        threads = [waiting(store)] if busy else []
-        assert taken(lambda: store.probe(100_000)) < BUSY / 2
+        threads = [start_waiting(store)] if busy else []
+        assert timed_out(lambda: store.probe(100_000)) < BUSY / 2
         for thread in threads:
             thread.join()
         other.execute("ROLLBACK")
         store.probe(100_000)
 
-    def test_what_was_written_just_now(self, store: SqliteStore, other: sqlite3.Connection) -> None:
-        """Where others write too, having written a moment ago is proof enough."""
+    def test_a_recent_write(self, store: SqliteStore, other: sqlite3.Connection) -> None:
+        """A recent write counts as proof, although the file is locked now."""
         granted(store)
         other.execute("BEGIN IMMEDIATE")
         store.probe(100_000)
 
-    def test_a_slow_write_of_our_own(self, store: SqliteStore, nothing_proven: None) -> None:
-        """A handler of ours that takes its time in a transaction is no reason to be taken for locked."""
+    def test_a_slow_handler(self, store: SqliteStore, no_proof: None) -> None:
+        """A slow handler of this process in a transaction does not fail the probe."""
         slow, probed = threading.Event(), threading.Event()
 
         def handler(_event: Event, _db: Any) -> None:
@@ -134,7 +134,7 @@ class TestProbe:
         assert [entry.record.state for entry in store.browse()] == [COMPLETED]
 
     def test_a_full_disk(self, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A full disk shows for a while, also when something small has found room since."""
+        """A full disk fails probes for a while, also if a small write has succeeded since."""
         granted(store)
         store._connected().execute("PRAGMA max_page_count = 1")
         with pytest.raises(StoreUnavailable, match="is full"):
@@ -143,11 +143,11 @@ class TestProbe:
         granted(store, key=bytes(16))
         with pytest.raises(StoreUnavailable, match="was full or failed"):
             store.probe(100_000)
-        monkeypatch.setattr(connection, "_TROUBLE_FOR", 0.0)
+        monkeypatch.setattr(connection, "_DISK_ERROR_SECONDS", 0.0)
         store.probe(100_000)
 
-    def test_a_file_that_is_gone(self, store: SqliteStore, tmp_path: Path, nothing_proven: None) -> None:
-        """A file that was removed under the store is not taken for one that can be written."""
+    def test_a_file_that_is_gone(self, store: SqliteStore, tmp_path: Path, no_proof: None) -> None:
+        """A removed file fails the probe."""
         (tmp_path / "store.db").unlink()
         with pytest.raises(StoreUnavailable, match="was removed"):
             store.probe(100_000)

@@ -1,4 +1,4 @@
-"""Stores that an earlier version wrote are read, and go on."""
+"""Stores that an earlier version wrote can be read and used."""
 
 import base64
 import json
@@ -12,12 +12,12 @@ import pytest
 from oncegate import open_store
 from oncegate.claims import InFlight
 from oncegate.errors import StoreRefused
-from oncegate.stores import look_at_store
+from oncegate.stores import open_read_only
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
 from oncegate.testing.requests import claim
 from tests.stores.dynamo_server import DynamoServer
-from tests.stores.older import DATA, DAY, LEASE, NAMESPACE, RECORDS, START, assert_goes_on, key
+from tests.stores.older_formats import DATA, DAY, LEASE, NAMESPACE, RECORDS, START, assert_usable, key
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
 
@@ -25,15 +25,15 @@ HOUR = 3_600_000_000
 
 
 def test_sqlite(tmp_path: Path) -> None:
-    """A file of schema 1 is brought up to date when it is opened to be written, and not before."""
+    """A file of schema 1 is migrated when it is opened to write, and not before."""
     path = tmp_path / "store.db"
     with closing(sqlite3.connect(path)) as db:
         db.executescript((DATA / "sqlite.sql").read_text())
     with pytest.raises(StoreRefused, match="was written by an older Oncegate"):
-        look_at_store(f"sqlite:///{path}")
+        open_read_only(f"sqlite:///{path}")
     clock = ManualClock(START)
-    assert_goes_on(SqliteStore(str(path), clock=clock), clock)
-    look_at_store(f"sqlite:///{path}").close()
+    assert_usable(SqliteStore(str(path), clock=clock), clock)
+    open_read_only(f"sqlite:///{path}").close()
 
 
 _INSERT = """
@@ -49,8 +49,8 @@ WHERE namespace = 'crm' AND key = CAST('new' AS BLOB);
 """
 
 
-def test_sqlite_beside_a_process_of_the_version_before(tmp_path: Path) -> None:
-    """A process that has an older file open goes on writing it as it did, after another has brought it up to date."""
+def test_sqlite_beside_a_process_of_version_1(tmp_path: Path) -> None:
+    """A process of version 1 that has the file open can still write it after another process has migrated it."""
     path = tmp_path / "store.db"
     with closing(sqlite3.connect(path)) as old:
         old.executescript((DATA / "sqlite.sql").read_text())
@@ -63,8 +63,8 @@ def test_sqlite_beside_a_process_of_the_version_before(tmp_path: Path) -> None:
     assert (entry.record.lost, entry.record.unavailable_since, entry.record.handed_to) == (0, None, None)
 
 
-def _older(postgres: PostgresServer, schema: str) -> str:
-    """The URL of a store in a schema of version 1."""
+def _version_1(postgres: PostgresServer, schema: str) -> str:
+    """Create a schema of version 1 and return the URL of its store."""
     text = (DATA / "postgres.sql").read_text().replace("oncegate.", f"{schema}.")
     with postgres.connect() as db:
         db.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE; CREATE SCHEMA {schema}; {text}".encode())
@@ -72,18 +72,18 @@ def _older(postgres: PostgresServer, schema: str) -> str:
 
 
 def test_postgres(postgres: PostgresServer) -> None:
-    """A schema of version 1 is brought up to date when it is opened, with what it holds."""
+    """A schema of version 1 is migrated when it is opened, with its records."""
     clock = ManualClock(START)
-    assert_goes_on(open_store(_older(postgres, "older_1"), clock=clock), clock)
+    assert_usable(open_store(_version_1(postgres, "older_1"), clock=clock), clock)
     with postgres.connect() as db:
         shown = db.execute("SELECT state, handed_to, lost FROM older_1.readable WHERE handed_to IS NOT NULL").fetchall()
     assert shown == [("C", "sqs://queue", 0)]
 
 
 def test_postgres_whose_clock_was_set_back(postgres: PostgresServer) -> None:
-    """A schema of version 1 whose time was ahead of the clock keeps its leases when it is brought up to date, and when
-    the clock is corrected."""
-    url, held = _older(postgres, "older_3"), RECORDS["held"]
+    """A schema of version 1 whose time was ahead of the clock keeps its leases through the migration and through a
+    correction of the clock."""
+    url, held = _version_1(postgres, "older_3"), RECORDS["held"]
     with postgres.connect() as db:
         db.execute("UPDATE older_3.meta SET high = %s, ahead = %s", (START + HOUR, HOUR))
         db.execute("UPDATE older_3.claims SET lease_until = %s WHERE key = %s", (START + HOUR + LEASE, key("held")))
@@ -95,7 +95,7 @@ def test_postgres_whose_clock_was_set_back(postgres: PostgresServer) -> None:
             clock.advance(HOUR)
 
 
-# What processes of version 1 ask, by the functions of then.
+# Calls of processes of version 1, with the functions of version 1.
 _CLAIM_1 = """SELECT verdict, state, attempts, payload FROM older_2.claim(
     %(now)s, '{crm}', ARRAY[%(key)s::bytea], ARRAY[%(owner)s::bytea], ARRAY[%(hash)s::bytea],
     ARRAY[%(lease)s], ARRAY[%(day)s], '{t}', '{f}', '{0}', '{plain}', '{NULL}', '{NULL}', '{NULL}', '{NULL}')"""
@@ -109,23 +109,23 @@ _TAKE_1 = """SELECT key, state, attempts, payload
     FROM older_2.take(%(now)s, 'crm', ARRAY[%(owner)s::bytea], ARRAY[%(lease)s])"""
 
 
-def test_postgres_beside_a_process_of_the_version_before(postgres: PostgresServer) -> None:
-    """A process of version 1 goes on with the functions that it knows, prepared before the change or not, and by the
-    rules of today."""
-    url = _older(postgres, "older_2")
-    said: dict[str, Any] = {"owner": b"o" * 16, "hash": b"h" * 16, "lease": LEASE, "day": DAY, "now": START + 4}
+def test_postgres_beside_a_process_of_version_1(postgres: PostgresServer) -> None:
+    """A process of version 1 can still call its functions, prepared before the migration or not. The functions follow
+    the rules of the current version."""
+    url = _version_1(postgres, "older_2")
+    values: dict[str, Any] = {"owner": b"o" * 16, "hash": b"h" * 16, "lease": LEASE, "day": DAY, "now": START + 4}
     with postgres.connect() as old:
         old.prepare_threshold = 0
-        assert old.execute(_CLAIM_1, said | {"key": b"new"}).fetchone() == (None, None, None, None)
-        assert old.execute(_TAKE_1, said).fetchone() == (key("redriven"), "P", 1, b'{"id":"evt-7"}')
+        assert old.execute(_CLAIM_1, values | {"key": b"new"}).fetchone() == (None, None, None, None)
+        assert old.execute(_TAKE_1, values).fetchone() == (key("redriven"), "P", 1, b'{"id":"evt-7"}')
         with closing(open_store(url, clock=ManualClock(START + 5))) as store:
-            assert old.execute(_SETTLE_1, said | {"key": b"new", "fence": START + 4}).fetchone() == (None,)
-            assert old.execute(_CLAIM_1, said | {"key": b"new"}).fetchone() == ("G", "C", 1, None)
-            said["now"] = START + 4 + LEASE
-            assert old.execute(_CLAIM_1, said | {"key": key("held")}).fetchone() == ("G", "P", 1, None)
-            assert old.execute(_ADMIT_1, said | {"key": key("retried")}).fetchone() == ("A", "R", 1, b"kept")
-            assert old.execute(_TAKE_1, said).fetchone() == (key("admitted"), "P", 1, b'{"id":"evt-5"}')
-            assert old.execute(_TAKE_1, said).fetchone() == (key("taken"), "P", 1, b'{"id":"evt-6"}')
+            assert old.execute(_SETTLE_1, values | {"key": b"new", "fence": START + 4}).fetchone() == (None,)
+            assert old.execute(_CLAIM_1, values | {"key": b"new"}).fetchone() == ("G", "C", 1, None)
+            values["now"] = START + 4 + LEASE
+            assert old.execute(_CLAIM_1, values | {"key": key("held")}).fetchone() == ("G", "P", 1, None)
+            assert old.execute(_ADMIT_1, values | {"key": key("retried")}).fetchone() == ("A", "R", 1, b"kept")
+            assert old.execute(_TAKE_1, values).fetchone() == (key("admitted"), "P", 1, b'{"id":"evt-5"}')
+            assert old.execute(_TAKE_1, values).fetchone() == (key("taken"), "P", 1, b'{"id":"evt-6"}')
             records = {entry.key: entry.record for entry in store.browse()}
     assert {each: record.lost for each, record in records.items() if record.lost} == {
         key("held"): 1,
@@ -136,7 +136,7 @@ def test_postgres_beside_a_process_of_the_version_before(postgres: PostgresServe
 
 
 def test_redis(redis_server: RedisServer) -> None:
-    """Records of layout 1 are read as they are, and written as those of this one when they change."""
+    """Records of layout 1 are read as they are, and written in the current layout when they change."""
     redis_server.client.flushall()
     for name, value in json.loads((DATA / "redis.json").read_text()).items():
         where = bytes.fromhex(name)
@@ -147,26 +147,26 @@ def test_redis(redis_server: RedisServer) -> None:
         else:
             redis_server.client.zadd(where, {bytes.fromhex(member): score for member, score in value.items()})
     clock = ManualClock(START)
-    assert_goes_on(open_store(redis_server.url, clock=clock), clock)
+    assert_usable(open_store(redis_server.url, clock=clock), clock)
 
 
 def test_dynamodb(dynamo_server: DynamoServer) -> None:
-    """Items without the attributes of today are read; those that have nothing to tell are written without them."""
+    """Items without the newer attributes are read; a newer attribute is written only if it has a value."""
     table, clock = dynamo_server.new_table(), ManualClock(START)
     store = open_store(dynamo_server.url(table), clock=clock)
     for item in json.loads((DATA / "dynamodb.json").read_text()):
-        kept = {name: _attribute(*value.items()) for name, value in item.items()}
-        dynamo_server.client.put_item(TableName=table, Item=kept)
-    assert_goes_on(store, clock)
+        attributes = {name: _attribute(*value.items()) for name, value in item.items()}
+        dynamo_server.client.put_item(TableName=table, Item=attributes)
+    assert_usable(store, clock)
     items = {item["key"]["S"]: item for item in dynamo_server.client.scan(TableName=table)["Items"]}
     new = {"lost", "unavailableSince", "handedTo"}
-    told = {bytes.fromhex(name).rstrip(b"-").decode(): new & item.keys() for name, item in items.items()}
-    assert {name: names for name, names in told.items() if names} == {
+    written = {bytes.fromhex(name).rstrip(b"-").decode(): new & item.keys() for name, item in items.items()}
+    assert {name: names for name, names in written.items() if names} == {
         "retried": {"handedTo"},
         "held": {"unavailableSince"},
     }
 
 
 def _attribute(value: tuple[str, str]) -> dict[str, Any]:
-    kind, said = value
-    return {kind: base64.b64decode(said) if kind == "B" else said}
+    kind, text = value
+    return {kind: base64.b64decode(text) if kind == "B" else text}

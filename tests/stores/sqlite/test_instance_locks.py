@@ -1,4 +1,4 @@
-"""Claims of a process that has ended are free at once on SQLite; claims of any other process are not."""
+"""On SQLite, the claims of a process that has ended are free at once; claims of any other process are not."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from oncegate.stores.sqlite.instance_locks import InstanceLocks
 from oncegate.testing.requests import LEASE, NAMESPACE, claim, complete, granted, stored
 from tests.stores.forking import run
 
-# Claims one event, takes another that the store keeps, says so, and then does nothing.
+# Claims an event, takes another from the inbox, prints that, and then waits.
 HOLDER = """
 import sys, threading
 from oncegate.claims import Granted
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> str:
 
 @contextmanager
 def holder(path: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds a claim, and an event that was kept with its payload, both for 30 seconds."""
+    """Run a process that holds a claim and an event of the inbox, both for 30 seconds."""
     with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -56,44 +56,44 @@ def holder(path: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def kept_event(store: SqliteStore) -> bytes | None:
+def take_event(store: SqliteStore) -> bytes | None:
     (entry,) = store.take([TakeRequest(NAMESPACE, owners(1)[0], LEASE)])
     return None if entry is None else entry.key
 
 
 def test_killed(path: str) -> None:
-    """The claims of a killed process are granted at once, with a higher fence; the killed attempt is on record."""
+    """The claims of a killed process are granted at once, with a higher fence; the record counts the lost attempt."""
     with closing(SqliteStore(path)) as store, holder(path) as process:
         assert isinstance(before := claim(store), InFlight)
-        assert kept_event(store) is None
+        assert take_event(store) is None
         process.kill()
         process.wait()
-        time.sleep(0.3)  # two looks at one process are a quarter of a second apart
+        time.sleep(0.3)  # a process is checked every 0.25 s
         after = granted(store)
         assert (after.fence, after.lost) == (before.record.fence + 1, 1)
-        assert kept_event(store) == b"p" * 16
+        assert take_event(store) == b"p" * 16
 
 
 def test_killed_before_the_store_is_opened(path: str) -> None:
-    """A process that starts after the death of another has the other's events with its first look."""
+    """A process that starts after another was killed gets the events of the other with its first `take`."""
     with holder(path):
         pass
     with closing(SqliteStore(path)) as store:
-        assert kept_event(store) == b"p" * 16
+        assert take_event(store) == b"p" * 16
         assert granted(store).lost == 1
 
 
 def test_stopped(path: str) -> None:
-    """A stopped process keeps its claims, and may complete them when it goes on."""
+    """A stopped process keeps its claims: it may continue and complete them."""
     with closing(SqliteStore(path)) as store, holder(path) as process:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         assert isinstance(claim(store), InFlight)
-        assert kept_event(store) is None
+        assert take_event(store) is None
 
 
-def test_the_model_is_followed(path: str) -> None:
-    """A claim that was abandoned is refused to its former owner once it is granted to another."""
+def test_a_late_completion(path: str) -> None:
+    """After an abandoned claim was granted to another owner, its former owner cannot complete it."""
     with holder(path), closing(SqliteStore(path)) as store:
         before = stored(store)
         assert before is not None
@@ -103,7 +103,7 @@ def test_the_model_is_followed(path: str) -> None:
 
 
 def test_unknown(path: str) -> None:
-    """A claim by an owner that names no process, or one without a file, waits for its lease."""
+    """A claim of an owner without a process name, or whose process has no lock file, ends with its lease."""
     with closing(SqliteStore(path)) as store:
         granted(store, "ann")
         assert isinstance(claim(store, "bob"), InFlight)
@@ -111,8 +111,8 @@ def test_unknown(path: str) -> None:
         assert isinstance(claim(store, "bob", key=b"o" * 16), InFlight)
 
 
-def test_our_own(path: str) -> None:
-    """What this process holds is not taken for abandoned, also when it has the store open twice."""
+def test_two_stores_of_one_process(path: str) -> None:
+    """Claims of this process are not abandoned, also if it has opened the store twice and closed it once."""
     with closing(SqliteStore(path)) as store, closing(SqliteStore(path)) as other:
         record = granted(store, owner=owners(1)[0])
         assert isinstance(claim(other), InFlight)
@@ -122,8 +122,8 @@ def test_our_own(path: str) -> None:
     assert not os.path.exists(f"{path}-instances")
 
 
-def test_a_child_has_a_name_of_its_own(path: str) -> None:
-    """After a fork each side holds a lock of its own: the end of one frees its claims and not those of the other."""
+def test_a_child_has_its_own_lock(path: str) -> None:
+    """After a fork, parent and child hold separate locks: the end of one frees its own claims only."""
     done = run(
         f"""
         import os
@@ -146,7 +146,7 @@ def test_a_child_has_a_name_of_its_own(path: str) -> None:
 
 
 def test_a_child_does_not_keep_its_parents_lock(path: str) -> None:
-    """The parent's claims are free when it is killed, although a child that it forked lives on."""
+    """The claims of a killed parent are free, although its forked child is still running."""
     code = f"""
 import os, signal, time
 from oncegate.instances import owners
@@ -170,13 +170,13 @@ os.kill(os.getpid(), signal.SIGKILL)
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_noted_once(path: str) -> None:
-    """The file of a process that has ended is listed once, stays for a day, and is then removed."""
+def test_an_ended_process_is_listed_once(path: str) -> None:
+    """An ended process is listed once; its file stays for a day and is then removed."""
     with holder(path):
         pass
     locks = InstanceLocks(path)
     (ended,) = locks.newly_ended()
-    locks.note([ended])
+    locks.mark_freed([ended])
     assert InstanceLocks(path).newly_ended() == []
     assert InstanceLocks(path).has_ended(ended + b"12345678")
     file = f"{path}-instances/{ended.hex()}"
@@ -187,7 +187,7 @@ def test_noted_once(path: str) -> None:
 
 @pytest.mark.parametrize("umask", [0, 0o777])
 def test_modes(path: str, umask: int) -> None:
-    """Nobody but the user of the process can look at the locks, whatever the umask."""
+    """Only the user of the process can read the lock files, whatever the umask."""
     before = os.umask(umask)
     try:
         with closing(SqliteStore(path)):
@@ -197,8 +197,8 @@ def test_modes(path: str, umask: int) -> None:
         os.umask(before)
 
 
-def test_a_folder_that_cannot_be_made(path: str) -> None:
-    """Without a place for its lock a process works as ever, and nobody takes it for ended."""
+def test_a_folder_that_cannot_be_created(path: str) -> None:
+    """A process that cannot create its lock file works normally and counts as running."""
     Path(f"{path}-instances").write_text("in the way")
     with closing(SqliteStore(path)) as store:
         assert isinstance(claim(store, owner=owners(1)[0]), Granted)
@@ -206,15 +206,15 @@ def test_a_folder_that_cannot_be_made(path: str) -> None:
 
 
 def test_owners() -> None:
-    """Owners are 16 bytes that begin with the name of the process, and none is drawn twice."""
+    """Owners are 16 unique bytes that start with the name of the process."""
     drawn = owners(1_000)
     assert len(set(drawn)) == 1_000
     assert {(instance_of(owner), len(owner)) for owner in drawn} == {(instance(), 16)}
     assert instance_of(b"short") is None
 
 
-def test_one_file_by_two_names(tmp_path: Path) -> None:
-    """A store that is opened through a link to its file or folder works, and is one store with one lock."""
+def test_links(tmp_path: Path) -> None:
+    """A store that is opened through links to its file or folder is one store with one lock."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
     (tmp_path / "link.db").symlink_to(tmp_path / "folder" / "store.db")
@@ -226,14 +226,14 @@ def test_one_file_by_two_names(tmp_path: Path) -> None:
         assert len(list(tmp_path.glob("folder/store.db-instances/*"))) == 1
 
 
-def test_a_program_that_does_not_close_its_store(path: str) -> None:
+def test_a_store_that_is_not_closed(path: str) -> None:
     """A program that ends with all its claims settled leaves no lock file behind."""
     done = run(f"from oncegate import Gate; Gate('sqlite:///{path}').run({{'id': 'a'}}, lambda event: None)")
     assert (done.returncode, os.path.exists(f"{path}-instances")) == (0, False), done
 
 
-def test_closed_with_claims_in_hand(path: str) -> None:
-    """A process that closes its store while its handlers still run keeps its lock: the claims are free when it ends."""
+def test_closed_with_open_claims(path: str) -> None:
+    """A process that closes its store with unsettled claims keeps its lock: the claims are free when it ends."""
     code = f"""
 from oncegate.instances import owners
 from oncegate.stores.sqlite import SqliteStore
@@ -253,5 +253,5 @@ input()
         assert process.stdout.readline() == "closed\n"
         assert isinstance(claim(store), InFlight)
         process.communicate("\n", timeout=20)
-        time.sleep(0.3)  # two looks at one process are a quarter of a second apart
+        time.sleep(0.3)  # a process is checked every 0.25 s
         granted(store)

@@ -1,4 +1,4 @@
-"""The time of an SQLite file, by which all who use it judge."""
+"""The clock of an SQLite file, which all processes that use the file share."""
 
 import itertools
 from contextlib import closing
@@ -11,7 +11,7 @@ from oncegate.testing.requests import KEY, LEASE, NAMESPACE, RETENTION, claim, g
 
 
 def test_time_never_goes_back(tmp_path: Path) -> None:
-    """A process whose clock is behind judges by the latest time that any process has judged by."""
+    """A process whose clock is behind uses the latest time of all processes."""
     ahead, behind = ManualClock(2_000_000_000_000_000), ManualClock(1_900_000_000_000_000)
     path = str(tmp_path / "store.db")
     with closing(SqliteStore(path, clock=ahead)) as first, closing(SqliteStore(path, clock=behind)) as second:
@@ -24,8 +24,8 @@ def test_time_never_goes_back(tmp_path: Path) -> None:
         assert takeover.lease_until == ahead.now + LEASE
 
 
-def test_what_is_judged_by_is_left_in_the_file(tmp_path: Path) -> None:
-    """Time passes between two looks at a clock, and yet nobody judges by an earlier time than another has."""
+def test_the_time_of_a_verdict_is_stored(tmp_path: Path) -> None:
+    """Time passes between two reads of a clock, but no process judges with an earlier time than a process before it."""
     path = str(tmp_path / "store.db")
     ticking, behind = itertools.count(2_000_000, 5), itertools.count(1_000_000, 5)
 

@@ -1,4 +1,4 @@
-"""What a signal raises in the middle of a call, wherever that is, harms neither the store nor those who use it next."""
+"""An exception that a signal raises in the middle of a call leaves no lock, no open transaction and no half write."""
 
 import os
 import sys
@@ -20,12 +20,13 @@ from tests.stores.forking import run
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt, which pytest would take for itself."""
+    """Like KeyboardInterrupt, which pytest would handle itself."""
 
 
 def interrupted(call: Callable[[], object]) -> Iterator[BaseException]:
-    """Make a call again and again, and interrupt it at each of the places at which Python looks for signals: as a
-    function begins, and as one of C returns. (A generator begins also when it is thrown away, which nobody notices.)"""
+    """Repeat a call and interrupt it at each point where Python checks for signals: when a Python function starts, and
+    when a C function returns. Starts of generators are left out: closing a generator also counts as a start, and an
+    exception there is ignored."""
     for place in count():
         left = [place]
 
@@ -40,7 +41,7 @@ def interrupted(call: Callable[[], object]) -> Iterator[BaseException]:
         try:
             call()
         except (Interrupt, EffectFailed) as error:
-            yield error  # whoever has the traceback keeps the frames in it alive
+            yield error  # the traceback keeps the frames of the call alive
         finally:
             sys.setprofile(None)
         if left[0] >= 0:
@@ -61,17 +62,18 @@ CALLS: dict[str, Callable[[SqliteStore], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_lock_is_let_go(store: SqliteStore, call: str) -> None:
-    """An interrupt at any place of a call leaves no lock taken while the error is handled."""
+def test_the_lock_is_released(store: SqliteStore, call: str) -> None:
+    """An interrupt at any point of a call leaves the lock released and no transaction open."""
     places = 0
     for _error in interrupted(lambda: CALLS[call](store)):
         assert not store._lock.locked()
+        assert store._db is None or not store._db.in_transaction
         places += 1
     assert places > 20
 
 
-def test_a_transaction_is_whole(store: SqliteStore) -> None:
-    """An interrupt at any place of a transaction leaves its effect and its completion, or neither."""
+def test_a_transaction_is_atomic(store: SqliteStore) -> None:
+    """An interrupt at any point of a transaction leaves both its effect and its completion, or neither."""
     store._connected().execute("CREATE TABLE effects (id)")
 
     def transact(record: Record) -> None:
@@ -84,7 +86,8 @@ def test_a_transaction_is_whole(store: SqliteStore) -> None:
     seen = set()
     for _error in interrupted(lambda: transact(granted(store))):
         assert not store._lock.locked()
-        assert store._transacting is None
+        assert store._handler_thread is None
+        assert store._db is None or not store._db.in_transaction
         record = stored(store)
         (effects,) = store._connected().execute("SELECT count(*) FROM effects").fetchone()
         seen.add((record and record.state, effects))
@@ -94,7 +97,7 @@ def test_a_transaction_is_whole(store: SqliteStore) -> None:
 
 
 def test_interrupts(tmp_path: Path) -> None:
-    """An exception that a signal raises at any instruction leaves no transaction open behind it."""
+    """Exceptions of real signals at random instructions leave no transaction open."""
     done = run(
         f"""
         import signal, time

@@ -1,6 +1,6 @@
-"""Records that were written before `lost`, `unavailable_since` and `handed_to` were kept, and how they go on.
+"""Records of versions without `lost`, `unavailable_since` and `handed_to`, and a check that they can be used.
 
-`tests/data/older` has them as each store wrote them then: in every state, with and without a payload."""
+`tests/data/older` contains them as each store wrote them: in every state, with and without a payload."""
 
 from contextlib import closing
 from pathlib import Path
@@ -40,7 +40,7 @@ def _name(text: str, fill: bytes) -> bytes:
 
 
 def _first(at: int) -> Record:
-    """As it was granted, so many microseconds after the start."""
+    """Return a record that was granted `at` microseconds after the start."""
     now = START + at
     return Record(
         IN_PROGRESS, _name("ann", b"."), now, now + LEASE, 1, b"h" * 16, now + 7 * DAY, _ABOUT, first_seen=now
@@ -52,10 +52,10 @@ def _done(at: int, result: bytes) -> Record:
     return replace(_first(at), **ended, completed_at=START + 2, expires_at=START + 2 + 7 * DAY)
 
 
-def _kept(payload: bytes, **changed: Any) -> Record:
+def _admitted(payload: bytes, **changed: Any) -> Record:
     now = START + 2
-    kept = Record(RELEASED, _name("bob", b"."), now, now, 0, b"i" * 16, None, EventSummary("plain"), first_seen=now)
-    return replace(kept, payload=payload, **changed)
+    record = Record(RELEASED, _name("bob", b"."), now, now, 0, b"i" * 16, None, EventSummary("plain"), first_seen=now)
+    return replace(record, payload=payload, **changed)
 
 
 RECORDS: Final = {
@@ -83,10 +83,12 @@ RECORDS: Final = {
         error="ValueError: boom",
     ),
     "retried": replace(_first(2), owner=_name("cid", b"."), fence=START + 3, attempts=2, error="boom"),
-    "admitted": _kept(b'{"id":"evt-5"}'),
-    "taken": _kept(b'{"id":"evt-6"}', state=IN_PROGRESS, fence=START + 3, lease_until=START + 2 + LEASE, attempts=1),
+    "admitted": _admitted(b'{"id":"evt-5"}'),
+    "taken": _admitted(
+        b'{"id":"evt-6"}', state=IN_PROGRESS, fence=START + 3, lease_until=START + 2 + LEASE, attempts=1
+    ),
 }
-KEPT: Final = {"admitted", "taken"}  # only in stores that keep events
+INBOX_ONLY: Final = {"admitted", "taken"}  # only in stores with an inbox
 DOCUMENT: Final = Document(START + 2, b"[]")
 
 
@@ -94,12 +96,12 @@ def key(name: str) -> bytes:
     return _name(name, b"-")
 
 
-def assert_goes_on(store: Store, clock: ManualClock) -> None:
-    """What was written then reads as it was, and goes on by the rules of today."""
+def assert_usable(store: Store, clock: ManualClock) -> None:
+    """Check that the old records are read as they were written, and follow the current rules."""
     with closing(store):
         clock.now = START + 10
         assert {entry.key: entry.record for entry in store.browse(NAMESPACE)} == {
-            key(name): record for name, record in RECORDS.items() if _is_kept(store, name)
+            key(name): record for name, record in RECORDS.items() if _is_stored(store, name)
         }
         assert store.load([Address(NAMESPACE, key("document"))]) == [DOCUMENT]
         _assert_settled(store)
@@ -108,7 +110,7 @@ def assert_goes_on(store: Store, clock: ManualClock) -> None:
 
 
 def _assert_settled(store: Store) -> None:
-    """Those who held a claim when the store was written can still end it; a second time changes nothing."""
+    """Check that an old claim can be settled by its holder; a second settlement changes nothing."""
     proof = (RECORDS["retried"].owner, RECORDS["retried"].fence)
     completion = Complete(NAMESPACE, key("retried"), *proof, DAY, b"null", handed_to="sqs://queue")
     assert store.settle([completion, completion]) == [True, True]
@@ -120,7 +122,7 @@ def _assert_settled(store: Store) -> None:
 
 
 def _assert_granted(store: Store) -> None:
-    """An attempt that was lost does not count, one that failed does, and a dead letter starts anew."""
+    """Check that a lost attempt does not count, a failed attempt does, and a dead letter starts with no attempts."""
     names = ["held", "released", "completed", "buried"]
     answers = store.claim([_claim(name, "dan") for name in names])
     assert [type(answer).__name__ for answer in answers] == ["Granted", "Granted", "Duplicate", "Buried"]
@@ -136,15 +138,15 @@ def _assert_granted(store: Store) -> None:
     taken = {entry.key: entry.record for entry in store.take(wants) if entry is not None}
     expected = {"admitted": (1, 0), "taken": (1, 1), "buried": (1, 0), "redriven": (1, 0)}
     assert {each: (record.attempts, record.lost) for each, record in taken.items()} == {
-        key(name): tries for name, tries in expected.items() if _is_kept(store, name)
+        key(name): tries for name, tries in expected.items() if _is_stored(store, name)
     }
     again = store.claim([_claim("released", "dan")])[0]
     assert isinstance(again, Granted)
     assert again.record == answers[1].record
 
 
-def _is_kept(store: Store, name: str) -> bool:
-    return isinstance(store, Inbox) or name not in KEPT
+def _is_stored(store: Store, name: str) -> bool:
+    return isinstance(store, Inbox) or name not in INBOX_ONLY
 
 
 def _claim(name: str, by: str) -> Claim:

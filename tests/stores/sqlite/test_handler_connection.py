@@ -1,4 +1,4 @@
-"""The connection that a transaction's handler is given on SQLite: what it may do with it, and what stays of that."""
+"""The connection of a transaction handler on SQLite: what the handler may do, and what remains afterwards."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def write(event: Event, connection: sqlite3.Connection) -> None:
 
 
 LATE = "INSERT INTO effects VALUES (?)"
-WAYS: dict[str, Callable[[sqlite3.Connection, sqlite3.Cursor], Any]] = {
+WRITES: dict[str, Callable[[sqlite3.Connection, sqlite3.Cursor], Any]] = {
     "execute": lambda connection, cursor: connection.execute(LATE, ("late",)),
     "another statement": lambda connection, cursor: connection.execute("INSERT INTO effects VALUES ('late')"),
     "executemany": lambda connection, cursor: connection.executemany(LATE, [("late",)]),
@@ -60,17 +60,17 @@ class TestRolledBack:
         store._connected().execute("CREATE TABLE others (number INTEGER PRIMARY KEY, thing TEXT)")
         store._connected().execute("INSERT INTO others VALUES (1, 'thing')")
 
-    @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-    def test_nothing_is_written_after(self, store: SqliteStore, way: Callable[..., Any]) -> None:
-        """After SQLite has rolled back by itself, a handler that goes on can write in no way."""
+    @pytest.mark.parametrize("write_late", WRITES.values(), ids=WRITES)
+    def test_nothing_is_written_after(self, store: SqliteStore, write_late: Callable[..., Any]) -> None:
+        """After SQLite has rolled the transaction back by itself, the handler cannot write by any method."""
 
         def handler(event: Event, connection: sqlite3.Connection) -> None:
             cursor = connection.cursor()
             cursor.execute(LATE, (event.id,))
-            if way is not WAYS["half of many"]:
+            if write_late is not WRITES["half of many"]:
                 roll_back(connection)
             with pytest.raises(sqlite3.DatabaseError):
-                way(connection, cursor)
+                write_late(connection, cursor)
 
         outcome = Gate(store).transaction({"id": "a"}, handler)
         assert outcome.status == "failed"
@@ -78,8 +78,8 @@ class TestRolledBack:
         assert effects(store) == []
         assert store._connected().execute("SELECT * FROM others").fetchall() == [(1, "thing")]
 
-    def test_the_table_may_be_what_rolls_back(self, store: SqliteStore) -> None:
-        """The reason says what has happened to a handler that notes a failure which its table has rolled back."""
+    def test_a_constraint_that_rolls_back(self, store: SqliteStore) -> None:
+        """A handler that ignores the error of a ROLLBACK constraint and goes on fails with that reason."""
         store._connected().execute("CREATE TABLE seats (number INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
         store._connected().execute("INSERT INTO seats VALUES (1)")
 
@@ -95,7 +95,7 @@ class TestRolledBack:
         assert effects(store) == []
 
     def test_kept_cursors(self, store: SqliteStore) -> None:
-        """A cursor that a handler has kept is of no use when its transaction is over."""
+        """A cursor that a handler has kept cannot be used after its transaction."""
         kept: list[sqlite3.Cursor] = []
         Gate(store).transaction({"id": "a"}, lambda event, connection: kept.append(connection.cursor()))
         with pytest.raises(sqlite3.ProgrammingError, match="the transaction is over"):
@@ -104,19 +104,19 @@ class TestRolledBack:
 
 
 REFUSED = {
-    "COMMIT": "COMMIT is not for a handler: what a handler writes is committed with the completion",
-    "END": "COMMIT is not for a handler",
-    "ROLLBACK": "ROLLBACK is not for a handler",
-    "DELETE FROM claims": "claims is the store's own table",
-    "UPDATE clock SET high = 0": "clock is the store's own table",
-    "DROP TABLE documents": "documents is the store's own table",
-    "ALTER TABLE claims ADD COLUMN mine": "claims is the store's own table",
-    "CREATE TEMP TABLE Claims (key)": "Claims is the store's own table",
-    "CREATE INDEX mine ON claims (state)": "claims is the store's own table",
-    "CREATE TRIGGER mine AFTER INSERT ON claims BEGIN SELECT 1; END": "claims is the store's own table",
-    "PRAGMA query_only = 1": "PRAGMA query_only = 1 is not for a handler",
-    "PRAGMA Foreign_Keys(ON)": "PRAGMA Foreign_Keys = ON is not for a handler",
-    "ATTACH ':memory:' AS other": "ATTACH and DETACH are not for a handler",
+    "COMMIT": "a handler cannot run COMMIT: the store commits the handler's writes with the completion",
+    "END": "a handler cannot run COMMIT",
+    "ROLLBACK": "a handler cannot run ROLLBACK",
+    "DELETE FROM claims": "claims is a table of the store",
+    "UPDATE clock SET high = 0": "clock is a table of the store",
+    "DROP TABLE documents": "documents is a table of the store",
+    "ALTER TABLE claims ADD COLUMN mine": "claims is a table of the store",
+    "CREATE TEMP TABLE Claims (key)": "Claims is a table of the store",
+    "CREATE INDEX mine ON claims (state)": "claims is a table of the store",
+    "CREATE TRIGGER mine AFTER INSERT ON claims BEGIN SELECT 1; END": "claims is a table of the store",
+    "PRAGMA query_only = 1": "a handler cannot run PRAGMA query_only = 1",
+    "PRAGMA Foreign_Keys(ON)": "a handler cannot run PRAGMA Foreign_Keys = ON",
+    "ATTACH ':memory:' AS other": "a handler cannot run ATTACH or DETACH",
 }
 ALLOWED = [
     "PRAGMA table_info(claims)",
@@ -136,21 +136,21 @@ def _with(connection: sqlite3.Connection) -> None:
 
 
 CALLS: dict[str, Callable[[sqlite3.Connection], Any]] = {
-    "COMMIT is not for a handler": lambda connection: connection.commit(),
-    "ROLLBACK is not for a handler": lambda connection: connection.rollback(),
+    "a handler cannot run COMMIT": lambda connection: connection.commit(),
+    "a handler cannot run ROLLBACK": lambda connection: connection.rollback(),
     "`with connection:` would commit": _with,
     "executescript() would commit first": lambda connection: connection.executescript("SELECT 1"),
-    "the authorizer of the connection": lambda connection: connection.set_authorizer(None),
-    "claims is the store's own table": lambda connection: connection.blobopen("claims", "key", 1),
-    "deserialize() would put another": lambda connection: connection.deserialize(b""),
-    "a handler's cursors are those": lambda connection: connection.cursor(sqlite3.Cursor),
+    "a handler cannot set the authorizer": lambda connection: connection.set_authorizer(None),
+    "claims is a table of the store": lambda connection: connection.blobopen("claims", "key", 1),
+    "a handler cannot call deserialize()": lambda connection: connection.deserialize(b""),
+    "cursor() takes no factory in a handler": lambda connection: connection.cursor(sqlite3.Cursor),
 }
 
 
-class TestLending:
+class TestPermissions:
     @pytest.mark.parametrize(("statement", "reason"), REFUSED.items())
-    def test_what_a_handler_may_not_do(self, store: SqliteStore, statement: str, reason: str) -> None:
-        """A handler can neither end the transaction nor change the store's own tables or settings, and is told why."""
+    def test_refused_statements(self, store: SqliteStore, statement: str, reason: str) -> None:
+        """A handler can neither end the transaction nor change tables or settings of the store; the error says why."""
 
         def handler(event: Event, connection: sqlite3.Connection) -> None:
             write(event, connection)
@@ -162,8 +162,8 @@ class TestLending:
         assert Gate(store).transaction({"id": "a"}, write).status == "processed"
 
     @pytest.mark.parametrize(("reason", "call"), CALLS.items(), ids=CALLS)
-    def test_nor_call(self, store: SqliteStore, reason: str, call: Callable[[sqlite3.Connection], Any]) -> None:
-        """Nor by a method of the connection."""
+    def test_refused_methods(self, store: SqliteStore, reason: str, call: Callable[[sqlite3.Connection], Any]) -> None:
+        """The methods of the connection do not allow it either."""
 
         def handler(event: Event, connection: sqlite3.Connection) -> None:
             write(event, connection)
@@ -173,8 +173,8 @@ class TestLending:
         assert effects(store) == []
 
     @pytest.mark.parametrize("statement", ALLOWED)
-    def test_what_it_may(self, store: SqliteStore, statement: str) -> None:
-        """It may read everything, also settings, and have tables, columns and savepoints of its own."""
+    def test_allowed_statements(self, store: SqliteStore, statement: str) -> None:
+        """A handler may read everything, also settings, and may create its own tables, columns and savepoints."""
 
         def handler(event: Event, connection: sqlite3.Connection) -> None:
             connection.execute(statement).fetchall()
@@ -184,8 +184,8 @@ class TestLending:
         assert effects(store) == ["a"]
 
     @pytest.mark.parametrize("fails", [False, True])
-    def test_what_it_sets_is_set_back(self, store: SqliteStore, fails: bool) -> None:
-        """What a handler sets on the connection works for it, and is gone before the store reads or writes again."""
+    def test_settings_are_reset(self, store: SqliteStore, fails: bool) -> None:
+        """Settings that a handler makes on the connection work in the handler, and are then reset."""
 
         def handler(event: Event, connection: sqlite3.Connection) -> list[Any]:
             connection.row_factory = lambda cursor, row: {"row": row}
@@ -207,15 +207,16 @@ class TestLending:
         statuses = [gate.run({"id": "b"}, lambda event: None).status for _ in range(2)]
         assert statuses == ["processed", "duplicate"]
 
-    def test_an_interrupt_while_it_is_taken_back(self, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If even taking the connection back is interrupted, the store does it before it uses it again."""
+    def test_an_interrupt_during_the_reset(self, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the reset of the connection is interrupted, the transaction is rolled back and the connection is reset."""
 
         def interrupted(db: sqlite3.Connection) -> None:
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(handler_connection, "take_back", interrupted)
+        monkeypatch.setattr(handler_connection, "reset_connection", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Gate(store).transaction({"id": "a"}, write)
+        assert not store._connected().in_transaction
         assert Gate(store).transaction({"id": "b"}, write).status == "processed"
         assert effects(store) == ["b"]

@@ -1,4 +1,4 @@
-"""Stores that can be read and take no writes: that is known before an event comes, and known events are answered."""
+"""Stores that accept reads but no writes: a probe finds out before an event comes, and known events are answered."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -26,12 +26,12 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Place(Struct):
-    """A store, and how to have it take no writes, and take them again."""
+    """A store, and functions that make it refuse and accept writes."""
 
     url: str
     refuse: Callable[[], object]
     allow: Callable[[], object]
-    said: str
+    message: str
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +101,13 @@ def done(_event: Event) -> str:
 
 
 def test_a_probe(place: Place, store: Store) -> None:
-    """A store that takes no writes says so when it is probed, and no longer when it takes them again."""
+    """A probe fails while the store refuses writes, and succeeds when the store accepts them again."""
     assert isinstance(store, CanProbe)
     store.probe(WITHIN)
     place.refuse()
-    with pytest.raises(StoreReadOnly, match=place.said):
+    with pytest.raises(StoreReadOnly, match=place.message):
         store.probe(WITHIN)
-    with pytest.raises(StoreReadOnly, match=place.said):
+    with pytest.raises(StoreReadOnly, match=place.message):
         store.claim([claim_of()])
     place.allow()
     store.probe(WITHIN)
@@ -115,15 +115,15 @@ def test_a_probe(place: Place, store: Store) -> None:
 
 
 def test_known_events(place: Place, store: Store) -> None:
-    """What is done is a duplicate with its result, also beside new events and while the breaker is open; what is new is
-    not taken, and is when the store takes writes again."""
+    """Completed events are duplicates with their result, also in a batch with new events and while the circuit breaker
+    is open. New events fail, and are processed when the store accepts writes again."""
     boot = ManualClock(0)
     gate = Gate(store, boot=boot, remember=None)
     assert gate.run(KNOWN, done).status == "processed"
     place.refuse()
     mixed = gate.run_batch([{"id": "new"}, KNOWN, {"id": "newer"}], done)
     assert [outcome.status for outcome in mixed] == ["failed", "duplicate", "failed"]
-    assert place.said in (mixed[0].error or "")
+    assert place.message in (mixed[0].error or "")
     for number in range(IN_A_ROW):
         assert gate.run({"id": number}, done).status == "failed"
     assert gate.counts["breaker.opened"] == 1
@@ -136,12 +136,12 @@ def test_known_events(place: Place, store: Store) -> None:
 
 
 def test_known_state_changes(place: Place, store: Store) -> None:
-    """The timeline of an entity is read, too: another emission of a known change is a duplicate."""
+    """Timelines are read, too: another emission of a known state change is a duplicate."""
     gate = Gate(store, remember=None, key=keys.first(keys.state_change(window="1s"), keys.event_id))
 
     def emission(number: int) -> Event:
-        said: dict[str, Any] = {"source": "test", "type": "t", "entity": "e", "state": "ended", "occurred_at": AT}
-        return Event(id=str(number), body={"number": number}, raw=b"%d" % number, **said)
+        values: dict[str, Any] = {"source": "test", "type": "t", "entity": "e", "state": "ended", "occurred_at": AT}
+        return Event(id=str(number), body={"number": number}, raw=b"%d" % number, **values)
 
     assert [gate.run(emission(number), done).status for number in range(2)] == ["processed", "duplicate"]
     place.refuse()
@@ -153,7 +153,7 @@ def test_known_state_changes(place: Place, store: Store) -> None:
 
 
 def test_a_process_that_has_just_started(place: Place, store: Store) -> None:
-    """Known events are answered also by a process that has asked the store for nothing before."""
+    """A process that has just started also answers known events."""
     gate = Gate(store, remember=None)
     gate.run(KNOWN, done)
     with closing(open_store(place.url)) as other:
@@ -164,7 +164,7 @@ def test_a_process_that_has_just_started(place: Place, store: Store) -> None:
 
 
 def test_a_changed_eviction_policy(own_redis: RedisServer) -> None:
-    """A policy that is set while the server runs is found by the next probe, unless it is allowed to evict."""
+    """The next probe finds an eviction policy that is set while the server runs, unless eviction is allowed."""
     own_redis.client.flushall()
     with closing(open_store(own_redis.url)) as store, closing(open_store(f"{own_redis.url}?evicting=allowed")) as lax:
         assert isinstance(store, CanProbe)
@@ -181,7 +181,7 @@ def test_a_changed_eviction_policy(own_redis: RedisServer) -> None:
 
 
 def test_dynamodb(dynamo_server: DynamoServer, table: str) -> None:
-    """A probe asks for a write that cannot be granted: nothing is written, and a table that is gone is found out."""
+    """A probe tries a write whose condition is never met: it writes nothing, and finds a deleted table."""
     with closing(open_store(dynamo_server.url(table))) as store:
         assert isinstance(store, CanProbe)
         store.probe(WITHIN)
