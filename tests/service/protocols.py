@@ -25,7 +25,7 @@ class Both:
         self.asked: list[str] = []
         self._gate = gate
 
-    async def answered(self, scope: Any, body: bytes) -> HttpAnswer:
+    async def respond(self, scope: Any, body: bytes) -> HttpAnswer:
         self.asked.append(f"whole {scope['path']} {body.decode()}")
         if self._gate is not None:
             await self._gate.wait()

@@ -11,15 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from oncegate.service.protocol import Line
-from oncegate.service.server import most_connections
+from oncegate.service.protocol import IdleConnections
+from oncegate.service.server import max_connections
 from tests.service.protocols import Both, Server, in_a_loop, post, turns
 from tests.service.running import INLINE, Service, heard, until
 
 MOST = 20
 POST = b"POST /events HTTP/1.1\r\nHost: x\r\n"
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-TOLD = f"there are more than {MOST} connections"
+TOLD = f"more than {MOST} connections are open"
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +157,9 @@ def test_it_is_told_once(service: Service, many: ExitStack, caplog: pytest.LogCa
     opened(service, many, 3 * MOST)
     until(lambda: TOLD in service.said())
     assert service.said().count(TOLD) < MOST
-    line = Line()
+    line = IdleConnections()
     for now in (1_000.0, 1_001.0, 1_059.0, 1_060.0, 1_061.0):
-        line.tell(MOST, now)
+        line.warn(MOST, now)
     assert caplog.text.count(TOLD) == 2
 
 
@@ -178,7 +178,7 @@ def test_the_limit_of_files_is_raised(tmp_path: Path) -> None:
 
 def test_half_of_the_files(caplog: pytest.LogCaptureFixture) -> None:
     """Connections never take more than half of the files, and if that is fewer than was asked for, it is said."""
-    assert most_connections(500, 1_024) == 500
+    assert max_connections(500, 1_024) == 500
     assert caplog.text == ""
-    assert most_connections(4_000, 1_024) == 512
-    assert "serve.max_connections is 4000, but only 1024 files may be open, so 512 connections are" in caplog.text
+    assert max_connections(4_000, 1_024) == 512
+    assert "serve.max_connections is 4000, but only 1024 files may be open: the limit is 512 connections" in caplog.text

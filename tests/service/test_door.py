@@ -36,7 +36,7 @@ def statuses(door: Route, *requests: tuple[bytes, list[tuple[bytes, bytes]]]) ->
     """What the events of these requests have come to, one after the other."""
 
     async def main() -> list[str]:
-        answers = [await door.answer(body, headers, lambda: "here", InFlightBudget()) for body, headers in requests]
+        answers = [await door.respond(body, headers, lambda: "here", InFlightBudget()) for body, headers in requests]
         said = [msgspec.json.decode(answer.body) for answer in answers]
         return [each.get("outcome", each["status"]) for each in said]
 
@@ -85,7 +85,7 @@ def test_a_copy_while_the_handler_changes_the_event() -> None:
         door = Route("default", InlineAdmission(gate, handler, ThreadPoolExecutor(1)), Metrics())
 
         async def said() -> str:
-            told = msgspec.json.decode((await door.answer(BODY, HEADERS, lambda: "here", InFlightBudget())).body)
+            told = msgspec.json.decode((await door.respond(BODY, HEADERS, lambda: "here", InFlightBudget())).body)
             return str(told.get("outcome", told["status"]))
 
         go.set()
@@ -134,9 +134,9 @@ def test_headers_that_are_no_text() -> None:
 
 def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many different bodies come again, only so many are kept; large ones are not."""
-    monkeypatch.setattr(doors, "_MOST_COPIES", 4)
+    monkeypatch.setattr(doors, "_MAX_CACHED_BODIES", 4)
     door = door_of(lambda event: None)
     bodies = [b'{"id":"%d"}' % number for number in range(40)] + [b'{"id":"x","much":"%s"}' % (b"y" * 20_000)]
     statuses(door, *[(body, HEADERS) for body in bodies for _ in range(2)])
-    assert 0 < len(door._copies._read) <= 4
-    assert bodies[-1] not in door._copies._read
+    assert 0 < len(door._parsed_bodies._events) <= 4
+    assert bodies[-1] not in door._parsed_bodies._events

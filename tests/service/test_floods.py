@@ -42,7 +42,7 @@ def test_unfinished_bodies(tmp_path: Path) -> None:
     options = ("--max-body", "20000", "--max-bytes-in-hand", "1000000", "--max-bytes-arriving", "400000")
     with Service(tmp_path, *options, toml=TOML, environ={"CRM_SECRET": whsec(1)}) as service:
         assert senders_beside(service, 1_000_000 // STRANGERS, 10**9, 100) == {200: 100}
-        assert "(serve.max_bytes_arriving): the oldest are refused" in service.said()
+        assert "(serve.max_bytes_arriving): rejecting the oldest" in service.said()
 
 
 @pytest.mark.long
@@ -92,7 +92,7 @@ def beside_handshakes(folder: Path, count: int, start: bytes, good: int, files: 
                 codes[answer.status_code] += 1
             assert set(codes) == {200}
         assert resident(service) < 150
-        assert service.said().count("TLS handshakes are unfinished: the oldest are closed") == 1
+        assert service.said().count("TLS handshakes are unfinished: closing the oldest") == 1
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate: apt install openssl")

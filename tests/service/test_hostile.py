@@ -370,7 +370,7 @@ class TestBodies:
     def test_very_many_events(self, service: Service) -> None:
         """A request with a few bytes for each of very many events is refused as a whole."""
         answer = service.post(b"[" + b"1," * 49_000 + b"1]")
-        assert (answer.status_code, answer.json()["title"]) == (413, "Too large")
+        assert (answer.status_code, answer.json()["title"]) == (413, "Content Too Large")
         assert "more than 1000 events (serve.max_events)" in answer.text
 
     def test_no_id_forges_another(self, service: Service) -> None:

@@ -204,9 +204,9 @@ def test_a_worker_that_dies_is_noticed() -> None:
             raise Fatal("broken")
 
     async def main() -> None:
-        kept = InboxAdmission(Gate(Broken()), lambda event: None, ThreadPoolExecutor(1), at_work=1, drain="1s")
+        kept = InboxAdmission(Gate(Broken()), lambda event: None, ThreadPoolExecutor(1), max_running=1, drain="1s")
         async with asyncio.timeout(10):
-            await kept.work(asyncio.Event())
+            await kept.run_until(asyncio.Event())
 
     with pytest.raises(Fatal, match="broken"):
         asyncio.run(main())

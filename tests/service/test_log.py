@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.service.log import RepeatedWarning, handler_for
+from oncegate.service.log import RateLimitedWarning, handler_for
 from tests.service.protocols import in_a_loop
 from tests.service.running import Service
 from tests.signatures.sending import whsec
@@ -35,7 +35,7 @@ def test_lines_that_are_not_read_are_counted() -> None:
 @in_a_loop
 async def test_what_is_repeated_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Of warnings that come all the time a few are written, then their count, and a few again in the next minute."""
-    warn = RepeatedWarning(logging.getLogger("x"), most=2, every=0.05)
+    warn = RateLimitedWarning(logging.getLogger("x"), most=2, every=0.05)
     for number in range(10):
         warn("refused %d", number)
     while len(caplog.messages) < 3:
@@ -49,7 +49,7 @@ def test_refusals(tmp_path: Path) -> None:
     toml = '[route.crm]\nsignature = "standard-webhooks"\nsecret_env = "CRM_SECRET"\n'
     with Service(tmp_path, toml=toml, environ={"CRM_SECRET": whsec(1)}) as service:
         assert {service.post("{}", "/events/crm").status_code for _ in range(50)} == {401}
-        assert service.said().count("a request from 127.0.0.1 was refused") == 5
+        assert service.said().count("rejected a request from 127.0.0.1") == 5
 
 
 def dropped_in(read: bytes) -> int:

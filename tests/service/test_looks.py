@@ -15,7 +15,7 @@ from oncegate.stores.memory import MemoryStore
 def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who ask while the store hangs are told in time that it has not answered, and it is asked once for them all;
     when it answers again it is asked anew."""
-    monkeypatch.setattr(monitoring, "_WITHIN", 0.1)
+    monkeypatch.setattr(monitoring, "_PROBE_TIMEOUT", 0.1)
     answers, asked = threading.Event(), list[int]()
 
     def hang() -> None:
@@ -24,12 +24,12 @@ def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         start = time.monotonic()
-        assert await asyncio.gather(*(look.answered() for _ in range(20))) == [False] * 20
+        assert await asyncio.gather(*(look.succeeds() for _ in range(20))) == [False] * 20
         assert (time.monotonic() - start < 1, len(asked)) == (True, 1)
         answers.set()
-        while not await look.answered():
+        while not await look.succeeds():
             """It may not have been told yet."""
-        assert (await look.answered(), len(asked) > 1) == (True, True)
+        assert (await look.succeeds(), len(asked) > 1) == (True, True)
 
     look = StoreProbe(hang)
     asyncio.run(main())
@@ -44,7 +44,7 @@ def test_a_store_that_cannot_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
     store = MemoryStore()
     look = probe(store)
-    assert asyncio.run(look.answered())
+    assert asyncio.run(look.succeeds())
     monkeypatch.setattr(store, "load", away)
-    assert not asyncio.run(look.answered())
+    assert not asyncio.run(look.succeeds())
     look.close()

@@ -17,9 +17,9 @@ from oncegate.clocks import wall
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.service.admission import Admission, InFlightBudget, InlineAdmission
 from oncegate.service.app import App
+from oncegate.service.config import TrustedProxies, networks
 from oncegate.service.monitoring import Metrics
 from oncegate.service.route import Limits, LiveKeys, Rate, Route
-from oncegate.service.route_config import Proxies, networks
 from oncegate.service.service import Service
 from oncegate.settings import load
 from oncegate.signatures import verifier_of
@@ -77,11 +77,11 @@ class Broken(Route):
     """A door behind which nothing can be done."""
 
     @property
-    def taking(self) -> Admission:
+    def admission(self) -> Admission:
         raise RuntimeError("broken")
 
-    @taking.setter
-    def taking(self, _taking: Admission) -> None: ...
+    @admission.setter
+    def admission(self, _admission: Admission) -> None: ...
 
 
 def post(app: App, path: str, body: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -191,7 +191,7 @@ class TestWebhookIds:
         """Where the header is not signed the service does not start."""
         monkeypatch.setenv("CRM_NOW", "a secret of many bytes")
         (tmp_path / "oncegate.toml").write_text(BY_WEBHOOK_ID.format(key=key, signature=signature))
-        with pytest.raises(SettingError, match=r"needs signature=standard-webhooks, .* choose another key"):
+        with pytest.raises(SettingError, match=r"needs signature=standard-webhooks; .* choose another key"):
             Service(load(tmp_path / "oncegate.toml", environ={}), {"/events/crm": print}, [])
 
 
@@ -270,9 +270,9 @@ class TestSignatures:
         body = b'{"id": "evt-1"}'
         right = signed(whsec(0), body)["webhook-signature"]
         answer = post(service.app, "/events/crm", body, {**signed(whsec(2), body)})
-        said = answer.text + caplog.text + repr(service.__dict__) + repr([vars(d) for d in service._doors.values()])
+        said = answer.text + caplog.text + repr(service.__dict__) + repr([vars(d) for d in service._routes.values()])
         assert answer.status_code == 401
-        assert "refused" in caplog.text
+        assert "rejected a request" in caplog.text
         assert not [secret for secret in (whsec(0), whsec(1), whsec(0)[6:], right) if secret in said]
 
 
@@ -297,7 +297,7 @@ class TestNamespaces:
         for path in ("/events", "/events/", "/events/none", "/events/crm/", "/events/crm/x", "/events/CRM"):
             answer = post(service.app, path, b'{"id": 1}')
             assert (answer.status_code, "crm" in answer.text) == (404, False)
-            assert answer.json()["detail"].endswith("events are posted to /events/ROUTE")
+            assert answer.json()["detail"].endswith("send events to /events/ROUTE")
 
     def test_same_key_other_content(self, service: Service) -> None:
         """Other content under a known key is a conflict, never a duplicate."""
@@ -368,9 +368,9 @@ class TestLimits:
         answers = posted(app, [("/events", body, {}) for body in many])
         assert [answer.status_code for answer in answers] == [413, 413]
         assert answers[0].headers["content-type"] == "application/problem+json"
-        said = "the request holds more than 3 events (serve.max_events); send it in parts"
+        said = "the request has more than 3 events (serve.max_events); send it in parts"
         assert answers[0].json()["detail"] == said
-        assert "route default: a request from 127.0.0.1 held more than 3 events" in caplog.text
+        assert "route default: a request from 127.0.0.1 had more than 3 events" in caplog.text
         assert CountingStore.asked == before
         assert post(app, "/events", b'[{"id": 1}, {"id": 2}, {"id": 3}]').status_code == 200
         gate.close()
@@ -422,16 +422,16 @@ class TestLimits:
         room = InFlightBudget(2, 100)
         gate = Gate("memory://")
         app = _app(gate, room=room)
-        room.enter()
-        room.hold(90)
+        room.acquire()
+        room.acquire_bytes(90)
         small, large = b'{"id": 1}', b'{"id": "%s"}' % (b"x" * 20)
         answers = posted(app, [("/events", small, {}), ("/events", large, {}), ("/events", small, {})])
         assert [answer.status_code for answer in answers] == [200, 503, 200]
         assert answers[1].headers["retry-after"] == "5"
-        room.enter()
+        room.acquire()
         assert post(app, "/events", small).status_code == 503
-        room.leave()
-        room.let_go(90)
+        room.release()
+        room.release_bytes(90)
         assert post(app, "/events", large).status_code == 200
         gate.close()
 
@@ -441,10 +441,10 @@ class TestLimits:
         gate = Gate("memory://")
         app = _app(gate, room=room, verifier=verifier_of("standard-webhooks", {"a": whsec(1)}))
         body = b'{"id": 1}'
-        room.enter()
+        room.acquire()
         requests = [("/events", body, signed(whsec(number), body)) for number in (2, 1)]
         assert [answer.status_code for answer in posted(app, requests)] == [401, 503]
-        room.leave()
+        room.release()
         assert [answer.status_code for answer in posted(app, requests)] == [401, 200]
         assert (room.requests, room.bytes) == (0, 0)
         gate.close()
@@ -468,7 +468,7 @@ class TestReadiness:
         app = _app(gate)
 
         async def main() -> httpx.Response:
-            await app._at_work(Broken("default", app._doors["/events"].taking, Metrics()), asyncio.Event())
+            await app._run_route(Broken("default", app._routes["/events"].admission, Metrics()), asyncio.Event())
             transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
                 return await client.get("/healthz")
@@ -500,14 +500,14 @@ class TestProxies:
     )
     def test_who_is_believed(self, client: str, said: str, sender: str) -> None:
         """X-Forwarded-For counts only from proxies that were named, and only up to the first that was not."""
-        proxies = Proxies(networks(["10.0.0.0/8", "::1"], "here"))
+        proxies = TrustedProxies(networks(["10.0.0.0/8", "::1"], "here"))
         headers = [(b"x-forwarded-for", said.encode())]
         assert proxies.sender({"client": (client, 1), "headers": headers}) == sender
 
     def test_nobody_by_default(self) -> None:
         """Without proxies in the settings, not even this machine is believed."""
         headers = [(b"x-forwarded-for", b"6.6.6.6")]
-        assert Proxies().sender({"client": ("127.0.0.1", 1), "headers": headers}) == "127.0.0.1"
+        assert TrustedProxies().sender({"client": ("127.0.0.1", 1), "headers": headers}) == "127.0.0.1"
 
 
 def _get(app: App, path: str) -> httpx.Response:
@@ -522,4 +522,4 @@ def _get(app: App, path: str) -> httpx.Response:
 def _app(gate: Gate, *, room: InFlightBudget | None = None, **door: Any) -> App:
     metrics = Metrics()
     taking = InlineAdmission(gate, lambda event: None, ThreadPoolExecutor(1))
-    return App({"/events": Route("default", taking, metrics, **door)}, metrics, room=room)
+    return App({"/events": Route("default", taking, metrics, **door)}, metrics, budget=room)

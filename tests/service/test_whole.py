@@ -109,7 +109,7 @@ async def test_written_together(caplog: pytest.LogCaptureFixture) -> None:
     assert first[1].written == last[1].written == []
     await turns()
     assert len(first[1].written) == len(last[1].written) == 1
-    assert "an answer could not be sent" in caplog.text
+    assert "a response could not be sent" in caplog.text
     for protocol, _ in (first, broken, last):
         protocol.connection_lost(None)
 
