@@ -7,21 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from oncegate.gate.observers import ascii_only
-from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.outcome import STATUSES, Outcome
 
-# An event that was not taken is 503: some senders retry on 5xx only, and drop the event on any other error.
-_CODES: dict[Status, int] = {
-    "processed": 200,
-    "accepted": 200,
-    "duplicate": 200,
-    "skipped": 200,
-    "unguarded": 200,
-    "conflict": 200,
-    "buried": 200,
-    "invalid": 400,
-    "in_flight": 503,
-    "failed": 503,
-}
 # A table, not `http.HTTPStatus(code).phrase`: before Python 3.13 its phrase for 413 is "Request Entity Too Large".
 _TITLES = {
     400: "Bad Request",
@@ -68,7 +55,7 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> HttpAnswer:
 
 
 def _code(outcome: Outcome) -> int:
-    return 413 if outcome.cut else _CODES[outcome.status]
+    return 413 if outcome.cut else STATUSES[outcome.status].http
 
 
 def problem(
@@ -110,7 +97,7 @@ def _sentence(outcome: Outcome, *, discreet: bool) -> str:
     target. The log has them."""
     if not discreet:
         return outcome.reason
-    return _NOT_TAKEN if outcome.error and _CODES[outcome.status] == 503 else outcome.discreet
+    return _NOT_TAKEN if outcome.error and STATUSES[outcome.status].http == 503 else outcome.discreet
 
 
 def due_in(outcome: Outcome) -> int | None:

@@ -1,21 +1,22 @@
 """The OpenAPI document of the service. It is written by hand, since the service uses no framework."""
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from oncegate import __version__
+from oncegate.gate.outcome import STATUSES, Kind
 
 _OUTCOME: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["status", "event_id", "key", "kind", "reason"],
     "properties": {
         "status": {
-            "enum": ["accepted", "processed", "duplicate", "conflict", "buried", "skipped", "unguarded"],
+            "enum": [status for status, rule in STATUSES.items() if rule.http == 200],
             "description": "The outcome of the event.",
         },
         "event_id": {"type": ["string", "null"], "description": "The id in the event."},
         "key": {"type": ["string", "null"], "description": "The key of the event: 32 hexadecimal digits."},
         "kind": {
-            "enum": ["redelivery", "re-emission", "state-echo", "replay", "concurrent", None],
+            "enum": [*get_args(Kind), None],
             "description": "Why the duplicate exists.",
         },
         "reason": {"type": "string", "description": "One sentence that explains the outcome."},
