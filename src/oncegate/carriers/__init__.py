@@ -138,7 +138,7 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: _Found) -> N
 
 
 def _pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
-    if _TELLING.isdisjoint(body) and not functions.is_in_detail(body):  # as nearly always
+    if _TELLING.isdisjoint(body) and not ("detail" in body and functions.is_in_detail(body)):  # as nearly always
         return None
     for telling, pieces in _FAMILIES:
         if not telling.isdisjoint(body) and (found := pieces(body)) is not None:

@@ -40,7 +40,7 @@ def read(
     Never raises: what cannot be read is an event whose `problem` says why and whose `raw` keeps the bytes. If `most` is
     given, what holds more events than that is TooManyEvents, and none of them is read.
     """
-    if type(payload) is bytes and not headers:
+    if type(payload) is bytes and not headers and _has_early_topic(payload):
         try:
             event = genesys.read_short(payload)
         except ValueError:  # what is wrong is said the long way
@@ -48,6 +48,11 @@ def read(
         if event is not None:
             return [event]
     return [understood(delivery, hints) for delivery in deliveries(payload, headers, most)]
+
+
+def _has_early_topic(payload: bytes) -> bool:
+    usual = payload[genesys.USUAL_PLACE] == genesys.TOPIC
+    return usual or payload.find(genesys.TOPIC, 0, genesys.EARLY) >= 0
 
 
 def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
@@ -60,7 +65,8 @@ def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
         return _unreadable(delivery, f"an event is a JSON object, not {_kind(delivery.body)}")
     if not delivery.body and delivery.envelope is None:
         return _unreadable(delivery, "the event is empty: {} has no member")
-    if eventbridge.is_empty(delivery):
+    has_detail = delivery.envelope is not None or "detail" in delivery.body or "detail-type" in delivery.body
+    if has_detail and eventbridge.is_empty(delivery):
         return _unreadable(delivery, "the detail of the envelope is empty: it has no member with a value")
     try:
         return _recognised(delivery, hints)

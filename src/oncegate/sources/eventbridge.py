@@ -21,8 +21,6 @@ def is_empty(delivery: Delivery) -> bool:
     if delivery.envelope is not None:
         return all(map(_says_nothing, delivery.body.values()))
     document = delivery.body
-    if "detail-type" not in document and "detail" not in document:
-        return False
     named_ = _is_bare(document) or (names_genesys(document) and document.keys() <= _MEMBERS)
     return named_ and _says_nothing(document.get("detail"))
 

@@ -56,8 +56,9 @@ class _Envelope(_Sender, kw_only=True, forbid_unknown_fields=True):
 _decode = msgspec.json.Decoder(_Envelope).decode
 _NO_SENDER = _Sender()
 # EventBridge names the topic after its own version and id, and so nearly always at the same place.
-_USUALLY = slice(73, 77)
-_EARLY = 256
+USUAL_PLACE = slice(73, 77)
+EARLY = 256
+TOPIC = b'"v2.'
 # How topics of Genesys start. Others are taken for one only if their envelope says so, or in a frame, which has no id.
 _TOPICS = ("v2.", "channel.metadata")
 TELLING = {"topicName", "conversationId", "result"}
@@ -91,10 +92,9 @@ def read(delivery: Delivery) -> Event | None:
 def read_short(raw: bytes) -> Event | None:
     """What nearly all traffic is, an EventBridge envelope with a topic's event, without the way through the carriers.
 
-    It reads as it would the long way, or not at all. It is tried where a topic is named early on.
+    It reads as it would the long way, or not at all. It is tried where a topic is named early on: `TOPIC` within the
+    first `EARLY` bytes.
     """
-    if raw[_USUALLY] != b'"v2.' and raw.find(b'"v2.', 0, _EARLY) < 0:
-        return None
     try:
         envelope = _decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
