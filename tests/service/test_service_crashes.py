@@ -1,4 +1,4 @@
-"""A service that is killed under load, and one whose disk is full: what was answered with 200 has its effect."""
+"""A service that is killed under load, or whose disk is full: events with a 200 take effect."""
 
 import resource
 import signal
@@ -31,6 +31,8 @@ def handle(event):
     except FileExistsError:
         pass
 """
+
+
 SENDERS = 4
 
 
@@ -90,7 +92,7 @@ def killed_under_load(folder: Path, kills: int, mode: str) -> None:
 
 @pytest.mark.parametrize(("mode", "kills"), [("inbox", 3), ("inline", 2)])
 def test_killed_under_load(tmp_path: Path, mode: str, kills: int) -> None:
-    """Every event that was answered with 200 has its effect in the end, through one SIGKILL after the other."""
+    """Through several SIGKILLs, every event with a 200 takes effect in the end."""
     killed_under_load(tmp_path, kills, mode)
 
 
@@ -98,13 +100,13 @@ def test_killed_under_load(tmp_path: Path, mode: str, kills: int) -> None:
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("mode", ["inbox", "inline"])
 def test_killed_fifty_times(tmp_path: Path, mode: str) -> None:
-    """The same, fifty times over."""
+    """The same through fifty SIGKILLs."""
     killed_under_load(tmp_path, 50, mode)
 
 
 @pytest.mark.parametrize("mode", ["inbox", "inline"])
 def test_in_flight_events_run_again_soon(tmp_path: Path, mode: str) -> None:
-    """What a killed service had in flight runs again within 2 s of the restart, though its lease would last 30 s."""
+    """Events in flight at a SIGKILL run again within 2 s of the restart, although their lease would last 30 s."""
     first = Service(tmp_path, "--serve-mode", mode, handler=HANDLER)
     body = {"id": "slow", "do": "wait"}
     with ThreadPoolExecutor(1) as sender:
@@ -123,8 +125,8 @@ def test_in_flight_events_run_again_soon(tmp_path: Path, mode: str) -> None:
         assert time.monotonic() - started < 2
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """When the disk is full, events are 503 and none is lost or taken twice; with room again they are taken."""
+def test_full_disk(tmp_path: Path) -> None:
+    """On a full disk events get 503, and none is lost or run twice; with free space they are accepted again."""
     with Service(tmp_path, "--log", "off", handler=SINK) as service:
         process = service.process.pid
         unlimited = resource.prlimit(process, resource.RLIMIT_FSIZE)
@@ -155,13 +157,15 @@ def handle(event):
         time.sleep(0.01)
     run(event)
 """
+
+
 HELD = SINK + WAIT
 
 
 @pytest.mark.parametrize("end", ["-wal", ""])
-def test_a_removed_file(tmp_path: Path, end: str) -> None:
-    """Nothing is acknowledged after a file of the store was removed; what was before runs, a SIGKILL notwithstanding,
-    as long as the database file itself is there."""
+def test_removed_file(tmp_path: Path, end: str) -> None:
+    """After a file of the store is removed, nothing is acknowledged. Events acknowledged before run, even after a
+    SIGKILL, as long as the database file exists."""
     options = ("--lease", "1s", "--log", "off")
     with Service(tmp_path, *options, handler=HELD) as service:
         before = [f"before-{number}" for number in range(20)]

@@ -1,4 +1,4 @@
-"""Whole requests: what arrives in one piece is answered as what arrives in parts, and with one write."""
+"""The fast path of the protocol: a request in one segment gets the same response as one in parts, with one write."""
 
 import asyncio
 import re
@@ -37,8 +37,9 @@ def in_parts(service: Service, sent: bytes, at: int) -> bytes:
 @pytest.mark.parametrize(
     "body", [b'{"id": "known", "type": "a"}', b"not JSON", b"[]", b'{"id": "bad", "do": "fail"}'], ids=repr
 )
-def test_same_answer(service: Service, body: bytes) -> None:
-    """It makes no difference to the answer in how many pieces a request arrives, but for the order of its headers."""
+def test_same_response(service: Service, body: bytes) -> None:
+    """The response does not depend on the number of segments in which a request arrives, except the order of its
+    headers."""
     sent = post(body, CLOSE)
     service.raw(sent), service.raw(sent)  # from the second on it is known, or given up
     whole, *parted = [service.raw(sent), in_parts(service, sent, len(sent) - 5), in_parts(service, sent, 30)]
@@ -49,8 +50,8 @@ def test_same_answer(service: Service, body: bytes) -> None:
         assert (sorted(head.split(b"\r\n")), rest) == (sorted(told.split(b"\r\n")), said)
 
 
-def test_goes_on(service: Service) -> None:
-    """A connection goes on after an answer in one piece, unless the request, or its version of HTTP, wants its end."""
+def test_keep_alive(service: Service) -> None:
+    """The connection stays open after a response, unless the request, or its HTTP version, asks to close it."""
     with service.connect() as connection:
         for number in range(3):
             connection.sendall(post(b'{"id": "on-%d"}' % number))
@@ -63,24 +64,24 @@ def test_goes_on(service: Service) -> None:
     assert b"connection: close" in old
 
 
-def test_one_after_the_other(service: Service) -> None:
-    """Requests that arrive together are answered in their order, whole ones and one whose end is late."""
+def test_pipelined_in_order(service: Service) -> None:
+    """Requests that arrive together are answered in order, also if the last one is late."""
     first, second, third = (post(b'{"id": "in-order-%d"}' % number) for number in range(3))
     last = post(b'{"id": "in-order-last"}', CLOSE)
     answers = in_parts(service, first + second + third + last, len(first + second + third) + 120)
     assert re.findall(rb'"event_id":"in-order-(\w+)"', answers) == [b"0", b"1", b"2", b"last"]
 
 
-def test_refused_in_the_middle(service: Service) -> None:
-    """A request that is refused while it is read does not take along the whole one before it."""
+def test_rejection_after_complete_request(service: Service) -> None:
+    """A rejected request does not affect the complete request before it."""
     answers = service.raw(post(b'{"id": "before"}') + b"POST /events HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n")
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"400"]
     assert b'"event_id":"before"' in answers
 
 
 @in_a_loop
-async def test_who_is_asked() -> None:
-    """What is posted in one piece is for `answered`, and is answered with one write; all else is for ASGI."""
+async def test_fast_path() -> None:
+    """A POST in one segment goes to `respond` and gets one write; every other request goes to ASGI."""
     app = Both()
     protocol, transport = connected(app)
     protocol.data_received(post(b"one"))
@@ -97,8 +98,7 @@ async def test_who_is_asked() -> None:
 
 @in_a_loop
 async def test_written_together(caplog: pytest.LogCaptureFixture) -> None:
-    """Answers that are made in one turn of the loop are written when all of them are made; one that cannot be written
-    keeps no other from it."""
+    """Responses of one event loop iteration are written together; one that fails does not affect the others."""
     app = Both()
     first, broken, last = connections(app, 3)
     broken[1].write = None  # type: ignore[assignment,method-assign]
@@ -115,8 +115,8 @@ async def test_written_together(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @in_a_loop
-async def test_what_breaks_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever goes wrong, the sender is told to send it again."""
+async def test_application_error(caplog: pytest.LogCaptureFixture) -> None:
+    """If the application raises, the client gets 503 and the log has the error."""
     protocol, transport = connected(Both())
     protocol.data_received(post(b"break"))
     await turns()
@@ -126,8 +126,8 @@ async def test_what_breaks_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @in_a_loop
-async def test_nobody_left(caplog: pytest.LogCaptureFixture) -> None:
-    """To a sender that has gone, or is about to be noticed, nothing is said; one that does not read is waited for."""
+async def test_closed_connections_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    """No response is written to a connection that is lost or closing; a paused connection is waited for."""
     gate = asyncio.Event()
     gone, leaving, silent = (connected(Both(gate)) for _ in range(3))
     for protocol, _ in (gone, leaving, silent):

@@ -1,4 +1,4 @@
-"""Storms of copies at an inline route on Redis: their senders wait for the first, and few requests reach the store."""
+"""Concurrent duplicates at an inline route on Redis: they wait for the first, and few calls reach the store."""
 
 import json
 import re
@@ -15,16 +15,30 @@ from tests.service.running import Service, heard, until
 from tests.stores.redis_server import RedisServer
 
 COPIES = 300
+
+
 BODY = b'{"id": 1}'
+
+
 REQUEST = b"POST /events HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+
+
 NOTED = """
 def note(event):
     with open("effects", "a") as file:
         file.write(f"{event.id}\\n")
 """
+
+
 PLAIN = NOTED + "import time\n\ndef handle(event):\n    note(event)\n    time.sleep(1)\n"
+
+
 HELD = NOTED + "import pathlib, time\n\ndef handle(event):\n    note(event)\n"
+
+
 HELD += "    while not pathlib.Path('go').exists():\n        time.sleep(0.01)\n"
+
+
 SETUP = ("--serve-mode", "inline", "--log", "off")
 
 
@@ -65,8 +79,9 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     server.stop()
 
 
-def test_a_storm_of_copies(tmp_path: Path, server: RedisServer) -> None:
-    """300 copies at once of an event that takes a second: one is processed, 299 are duplicates, and none is 503."""
+def test_duplicates_in_one_process(tmp_path: Path, server: RedisServer) -> None:
+    """Of 300 concurrent requests with one event that takes a second, one is processed, 299 are duplicates and none gets
+    503."""
     with Service(tmp_path, "--store", server.url, *SETUP, handler=PLAIN) as service, ExitStack() as stack:
         before = calls(server)
         found = answers(send(stack, service, COPIES))
@@ -75,8 +90,8 @@ def test_a_storm_of_copies(tmp_path: Path, server: RedisServer) -> None:
         assert service.effects() == ["1"]
 
 
-def test_copies_of_what_another_process_runs(tmp_path: Path, server: RedisServer) -> None:
-    """The same while another service on the same store runs the event; one of the copies asks the store for it."""
+def test_duplicates_of_another_process(tmp_path: Path, server: RedisServer) -> None:
+    """Duplicates of an event that another service runs wait for it; only one of them polls the store."""
     with ExitStack() as stack:
         folders = [tmp_path / "first", tmp_path / "second"]
         for folder in folders:
