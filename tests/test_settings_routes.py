@@ -157,7 +157,7 @@ class TestSecrets:
             ('signature = "cxone"\nsecret_file = "bytes"', "does not hold text"),
             ('signature = "cxon"\nsecret_file = "good"', "did you mean cxone?"),
             ('signature = "none"\nsecret_file = "good"', "a secret is set, but no signature"),
-            ('signature = "cxone"\nsecret_file = "short"', "it needs"),
+            ('signature = "cxone"\nsecret_file = "short"', "use at least 14 random bytes"),
             ('signature = "hmac"\nsignature_options = ["header"]\nsecret_file = "good"', "such as header=x-sig"),
         ],
     )

@@ -116,3 +116,7 @@ SENDERS = {
 }
 SIGNING = {name: sender for name, sender in SENDERS.items() if name not in ("bearer", "api-key")}
 TIMED = {name: sender for name, sender in SENDERS.items() if sender.timestamp}
+
+
+def sent(sender: Sender, number: int = 0, body: bytes = BODY, stamp: str = STAMP) -> dict[str, str]:
+    return sender.headers(sender.secret(number), body, stamp)
