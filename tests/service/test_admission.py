@@ -193,7 +193,7 @@ def test_handler_exceeds_drain_timeout(tmp_path: Path) -> None:
         begun = time.monotonic()
         assert service.stop() == 1
         assert time.monotonic() - begun < 15
-        assert "a handler did not end within 1s" in service.said()
+        assert "a handler did not end within 1s" in service.stderr()
     assert states(service) == ["P"]
 
 
@@ -229,7 +229,7 @@ def noted(event):
 
 @contextmanager
 def worker(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A worker of the inbox in a process of its own."""
+    """An inbox worker in a separate process."""
     command = [sys.executable, "-m", "oncegate", "work", "inbox", "--log", "json", *options]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         yield process
@@ -309,7 +309,7 @@ def test_hung_handlers(tmp_path: Path) -> None:
         until(lambda: service.client.get("/readyz").status_code == 503)
         assert "no thread left" in service.client.get("/readyz").text
         assert service.client.get("/healthz").status_code == 200
-        assert "the handler of event 'evt-3' has run for" in service.said()
+        assert "the handler of event 'evt-3' has run for" in service.stderr()
         (tmp_path / "go").touch()
         until(lambda: service.client.get("/readyz").status_code == 200)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.running import Service, heard, until
+from tests.service.running import Service, receive_all, until
 from tests.stores.redis_server import RedisServer
 
 COPIES = 300
@@ -43,7 +43,7 @@ SETUP = ("--serve-mode", "inline", "--log", "off")
 
 
 def send(stack: ExitStack, service: Service, copies: int) -> list[socket.socket]:
-    """Send so many copies, each on a connection of its own; the connections."""
+    """Send the event `copies` times, each on its own connection. Returns the connections."""
     connections = [stack.enter_context(service.connect()) for _ in range(copies)]
     for connection in connections:
         connection.sendall(REQUEST)
@@ -51,23 +51,23 @@ def send(stack: ExitStack, service: Service, copies: int) -> list[socket.socket]
 
 
 def answers(connections: list[socket.socket]) -> Counter[tuple[int, str]]:
-    """How many were answered with which code and status."""
+    """The number of responses by code and status."""
     found: Counter[tuple[int, str]] = Counter()
     for connection in connections:
-        head, _, body = heard(connection).partition(b"\r\n\r\n")
-        said = json.loads(body)
-        found[int(head.split()[1]), said.get("outcome", said["status"])] += 1
+        head, _, body = receive_all(connection).partition(b"\r\n\r\n")
+        answer = json.loads(body)
+        found[int(head.split()[1]), answer.get("outcome", answer["status"])] += 1
     return found
 
 
-def in_hand(service: Service) -> int:
+def in_flight(service: Service) -> int:
     found = re.search(r"^oncegate_in_hand (\S+)$", service.client.get("/metrics").text, re.MULTILINE)
     assert found
     return int(float(found[1]))
 
 
 def calls(server: Any) -> int:
-    """How often a script was called."""
+    """The number of script calls on the server."""
     stats = server.client.info("commandstats")
     return sum(int(stats[name]["calls"]) for name in ("cmdstat_evalsha", "cmdstat_eval") if name in stats)
 
@@ -102,7 +102,7 @@ def test_duplicates_of_another_process(tmp_path: Path, server: RedisServer) -> N
         running = send(stack, first, 1)
         until(first.effects)
         copies = send(stack, second, COPIES)
-        until(lambda: in_hand(second) == COPIES)
+        until(lambda: in_flight(second) == COPIES)
         before = calls(server)
         (first.folder / "go").touch()
         assert answers(running) == {(200, "processed"): 1}

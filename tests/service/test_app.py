@@ -22,7 +22,7 @@ from tests.service.running import INLINE, Service, until
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One for all of these tests, each of which has events of its own."""
+    """One service for all tests; each test sends other events."""
     with Service(tmp_path_factory.mktemp("answers"), *INLINE) as service:
         yield service
 

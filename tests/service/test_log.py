@@ -49,7 +49,7 @@ def test_rejected_signatures(tmp_path: Path) -> None:
     toml = '[route.crm]\nsignature = "standard-webhooks"\nsecret_env = "CRM_SECRET"\n'
     with Service(tmp_path, toml=toml, environ={"CRM_SECRET": whsec(1)}) as service:
         assert {service.post("{}", "/events/crm").status_code for _ in range(50)} == {401}
-        assert service.said().count("rejected a request from 127.0.0.1") == 5
+        assert service.stderr().count("rejected a request from 127.0.0.1") == 5
 
 
 def dropped_in(read: bytes) -> int:

@@ -104,7 +104,7 @@ def test_separate_address(tmp_path: Path) -> None:
             assert client.post("/events", json={"id": 2}).status_code == 404
             assert client.get("/healthz").status_code == 404
         assert service.client.get("/metrics", headers=headers[0]).status_code == 404
-        assert whsec(1) not in service.said()
+        assert whsec(1) not in service.stderr()
 
 
 def test_token(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_hung_store(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (time.monotonic() - start < 1, len(asked)) == (True, 1)
         answers.set()
         while not await look.succeeds():
-            """It may not have been told yet."""
+            """The pending call may not have ended yet."""
         assert (await look.succeeds(), len(asked) > 1) == (True, True)
 
     look = StoreProbe(hang)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.service.protocols import Both, connected, connections, in_a_loop, post, turns
-from tests.service.running import INLINE, Service, heard
+from tests.service.protocols import RecordingApp, connected, connections, in_a_loop, post, turns
+from tests.service.running import INLINE, Service, receive_all
 
 CLOSE = b"Connection: close\r\n"
 
@@ -20,18 +20,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def undated(answer: bytes) -> bytes:
-    """Without what depends on when it was answered."""
+    """The response without the parts that depend on the time."""
     answer = re.sub(rb"\d+ m?s ago", b"just now", answer)
     return re.sub(rb"(?<=content-length: )\d+|(?<=date: )[^\r]+", b"", answer)
 
 
 def in_parts(service: Service, sent: bytes, at: int) -> bytes:
-    """What is answered when there is a pause after so many bytes."""
+    """The response to a request that is sent with a pause after `at` bytes."""
     with service.connect() as connection:
         connection.sendall(sent[:at])
         time.sleep(0.05)
         connection.sendall(sent[at:])
-        return heard(connection)
+        return receive_all(connection)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_same_response(service: Service, body: bytes) -> None:
     """The response does not depend on the number of segments in which a request arrives, except the order of its
     headers."""
     sent = post(body, CLOSE)
-    service.raw(sent), service.raw(sent)  # from the second on it is known, or given up
+    service.raw(sent), service.raw(sent)  # from the second request on, the event is a duplicate or buried
     whole, *parted = [service.raw(sent), in_parts(service, sent, len(sent) - 5), in_parts(service, sent, 30)]
-    told, _, said = undated(whole).partition(b"\r\n\r\n")
-    assert b"\r\ndate: \r\n" in told
+    expected_head, _, expected_body = undated(whole).partition(b"\r\n\r\n")
+    assert b"\r\ndate: \r\n" in expected_head
     for each in parted:
         head, _, rest = undated(each).partition(b"\r\n\r\n")
-        assert (sorted(head.split(b"\r\n")), rest) == (sorted(told.split(b"\r\n")), said)
+        assert (sorted(head.split(b"\r\n")), rest) == (sorted(expected_head.split(b"\r\n")), expected_body)
 
 
 def test_keep_alive(service: Service) -> None:
@@ -57,7 +57,7 @@ def test_keep_alive(service: Service) -> None:
             connection.sendall(post(b'{"id": "on-%d"}' % number))
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         connection.sendall(post(b'{"id": "last"}', CLOSE))
-        last = heard(connection)
+        last = receive_all(connection)
     assert last.startswith(b"HTTP/1.1 200")
     assert last.count(b"connection: close") == 1
     old = service.raw(post(b'{"id": "old"}').replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -82,7 +82,7 @@ def test_rejection_after_complete_request(service: Service) -> None:
 @in_a_loop
 async def test_fast_path() -> None:
     """A POST in one segment goes to `respond` and gets one write; every other request goes to ASGI."""
-    app = Both()
+    app = RecordingApp()
     protocol, transport = connected(app)
     protocol.data_received(post(b"one"))
     await turns()
@@ -92,20 +92,20 @@ async def test_fast_path() -> None:
     await turns()
     protocol.data_received(b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n")
     await turns()
-    assert app.asked == ["whole /events one", "parts /events", "parts /other"]
+    assert app.requests == ["whole /events one", "parts /events", "parts /other"]
     protocol.connection_lost(None)
 
 
 @in_a_loop
 async def test_written_together(caplog: pytest.LogCaptureFixture) -> None:
     """Responses of one event loop iteration are written together; one that fails does not affect the others."""
-    app = Both()
+    app = RecordingApp()
     first, broken, last = connections(app, 3)
     broken[1].write = None  # type: ignore[assignment,method-assign]
     for protocol, _ in (first, broken, last):
         protocol.data_received(post(b"one"))
     await asyncio.sleep(0)
-    assert len(app.asked) == 3
+    assert len(app.requests) == 3
     assert first[1].written == last[1].written == []
     await turns()
     assert len(first[1].written) == len(last[1].written) == 1
@@ -117,7 +117,7 @@ async def test_written_together(caplog: pytest.LogCaptureFixture) -> None:
 @in_a_loop
 async def test_application_error(caplog: pytest.LogCaptureFixture) -> None:
     """If the application raises, the client gets 503 and the log has the error."""
-    protocol, transport = connected(Both())
+    protocol, transport = connected(RecordingApp())
     protocol.data_received(post(b"break"))
     await turns()
     assert transport.written[0].startswith(b"HTTP/1.1 503")
@@ -129,7 +129,7 @@ async def test_application_error(caplog: pytest.LogCaptureFixture) -> None:
 async def test_closed_connections_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     """No response is written to a connection that is lost or closing; a paused connection is waited for."""
     gate = asyncio.Event()
-    gone, leaving, silent = (connected(Both(gate)) for _ in range(3))
+    gone, leaving, silent = (connected(RecordingApp(gate)) for _ in range(3))
     for protocol, _ in (gone, leaving, silent):
         protocol.data_received(post(b"one"))
     await turns()

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from oncegate.service.protocol import IdleConnections
-from tests.service.protocols import Both, Server, in_a_loop, post, turns
-from tests.service.running import INLINE, Service, heard, until
+from tests.service.protocols import RecordingApp, Server, in_a_loop, post, turns
+from tests.service.running import INLINE, Service, receive_all, until
 
 MOST = 20
 
@@ -33,7 +33,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def many(service: Service) -> Iterator[ExitStack]:
-    """Holds the connections of a test until its end."""
+    """Keeps the connections of a test open until its end."""
     service.client.close()
     service.client = httpx.Client(base_url=service.url, timeout=30, trust_env=False)
     with ExitStack() as stack:
@@ -48,7 +48,7 @@ def opened(service: Service, stack: ExitStack, count: int, start: bytes = b"") -
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether, after all that it was told, the connection goes on."""
+    """Whether the connection is still open, after all received bytes are read."""
     connection.setblocking(False)
     try:
         while connection.recv(65536):
@@ -60,8 +60,8 @@ def is_open(connection: socket.socket) -> bool:
     return False
 
 
-def sent_anew(service: Service, event_id: str) -> int:
-    """The answer to an event over a connection of its own."""
+def post_on_new_connection(service: Service, event_id: str) -> int:
+    """The response code to an event on a new connection."""
     return httpx.post(f"{service.url}/events", json={"id": event_id}, trust_env=False).status_code
 
 
@@ -81,16 +81,16 @@ def sent_anew(service: Service, event_id: str) -> int:
 def test_idle_connections_are_closed(service: Service, many: ExitStack, start: bytes) -> None:
     """At the connection limit, idle connections of every kind are closed for new ones."""
     waiting = opened(service, many, MOST, start)
-    assert [sent_anew(service, f"{start!r} {number}"[-200:]) for number in range(5)] == [200] * 5
+    assert [post_on_new_connection(service, f"{start!r} {number}"[-200:]) for number in range(5)] == [200] * 5
     waiting += opened(service, many, 2 * MOST, start)
-    assert sent_anew(service, f"{start!r} at last"[-200:]) == 200
+    assert post_on_new_connection(service, f"{start!r} at last"[-200:]) == 200
     until(lambda: sum(map(is_open, waiting)) <= MOST)
 
 
 def test_longest_idle_is_closed_first(service: Service, many: ExitStack) -> None:
     """The connection that has been idle longest is closed first; a response restarts its idle time."""
     first, *others, last = opened(service, many, MOST)
-    for connection in (last, first):  # when the last was answered, all before it have come
+    for connection in (last, first):  # when the last one has its response, the service has accepted all before it
         connection.sendall(ASK)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
     opened(service, many, 5)
@@ -119,11 +119,11 @@ def test_all_connections_in_use(service: Service, many: ExitStack) -> None:
         opened(service, many, 1, POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     until(lambda: sum(effect.startswith("all-") for effect in service.effects()) == MOST)
     for _ in range(3):
-        answer = heard(opened(service, many, 1, ASK)[0])
+        answer = receive_all(opened(service, many, 1, ASK)[0])
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"retry-after: 5" in answer
     (service.folder / "go").touch()
-    until(lambda: sent_anew(service, "after all") == 200)
+    until(lambda: post_on_new_connection(service, "after all") == 200)
 
 
 def test_rejected_request_is_idle(service: Service, many: ExitStack) -> None:
@@ -132,7 +132,7 @@ def test_rejected_request_is_idle(service: Service, many: ExitStack) -> None:
     for connection in waiting:
         assert connection.recv(65536).startswith(b"HTTP/1.1 405")
         connection.sendall(b"{}")
-    assert [sent_anew(service, f"beside refused {number}") for number in range(5)] == [200] * 5
+    assert [post_on_new_connection(service, f"beside refused {number}") for number in range(5)] == [200] * 5
 
 
 @in_a_loop
@@ -140,7 +140,7 @@ async def test_client_that_does_not_read() -> None:
     """A connection with a request in flight keeps its place. A client that does not read its response counts as idle,
     and loses its place even with a request in flight."""
     answering = asyncio.Event()
-    server = Server(Both(answering), most=1)
+    server = Server(RecordingApp(answering), most=1)
     protocol, transport = server.connected()
     protocol.data_received(post(b"one"))
     _, refused = server.connected()
@@ -158,8 +158,8 @@ async def test_client_that_does_not_read() -> None:
 def test_warning_once_a_minute(service: Service, many: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     """The log has one line a minute about closed connections, not one per connection."""
     opened(service, many, 3 * MOST)
-    until(lambda: TOLD in service.said())
-    assert service.said().count(TOLD) < MOST
+    until(lambda: TOLD in service.stderr())
+    assert service.stderr().count(TOLD) < MOST
     line = IdleConnections()
     for now in (1_000.0, 1_001.0, 1_059.0, 1_060.0, 1_061.0):
         line.warn(MOST, now)

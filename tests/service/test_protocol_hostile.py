@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from oncegate import open_store
-from tests.service.running import Service, heard, until
+from tests.service.running import Service, receive_all, until
 
 POST = b"POST /events HTTP/1.1\r\nHost: x\r\n"
 
@@ -70,7 +70,7 @@ class TestRequests:
         assert problem_of(service.raw(sent))["status"] == 400
 
     @pytest.mark.parametrize(
-        ("sent", "said"),
+        ("sent", "detail"),
         [
             (b"GET /healthz\r\n\r\n", "HTTP/0.9"),
             (b"GET /healthz HTTP/0.9\r\nHost: x\r\n\r\n", "HTTP/0.9"),
@@ -80,11 +80,11 @@ class TestRequests:
             (b"GET /healthz HTTP/1.0\r\nHost: x\r\nHost: y\r\n\r\n", "one Host header, and has 2"),
         ],
     )
-    def test_version_and_host(self, service: Service, sent: bytes, said: str) -> None:
+    def test_version_and_host(self, service: Service, sent: bytes, detail: str) -> None:
         """Another HTTP version is rejected, and so is a request without a Host header or with two."""
         refused = problem_of(service.raw(sent))
         assert refused["status"] == 400
-        assert said in str(refused["detail"])
+        assert detail in str(refused["detail"])
 
     @pytest.mark.parametrize(
         "headers",
@@ -105,7 +105,7 @@ class TestRequests:
         with service.connect() as connection:
             connection.sendall(POST + b"X-A: ")
             sent = _send_until_refused(connection, b"b" * 10_000, most=200)
-            assert code_of(heard(connection)) == 431
+            assert code_of(receive_all(connection)) == 431
             assert sent < 100
 
     def test_endless_trailer(self, service: Service) -> None:
@@ -113,7 +113,7 @@ class TestRequests:
         with service.connect() as connection:
             connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: ")
             sent = _send_until_refused(connection, b"b" * 10_000, most=500)
-            assert code_of(heard(connection)) == 413
+            assert code_of(receive_all(connection)) == 413
             assert sent < 200
 
     def test_long_url(self, service: Service) -> None:
@@ -132,7 +132,7 @@ class TestRequests:
         with service.connect() as connection:
             connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
             sent = _send_until_refused(connection, chunk, most=1_000)
-            assert code_of(heard(connection)) == 413
+            assert code_of(receive_all(connection)) == 413
             assert sent < 100
 
     def test_largest_body(self, service: Service) -> None:
@@ -148,7 +148,7 @@ class TestRequests:
         many = (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") * 2_000
         with service.connect() as connection:
             connection.sendall(many)
-            *taken, refused = _codes(heard(connection))
+            *taken, refused = _codes(receive_all(connection))
         assert 17 <= len(taken) <= 100
         assert (set(taken), refused) == ({200}, 429)
         assert service.client.get("/healthz").status_code == 200
@@ -183,7 +183,7 @@ class TestRequests:
 
 
 class TestFraming:
-    """Where one request ends and the next begins, however they are cut up on their way."""
+    """Where one request ends and the next begins, wherever the segments are split."""
 
     @pytest.mark.parametrize("cut", [1, 2, 3, 4])
     def test_split_at_the_end_of_the_head(self, service: Service, cut: int) -> None:
@@ -236,7 +236,7 @@ class TestFraming:
             connection.sendall(sent + refused)
             time.sleep(1.2 if code == 408 else 0.1)
             (service.folder / "go").touch()
-            answers = heard(connection)
+            answers = receive_all(connection)
         assert _codes(answers) == [200, 200, code]
         assert b'"processed"' in answers
 
@@ -276,14 +276,14 @@ class TestSlowSenders:
         with service.connect() as connection:
             connection.sendall(start)
             _send_until_refused(connection, piece, most=100, every=0.1)
-            answer = heard(connection)
+            answer = receive_all(connection)
         assert 0.5 < time.monotonic() - began < 4
         assert answer == b"" or code_of(answer) in (400, 408)
 
     def test_silent_client(self, service: Service) -> None:
         """A client that connects and sends nothing is disconnected without a response."""
         with service.connect() as connection:
-            assert heard(connection) == b""
+            assert receive_all(connection) == b""
 
     def test_slow_clients_delay_nobody(self, service: Service) -> None:
         """With more slow clients than the in-flight limit allows, other requests are answered at once."""
@@ -306,7 +306,7 @@ class TestSlowSenders:
                 assert code_of(_one_answer(connection)) == 200
                 time.sleep(0.5)
             connection.sendall(POST)
-            assert code_of(heard(connection)) == 408
+            assert code_of(receive_all(connection)) == 408
 
 
 DEEP = b'{"id": "%d", "a": %s%s}'
@@ -388,7 +388,7 @@ class TestBodies:
             {"id": "['a']"},
         ]
         keys = [service.post(body).json()["key"] for body in bodies]
-        assert len(set(keys)) == len(bodies) - 1  # the second and the fourth have one id, and other content
+        assert len(set(keys)) == len(bodies) - 1  # the second and the fourth have the same id and different content
         assert keys[1] == keys[3]
 
 
@@ -407,12 +407,12 @@ class TestLogs:
     def test_stderr(self, service: Service) -> None:
         """On stderr every line is JSON in printable ASCII, without text of payloads or exceptions."""
         service.post({"id": "b\n\x1b[2J", "do": "fail", "secret": "hunter2"})
-        until(lambda: "the handler failed at event 'b" in service.said())
-        for line in service.said().split("Stop with Ctrl-C.")[1].strip().splitlines():
+        until(lambda: "the handler failed at event 'b" in service.stderr())
+        for line in service.stderr().split("Stop with Ctrl-C.")[1].strip().splitlines():
             assert json.loads(line)["level"] == "warning"
             assert line.isascii()
             assert line.isprintable()
-        assert "hunter2" not in service.said()
+        assert "hunter2" not in service.stderr()
 
 
 class TestAnswers:
@@ -438,12 +438,12 @@ class TestAnswers:
 
 
 def _in_pieces(service: Service, *pieces: bytes, every: float = 0.05) -> bytes:
-    """Send them as arrivals of their own, and hear all that is answered until the service closes."""
+    """Send each piece as a separate segment. Returns all that is received until the service closes the connection."""
     with service.connect() as connection:
         for piece in pieces:
             connection.sendall(piece)
             time.sleep(every)
-        return heard(connection)
+        return receive_all(connection)
 
 
 def _codes(answers: bytes) -> list[int]:
@@ -458,7 +458,7 @@ def _one_answer(connection: socket.socket) -> bytes:
 
 
 def _send_until_refused(connection: socket.socket, piece: bytes, most: int, every: float = 0) -> int:
-    """Send a piece again and again, until the other side has said something or gone; how often."""
+    """Send a piece repeatedly until the service responds or disconnects. Returns how often."""
     connection.setblocking(False)
     try:
         for sent in range(most):

@@ -14,14 +14,14 @@ from tests.signatures.sending import whsec
 TOML = '[serve]\nmode = "inline"\n[route.crm]\nsignature = "standard-webhooks"\nsecret_env = "CRM_SECRET"\n'
 
 
-STRANGERS = 76
+ATTACKERS = 76
 
 
-def senders_beside(service: Service, size: int, rate: int, requests: int) -> Counter[int]:
-    """What signed requests of 2 kB are answered while strangers hold as many bytes as they can."""
+def codes_during_attack(service: Service, size: int, rate: int, requests: int) -> Counter[int]:
+    """The response codes to signed requests of 2 kB, while unsigned clients hold as many bytes as they can."""
     codes: Counter[int] = Counter()
-    with UnfinishedBodies(service.connect, STRANGERS, size, rate) as strangers:
-        assert strangers.filled.wait(60)
+    with UnfinishedBodies(service.connect, ATTACKERS, size, rate) as attack:
+        assert attack.filled.wait(60)
         for number in range(requests):
             body = json.dumps({"id": f"evt-{number}", "text": "x" * 2_000}).encode()
             codes[service.post(body, "/events/crm", headers=signed(whsec(1), body)).status_code] += 1
@@ -29,24 +29,24 @@ def senders_beside(service: Service, size: int, rate: int, requests: int) -> Cou
 
 
 def resident(service: Service) -> int:
-    """The megabytes of memory that the service has now."""
+    """The resident memory of the service in megabytes."""
     status = Path(f"/proc/{service.process.pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) // 1024
 
 
 def test_unfinished_bodies(tmp_path: Path) -> None:
-    """Unfinished bodies of strangers do not use the space of signed requests; the oldest get 408."""
+    """Unfinished bodies of unsigned clients do not use the space of signed requests; the oldest get 408."""
     options = ("--max-body", "20000", "--max-bytes-in-hand", "1000000", "--max-bytes-arriving", "400000")
     with Service(tmp_path, *options, toml=TOML, environ={"CRM_SECRET": whsec(1)}) as service:
-        assert senders_beside(service, 1_000_000 // STRANGERS, 10**9, 100) == {200: 100}
-        assert "(serve.max_bytes_arriving): rejecting the oldest" in service.said()
+        assert codes_during_attack(service, 1_000_000 // ATTACKERS, 10**9, 100) == {200: 100}
+        assert "(serve.max_bytes_arriving): rejecting the oldest" in service.stderr()
 
 
 @pytest.mark.long
 def test_unfinished_bodies_with_default_limits(tmp_path: Path) -> None:
     """The same with the default limits, at 8 MB/s."""
     with Service(tmp_path, toml=TOML, environ={"CRM_SECRET": whsec(1)}) as service:
-        codes = senders_beside(service, 64 * 1024 * 1024 // STRANGERS, 8_000_000, 196)
+        codes = codes_during_attack(service, 64 * 1024 * 1024 // ATTACKERS, 8_000_000, 196)
         assert codes[200] >= 0.99 * codes.total()
         assert resident(service) < 150
 

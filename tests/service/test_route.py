@@ -14,7 +14,7 @@ from oncegate import Event, Gate, read
 from oncegate.claims import Reset
 from oncegate.clocks import wall
 from oncegate.errors import SettingError
-from oncegate.service import route as doors
+from oncegate.service import route as route_module
 from oncegate.service.admission import InFlightBudget, InlineAdmission
 from oncegate.service.app import App
 from oncegate.service.monitoring import Metrics
@@ -53,7 +53,7 @@ id = "meta.id"
 """
 
 
-# What a sender, or somebody in between, may put beside a body whose signature it cannot make.
+# Headers that a proxy or an attacker can add to a request that it cannot sign.
 UNSIGNED = [
     {"ce-specversion": "1.0", "ce-id": "other", "ce-source": "s", "ce-type": "t"},
     {"content-type": "application/cloudevents+json"},
@@ -166,8 +166,8 @@ class TestSignatures:
         )
         assert first.json()["status"] == "processed"
         assert (again.json()["status"], again.json()["kind"]) == ("duplicate", "redelivery")
-        told = {tuple(answer.json()[each] for each in ("status", "kind", "key", "event_id")) for answer in others}
-        assert told == {("duplicate", "redelivery", first.json()["key"], "evt-1")}
+        found = {tuple(answer.json()[each] for each in ("status", "kind", "key", "event_id")) for answer in others}
+        assert found == {("duplicate", "redelivery", first.json()["key"], "evt-1")}
         assert [entry.record.about.source for entry in gate.store.browse()] == ["plain"]
 
     def test_secrets_do_not_leak(self, service: Service, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,10 +175,10 @@ class TestSignatures:
         body = b'{"id": "evt-1"}'
         right = signed(whsec(0), body)["webhook-signature"]
         answer = post(service.app, "/events/crm", body, {**signed(whsec(2), body)})
-        said = answer.text + caplog.text + repr(service.__dict__) + repr([vars(d) for d in service._routes.values()])
+        visible = answer.text + caplog.text + repr(service.__dict__) + repr([vars(d) for d in service._routes.values()])
         assert answer.status_code == 401
         assert "rejected a request" in caplog.text
-        assert not [secret for secret in (whsec(0), whsec(1), whsec(0)[6:], right) if secret in said]
+        assert not [secret for secret in (whsec(0), whsec(1), whsec(0)[6:], right) if secret in visible]
 
 
 class TestNamespaces:
@@ -281,7 +281,7 @@ class TestLimits:
         assert answers[codes.index(429)].headers["retry-after"] == "1"
 
     def test_unsigned_requests_do_not_count(self, service: Service) -> None:
-        """Unsigned requests do not use the rate: a stranger cannot block a route."""
+        """Unsigned requests do not use the rate: an unsigned client cannot block a route."""
         body = b'{"id": 1}'
         requests = [("/events/billing", body, signed(whsec(0), body)) for _ in range(20)]
         codes = {answer.status_code for answer in posted(service.app, requests)}
@@ -307,8 +307,8 @@ class TestLimits:
         answers = posted(app, [("/events", body, {}) for body in many])
         assert [answer.status_code for answer in answers] == [413, 413]
         assert answers[0].headers["content-type"] == "application/problem+json"
-        said = "the request has more than 3 events (serve.max_events); send it in parts"
-        assert answers[0].json()["detail"] == said
+        detail = "the request has more than 3 events (serve.max_events); send it in parts"
+        assert answers[0].json()["detail"] == detail
         assert "route default: a request from 127.0.0.1 had more than 3 events" in caplog.text
         assert CountingStore.calls == before
         assert post(app, "/events", b'[{"id": 1}, {"id": 2}, {"id": 3}]').status_code == 200
@@ -363,42 +363,42 @@ BODY = b'{"id":"evt-1","type":"call.ended","left":1}'
 HEADERS = [(b"content-type", b"application/json")]
 
 
-class Readings:
-    """Counts how often something is read."""
+class ReadCounter:
+    """Counts the calls of `read`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self._read = read
-        monkeypatch.setattr(doors, "read", self)
+        monkeypatch.setattr(route_module, "read", self)
 
     def __call__(self, *arguments: Any, **more: Any) -> list[Event]:
         self.count += 1
         return self._read(*arguments, **more)
 
 
-def statuses(door: Route, *requests: tuple[bytes, list[tuple[bytes, bytes]]]) -> list[str]:
-    """What the events of these requests have come to, one after the other."""
+def statuses(route: Route, *requests: tuple[bytes, list[tuple[bytes, bytes]]]) -> list[str]:
+    """The statuses of these requests, sent one after the other."""
 
     async def main() -> list[str]:
-        answers = [await door.respond(body, headers, lambda: "here", InFlightBudget()) for body, headers in requests]
-        said = [msgspec.json.decode(answer.body) for answer in answers]
-        return [each.get("outcome", each["status"]) for each in said]
+        answers = [await route.respond(body, headers, lambda: "here", InFlightBudget()) for body, headers in requests]
+        bodies = [msgspec.json.decode(answer.body) for answer in answers]
+        return [each.get("outcome", each["status"]) for each in bodies]
 
     return asyncio.run(main())
 
 
-def door_of(handler: Any) -> Route:
+def route_of(handler: Any) -> Route:
     return Route("default", InlineAdmission(Gate(MemoryStore()), handler, ThreadPoolExecutor(1)), Metrics())
 
 
 def test_duplicates_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies that are identical to the byte are parsed once as duplicates; a body that differs in one byte is
     parsed."""
-    door = door_of(lambda event: None)
-    readings = Readings(monkeypatch)
-    assert statuses(door, *[(BODY, HEADERS)] * 20) == ["processed"] + ["duplicate"] * 19
+    route = route_of(lambda event: None)
+    readings = ReadCounter(monkeypatch)
+    assert statuses(route, *[(BODY, HEADERS)] * 20) == ["processed"] + ["duplicate"] * 19
     assert readings.count == 2
-    assert statuses(door, (BODY.replace(b":1}", b": 1}"), HEADERS)) == ["duplicate"]
+    assert statuses(route, (BODY.replace(b":1}", b": 1}"), HEADERS)) == ["duplicate"]
     assert readings.count == 3
 
 
@@ -411,8 +411,8 @@ def test_handlers_get_fresh_events() -> None:
         if len(given) < 3:
             raise ValueError("boom")
 
-    door = door_of(handler)
-    assert statuses(door, *[(BODY, HEADERS)] * 6) == ["failed", "failed", "processed", *["duplicate"] * 3]
+    route = route_of(handler)
+    assert statuses(route, *[(BODY, HEADERS)] * 6) == ["failed", "failed", "processed", *["duplicate"] * 3]
     assert given == [1, 1, 1]
 
 
@@ -427,22 +427,22 @@ def test_duplicate_while_handler_changes_event() -> None:
         await go.wait()
 
     async def main() -> list[str]:
-        door = Route("default", InlineAdmission(gate, handler, ThreadPoolExecutor(1)), Metrics())
+        route = Route("default", InlineAdmission(gate, handler, ThreadPoolExecutor(1)), Metrics())
 
-        async def said() -> str:
-            told = msgspec.json.decode((await door.respond(BODY, HEADERS, lambda: "here", InFlightBudget())).body)
-            return str(told.get("outcome", told["status"]))
+        async def status() -> str:
+            body = msgspec.json.decode((await route.respond(BODY, HEADERS, lambda: "here", InFlightBudget())).body)
+            return str(body.get("outcome", body["status"]))
 
         go.set()
-        before = [await said() for _ in range(3)]
+        before = [await status() for _ in range(3)]
         for entry in gate.store.browse():
             gate.store.reset([Reset(entry.namespace, entry.key)])
         gate._engine._cache._new.clear()
         started.clear()
         go.clear()
-        running = asyncio.create_task(said())
+        running = asyncio.create_task(status())
         await started.wait()
-        copy = await said()
+        copy = await status()
         go.set()
         return [*before, copy, await running]
 
@@ -451,13 +451,13 @@ def test_duplicate_while_handler_changes_event() -> None:
 
 def test_cloudevent_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     """With CloudEvent headers, the same body under another id is another event."""
-    door = door_of(lambda event: None)
+    route = route_of(lambda event: None)
     clouds = [
         [(b"ce-specversion", b"1.0"), (b"ce-id", each), (b"ce-source", b"/a"), (b"ce-type", b"t"), *HEADERS]
         for each in (b"one", b"two")
     ]
     asked = [(BODY, HEADERS)] * 3 + [(BODY, clouds[0])] * 3 + [(BODY, clouds[1])] * 2
-    assert statuses(door, *asked) == [
+    assert statuses(route, *asked) == [
         "processed",
         *["duplicate"] * 2,
         "processed",
@@ -469,19 +469,19 @@ def test_cloudevent_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cloudevent_headers_not_utf8() -> None:
     """An id that is not UTF-8 is invalid; a UTF-8 id is the same with and without percent-encoding."""
-    door = door_of(lambda event: None)
+    route = route_of(lambda event: None)
     asked = [
         (BODY, [(b"ce-specversion", b"1.0"), (b"ce-id", each), (b"ce-source", b"/a"), (b"ce-type", b"t"), *HEADERS])
         for each in (b"\xff", b"\xfe", b"%FF", "ÿ".encode(), b"%C3%BF")
     ]
-    assert statuses(door, *asked) == ["invalid", "invalid", "invalid", "processed", "duplicate"]
+    assert statuses(route, *asked) == ["invalid", "invalid", "invalid", "processed", "duplicate"]
 
 
 def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of parsed bodies is bounded in entries, and does not hold large bodies."""
-    monkeypatch.setattr(doors, "_MAX_CACHED_BODIES", 4)
-    door = door_of(lambda event: None)
+    monkeypatch.setattr(route_module, "_MAX_CACHED_BODIES", 4)
+    route = route_of(lambda event: None)
     bodies = [b'{"id":"%d"}' % number for number in range(40)] + [b'{"id":"x","much":"%s"}' % (b"y" * 20_000)]
-    statuses(door, *[(body, HEADERS) for body in bodies for _ in range(2)])
-    assert 0 < len(door._parsed_bodies._events) <= 4
-    assert bodies[-1] not in door._parsed_bodies._events
+    statuses(route, *[(body, HEADERS) for body in bodies for _ in range(2)])
+    assert 0 < len(route._parsed_bodies._events) <= 4
+    assert bodies[-1] not in route._parsed_bodies._events

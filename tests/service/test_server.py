@@ -14,12 +14,12 @@ import pytest
 
 from oncegate.service.server import max_connections
 from tests.service.floods import HalfHandshakes, client_hello
-from tests.service.running import Service, certificate, heard
+from tests.service.running import Service, certificate, receive_all
 
 
 @pytest.fixture
 def secure(tmp_path: Path) -> Iterator[Service]:
-    """A service with a certificate of its own."""
+    """A service with a certificate."""
     tls, trusting = certificate(tmp_path)
     options = (*tls, "--request-within", "1s", "--max-connections", "5")
     with Service(tmp_path, *options, verify=trusting) as service:
@@ -44,8 +44,8 @@ def test_slow_handshakes_and_idle_connections(secure: Service, tmp_path: Path) -
     began = time.monotonic()
     with secure.connect() as silent, secure.connect() as slow:
         slow.sendall(b"\x16\x03\x01\x02")
-        assert heard(silent) == b""
-        assert heard(slow) == b""
+        assert receive_all(silent) == b""
+        assert receive_all(slow) == b""
     assert 0.5 < time.monotonic() - began < 5
     context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def test_slow_handshakes_and_idle_connections(secure: Service, tmp_path: Path) -
             if number % 5 == 4:
                 assert httpx.get(secure.url + "/healthz", verify=context, trust_env=False).status_code == 200
     assert secure.post({"id": 1}).status_code == 200
-    assert "more than 5 connections" in secure.said()
+    assert "more than 5 connections" in secure.stderr()
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate: apt install openssl")
@@ -98,20 +98,20 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def beside_handshakes(folder: Path, count: int, start: bytes, good: int, files: int | None = None) -> None:
-    """A service with so many half handshakes takes little memory, answers so many good requests at least, each over a
-    connection of its own, and says once what it does."""
+def check_during_handshakes(folder: Path, count: int, start: bytes, good: int, files: int | None = None) -> None:
+    """With `count` unfinished handshakes a service takes little memory, answers at least `good` requests, each on a new
+    connection, and logs one line about the handshakes."""
     options, trusting = certificate(folder)
     with Service(folder, *options, verify=trusting, files=files) as service:
-        with HalfHandshakes(service.connect, count, start) as strangers:
+        with HalfHandshakes(service.connect, count, start) as attack:
             codes: Counter[int] = Counter()
-            while not strangers.all_sent.is_set() or codes.total() < good:
+            while not attack.all_sent.is_set() or codes.total() < good:
                 url = f"{service.url}/events"
                 answer = httpx.post(url, json={"id": codes.total()}, verify=trusting, trust_env=False, timeout=30)
                 codes[answer.status_code] += 1
             assert set(codes) == {200}
         assert resident(service) < 150
-        assert service.said().count("TLS handshakes are unfinished: closing the oldest") == 1
+        assert service.stderr().count("TLS handshakes are unfinished: closing the oldest") == 1
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate: apt install openssl")
@@ -121,18 +121,18 @@ class TestUnfinishedHandshakes:
 
     def test_memory(self, tmp_path: Path) -> None:
         """Thousands of unfinished handshakes take little memory, and requests are answered meanwhile."""
-        beside_handshakes(tmp_path, 2_500, PART, good=5)
+        check_during_handshakes(tmp_path, 2_500, PART, good=5)
 
     def test_few_files(self, tmp_path: Path) -> None:
         """Unfinished handshakes leave file descriptors for requests, even if few files may be open."""
-        beside_handshakes(tmp_path, 400, client_hello(), good=27, files=300)
+        check_during_handshakes(tmp_path, 400, client_hello(), good=27, files=300)
 
     @pytest.mark.long
     @pytest.mark.timeout(600)
     @pytest.mark.parametrize("start", [PART, client_hello()], ids=["a few bytes", "a hello"])
     def test_memory_with_19000_handshakes(self, tmp_path: Path, start: bytes) -> None:
         """The same with as many handshakes as one machine can open."""
-        beside_handshakes(tmp_path, 19_000, start, good=27)
+        check_during_handshakes(tmp_path, 19_000, start, good=27)
 
     def test_failed_handshakes(self, tmp_path: Path) -> None:
         """A handshake that is too slow or invalid is closed, and the log has a few lines a minute about it."""
@@ -140,11 +140,11 @@ class TestUnfinishedHandshakes:
         with Service(tmp_path, *options, "--request-within", "500ms", verify=trusting) as service:
             with service.connect() as slow:
                 slow.sendall(PART)
-                assert heard(slow) == b""
+                assert receive_all(slow) == b""
             for _ in range(20):
                 service.raw(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert "a TLS handshake with 127.0.0.1 did not end within 0.5 s" in service.said()
-            assert service.said().count("a TLS handshake with 127.0.0.1 failed: HTTP_REQUEST") == 4
+            assert "a TLS handshake with 127.0.0.1 did not end within 0.5 s" in service.stderr()
+            assert service.stderr().count("a TLS handshake with 127.0.0.1 failed: HTTP_REQUEST") == 4
 
 
 def test_file_limit_is_raised(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from oncegate.errors import SettingError
 from oncegate.gate.handlers import Handler
 from oncegate.service.service import Service as InProcessService
 from oncegate.settings import load
-from tests.service.running import INLINE, Service, heard, until
+from tests.service.running import INLINE, Service, receive_all, until
 from tests.signatures.sending import whsec
 from tests.stores.redis_server import RedisServer
 
@@ -150,7 +150,7 @@ class TestLifecycle:
             service.process.send_signal(signal.SIGTERM)
             until(lambda: _is_refused(service), within=5)
             (service.folder / "go").touch()
-            first, second = heard(connection).split(b"HTTP/1.1 ")[1:]
+            first, second = receive_all(connection).split(b"HTTP/1.1 ")[1:]
         assert (first[:3], second[:3]) == (b"200", b"503")
         assert b"retry-after: 5" in second
         assert service.close() == 0

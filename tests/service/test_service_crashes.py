@@ -17,7 +17,7 @@ from oncegate import open_store
 from oncegate.stores.base import Inbox
 from tests.service.running import HANDLER, Service, until
 
-# The sink is idempotent: a file that is there already is what it should be. `runs` has every time that it was called.
+# An idempotent handler: it creates one file per event. The file `runs` has one line per call.
 SINK = """
 import os, pathlib
 
@@ -146,7 +146,7 @@ def test_full_disk(tmp_path: Path) -> None:
         until(lambda: (tmp_path / "runs").read_text().split() == ["before", "during"])
 
 
-# Runs nothing until there is a file `go`, so that all events wait in the store.
+# Waits until the file `go` exists, so that all events wait in the store.
 WAIT = """
 import time
 

@@ -53,10 +53,10 @@ def test_redis(tmp_path: Path, redis: RedisServer) -> None:
         assert readiness(service) == readiness(service) == (503, reason)
         redis.client.config_set("maxmemory-policy", "noeviction")
         assert readiness(service) == (200, "")
-        said = service.said()
-    assert "is out of memory; nothing was written" in said
-    assert said.count("may evict records to make room (maxmemory-policy allkeys-lru)") == 1
-    assert said.count("the store can be used again") == 2
+        log = service.stderr()
+    assert "is out of memory; nothing was written" in log
+    assert log.count("may evict records to make room (maxmemory-policy allkeys-lru)") == 1
+    assert log.count("the store can be used again") == 2
 
 
 def test_postgres(tmp_path: Path, postgres: PostgresServer) -> None:

@@ -67,7 +67,7 @@ NAMES: dict[type, set[str]] = {
     LifespanOn: {"state"},
 }
 MODULE_NAMES = {"HttpToolsProtocol", "RequestResponseCycle", "STATUS_LINE"}
-# Documented, or names that the sources use on objects of their own and that uvicorn's classes happen to have too.
+# Documented names, and names that the sources use on other objects, such as `shutdown` of a socket.
 NOT_UVICORN = {"__init__", "run", "shutdown"}
 
 

@@ -114,7 +114,7 @@ def test_other_encodings_of_the_digest() -> None:
     headers = sent(sender)
     headers["X-Nexus-Signature-256"] = "sha256=" + headers["X-Nexus-Signature-256"][7:].upper()
     assert not sender.verifier(sender.secret(0)).check(headers, BODY, NOW)
-    # Of the last character before the padding, two bits decode to nothing.
+    # The last two bits of the last character before the padding are not decoded.
     signature = "mY/ehO6FCpo8xKIzCS05s2gTicm/ZjDmCm3YgrREVSh="
     assert base64.b64decode(signature) == base64.b64decode(signature.replace("h=", "g="))
     verdict = signatures.cxone("thisIsSecretKey").check({"X-Request-Signature": signature}, b'{"foo":"bar"}', NOW)

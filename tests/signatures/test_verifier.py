@@ -152,7 +152,7 @@ def test_changed_signature(sender: Sender) -> None:
     headers = {name: value.encode() for name, value in sent(sender).items() if name != "X-Signature-Algorithm"}
     assert check(headers, BODY, NOW)
     for name, value in headers.items():
-        scheme = len("Bearer") if name == "Authorization" else 0  # which may be written in any case
+        scheme = len("Bearer") if name == "Authorization" else 0  # the scheme may be in any case
         for flipped in flips(value, scheme):
             assert not check({**headers, name: flipped}, BODY, NOW), (name, flipped)
 
