@@ -15,24 +15,14 @@ from tests.service.running import Service, receive_all, until
 from tests.stores.redis_server import RedisServer
 
 COPIES = 300
-
-
 BODY = b'{"id": 1}'
-
-
 REQUEST = b"POST /events HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
-
-
 NOTED = """
 def note(event):
     with open("effects", "a") as file:
         file.write(f"{event.id}\\n")
 """
-
-
 PLAIN = NOTED + "import time\n\ndef handle(event):\n    note(event)\n    time.sleep(1)\n"
-
-
 HELD = NOTED + "import pathlib, time\n\ndef handle(event):\n    note(event)\n"
 
 

@@ -14,15 +14,9 @@ from tests.service.protocols import RecordingApp, Server, in_a_loop, post, turns
 from tests.service.running import INLINE, Service, receive_all, until
 
 MOST = 20
-
-
 POST = b"POST /events HTTP/1.1\r\nHost: x\r\n"
-
-
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-TOLD = f"more than {MOST} connections are open"
+WARNING = f"more than {MOST} connections are open"
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +152,9 @@ async def test_client_that_does_not_read() -> None:
 def test_warning_once_a_minute(service: Service, many: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     """The log has one line a minute about closed connections, not one per connection."""
     opened(service, many, 3 * MOST)
-    until(lambda: TOLD in service.stderr())
-    assert service.stderr().count(TOLD) < MOST
+    until(lambda: WARNING in service.stderr())
+    assert service.stderr().count(WARNING) < MOST
     line = IdleConnections()
     for now in (1_000.0, 1_001.0, 1_059.0, 1_060.0, 1_061.0):
         line.warn(MOST, now)
-    assert caplog.text.count(TOLD) == 2
+    assert caplog.text.count(WARNING) == 2

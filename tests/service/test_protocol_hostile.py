@@ -12,11 +12,7 @@ from oncegate import open_store
 from tests.service.running import Service, receive_all, until
 
 POST = b"POST /events HTTP/1.1\r\nHost: x\r\n"
-
-
 LARGEST = 100_000
-
-
 EVENT = b'{"id": "evt-1"}'
 
 

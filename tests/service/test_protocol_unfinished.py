@@ -12,8 +12,6 @@ from tests.service.running import Service
 from tests.signatures.sending import whsec
 
 TOML = '[serve]\nmode = "inline"\n[route.crm]\nsignature = "standard-webhooks"\nsecret_env = "CRM_SECRET"\n'
-
-
 ATTACKERS = 76
 
 

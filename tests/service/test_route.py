@@ -358,8 +358,6 @@ class TestLimits:
 
 
 BODY = b'{"id":"evt-1","type":"call.ended","left":1}'
-
-
 HEADERS = [(b"content-type", b"application/json")]
 
 

@@ -31,8 +31,6 @@ def handle(event):
     except FileExistsError:
         pass
 """
-
-
 SENDERS = 4
 
 
@@ -157,8 +155,6 @@ def handle(event):
         time.sleep(0.01)
     run(event)
 """
-
-
 HELD = SINK + WAIT
 
 

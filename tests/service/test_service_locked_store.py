@@ -13,8 +13,6 @@ import pytest
 from tests.service.running import Service, until
 
 STORE = "sqlite:///oncegate.db?busy_timeout=1s"
-
-
 WAITING = 'oncegate_inbox_waiting{route="default"} '
 
 

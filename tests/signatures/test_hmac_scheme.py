@@ -11,8 +11,6 @@ from oncegate.signatures.hmac_scheme import SignatureFormat
 from tests.signatures.sending import BODY, NOW, SENDERS, STAMP, TIMED, Sender, plain, sent
 
 _SECOND = 1_000_000
-
-
 every_timed = pytest.mark.parametrize("sender", TIMED.values(), ids=TIMED)
 
 

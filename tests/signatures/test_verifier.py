@@ -17,11 +17,7 @@ from oncegate.signatures import Refused, Verified, verifier
 from tests.signatures.sending import BODY, NOW, SENDERS, SIGNING, STAMP, Sender, plain, sent, token, whsec
 
 EXPERT = "401 the signature in x-nexus-signature-256"
-
-
 every_sender = pytest.mark.parametrize("sender", SENDERS.values(), ids=SENDERS)
-
-
 every_signing = pytest.mark.parametrize("sender", SIGNING.values(), ids=SIGNING)
 
 
@@ -173,8 +169,6 @@ def flips(value: bytes, start: int = 0) -> Iterator[bytes]:
 
 
 _NAMES = sorted({name for sender in SENDERS.values() for name in sent(sender)})
-
-
 _VALUES = st.one_of(
     st.binary(max_size=80),
     st.text(max_size=80),
@@ -183,8 +177,6 @@ _VALUES = st.one_of(
     st.integers(),
     st.sampled_from([STAMP, "v1,", "sha256=", "Bearer ", "v1," + "A" * 43 + "=", "sha256=" + "a" * 64, "msg.1", "²"]),
 )
-
-
 _HEADERS = st.lists(st.tuples(st.sampled_from(_NAMES) | st.binary(max_size=9) | st.text(max_size=9), _VALUES))
 
 
