@@ -8,7 +8,17 @@ from typing import Final
 
 from oncegate.durations import Duration, microseconds, spoken
 from oncegate.errors import SettingError
-from oncegate.signatures.verifier import Body, Given, Headers, Refused, Scheme, Secret, check_length, pick_headers, utf8
+from oncegate.signatures.verifier import (
+    Body,
+    Headers,
+    Refused,
+    RequestSignatures,
+    Scheme,
+    Secret,
+    check_length,
+    pick_headers,
+    utf8,
+)
 from oncegate.text import not_a_choice
 
 TOLERANCE: Final = "5m"
@@ -118,7 +128,7 @@ class HmacScheme(Scheme):
         if tolerance is not None and self._timestamp_header is None:
             raise SettingError("tolerance needs a timestamp_header: without one no timestamp is signed")
 
-    def given(self, headers: Headers, now: int) -> Given | Refused:
+    def parse_headers(self, headers: Headers, now: int) -> RequestSignatures | Refused:
         found = pick_headers(headers, self._names)
         if isinstance(found, Refused):
             return found
@@ -132,13 +142,13 @@ class HmacScheme(Scheme):
             if refused is not None:
                 return refused
         before, after = (part.replace("{timestamp}", timestamp).encode() for part in self._affixes)
-        return Given([signature], f"the signature in {self._header} matches no secret", before, after)
+        return RequestSignatures([signature], f"the signature in {self._header} matches no secret", before, after)
 
     def key(self, secret: Secret) -> bytes:
         return check_length(utf8(secret))
 
-    def expected(self, key: bytes, given: Given, body: Body) -> bytes:
-        return self._format.sign(key, b"".join((given.before, body, given.after)))
+    def expected(self, key: bytes, signatures: RequestSignatures, body: Body) -> bytes:
+        return self._format.sign(key, b"".join((signatures.before, body, signatures.after)))
 
 
 def _affixes(template: str | None, *, has_timestamp: bool) -> tuple[str, str]:

@@ -6,7 +6,16 @@ from typing import Final
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError
 from oncegate.signatures.hmac_scheme import SignatureFormat, check_timestamp
-from oncegate.signatures.verifier import Body, Given, Headers, Refused, Scheme, Secret, check_length, pick_headers
+from oncegate.signatures.verifier import (
+    Body,
+    Headers,
+    Refused,
+    RequestSignatures,
+    Scheme,
+    Secret,
+    check_length,
+    pick_headers,
+)
 
 _ID: Final = "webhook-id"
 _TIMESTAMP: Final = "webhook-timestamp"
@@ -26,7 +35,7 @@ class StandardScheme(Scheme):
     def __init__(self, tolerance: Duration) -> None:
         self._tolerance = microseconds(tolerance, "tolerance")
 
-    def given(self, headers: Headers, now: int) -> Given | Refused:
+    def parse_headers(self, headers: Headers, now: int) -> RequestSignatures | Refused:
         found = pick_headers(headers, (_ID, _TIMESTAMP, _SIGNATURE))
         if isinstance(found, Refused):
             return found
@@ -41,7 +50,7 @@ class StandardScheme(Scheme):
         if not signatures:
             return Refused(401, f"the header {_SIGNATURE} is not a list of {_V1.description}, separated by spaces")
         signed = f"{found[_ID]}.{found[_TIMESTAMP]}.".encode()
-        return Given(signatures, f"no signature in {_SIGNATURE} matches a secret", signed)
+        return RequestSignatures(signatures, f"no signature in {_SIGNATURE} matches a secret", signed)
 
     def key(self, secret: Secret) -> bytes:
         """The key of a secret. Text is base64, with or without its prefix; bytes are the key itself."""
@@ -50,8 +59,8 @@ class StandardScheme(Scheme):
             raise SettingError(f"must be {_PREFIX} and base64, the format of Standard Webhooks")
         return check_length(key, _MIN_BYTES)
 
-    def expected(self, key: bytes, given: Given, body: Body) -> bytes:
-        return _V1.sign(key, b"".join((given.before, body)))
+    def expected(self, key: bytes, signatures: RequestSignatures, body: Body) -> bytes:
+        return _V1.sign(key, b"".join((signatures.before, body)))
 
 
 def _signatures(written: str) -> list[bytes]:

@@ -5,7 +5,17 @@ from typing import Final
 
 from oncegate.errors import SettingError
 from oncegate.signatures.hmac_scheme import header_name
-from oncegate.signatures.verifier import Body, Given, Headers, Refused, Scheme, Secret, check_length, pick_headers, utf8
+from oncegate.signatures.verifier import (
+    Body,
+    Headers,
+    Refused,
+    RequestSignatures,
+    Scheme,
+    Secret,
+    check_length,
+    pick_headers,
+    utf8,
+)
 
 _BEARER: Final = "bearer "
 
@@ -17,7 +27,7 @@ class TokenScheme(Scheme):
         self._header = header_name(header, "header")
         self._bearer = bearer
 
-    def given(self, headers: Headers, now: int) -> Given | Refused:  # noqa: ARG002  # a token has no timestamp
+    def parse_headers(self, headers: Headers, now: int) -> RequestSignatures | Refused:  # noqa: ARG002  # a token has no timestamp
         found = pick_headers(headers, (self._header,))
         if isinstance(found, Refused):
             return found
@@ -27,7 +37,7 @@ class TokenScheme(Scheme):
                 return Refused(401, f"the header {self._header} is not of the form Bearer TOKEN")
             token = token[len(_BEARER) :]
         what = "token" if self._bearer else "key"
-        return Given([_hash(token.encode())], f"the {what} in {self._header} is unknown")
+        return RequestSignatures([_hash(token.encode())], f"the {what} in {self._header} is unknown")
 
     def key(self, secret: Secret) -> bytes:
         raw = check_length(utf8(secret))
@@ -35,7 +45,7 @@ class TokenScheme(Scheme):
             raise SettingError("must be printable ASCII: a header cannot contain other characters")
         return _hash(raw)
 
-    def expected(self, key: bytes, given: Given, body: Body) -> bytes:  # noqa: ARG002  # the same for every request
+    def expected(self, key: bytes, signatures: RequestSignatures, body: Body) -> bytes:  # noqa: ARG002  # the same for every request
         return key
 
 

@@ -157,7 +157,7 @@ def _text(value: Any) -> str:
 Body: TypeAlias = bytes | bytearray | memoryview
 
 
-class Given(Struct, frozen=True):
+class RequestSignatures(Struct, frozen=True):
     """The signatures of a request, one of which must match, and the signed bytes before and after the body. `refusal`
     is the reason if no signature matches."""
 
@@ -174,7 +174,7 @@ class Scheme(ABC):
     id_header: str | None = None
 
     @abstractmethod
-    def given(self, headers: Headers, now: int) -> Given | Refused:
+    def parse_headers(self, headers: Headers, now: int) -> RequestSignatures | Refused:
         """The signatures in the headers, or the reason why the headers are invalid."""
 
     @abstractmethod
@@ -182,7 +182,7 @@ class Scheme(ABC):
         """The key of a secret; SettingError with the problem, as the end of a sentence about the secret."""
 
     @abstractmethod
-    def expected(self, key: bytes, given: Given, body: Body) -> bytes:
+    def expected(self, key: bytes, signatures: RequestSignatures, body: Body) -> bytes:
         """The signature of the body with this key."""
 
 
@@ -217,18 +217,18 @@ class Verifier:
         microseconds. No request makes this method raise; a body that is not bytes is a TypeError."""
         if not isinstance(body, bytes | bytearray | memoryview):
             raise TypeError("a signature is checked over the raw bytes of the body, before it is decoded or parsed")
-        given = self._scheme.given(headers, now)
-        return given if isinstance(given, Refused) else self._compare(given, body)
+        parsed = self._scheme.parse_headers(headers, now)
+        return parsed if isinstance(parsed, Refused) else self._compare(parsed, body)
 
-    def _compare(self, given: Given, body: Body) -> Verdict:
+    def _compare(self, signatures: RequestSignatures, body: Body) -> Verdict:
         """Compare every secret with every signature, even after a match: the time must not reveal which one matched."""
         verified = None
         for index, (label, key) in enumerate(self._keys.items()):
-            expected = self._scheme.expected(key, given, body)
-            matches = [compare_digest(expected, signature) for signature in given.signatures]
+            expected = self._scheme.expected(key, signatures, body)
+            matches = [compare_digest(expected, signature) for signature in signatures.signatures]
             if any(matches) and verified is None:
                 verified = Verified(label, index)
-        return verified or Refused(401, given.refusal)
+        return verified or Refused(401, signatures.refusal)
 
     def __repr__(self) -> str:
         return f"<Verifier {self._name}, secrets: {', '.join(self._keys)}>"
