@@ -72,7 +72,7 @@ class LiveKeys:
         self._dead_letters: dict[bytes, int] = {}  # by key, when each one expires
 
     def count_in(self, entries: Iterable[Entry]) -> None:
-        """Count the records that the store already has."""
+        """Count the records that the store already has. A record that changes during a scan may count twice."""
         later = self._clock() + self._retention
         for entry in entries:
             expires_at = entry.record.expires_at or later
@@ -108,7 +108,7 @@ class LiveKeys:
 
     def _is_new_dead_letter(self, outcome: Outcome, expires_at: int) -> bool:
         """Whether a conflict or an invalid event has created a dead letter. Equal events share one dead letter, and
-        their outcomes do not say which one created it; hence the set of known keys."""
+        their outcomes do not say which one created it; hence `_dead_letters`."""
         if outcome.status not in _DEAD_LETTERS or outcome.kept is None or outcome.kept.digest in self._dead_letters:
             return False
         self._dead_letters[outcome.kept.digest] = expires_at
