@@ -12,7 +12,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.claims import Claim, Complete, EventSummary, Release
 from oncegate.cli import exit_codes
-from oncegate.cli.output import clean
+from oncegate.text import clean
 from tests.cli.conftest import Run, on_terminal
 
 

@@ -1,4 +1,4 @@
-"""Storms of copies at an inline route on Redis: their senders wait for the first, and few requests reach the store."""
+"""Concurrent duplicates at an inline route on Redis: they wait for the first, and few calls reach the store."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.running import Service, heard, until
+from tests.service.running import Service, receive_all, until
 from tests.stores.redis_server import RedisServer
 
 COPIES = 300
@@ -24,12 +24,16 @@ def note(event):
 """
 PLAIN = NOTED + "import time\n\ndef handle(event):\n    note(event)\n    time.sleep(1)\n"
 HELD = NOTED + "import pathlib, time\n\ndef handle(event):\n    note(event)\n"
+
+
 HELD += "    while not pathlib.Path('go').exists():\n        time.sleep(0.01)\n"
+
+
 SETUP = ("--serve-mode", "inline", "--log", "off")
 
 
 def send(stack: ExitStack, service: Service, copies: int) -> list[socket.socket]:
-    """Send so many copies, each on a connection of its own; the connections."""
+    """Send the event `copies` times, each on its own connection. Returns the connections."""
     connections = [stack.enter_context(service.connect()) for _ in range(copies)]
     for connection in connections:
         connection.sendall(REQUEST)
@@ -37,23 +41,23 @@ def send(stack: ExitStack, service: Service, copies: int) -> list[socket.socket]
 
 
 def answers(connections: list[socket.socket]) -> Counter[tuple[int, str]]:
-    """How many were answered with which code and status."""
+    """The number of responses by code and status."""
     found: Counter[tuple[int, str]] = Counter()
     for connection in connections:
-        head, _, body = heard(connection).partition(b"\r\n\r\n")
-        said = json.loads(body)
-        found[int(head.split()[1]), said.get("outcome", said["status"])] += 1
+        head, _, body = receive_all(connection).partition(b"\r\n\r\n")
+        answer = json.loads(body)
+        found[int(head.split()[1]), answer.get("outcome", answer["status"])] += 1
     return found
 
 
-def in_hand(service: Service) -> int:
+def in_flight(service: Service) -> int:
     found = re.search(r"^oncegate_in_hand (\S+)$", service.client.get("/metrics").text, re.MULTILINE)
     assert found
     return int(float(found[1]))
 
 
 def calls(server: Any) -> int:
-    """How often a script was called."""
+    """The number of script calls on the server."""
     stats = server.client.info("commandstats")
     return sum(int(stats[name]["calls"]) for name in ("cmdstat_evalsha", "cmdstat_eval") if name in stats)
 
@@ -65,8 +69,9 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     server.stop()
 
 
-def test_a_storm_of_copies(tmp_path: Path, server: RedisServer) -> None:
-    """300 copies at once of an event that takes a second: one is processed, 299 are duplicates, and none is 503."""
+def test_duplicates_in_one_process(tmp_path: Path, server: RedisServer) -> None:
+    """Of 300 concurrent requests with one event that takes a second, one is processed, 299 are duplicates and none gets
+    503."""
     with Service(tmp_path, "--store", server.url, *SETUP, handler=PLAIN) as service, ExitStack() as stack:
         before = calls(server)
         found = answers(send(stack, service, COPIES))
@@ -75,8 +80,8 @@ def test_a_storm_of_copies(tmp_path: Path, server: RedisServer) -> None:
         assert service.effects() == ["1"]
 
 
-def test_copies_of_what_another_process_runs(tmp_path: Path, server: RedisServer) -> None:
-    """The same while another service on the same store runs the event; one of the copies asks the store for it."""
+def test_duplicates_of_another_process(tmp_path: Path, server: RedisServer) -> None:
+    """Duplicates of an event that another service runs wait for it; only one of them polls the store."""
     with ExitStack() as stack:
         folders = [tmp_path / "first", tmp_path / "second"]
         for folder in folders:
@@ -87,7 +92,7 @@ def test_copies_of_what_another_process_runs(tmp_path: Path, server: RedisServer
         running = send(stack, first, 1)
         until(first.effects)
         copies = send(stack, second, COPIES)
-        until(lambda: in_hand(second) == COPIES)
+        until(lambda: in_flight(second) == COPIES)
         before = calls(server)
         (first.folder / "go").touch()
         assert answers(running) == {(200, "processed"): 1}

@@ -1,4 +1,4 @@
-"""A service whose store takes no writes: it is not ready, says why, and still knows what it has done."""
+"""A service whose store accepts no writes: not ready, with the reason, and duplicates are still recognised."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +32,8 @@ def readiness(service: Service) -> tuple[int, str]:
 
 
 def test_redis(tmp_path: Path, redis: RedisServer) -> None:
-    """Inline, at maxmemory: known events are 200, new ones 503, also when the breaker is open. An eviction policy that
-    is set while it runs is found out."""
+    """Inline, at maxmemory: known events get 200 and new ones 503, also with an open circuit breaker. A change of the
+    eviction policy is detected."""
     options = ("--store", redis.url, "--serve-mode", "inline", *NOT_REMEMBERED)
     with Service(tmp_path, *options) as service:
         assert service.post({"id": "known"}).json()["status"] == "processed"
@@ -53,14 +53,14 @@ def test_redis(tmp_path: Path, redis: RedisServer) -> None:
         assert readiness(service) == readiness(service) == (503, reason)
         redis.client.config_set("maxmemory-policy", "noeviction")
         assert readiness(service) == (200, "")
-        said = service.said()
-    assert "is out of memory; nothing was written" in said
-    assert said.count("may evict records to make room (maxmemory-policy allkeys-lru)") == 1
-    assert said.count("the store can be used again") == 2
+        log = service.stderr()
+    assert "is out of memory; nothing was written" in log
+    assert log.count("may evict records to make room (maxmemory-policy allkeys-lru)") == 1
+    assert log.count("the store can be used again") == 2
 
 
 def test_postgres(tmp_path: Path, postgres: PostgresServer) -> None:
-    """In the inbox, on a server that was made read-only: what is kept or done is 200, what is new 503."""
+    """With the inbox, on a read-only server: stored and processed events get 200, new ones 503."""
     with Service(tmp_path, "--store", postgres.url(), *NOT_REMEMBERED) as service, postgres.connect() as db:
         assert service.post({"id": "known"}).json()["status"] == "accepted"
         until(lambda: service.effects() == ["known"])

@@ -1,4 +1,4 @@
-"""A service that is killed under load, and one whose disk is full: what was answered with 200 has its effect."""
+"""A service that is killed under load, or whose disk is full: events with a 200 take effect."""
 
 import resource
 import signal
@@ -17,7 +17,7 @@ from oncegate import open_store
 from oncegate.stores.base import Inbox
 from tests.service.running import HANDLER, Service, until
 
-# The sink is idempotent: a file that is there already is what it should be. `runs` has every time that it was called.
+# An idempotent handler: it creates one file per event. The file `runs` has one line per call.
 SINK = """
 import os, pathlib
 
@@ -90,7 +90,7 @@ def killed_under_load(folder: Path, kills: int, mode: str) -> None:
 
 @pytest.mark.parametrize(("mode", "kills"), [("inbox", 3), ("inline", 2)])
 def test_killed_under_load(tmp_path: Path, mode: str, kills: int) -> None:
-    """Every event that was answered with 200 has its effect in the end, through one SIGKILL after the other."""
+    """Through several SIGKILLs, every event with a 200 takes effect in the end."""
     killed_under_load(tmp_path, kills, mode)
 
 
@@ -98,13 +98,13 @@ def test_killed_under_load(tmp_path: Path, mode: str, kills: int) -> None:
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("mode", ["inbox", "inline"])
 def test_killed_fifty_times(tmp_path: Path, mode: str) -> None:
-    """The same, fifty times over."""
+    """The same through fifty SIGKILLs."""
     killed_under_load(tmp_path, 50, mode)
 
 
 @pytest.mark.parametrize("mode", ["inbox", "inline"])
 def test_in_flight_events_run_again_soon(tmp_path: Path, mode: str) -> None:
-    """What a killed service had in flight runs again within 2 s of the restart, though its lease would last 30 s."""
+    """Events in flight at a SIGKILL run again within 2 s of the restart, although their lease would last 30 s."""
     first = Service(tmp_path, "--serve-mode", mode, handler=HANDLER)
     body = {"id": "slow", "do": "wait"}
     with ThreadPoolExecutor(1) as sender:
@@ -123,8 +123,8 @@ def test_in_flight_events_run_again_soon(tmp_path: Path, mode: str) -> None:
         assert time.monotonic() - started < 2
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """When the disk is full, events are 503 and none is lost or taken twice; with room again they are taken."""
+def test_full_disk(tmp_path: Path) -> None:
+    """On a full disk events get 503, and none is lost or run twice; with free space they are accepted again."""
     with Service(tmp_path, "--log", "off", handler=SINK) as service:
         process = service.process.pid
         unlimited = resource.prlimit(process, resource.RLIMIT_FSIZE)
@@ -144,7 +144,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         until(lambda: (tmp_path / "runs").read_text().split() == ["before", "during"])
 
 
-# Runs nothing until there is a file `go`, so that all events wait in the store.
+# Waits until the file `go` exists, so that all events wait in the store.
 WAIT = """
 import time
 
@@ -159,9 +159,9 @@ HELD = SINK + WAIT
 
 
 @pytest.mark.parametrize("end", ["-wal", ""])
-def test_a_removed_file(tmp_path: Path, end: str) -> None:
-    """Nothing is acknowledged after a file of the store was removed; what was before runs, a SIGKILL notwithstanding,
-    as long as the database file itself is there."""
+def test_removed_file(tmp_path: Path, end: str) -> None:
+    """After a file of the store is removed, nothing is acknowledged. Events acknowledged before run, even after a
+    SIGKILL, as long as the database file exists."""
     options = ("--lease", "1s", "--log", "off")
     with Service(tmp_path, *options, handler=HELD) as service:
         before = [f"before-{number}" for number in range(20)]

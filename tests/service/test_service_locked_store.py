@@ -1,4 +1,4 @@
-"""A service whose SQLite file another process holds locked: what senders are told, and those who watch it."""
+"""A service whose SQLite file another process has locked."""
 
 import sqlite3
 import time
@@ -37,9 +37,9 @@ def timed(service: Service, path: str, body: bytes | None = None) -> tuple[httpx
     return answer, time.monotonic() - start
 
 
-def test_what_is_sent_meanwhile(service: Service) -> None:
-    """While what has ended waits to be recorded, every sender is told within about one timeout to send it again; what
-    has ended is recorded when the file is free, and what is sent again is taken."""
+def test_requests_get_503(service: Service) -> None:
+    """While the file is locked, every request gets 503 within about one busy timeout. A handler that ended meanwhile is
+    recorded when the file is free, and requests are accepted again."""
     assert service.post({"id": "first", "do": "wait"}).status_code == 200
     until(lambda: service.effects() == ["first"])
     bodies = [b'{"id": %d}' % number for number in range(6)]
@@ -59,9 +59,9 @@ def test_what_is_sent_meanwhile(service: Service) -> None:
     until(lambda: service.effects() == ["first", "0"])
 
 
-def test_what_is_told_to_those_who_watch(service: Service) -> None:
-    """A service that cannot write is not ready, and tells so and its metrics within about a second; it is ready again
-    when it can, with nothing sent to it."""
+def test_readiness_and_metrics(service: Service) -> None:
+    """While the file is locked, the service is not ready; readiness and metrics answer within about a second. It is
+    ready again when the file is free, without a request."""
     assert service.client.get("/readyz").status_code == 200
     service.post({"id": "first", "do": "wait"})
     with locked(service), ThreadPoolExecutor(1) as senders:

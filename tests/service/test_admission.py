@@ -1,4 +1,4 @@
-"""The service as it is by default: an event is kept before its sender is told, and run then."""
+"""Admission: the inbox of a running service, and the in-flight limit."""
 
 import asyncio
 import json
@@ -20,10 +20,13 @@ from oncegate import Gate, open_store
 from oncegate.claims import Redrive
 from oncegate.cli.work import handlers_of_inbox
 from oncegate.errors import SettingError
-from oncegate.service.admission import InboxAdmission
+from oncegate.service.admission import InboxAdmission, InFlightBudget
 from oncegate.settings import load
+from oncegate.signatures import verifier_of
 from oncegate.stores.memory import MemoryStore
+from tests.service.apps import app_of, post, posted, signed
 from tests.service.running import HANDLER, Service, until
+from tests.signatures.sending import whsec
 
 
 @pytest.fixture
@@ -37,8 +40,9 @@ def states(service: Service) -> list[str]:
         return [entry.record.state for entry in store.browse()]
 
 
-def test_kept_and_run(service: Service) -> None:
-    """The first delivery is accepted and then run, every copy is a duplicate with 200, before and after."""
+def test_stored_then_run(service: Service) -> None:
+    """The first delivery is accepted and then run. Every other delivery is a duplicate with 200, before and after the
+    run."""
     first, second = service.post({"id": "evt-1", "do": "wait"}), service.post({"id": "evt-1", "do": "wait"})
     assert (first.status_code, first.json()) == (
         200,
@@ -58,8 +62,8 @@ def test_kept_and_run(service: Service) -> None:
     assert service.effects() == ["evt-1"]
 
 
-def test_a_failure_is_ours(service: Service) -> None:
-    """A handler that fails is tried again without the sender, and after its last attempt the event is a dead letter."""
+def test_service_retries(service: Service) -> None:
+    """A failed handler is retried without the sender. After the last attempt the event is a dead letter."""
     assert service.post({"id": "evt-1", "do": "fail"}).json()["status"] == "accepted"
     until(lambda: states(service) == ["D"])
     assert service.effects() == ["evt-1", "evt-1"]
@@ -67,7 +71,7 @@ def test_a_failure_is_ours(service: Service) -> None:
 
 
 def test_several_events(service: Service) -> None:
-    """An array is kept as a whole; what cannot be read in it is a dead letter and decides the code."""
+    """An array is stored as a whole; an unreadable event in it becomes a dead letter and decides the code."""
     answer = service.post([{"id": 1}, {"id": 1}, {"id": 2}])
     assert [each["status"] for each in answer.json()["outcomes"]] == ["accepted", "duplicate", "accepted"]
     assert service.post([{"id": 3}, 5]).status_code == 400
@@ -75,14 +79,14 @@ def test_several_events(service: Service) -> None:
 
 
 def test_conflict(service: Service) -> None:
-    """Other content under a known key is a conflict here too, and a copy of it is kept."""
+    """Different content under a known key is a conflict, and a copy is stored."""
     service.post({"id": 1, "n": 1})
     assert service.post({"id": 1, "n": 2}).json()["status"] == "conflict"
     until(lambda: sorted(states(service)) == ["C", "D"])
 
 
-def test_killed_before_it_ran(service: Service, tmp_path: Path) -> None:
-    """What was accepted runs after a SIGKILL, in the next process, though nobody sends it again."""
+def test_accepted_events_survive_sigkill(service: Service, tmp_path: Path) -> None:
+    """After a SIGKILL the next process runs the accepted events, without another delivery."""
     service.post({"id": "evt-1", "do": "wait"})
     service.post({"id": "evt-2", "do": "mend"})
     until(lambda: len(service.effects()) >= 2)
@@ -95,7 +99,7 @@ def test_killed_before_it_ran(service: Service, tmp_path: Path) -> None:
 
 
 def test_sigterm(service: Service) -> None:
-    """On SIGTERM what runs is finished and recorded, what waits stays kept, and nothing new is taken."""
+    """On SIGTERM running handlers finish and are recorded, waiting events stay stored, and no new event starts."""
     for number in range(3):
         service.post({"id": f"evt-{number}", "do": "wait", "conversationId": "one"})
     until(lambda: len(service.effects()) == 1)
@@ -107,8 +111,8 @@ def test_sigterm(service: Service) -> None:
     assert service.effects() == ["evt-0"]
 
 
-def test_a_full_house(tmp_path: Path) -> None:
-    """With all the room taken, further requests are 503 at once; those inside are answered."""
+def test_in_flight_limit(tmp_path: Path) -> None:
+    """At the in-flight limit, further requests get 503 at once; those in flight are answered."""
     with Service(tmp_path, "--serve-mode", "inline", "--max-in-hand", "2") as service:
         answers: list[httpx.Response] = []
 
@@ -131,7 +135,7 @@ def test_a_full_house(tmp_path: Path) -> None:
 
 
 def test_two_processes_on_one_file(tmp_path: Path) -> None:
-    """Several services on one SQLite file share the work: every event has one effect, whoever took it."""
+    """Two services on one SQLite file share the work: every event runs once."""
     with Service(tmp_path) as one, Service(tmp_path) as two:
         answers: list[dict[str, Any]] = []
 
@@ -148,8 +152,8 @@ def test_two_processes_on_one_file(tmp_path: Path) -> None:
         assert sorted(one.effects(), key=int) == [str(number) for number in range(100)]
 
 
-def test_waiting_is_counted(service: Service) -> None:
-    """How many events are kept and have not run is there for Prometheus, for every route."""
+def test_waiting_metric(service: Service) -> None:
+    """The metric of waiting events counts the stored events of a route that have not completed."""
     line = 'oncegate_inbox_waiting{route="default"} '
     for number in range(3):
         service.post({"id": number, "do": "wait"})
@@ -159,8 +163,8 @@ def test_waiting_is_counted(service: Service) -> None:
 
 
 @pytest.mark.parametrize("mode", ["inbox", "inline"])
-def test_an_async_handler(tmp_path: Path, mode: str) -> None:
-    """A handler may be async: it runs in the loop of the service, for one event and for several."""
+def test_async_handler(tmp_path: Path, mode: str) -> None:
+    """An async handler runs on the service's event loop, for one event and for several."""
     handler = HANDLER.replace("def handle", "async def handle")
     with Service(tmp_path, "--serve-mode", mode, handler=handler) as service:
         assert service.post({"id": 1}).status_code == 200
@@ -173,7 +177,7 @@ def test_an_async_handler(tmp_path: Path, mode: str) -> None:
 
 
 def test_log(service: Service) -> None:
-    """Each event has a line when it is accepted, and one when it has run."""
+    """An event has a log line when it is accepted and one when it has run."""
     service.post({"id": "evt-1"})
     until(lambda: states(service) == ["C"])
     service.stop()
@@ -181,20 +185,20 @@ def test_log(service: Service) -> None:
     assert [(line["status"], line["event_id"]) for line in lines] == [("accepted", "evt-1"), ("processed", "evt-1")]
 
 
-def test_a_handler_that_does_not_end(tmp_path: Path) -> None:
-    """A plain handler cannot be stopped: the service ends when its time to drain is over, and says so."""
+def test_handler_exceeds_drain_timeout(tmp_path: Path) -> None:
+    """A synchronous handler cannot be stopped: the service exits when the drain timeout is over, and says so."""
     with Service(tmp_path, "--drain-within", "1s") as service:
         service.post({"id": "evt-1", "do": "wait"})
         until(lambda: service.effects() == ["evt-1"])
         begun = time.monotonic()
         assert service.stop() == 1
         assert time.monotonic() - begun < 15
-        assert "a handler did not end within 1s" in service.said()
+        assert "a handler did not end within 1s" in service.stderr()
     assert states(service) == ["P"]
 
 
-def test_a_worker_that_dies_is_noticed() -> None:
-    """Whatever ends the working off of the inbox, but for being told to, is raised to whoever watches it."""
+def test_failed_worker_raises() -> None:
+    """If the inbox worker fails, `run_until` raises its error."""
 
     class Fatal(BaseException):
         """What a look does not survive."""
@@ -204,9 +208,9 @@ def test_a_worker_that_dies_is_noticed() -> None:
             raise Fatal("broken")
 
     async def main() -> None:
-        kept = InboxAdmission(Gate(Broken()), lambda event: None, ThreadPoolExecutor(1), at_work=1, drain="1s")
+        kept = InboxAdmission(Gate(Broken()), lambda event: None, ThreadPoolExecutor(1), max_running=1, drain="1s")
         async with asyncio.timeout(10):
-            await kept.work(asyncio.Event())
+            await kept.run_until(asyncio.Event())
 
     with pytest.raises(Fatal, match="broken"):
         asyncio.run(main())
@@ -225,7 +229,7 @@ def noted(event):
 
 @contextmanager
 def worker(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A worker of the inbox in a process of its own."""
+    """An inbox worker in a separate process."""
     command = [sys.executable, "-m", "oncegate", "work", "inbox", "--log", "json", *options]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         yield process
@@ -234,8 +238,8 @@ def worker(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         assert process.returncode == 0
 
 
-def test_without_a_handler(tmp_path: Path) -> None:
-    """A service that was given nothing to run says so, and keeps every event for a worker, which runs it once."""
+def test_without_handler(tmp_path: Path) -> None:
+    """A service without a handler says so and stores every event; a worker then runs it once."""
     with Service(tmp_path, handled=False) as service:
         assert "No handler: events are stored for `oncegate work inbox --handler …`." in service.welcome
         assert service.post({"id": "evt-1"}).json()["status"] == "accepted"
@@ -250,9 +254,9 @@ def test_without_a_handler(tmp_path: Path) -> None:
         assert service.stop() in (0, -signal.SIGTERM)
 
 
-def test_a_worker_of_all_routes(tmp_path: Path) -> None:
-    """A worker takes the events of every route, with the settings of the route and its own handler where it names one;
-    the service runs only those of the routes that have one."""
+def test_worker_of_all_routes(tmp_path: Path) -> None:
+    """A worker takes the events of every route, with the route's settings, and the route's handler if it names one. The
+    service runs only the routes with a handler."""
     toml = (
         '[route.kept]\nsignature = "none"\n'
         '[route.strict]\nsignature = "none"\nmax_attempts = 1\n'
@@ -274,8 +278,8 @@ def test_a_worker_of_all_routes(tmp_path: Path) -> None:
     assert set((tmp_path / "noted").read_text().split()) == {"3"}
 
 
-def test_a_worker_of_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--namespace has a worker take one namespace only; without it, each needs a handler."""
+def test_worker_of_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --namespace a worker takes one namespace only; without it, every namespace needs a handler."""
     monkeypatch.chdir(tmp_path)
     toml = '[route.a]\nsignature = "none"\nhandler = "log"\nlease = "7s"\n[route.b]\nsignature = "none"\n'
     (tmp_path / "oncegate.toml").write_text(toml)
@@ -291,9 +295,9 @@ def test_a_worker_of_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
 
 
-def test_handlers_that_never_return(tmp_path: Path) -> None:
-    """They take threads, which are replaced up to a bound; when none is left the service is not ready, and its metrics
-    and its log say why."""
+def test_hung_handlers(tmp_path: Path) -> None:
+    """Hung handlers occupy threads, which are replaced up to a limit. When no thread is left, the service is not ready,
+    and its metrics and log say why."""
     options = ("--threads", "2", "--handler-timeout", "100ms", "--max-attempts", "1")
     with Service(tmp_path, *options) as service:
         for number in range(3):
@@ -305,6 +309,40 @@ def test_handlers_that_never_return(tmp_path: Path) -> None:
         until(lambda: service.client.get("/readyz").status_code == 503)
         assert "no thread left" in service.client.get("/readyz").text
         assert service.client.get("/healthz").status_code == 200
-        assert "the handler of event 'evt-3' has run for" in service.said()
+        assert "the handler of event 'evt-3' has run for" in service.stderr()
         (tmp_path / "go").touch()
         until(lambda: service.client.get("/readyz").status_code == 200)
+
+
+class TestInFlightBudget:
+    def test_limits(self) -> None:
+        """Requests or bytes above the in-flight limit get 503 with Retry-After; completed requests free their share."""
+        budget = InFlightBudget(2, 100)
+        gate = Gate("memory://")
+        app = app_of(gate, budget=budget)
+        budget.acquire()
+        budget.acquire_bytes(90)
+        small, large = b'{"id": 1}', b'{"id": "%s"}' % (b"x" * 20)
+        answers = posted(app, [("/events", small, {}), ("/events", large, {}), ("/events", small, {})])
+        assert [answer.status_code for answer in answers] == [200, 503, 200]
+        assert answers[1].headers["retry-after"] == "5"
+        budget.acquire()
+        assert post(app, "/events", small).status_code == 503
+        budget.release()
+        budget.release_bytes(90)
+        assert post(app, "/events", large).status_code == 200
+        gate.close()
+
+    def test_unsigned_requests_do_not_count(self) -> None:
+        """At the in-flight limit an unsigned request still gets 401; only signed requests get 503."""
+        budget = InFlightBudget(1)
+        gate = Gate("memory://")
+        app = app_of(gate, budget=budget, verifier=verifier_of("standard-webhooks", {"a": whsec(1)}))
+        body = b'{"id": 1}'
+        budget.acquire()
+        requests = [("/events", body, signed(whsec(number), body)) for number in (2, 1)]
+        assert [answer.status_code for answer in posted(app, requests)] == [401, 503]
+        budget.release()
+        assert [answer.status_code for answer in posted(app, requests)] == [401, 200]
+        assert (budget.requests, budget.bytes) == (0, 0)
+        gate.close()

@@ -1,4 +1,4 @@
-"""What hostile input gets, over raw sockets where a client library would be too polite to send it."""
+"""Hostile requests over raw sockets, which a client library would not send."""
 
 import json
 import socket
@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from oncegate import open_store
-from tests.service.running import Service, heard, until
+from tests.service.running import Service, receive_all, until
 
 POST = b"POST /events HTTP/1.1\r\nHost: x\r\n"
 LARGEST = 100_000
@@ -51,8 +51,8 @@ class TestRequests:
             b"X-A: b\nX-B: c\0\r\nContent-Length: 15\r\n\r\n",
         ],
     )
-    def test_two_minds_about_the_length(self, service: Service, head: bytes) -> None:
-        """A request that two servers could read as two different ones is refused, and the connection closed."""
+    def test_ambiguous_length(self, service: Service, head: bytes) -> None:
+        """A request that two servers could frame differently is rejected, and the connection is closed."""
         answer = service.raw(POST + head + b"f\r\n" + EVENT + b"\r\n0\r\n\r\n" + POST + b"Content-Length: 2\r\n\r\n{}")
         assert code_of(answer) == 400
         assert answer.count(b"HTTP/1.1") == 1
@@ -61,12 +61,12 @@ class TestRequests:
     @pytest.mark.parametrize(
         "sent", [b"\x16\x03\x01\x02\x00\x01", b"GARBAGE\r\n\r\n", b"POST /events HTTP/9.9\r\n\r\n"]
     )
-    def test_no_http_at_all(self, service: Service, sent: bytes) -> None:
-        """What is no HTTP is refused in words, as everything is."""
+    def test_not_http(self, service: Service, sent: bytes) -> None:
+        """Bytes that are not HTTP get a problem with 400."""
         assert problem_of(service.raw(sent))["status"] == 400
 
     @pytest.mark.parametrize(
-        ("sent", "said"),
+        ("sent", "detail"),
         [
             (b"GET /healthz\r\n\r\n", "HTTP/0.9"),
             (b"GET /healthz HTTP/0.9\r\nHost: x\r\n\r\n", "HTTP/0.9"),
@@ -76,11 +76,11 @@ class TestRequests:
             (b"GET /healthz HTTP/1.0\r\nHost: x\r\nHost: y\r\n\r\n", "one Host header, and has 2"),
         ],
     )
-    def test_version_and_host(self, service: Service, sent: bytes, said: str) -> None:
-        """Another version of HTTP is refused, and so is a request without a host, or with two."""
+    def test_version_and_host(self, service: Service, sent: bytes, detail: str) -> None:
+        """Another HTTP version is rejected, and so is a request without a Host header or with two."""
         refused = problem_of(service.raw(sent))
         assert refused["status"] == 400
-        assert said in str(refused["detail"])
+        assert detail in str(refused["detail"])
 
     @pytest.mark.parametrize(
         "headers",
@@ -91,73 +91,73 @@ class TestRequests:
         ],
         ids=["many", "long", "both"],
     )
-    def test_header_floods(self, service: Service, headers: bytes) -> None:
-        """Too many headers, or too large ones, are 431."""
+    def test_too_many_headers(self, service: Service, headers: bytes) -> None:
+        """Too many headers, or too large ones, get 431."""
         answer = service.raw(POST + headers + b"Content-Length: 15\r\n\r\n" + EVENT)
         assert problem_of(answer)["status"] == 431
 
-    def test_a_header_without_end(self, service: Service) -> None:
-        """A header that never ends is 431 long before it fills the memory."""
+    def test_endless_header(self, service: Service) -> None:
+        """A header that never ends gets 431 long before it fills the memory."""
         with service.connect() as connection:
             connection.sendall(POST + b"X-A: ")
             sent = _send_until_refused(connection, b"b" * 10_000, most=200)
-            assert code_of(heard(connection)) == 431
+            assert code_of(receive_all(connection)) == 431
             assert sent < 100
 
-    def test_a_trailer_without_end(self, service: Service) -> None:
-        """The same after a chunked body, where headers may follow too."""
+    def test_endless_trailer(self, service: Service) -> None:
+        """A trailer that never ends gets 413 long before it fills the memory."""
         with service.connect() as connection:
             connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: ")
             sent = _send_until_refused(connection, b"b" * 10_000, most=500)
-            assert code_of(heard(connection)) == 413
+            assert code_of(receive_all(connection)) == 413
             assert sent < 200
 
-    def test_a_long_address(self, service: Service) -> None:
-        """The address of the request counts as the headers do."""
+    def test_long_url(self, service: Service) -> None:
+        """The URL counts as part of the headers."""
         answer = service.raw(b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         assert code_of(answer) == 431
 
-    def test_a_body_that_is_announced(self, service: Service) -> None:
-        """A body that says it is too large is refused before it is sent, and nobody is asked to go on."""
+    def test_announced_body_too_large(self, service: Service) -> None:
+        """A Content-Length that is too large is rejected before the body is sent, and without 100 Continue."""
         head = POST + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % (LARGEST + 1)
         assert problem_of(service.raw(head))["status"] == 413
 
-    def test_a_body_without_end(self, service: Service) -> None:
-        """A body in chunks is refused while it streams in."""
+    def test_endless_body(self, service: Service) -> None:
+        """A chunked body is rejected while it arrives."""
         chunk = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
         with service.connect() as connection:
             connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
             sent = _send_until_refused(connection, chunk, most=1_000)
-            assert code_of(heard(connection)) == 413
+            assert code_of(receive_all(connection)) == 413
             assert sent < 100
 
-    def test_the_largest_body(self, service: Service) -> None:
-        """A body of exactly the largest size is taken."""
+    def test_largest_body(self, service: Service) -> None:
+        """A body of exactly the maximum size is accepted."""
         body = b'{"id": "largest", "text": "%s"}'
         body = body % (b"x" * (LARGEST - len(body) + 2))
         assert len(body) == LARGEST
         assert service.post(body).json()["status"] == "processed"
 
-    def test_many_pipelined(self, service: Service) -> None:
-        """Requests that come ahead of their answers are bounded: one too many is refused after the answers to those
-        before it, and the connection ends."""
+    def test_too_many_pipelined(self, service: Service) -> None:
+        """Pipelined requests are limited: one too many gets 429 after the responses to those before it, and the
+        connection ends."""
         many = (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") * 2_000
         with service.connect() as connection:
             connection.sendall(many)
-            *taken, refused = _codes(heard(connection))
+            *taken, refused = _codes(receive_all(connection))
         assert 17 <= len(taken) <= 100
         assert (set(taken), refused) == ({200}, 429)
         assert service.client.get("/healthz").status_code == 200
 
-    def test_a_few_pipelined(self, service: Service) -> None:
-        """A few are answered in their order."""
+    def test_pipelined(self, service: Service) -> None:
+        """A few pipelined requests are answered in order."""
         paths = ["/healthz", "/nothing", "/healthz"]
         sent = b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode() for path in paths)
         answer = service.raw(sent + b"GET /nothing HTTP/1.0\r\n\r\n")
         assert _codes(answer) == [200, 404, 200, 404]
 
-    def test_an_upgrade(self, service: Service) -> None:
-        """Who offers to speak another protocol, as some clients always do, is answered in this one."""
+    def test_upgrade_is_ignored(self, service: Service) -> None:
+        """A request with an Upgrade header, as some clients always send, is answered in HTTP/1.1."""
         head = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
         with service.connect() as connection:
             connection.sendall(head + b'Content-Length: 17\r\n\r\n{"id": "upgrade"}')
@@ -167,11 +167,11 @@ class TestRequests:
 
     @pytest.mark.parametrize("coding", ["gzip", "br", "identity", "x"])
     def test_content_encoding(self, service: Service, coding: str) -> None:
-        """A content encoding is 415: nothing is unpacked here."""
+        """A content encoding gets 415: the service decompresses nothing."""
         assert service.post(EVENT, headers={"content-encoding": coding}).status_code == 415
 
-    def test_nothing_was_kept(self, service: Service) -> None:
-        """Of all these, nothing came into the store but what was answered with 200."""
+    def test_rejected_requests_store_nothing(self, service: Service) -> None:
+        """None of the rejected requests has stored or run an event."""
         with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
             kept = {entry.record.about.delivery_id for entry in store.browse()}
         assert kept <= {"largest", "upgrade"}
@@ -179,11 +179,11 @@ class TestRequests:
 
 
 class TestFraming:
-    """Where one request ends and the next begins, however they are cut up on their way."""
+    """Where one request ends and the next begins, wherever the segments are split."""
 
     @pytest.mark.parametrize("cut", [1, 2, 3, 4])
-    def test_cut_at_the_end_of_the_head(self, service: Service, cut: int) -> None:
-        """A body is as long as its length says, whatever it reads like and wherever an arrival ends."""
+    def test_split_at_the_end_of_the_head(self, service: Service, cut: int) -> None:
+        """A body is as long as its Content-Length, whatever it contains and wherever a segment ends."""
         hidden = POST + b"Content-Length: 18\r\n\r\n" + b'{"id": "smuggled"}'
         assert len(hidden) % 2 == 0
         body = b"\r\nupgrade:" * (len(hidden) // 2) + hidden
@@ -194,8 +194,8 @@ class TestFraming:
 
     @pytest.mark.parametrize("connection", ["Upgrade, HTTP2-Settings", "Upgrade, close"])
     @pytest.mark.parametrize("chunked", [True, False])
-    def test_an_offer_byte_by_byte(self, service: Service, connection: str, chunked: bool) -> None:
-        """An offer of another protocol changes nothing of where its request ends, and the next one is answered too."""
+    def test_upgrade_byte_by_byte(self, service: Service, connection: str, chunked: bool) -> None:
+        """An Upgrade header does not change where its request ends, and the next request is answered too."""
         head = POST + b"Connection: %s\r\nUpgrade: h2c\r\nupgrade: h3\r\n" % connection.encode()
         body = b'{"id": "offer %s %d"}' % (connection.encode(), chunked)
         framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
@@ -223,8 +223,8 @@ class TestFraming:
         ],
         ids=["no HTTP", "large", "headers", "unfinished headers", "a chunk", "a slow body", "a slow head"],
     )
-    def test_only_the_refused_is_refused(self, service: Service, refused: bytes, code: int) -> None:
-        """What came in full before a request that is refused is answered first, even what waits or takes its time."""
+    def test_earlier_requests_are_answered(self, service: Service, refused: bytes, code: int) -> None:
+        """Complete requests before a rejected one are answered first, even if they wait or take long."""
         body = b'{"id": "before %d %d", "do": "wait"}' % (code, len(refused))
         sent = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         (service.folder / "go").unlink(missing_ok=True)
@@ -232,12 +232,12 @@ class TestFraming:
             connection.sendall(sent + refused)
             time.sleep(1.2 if code == 408 else 0.1)
             (service.folder / "go").touch()
-            answers = heard(connection)
+            answers = receive_all(connection)
         assert _codes(answers) == [200, 200, code]
         assert b'"processed"' in answers
 
     def test_trailers(self, service: Service) -> None:
-        """What follows a body in chunks is no header: it says nothing of the event, nor of who sent it."""
+        """Trailers are not headers: they change neither the event nor the sender's address."""
         late = (
             b"ce-specversion: 1.0\r\nce-id: spoofed\r\nce-type: a\r\nce-source: b\r\nX-Forwarded-For: 203.0.113.9\r\n"
         )
@@ -249,8 +249,8 @@ class TestFraming:
         until(lambda: "trailed" in (service.folder / "log").read_text())
         assert "203.0.113.9" not in (service.folder / "log").read_text()
 
-    def test_a_tunnel(self, service: Service) -> None:
-        """Who asks for a tunnel is refused."""
+    def test_connect_method(self, service: Service) -> None:
+        """CONNECT is rejected."""
         assert code_of(service.raw(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n")) == 400
 
 
@@ -266,23 +266,23 @@ class TestSlowSenders:
         ],
         ids=["address", "blank lines", "headers", "body", "chunks"],
     )
-    def test_drop_by_drop(self, service: Service, start: bytes, piece: bytes) -> None:
-        """A request that comes drop by drop is closed when its time is over, however it is cut."""
+    def test_slow_request(self, service: Service, start: bytes, piece: bytes) -> None:
+        """A request that arrives too slowly is closed when its time is over, wherever it is split."""
         began = time.monotonic()
         with service.connect() as connection:
             connection.sendall(start)
             _send_until_refused(connection, piece, most=100, every=0.1)
-            answer = heard(connection)
+            answer = receive_all(connection)
         assert 0.5 < time.monotonic() - began < 4
         assert answer == b"" or code_of(answer) in (400, 408)
 
-    def test_nothing_at_all(self, service: Service) -> None:
-        """Whoever connects and says nothing is let go."""
+    def test_silent_client(self, service: Service) -> None:
+        """A client that connects and sends nothing is disconnected without a response."""
         with service.connect() as connection:
-            assert heard(connection) == b""
+            assert receive_all(connection) == b""
 
-    def test_they_hold_up_nobody(self, service: Service) -> None:
-        """While more are slow than may be in hand, others are answered at once, and their events taken."""
+    def test_slow_clients_delay_nobody(self, service: Service) -> None:
+        """With more slow clients than the in-flight limit allows, other requests are answered at once."""
         slow = [service.connect() for _ in range(200)]
         for connection in slow:
             connection.sendall(POST + b"Content-Length: 1000\r\n\r\n{")
@@ -293,8 +293,8 @@ class TestSlowSenders:
         for connection in slow:
             connection.close()
 
-    def test_a_slow_second_request(self, service: Service) -> None:
-        """The time of each request on a connection counts anew."""
+    def test_slow_second_request(self, service: Service) -> None:
+        """Each request on a connection has its own deadline."""
         ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         with service.connect() as connection:
             for _ in range(3):
@@ -302,7 +302,7 @@ class TestSlowSenders:
                 assert code_of(_one_answer(connection)) == 200
                 time.sleep(0.5)
             connection.sendall(POST)
-            assert code_of(heard(connection)) == 408
+            assert code_of(receive_all(connection)) == 408
 
 
 DEEP = b'{"id": "%d", "a": %s%s}'
@@ -345,8 +345,8 @@ class TestBodies:
             b'{"a":' * 10_000,
         ],
     )
-    def test_refused(self, service: Service, body: bytes) -> None:
-        """What is not strict JSON in strict UTF-8, or has an id that could be mistaken, is 400, and never runs."""
+    def test_invalid_bodies(self, service: Service, body: bytes) -> None:
+        """A body that is not strict JSON in strict UTF-8, or has an ambiguous id, gets 400 and never runs."""
         answer = service.post(body)
         assert (answer.status_code, answer.json()["outcome"]) == (400, "invalid")
         assert answer.headers["content-type"] == "application/problem+json"
@@ -362,19 +362,19 @@ class TestBodies:
             (b'{"id": "\\ud83d\\ude00!"}', "😀!"),
         ],
     )
-    def test_just_within(self, service: Service, body: bytes, event_id: str) -> None:
-        """What is just within the bounds is an event."""
+    def test_bodies_at_the_limits(self, service: Service, body: bytes, event_id: str) -> None:
+        """A body that is just within the limits is an event."""
         answer = service.post(body)
         assert (answer.status_code, answer.json()["event_id"]) == (200, event_id)
 
-    def test_very_many_events(self, service: Service) -> None:
-        """A request with a few bytes for each of very many events is refused as a whole."""
+    def test_too_many_events(self, service: Service) -> None:
+        """A request with very many small events is rejected as a whole."""
         answer = service.post(b"[" + b"1," * 49_000 + b"1]")
-        assert (answer.status_code, answer.json()["title"]) == (413, "Too large")
+        assert (answer.status_code, answer.json()["title"]) == (413, "Content Too Large")
         assert "more than 1000 events (serve.max_events)" in answer.text
 
-    def test_no_id_forges_another(self, service: Service) -> None:
-        """Parts of a key cannot run into one another, and a number is not the text of another sender's id."""
+    def test_ids_are_unambiguous(self, service: Service) -> None:
+        """Different ids and types never make the same key."""
         bodies = [
             {"id": "a:b", "type": "c"},
             {"id": "a", "type": "b:c"},
@@ -384,12 +384,12 @@ class TestBodies:
             {"id": "['a']"},
         ]
         keys = [service.post(body).json()["key"] for body in bodies]
-        assert len(set(keys)) == len(bodies) - 1  # the second and the fourth have one id, and other content
+        assert len(set(keys)) == len(bodies) - 1  # the second and the fourth have the same id and different content
         assert keys[1] == keys[3]
 
 
 class TestLogs:
-    def test_hostile_text(self, service: Service) -> None:
+    def test_control_characters(self, service: Service) -> None:
         """Whatever an event calls itself, a line of the log stays one line of printable ASCII."""
         name = 'a\n{"status":"processed"}\r\x1b[2J\u2028\u202e\x7f'
         service.post({"id": name, "do": "fail"})
@@ -400,20 +400,20 @@ class TestLogs:
             assert line.isascii()
             assert line.isprintable()
 
-    def test_what_the_service_says_of_itself(self, service: Service) -> None:
-        """On stderr too every line is JSON of printable ASCII, and none says what a payload or an exception said."""
+    def test_stderr(self, service: Service) -> None:
+        """On stderr every line is JSON in printable ASCII, without text of payloads or exceptions."""
         service.post({"id": "b\n\x1b[2J", "do": "fail", "secret": "hunter2"})
-        until(lambda: "the handler failed at event 'b" in service.said())
-        for line in service.said().split("Stop with Ctrl-C.")[1].strip().splitlines():
+        until(lambda: "the handler failed at event 'b" in service.stderr())
+        for line in service.stderr().split("Stop with Ctrl-C.")[1].strip().splitlines():
             assert json.loads(line)["level"] == "warning"
             assert line.isascii()
             assert line.isprintable()
-        assert "hunter2" not in service.said()
+        assert "hunter2" not in service.stderr()
 
 
 class TestAnswers:
     @pytest.mark.parametrize("do", ["nothing", "fail"])
-    def test_hostile_text(self, service: Service, do: str) -> None:
+    def test_control_characters(self, service: Service, do: str) -> None:
         """An answer has no character that steers a terminal or ends a line; it says the same as JSON."""
         name = "\x1b[2J\u202e\u2066\u2028\u2029\x7f\x85\u200f" + do
         answer = service.post({"id": name, "do": do})
@@ -421,25 +421,25 @@ class TestAnswers:
         assert answer.text.isascii()
         assert answer.text.isprintable()
 
-    def test_failures_say_nothing_of_the_inside(self, service: Service) -> None:
-        """A 503 says that it failed and to send it again, not with what or where."""
+    def test_failures_hide_details(self, service: Service) -> None:
+        """A 503 says that the event failed and should be sent again, but neither the error nor its place."""
         answer = service.post({"id": "inside", "do": "fail"})
         assert answer.status_code == 503
         assert all(word not in answer.text for word in ("boom", "ValueError", "app.py", str(service.folder)))
 
-    def test_an_unhandled_error_is_no_acknowledgement(self, service: Service) -> None:
-        """Even a handler that exits is answered with 503 and Retry-After."""
+    def test_exit_is_no_acknowledgement(self, service: Service) -> None:
+        """A handler that exits gets 503 with Retry-After."""
         answer = service.post({"id": "exits", "do": "exit"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
 def _in_pieces(service: Service, *pieces: bytes, every: float = 0.05) -> bytes:
-    """Send them as arrivals of their own, and hear all that is answered until the service closes."""
+    """Send each piece as a separate segment. Returns all that is received until the service closes the connection."""
     with service.connect() as connection:
         for piece in pieces:
             connection.sendall(piece)
             time.sleep(every)
-        return heard(connection)
+        return receive_all(connection)
 
 
 def _codes(answers: bytes) -> list[int]:
@@ -454,7 +454,7 @@ def _one_answer(connection: socket.socket) -> bytes:
 
 
 def _send_until_refused(connection: socket.socket, piece: bytes, most: int, every: float = 0) -> int:
-    """Send a piece again and again, until the other side has said something or gone; how often."""
+    """Send a piece repeatedly until the service responds or disconnects. Returns how often."""
     connection.setblocking(False)
     try:
         for sent in range(most):
