@@ -95,5 +95,5 @@ def test_a_patch_that_changes_nothing_is_not_caught() -> None:
 @pytest.mark.parametrize("text", ["no such text", "return record, Granted(record, now)"])
 def test_a_patch_means_one_place(text: str) -> None:
     """An ablation whose text is gone from the module, or stands there twice, is an error and not a pass."""
-    with pytest.raises(ValueError, match="must mean one place"):
+    with pytest.raises(ValueError, match="must replace one place"):
         patched(text, "")
