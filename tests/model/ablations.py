@@ -199,8 +199,20 @@ _WORKER: Final = (
         CONFLICT,
         rules=Rules(completes_after_effect=False),
     ),
-    Ablation("no claim before the effect", "a worker reads the record and runs the handler without a claim", 1, CONFLICT, rules=Rules(claims_first=False)),
-    Ablation("acknowledged in flight", "a worker acknowledges an event that is in flight elsewhere", 6, CONFLICT, rules=Rules(nacks_in_flight=False)),
+    Ablation(
+        "no claim before the effect",
+        "a worker reads the record and runs the handler without a claim",
+        1,
+        CONFLICT,
+        rules=Rules(claims_first=False),
+    ),
+    Ablation(
+        "acknowledged in flight",
+        "a worker acknowledges an event that is in flight elsewhere",
+        6,
+        CONFLICT,
+        rules=Rules(nacks_in_flight=False),
+    ),
     Ablation(
         "acknowledged without an answer",
         "a worker acknowledges although the store did not answer",
@@ -239,7 +251,13 @@ _WORKER: Final = (
         CONFLICT,
         rules=Rules(counts_from_sending=False),
     ),
-    Ablation("run beyond max_attempts", "a grant beyond the last attempt runs the handler", 9, POISON, rules=Rules(buries_beyond=False)),
+    Ablation(
+        "run beyond max_attempts",
+        "a grant beyond the last attempt runs the handler",
+        9,
+        POISON,
+        rules=Rules(buries_beyond=False),
+    ),
     Ablation(
         "failed attempt not counted by the worker",
         "a worker releases a failed attempt as unstarted",
