@@ -382,7 +382,8 @@ def test_functions_are_short() -> None:
 
 
 def test_every_module_has_a_test_file() -> None:
-    """Each module with logic has a test file at the same place under tests/. That of a package is named for its folder."""
+    """Each module with logic has a test file at the same place under tests/. That of a package is named for its
+    folder."""
     untested = {
         str(path.relative_to(ROOT))
         for folder in MIRRORED
