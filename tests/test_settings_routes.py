@@ -90,7 +90,7 @@ class TestRoutes:
     @pytest.mark.parametrize(
         ("table", "said"),
         [
-            ('key = "auto"', 'it has no signature; name how it is signed, or say signature = "none"'),
+            ('key = "auto"', 'it has no signature; name the signature scheme, or write signature = "none"'),
             ('signature = "none"\nsecret = "hunter2"', 'write secret_env = "ITS_NAME"'),
             ('signature = "none"\nretenton = "1d"', "there is no setting of a route retenton; did you mean retention?"),
             ('signature = "none"\nretention = 5', "retention=5 is not a duration"),
@@ -99,12 +99,12 @@ class TestRoutes:
             ('signature = "none"\nlease = "30d"', "retention='7d' is shorter than lease='30d'"),
             ('signature = "none"\nread = 1', "there is no setting of a route read"),
             ('signature = "none"\n[route.crm.read]\nidd = "a"', "there is no setting of a route idd; did you mean id?"),
-            ('signature = "cxone"\non_conflict = "duplicate"', "would drop what was signed"),
+            ('signature = "cxone"\non_conflict = "duplicate"', "would drop signed events"),
             (
                 'signature = "none"\n[route.b]\nsignature = "none"\nnamespace = "crm"',
-                "namespace='crm' is that of crm too",
+                "namespace='crm' is used by crm, too",
             ),
-            ('signature = "none"\n[route."A/b"]\nsignature = "none"', "a route is named with small letters"),
+            ('signature = "none"\n[route."A/b"]\nsignature = "none"', "invalid name of a route; it is part of the URL, so use small letters"),
         ],
     )
     def test_mistakes(self, table: str, said: str) -> None:
@@ -150,11 +150,11 @@ class TestSecrets:
         [
             ('signature = "cxone"', "needs its secret"),
             ('signature = "cxone"\nsecret_env = "UNSET_HERE"', "the variable UNSET_HERE is not set"),
-            ('signature = "cxone"\nsecret_env = "hunter2!"', "it takes the name of a variable"),
+            ('signature = "cxone"\nsecret_env = "hunter2!"', "write the name of a variable"),
             ('signature = "cxone"\nsecret_file = "nowhere"', "there is no file nowhere"),
-            ('signature = "cxone"\nsecret_file = "."', "the file . cannot be read"),
+            ('signature = "cxone"\nsecret_file = "."', "cannot read the file ."),
             ('signature = "cxone"\nsecret_file = "empty"', "the file empty is empty"),
-            ('signature = "cxone"\nsecret_file = "bytes"', "does not hold text"),
+            ('signature = "cxone"\nsecret_file = "bytes"', "is not UTF-8 text"),
             ('signature = "cxon"\nsecret_file = "good"', "did you mean cxone?"),
             ('signature = "none"\nsecret_file = "good"', "there is a secret, but no signature"),
             ('signature = "cxone"\nsecret_file = "short"', "it needs"),

@@ -5,8 +5,8 @@ the same state, if the anchor is at most one window away and no different state 
 two equally near anchors, it joins the earlier. Different states with equal times never separate emissions; rank only
 orders them. An emission that joins no anchor becomes an anchor. Anchors never move. So, in any order of arrival:
 
-- the emissions of one state within one window are one event, if no other state lies among them and no other emission
-  of the state is near;
+- emissions of one state within one window, with no other state among them and no other such cluster near, are one
+  event;
 - emissions further than the window from every anchor are never merged.
 
 A→B→A within one window stays three events, unless both A's arrive before B. Then the A's are already joined and B
