@@ -123,7 +123,10 @@ class TestMistakes:
             ("max_atempts = 5", "oncegate.toml: there is no setting max_atempts; did you mean max_attempts?"),
             ("[sevre]\nport = 1", "oncegate.toml: there is no setting sevre; did you mean serve?"),
             ("[serve]\nprot = 1", "oncegate.toml: there is no setting serve.prot; did you mean serve.port?"),
-            ('[serve]\nlease = "1s"', "oncegate.toml: there is no setting serve.lease; write lease above the first table"),
+            (
+                '[serve]\nlease = "1s"',
+                "oncegate.toml: there is no setting serve.lease; write lease above the first table",
+            ),
             ("serve = 8080", "oncegate.toml: serve=8080 must be a table: write [serve]"),
             ("lease = 30", "oncegate.toml: lease=30 is not a duration; write it like"),
             ("lease = {s = 1}", "oncegate.toml: lease={'s': 1} is not a duration"),

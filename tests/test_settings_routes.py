@@ -104,7 +104,10 @@ class TestRoutes:
                 'signature = "none"\n[route.b]\nsignature = "none"\nnamespace = "crm"',
                 "namespace='crm' is used by crm, too",
             ),
-            ('signature = "none"\n[route."A/b"]\nsignature = "none"', "invalid name of a route; it is part of the URL, so use small letters"),
+            (
+                'signature = "none"\n[route."A/b"]\nsignature = "none"',
+                "invalid name of a route; it is part of the URL, so use small letters",
+            ),
         ],
     )
     def test_mistakes(self, table: str, said: str) -> None:
