@@ -245,7 +245,7 @@ def test_imports_point_down_the_line(path: Path) -> None:
             assert RANK[layer_of(name)] <= here, f"{path.name} imports {name}, which is in a later layer"
 
 
-def test_stores_know_nothing_of_events() -> None:
+def test_stores_import_nothing_about_events() -> None:
     """A store handles records and documents; it imports nothing about events, keys or JSON."""
     forbidden = {"events", "carriers", "sources", "keys", "canonical"}
     for path in (ROOT / "stores").rglob("*.py"):

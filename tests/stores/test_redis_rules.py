@@ -45,7 +45,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "CLAIM",
         "and now < struct.unpack('>I7', value, EXPIRES)",
         "",
-        lambda contract, store, clock: contract.test_duplicates_do_not_prolong(store, clock),
+        lambda contract, store, clock: contract.test_duplicates_do_not_extend_retention(store, clock),
     ),
     (
         "a marked event loses its lease",
@@ -59,7 +59,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "CLAIM",
         "if expires <= r.expires then",
         "if false then",
-        lambda contract, store, clock: contract.test_sliding_duplicates_prolong(store, clock),
+        lambda contract, store, clock: contract.test_sliding_duplicates_extend_retention(store, clock),
     ),
     (
         "no proof is asked for",
@@ -115,7 +115,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "SETTLE",
         "and not (later and later[key])",
         "",
-        lambda contract, store, clock: contract.test_two_endings_of_one_claim(store),
+        lambda contract, store, clock: contract.test_two_settlements_of_one_claim(store),
     ),
     (
         "a redriven event keeps its attempts",
@@ -150,14 +150,14 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "CLAIM",
         "t[PAYLOAD], t[LEASE], t[LOST], t[SINCE] =",
         "t[PAYLOAD], t[LEASE] =",
-        lambda contract, store, clock: contract.test_marking_what_was_tried_before(store, clock),
+        lambda contract, store, clock: contract.test_marking_resets_the_counts(store, clock),
     ),
     (
         "the short way for what was tried before",
         "SETTLE",
         "and about + byte(value, about) == #value",
         "",
-        lambda contract, store, clock: contract.test_completing_what_was_tried_before(store, clock, b"null", None),
+        lambda contract, store, clock: contract.test_completing_resets_the_counts(store, clock, b"null", None),
     ),
     (
         "unavailable counts",
@@ -192,7 +192,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "OPERATE",
         "t[LOST], t[SINCE] = nil, nil",
         "",
-        lambda contract, store, clock: contract.test_buried_with_what_was_counted(store, clock),
+        lambda contract, store, clock: contract.test_buried_keeps_the_counts(store, clock),
     ),
     (
         "every version will do",
