@@ -461,5 +461,5 @@ class TestHints:
 
     def test_an_invalid_path(self) -> None:
         """An invalid path is reported with its place."""
-        with pytest.raises(SettingError, match=r"id='\.' is no path"):
+        with pytest.raises(SettingError, match=r"id='\.' is not a path"):
             load(environ={}, flags={"store": "memory://", "read.id": "."}).gate()

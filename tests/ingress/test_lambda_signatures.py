@@ -1,4 +1,4 @@
-"""A Lambda function with a signature runs nothing that was sent to its address by somebody else."""
+"""A Lambda function with a signature rejects HTTP requests that were not signed."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ from oncegate.errors import SettingError
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
-from tests.gate.invocations import Context, envelope, function_url, gateway, message
+from tests.ingress.invocations import Context, envelope, function_url, gateway, message
 
 SECRET = "openmsg-example-secret"  # noqa: S105  # guards nothing
 
@@ -23,7 +23,7 @@ def header(body: bytes) -> str:
 
 
 def signed(request: dict[str, Any], signature: str | None = None) -> dict[str, Any]:
-    """The request with a signature, by default the right one."""
+    """The request with a signature, by default the valid one."""
     sent = request["body"].encode()
     raw = base64.b64decode(sent) if request["isBase64Encoded"] else sent
     return {**request, "headers": {**request["headers"], "X-Hub-Signature-256": signature or header(raw)}}
@@ -31,14 +31,15 @@ def signed(request: dict[str, Any], signature: str | None = None) -> dict[str, A
 
 @pytest.mark.parametrize("wrap", [gateway, function_url])
 class TestRequests:
-    def test_a_genuine_one_runs(self, gate: Gate, wrap: Any) -> None:
-        """Its signature is checked over what was sent, also where AWS has put that into base64."""
+    def test_valid(self, gate: Gate, wrap: Any) -> None:
+        """The signature is checked over the bytes that were sent, also if AWS has encoded them as base64."""
         handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
         request = signed(wrap(json.dumps(envelope(1, text="café"), ensure_ascii=False)))
         assert [json.loads(handle(request, Context())["body"])["status"] for _ in "12"] == ["processed", "duplicate"]
 
-    def test_a_forged_one_is_refused(self, stumbling: Stumbling, wrap: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """401 with the reason, which is logged; nothing runs, nothing is kept and the store is not asked."""
+    def test_forged(self, stumbling: Stumbling, wrap: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        """A forged request is answered with 401 and the reason, which is logged. Nothing runs, nothing is stored and no
+        request is sent to the store."""
         ran: list[Any] = []
         handle = Gate(stumbling).lambda_handler(ran.append, signature=signatures.open_messaging(SECRET))
         capsys.readouterr()
@@ -53,7 +54,7 @@ class TestRequests:
         assert (ran, stumbling.calls, stumbling.browse()) == ([], [], [])
 
     def test_a_header_twice(self, gate: Gate, wrap: Any) -> None:
-        """Where all values are there it is looked at all of them, not only at the last."""
+        """If a header has several values, all of them are checked, not only the last one."""
         handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
         request = signed(wrap(envelope(1)))
         right = request["headers"]["X-Hub-Signature-256"]
@@ -64,7 +65,7 @@ class TestRequests:
 
 
 def test_headers_that_are_not_signed(store: MemoryStore) -> None:
-    """No header changes the key, the source or the kind of what was signed: a copy stays a copy."""
+    """Unsigned headers change neither the key nor the source nor the type: a copy stays a duplicate."""
     handle = Gate(store).lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
     spread = {"ce-specversion": "1.0", "ce-id": "other", "ce-source": "s", "ce-type": "t", "webhook-id": "msg_2"}
     for wrap in (gateway, function_url):
@@ -79,7 +80,7 @@ def test_headers_that_are_not_signed(store: MemoryStore) -> None:
 
 class TestWebhookIds:
     def test_a_message_runs_once(self, store: MemoryStore) -> None:
-        """The signed id is the key: a retry of a message is a duplicate, its body under another id is not."""
+        """The signed id is the key: a retry of a message is a duplicate, and the same body with another id is not."""
         key, body = bytes(range(24)), '{"type": "invoice.paid"}'
 
         def request(name: str) -> dict[str, Any]:
@@ -92,8 +93,8 @@ class TestWebhookIds:
         said = [json.loads(handle(request(name), Context())["body"])["status"] for name in ("m-1", "m-1", "m-2")]
         assert said == ["processed", "duplicate", "processed"]
 
-    def test_refused_where_no_id_is_signed(self, store: MemoryStore) -> None:
-        """A function whose requests have no signed id is refused when it is made."""
+    def test_rejected_without_a_signed_id(self, store: MemoryStore) -> None:
+        """keys.webhook_id is rejected for a function whose requests have no signed id."""
         gate = Gate(store, key=keys.webhook_id)
         for signature in (None, signatures.open_messaging(SECRET)):
             with pytest.raises(SettingError, match=r"needs signature=oncegate\.signatures\.standard_webhooks"):
@@ -101,8 +102,9 @@ class TestWebhookIds:
         assert "needs the signed webhook-id of a Standard Webhook" in gate.run({"id": "evt-1"}, print).reason
 
 
-def test_what_is_no_request(gate: Gate) -> None:
-    """What AWS itself delivers needs no signature: a queue's records, a bus's events, a failure destination's."""
+def test_invocations_that_are_not_requests(gate: Gate) -> None:
+    """Deliveries by AWS need no signature: records of a queue, events of a bus, and records of a failure
+    destination."""
     handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
     failed = {"version": "1.0", "requestContext": {"condition": "RetriesExhausted"}, "requestPayload": envelope(3)}
     assert handle({"Records": [message(envelope(1))]}, Context()) == {"batchItemFailures": []}
@@ -113,21 +115,21 @@ def test_what_is_no_request(gate: Gate) -> None:
 @pytest.mark.parametrize(
     "changes", [{"body": "?", "isBase64Encoded": True}, {"body": [1], "isBase64Encoded": True}, {"body": [1]}]
 )
-def test_a_body_that_is_none(gate: Gate, changes: dict[str, Any]) -> None:
-    """What is no text or no base64 cannot have been signed."""
+def test_invalid_bodies(gate: Gate, changes: dict[str, Any]) -> None:
+    """A body that is neither text nor valid base64 is 400."""
     handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
     assert handle({**signed(gateway(envelope(1))), **changes}, Context())["statusCode"] == 400
 
 
 def test_a_message_over_a_websocket(gate: Gate) -> None:
-    """It has no headers that could hold a signature, so it is refused."""
+    """A WebSocket message has no headers and so no signature: it is rejected."""
     handle = gate.lambda_handler(lambda event: event.id, signature=signatures.open_messaging(SECRET))
     frame = {"requestContext": {"routeKey": "$default"}, "body": json.dumps(envelope(1)), "isBase64Encoded": False}
     assert handle(frame, Context())["statusCode"] == 401
 
 
-def test_time_is_the_gates_own(store: MemoryStore) -> None:
-    """A signed time is compared with the gate's clock."""
+def test_the_clock_of_the_gate(store: MemoryStore) -> None:
+    """A signed time is compared with the clock of the gate."""
     key = bytes(range(24))
     body = json.dumps(envelope(1))
     mac = base64.b64encode(hmac.new(key, f"m-1.1770091506.{body}".encode(), "sha256").digest()).decode()
@@ -142,8 +144,8 @@ def test_time_is_the_gates_own(store: MemoryStore) -> None:
     assert codes == [200, 401]
 
 
-def test_a_secret_is_no_verifier(gate: Gate) -> None:
-    """A secret given instead of a verifier is refused at once, and not repeated."""
+def test_a_secret_instead_of_a_verifier(gate: Gate) -> None:
+    """A secret in place of a verifier is rejected, and the error does not repeat it."""
     given: Any = SECRET
-    with pytest.raises(SettingError, match=r"^signature is a verifier, such as oncegate\.signatures\.cxone"):
+    with pytest.raises(SettingError, match=r"^signature must be a verifier, such as oncegate\.signatures\.cxone"):
         gate.lambda_handler(print, signature=given)

@@ -1,6 +1,6 @@
-"""A function behind a queue and a bus, with its claims in DynamoDB.
+"""A function behind a queue and a bus, with its claims in DynamoDB, in the emulator `ministack`.
 
-All of it is in the emulator `ministack`, which deletes and redrives messages by what the function answers.
+The emulator deletes and redrives messages according to the answer of the function.
 """
 
 import io
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from oncegate import open_store
-from tests.gate.invocations import envelope
+from tests.ingress.invocations import envelope
 from tests.stores.dynamo_server import CREDENTIALS, DynamoServer
 from tests.stores.servers import until
 
@@ -33,7 +33,7 @@ handler = Gate({store!r}).lambda_handler(handle)
 
 
 class Cloud(DynamoServer):
-    """The emulator with one function in it, whose effects are lines of a file."""
+    """The emulator with one function, which writes its effects to a file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -82,8 +82,8 @@ def address(sqs: Any, queue: str) -> str:
 
 
 def test_behind_a_queue(cloud: Cloud) -> None:
-    """Copies have one effect, what is taken leaves the queue, and what fails goes to the queue's dead letters after as
-    many receives as its redrive policy allows."""
+    """Copies have one effect, acknowledged messages are deleted, and failed messages move to the dead-letter queue
+    after the receives of the redrive policy."""
     sqs = cloud.client_of("sqs")
     dead = sqs.create_queue(QueueName="dead")["QueueUrl"]
     policy = {"deadLetterTargetArn": address(sqs, dead), "maxReceiveCount": "3"}
@@ -108,7 +108,7 @@ def test_behind_a_queue(cloud: Cloud) -> None:
 
 
 def test_behind_a_bus(cloud: Cloud) -> None:
-    """An event that a rule hands over runs once, also when it is sent to the function again."""
+    """An event that a rule delivers runs once, also if it is sent to the function again."""
     events, function = cloud.client_of("events"), cloud.client_of("lambda")
     events.put_rule(Name="all", EventPattern='{"source": ["com.example.shop"]}')
     events.put_targets(Rule="all", Targets=[{"Id": "crm", "Arn": cloud.function}])

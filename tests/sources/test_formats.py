@@ -1,4 +1,4 @@
-"""Less usual shapes: members that stand further in, as text, or around what is no object."""
+"""Less common formats: nested members, JSON as text, and details that are not objects."""
 
 import json
 from typing import Any
@@ -34,25 +34,26 @@ def topic(name: str, body: Any, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("member", TIMES)
 @pytest.mark.parametrize("around", ["Genesys", "EventBridge", "payload", "flat"])
-def test_a_time_further_in(member: str, around: str) -> None:
-    """The time in the data of a tutorial's event is the event's, whatever its name; that of the envelope is not."""
-    said = {"interactionId": "i", member: 1770091506123}
+def test_nested_times(member: str, around: str) -> None:
+    """The time in the data of a tutorial's event is that of the event, under every name. The time of the envelope is
+    not."""
+    data = {"interactionId": "i", member: 1770091506123}
     documents = {
-        "Genesys": envelope({"data": said}),
-        "EventBridge": envelope({"data": said}, "my.app"),
-        "payload": envelope({"payload": said}),
-        "flat": {"id": "1", "type": "t", "data": said},
+        "Genesys": envelope({"data": data}),
+        "EventBridge": envelope({"data": data}, "my.app"),
+        "payload": envelope({"payload": data}),
+        "flat": {"id": "1", "type": "t", "data": data},
     }
     event = only(documents[around])
     assert event.occurred_at is not None
     assert event.occurred_at.isoformat() == AT
 
 
-def test_echoes_by_a_time_further_in() -> None:
-    """Two emissions a moment apart are one change, though the envelope's times are not those of the event."""
+def test_state_changes_by_nested_times() -> None:
+    """Two emissions within the window are one change, although the times of their envelopes differ more."""
     gate = Gate("memory://", key=keys.state_change("500ms"))
-    said = [{"conversationId": "c", "status": "held", "eventTime": 1770091506123 + late} for late in (0, 100)]
-    sent = [envelope({"data": each}, time=f"2026-04-30T00:0{n}:00Z", id=str(n)) for n, each in enumerate(said)]
+    changes = [{"conversationId": "c", "status": "held", "eventTime": 1770091506123 + late} for late in (0, 100)]
+    sent = [envelope({"data": each}, time=f"2026-04-30T00:0{n}:00Z", id=str(n)) for n, each in enumerate(changes)]
     assert [gate.run(each, lambda _: None).status for each in sent] == ["processed", "duplicate"]
 
 
@@ -71,7 +72,8 @@ TEMPLATE = "v2.detail.events.conversation.{id}.customer.end"
     ],
 )
 def test_the_type_of_a_topic_is_its_template(document: Any, kind: str, entity: str | None) -> None:
-    """Ids do not stay in the type, whichever member has it; whatever somebody else calls version 2 stays as it is."""
+    """The type of a topic has no ids, whichever member names it. A type of another sender that begins with v2. is
+    unchanged."""
     event = only(document)
     assert (event.type, event.entity) == (kind, entity)
 
@@ -88,42 +90,43 @@ def test_the_type_of_a_topic_is_its_template(document: Any, kind: str, entity: s
     ],
 )
 def test_every_snapshot(name: str) -> None:
-    """A snapshot of a conversation is one, whose topic ever it is of; what changed within it is not when it was."""
+    """Every snapshot topic of a conversation is recognised. The time of a change inside the snapshot is not the event
+    time."""
     event = only(topic(name, RINGING, time="2026-02-03T04:05:07Z"))
     assert (event.entity, event.state, str(event.occurred_at)) == (CALL, "ringing", "2026-02-03 04:05:07+00:00")
 
 
 def test_a_snapshot_without_participants() -> None:
-    """A conversation that is one call, and says its state itself, has that."""
+    """The state of a conversation without participants is its own."""
     assert only(topic(f"v2.conversations.calls.{CALL}", {"id": CALL, "state": "held"})).state == "held"
 
 
 def test_topics_in_another_case() -> None:
-    """A topic has its rule however it is written."""
+    """The rule of a topic applies in upper and lower case."""
     joined = {"id": USER, "queueId": QUEUE, "joined": True, "modifiedDate": "2026-01-01T00:00:00Z"}
     event = only(topic(f"V2.Routing.Queues.{QUEUE}.Users", joined))
     assert (event.source, event.entity, event.part, event.state) == ("genesys", QUEUE, USER, "true")
     assert only(topic(f"v2.Audits.entitytype.X.entityid.{USER}", {"id": "a-1"})).own_id == ("a-1",)
 
 
-def test_a_detail_of_nobody() -> None:
-    """A detail with nothing around it tells its type, and what it tells as text it tells as well."""
+def test_a_detail_without_an_envelope() -> None:
+    """The members of a detail are found in a document that is not an envelope, also if the detail is JSON text."""
     detail = {"status": "ended", "timestamp": 1770091506123, "eventType": "t", "data": {"conversationId": "c"}}
-    for said in (detail, json.dumps(detail)):
-        event = only({"id": "1", "detail": said})
+    for form in (detail, json.dumps(detail)):
+        event = only({"id": "1", "detail": form})
         assert (event.source, event.type, event.entity, event.state) == ("plain", "t", "c", "ended")
         assert event.occurred_at is not None
 
 
 def test_around_a_payload() -> None:
-    """What stands beside the payload of a NICE tutorial counts where it says nothing of that itself."""
+    """Members beside the payload of a NICE tutorial are used if the payload does not have them."""
     event = only({"id": "1", "status": "ended", "payload": {"interactionId": "i", "eventType": "x"}})
     assert (event.source, event.type, event.state) == ("cxone", "x", "ended")
 
 
 @pytest.mark.parametrize("detail", ["hello", ["a"], 5, 0, False])
-def test_an_envelope_around_no_object(detail: Any) -> None:
-    """An event of EventBridge is known by source and id, whatever its detail is; without an id, by its time too."""
+def test_a_detail_that_is_not_an_object(detail: Any) -> None:
+    """An EventBridge event is identified by source and id, whatever its detail is; without an id, also by its time."""
     document = envelope(detail, "desk")
     event = only(document)
     assert (event.source, event.id, event.type, event.identity) == ("eventbridge", "e-1", "Something", ("desk", "e-1"))
@@ -140,8 +143,8 @@ EMPTY: list[Any] = [None, {}, "", [], "{}", {"a": None}, {"a": "", "b": {}, "c":
 @pytest.mark.parametrize("detail", [*EMPTY, "missing"])
 @pytest.mark.parametrize("source", ["desk", "genesys.cloud", "aws.partner/genesys.com/x"])
 @pytest.mark.parametrize("kind", ["Something", "v2.users.{id}.presence", None])
-def test_an_envelope_around_nothing(detail: Any, source: str, kind: str | None) -> None:
-    """What has no value in its detail is no event, whatever the envelope says."""
+def test_an_empty_detail(detail: Any, source: str, kind: str | None) -> None:
+    """An envelope whose detail has no value is not an event."""
     document = envelope(detail, source, kind or "x")
     if detail == "missing":
         del document["detail"]
@@ -152,13 +155,13 @@ def test_an_envelope_around_nothing(detail: Any, source: str, kind: str | None) 
 
 
 @pytest.mark.parametrize("document", [{"id": 1, "detail": None}, {"a": 1}, {"a": None}, {"detail": {}, "id": 1}])
-def test_what_only_has_an_empty_member(document: Any) -> None:
-    """A document of one's own is an event for all that, with the key of its id or its content."""
+def test_documents_with_an_empty_member(document: Any) -> None:
+    """A document of a user with an empty member is an event, with a key from its id or its content."""
     assert only(document).source == "plain"
 
 
 def test_a_version_that_is_a_number() -> None:
-    """A CloudEvent is one though its version is no text."""
+    """A CloudEvent is recognised even if its version is a number."""
     event = only({"specversion": 1.0, "id": "1", "source": "/a", "type": "t"})
     assert (event.source, event.identity) == ("cloudevents", ("/a", "1"))
 
@@ -171,18 +174,18 @@ MESSAGE = {"brand": {"id": 9}, "message": {"id": "by-1"}, "thread": {"idOnExtern
     ("detail", "own"), [({"id": "om-1", "type": "Text", "channel": CHANNEL}, "om-1"), (MESSAGE, "by-1")]
 )
 def test_messages_within_an_envelope(detail: dict[str, Any], own: str) -> None:
-    """The id of an event is its envelope's; the body's own, where it has one, is what it is known by."""
+    """The id of the event is that of the envelope. The id in the body, if there is one, makes the key."""
     alone, within = only(detail), only(envelope(detail, "my.app"))
     assert (alone.id, within.id, within.own_id) == (own, "e-1", (own,))
     assert keys.auto(alone) == keys.auto(within)
     assert keys.event_id(alone) == keys.event_id(within)
 
 
-def test_a_trace_is_in_no_key() -> None:
-    """Copies of a tutorial's event with another correlation id are copies; what else its metadata say counts."""
-    said = {"conversationId": "c", "eventType": "e", "timestamp": 1770091506}
+def test_a_trace_id_is_not_part_of_the_key() -> None:
+    """Copies of a tutorial's event with different correlation ids are duplicates. Other metadata count."""
+    detail = {"conversationId": "c", "eventType": "e", "timestamp": 1770091506}
     traced = [{"CorrelationId": "a", "n": 1}, {"CorrelationId": "b", "n": 1}, {"n": 1}, {"n": 2}]
-    one, copy, bare, other = (only(envelope({**said, "metadata": metadata})) for metadata in traced)
+    one, copy, bare, other = (only(envelope({**detail, "metadata": metadata})) for metadata in traced)
     assert keys.auto(one) == keys.auto(copy) == keys.auto(bare)
     assert keys.content_hash(one) == keys.content_hash(copy)
     assert keys.auto(one) != keys.auto(other)

@@ -1,4 +1,4 @@
-"""Which source takes a document: one that it names, else what settings say, else one that it looks like."""
+"""Which source reads a document: the one that the document names, else the one from settings, else a guess."""
 
 from typing import Any
 
@@ -42,8 +42,8 @@ def envelope(detail: Any, source: str = "my.app", kind: str = "Something", **mor
         {"id": "1", "topicName": "orders", "eventBody": {"a": 1}},
     ],
 )
-def test_an_id_of_its_own_is_no_guess(document: dict[str, Any]) -> None:
-    """What has an id where plain events have theirs is known by it, whatever else it looks like."""
+def test_a_plain_id_is_not_guessed(document: dict[str, Any]) -> None:
+    """A document with an id where plain events have theirs is plain, whatever else it looks like."""
     event = only(document)
     assert (event.source, event.id) == ("plain", "1")
     assert keys.auto(event) == keys.event_id(event)
@@ -58,8 +58,8 @@ def test_an_id_of_its_own_is_no_guess(document: dict[str, Any]) -> None:
         {"topicName": "orders", "eventBody": {"nr": 5, "timestamp": 1770091506123}},
     ],
 )
-def test_an_envelope_is_no_guess(detail: dict[str, Any]) -> None:
-    """An event of EventBridge is known by source and id, though its detail looks like something."""
+def test_an_envelope_is_not_guessed(detail: dict[str, Any]) -> None:
+    """An EventBridge event is identified by source and id, although its detail looks like another format."""
     event = only(envelope(detail))
     assert (event.source, event.id, event.type, event.identity) == (
         "eventbridge",
@@ -70,7 +70,7 @@ def test_an_envelope_is_no_guess(detail: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("content", "kind"),
     [
         ({"eventType": "a", "timestamp": 1770091506123, "data": {"message": {"text": "hi"}}}, "a"),
         ({"eventType": "a", "eventTime": 1770091506123, "participantId": "p"}, "a"),
@@ -78,16 +78,17 @@ def test_an_envelope_is_no_guess(detail: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("source", ["genesys.cloud", "my.app"])
-def test_a_tutorial_that_names_genesys_is_no_guess(said: dict[str, Any], kind: str, source: str) -> None:
-    """A tutorial's event is known by conversation, type, time and content, and by its own id, if it has one."""
-    event = only(envelope({"conversationId": "c-1", "id": "own", **said}, source))
+def test_a_tutorial_that_names_genesys(content: dict[str, Any], kind: str, source: str) -> None:
+    """A tutorial's event is identified by conversation, type, time and content, and by its own id if it has one."""
+    event = only(envelope({"conversationId": "c-1", "id": "own", **content}, source))
     assert (event.source, event.id, event.type, event.entity) == ("genesys", "e-1", kind, "c-1")
     assert event.identity == ("tutorial", "c-1", kind, "2026-02-03T04:05:06.123000+00:00")
     assert keys.event_id(event).parts == ("own",)
 
 
 def test_tutorials_come_before_nice() -> None:
-    """Naming Genesys comes before looking like an event of NICE's, and so does a payload with an interaction."""
+    """A document that names Genesys, or has a payload with an interaction, is a tutorial's event before it is a guess
+    for NICE."""
     event = only({"source": "genesys.cloud", "conversationId": "c-1", **CASE})
     assert (event.source, event.entity) == ("genesys", "c-1")
     event = only({"eventObject": "Case", "eventId": "tc-1", "payload": {"interactionId": "ia-2", "status": "Closed"}})
@@ -108,14 +109,14 @@ def test_tutorials_come_before_nice() -> None:
         (THREAD, "th-1"),
     ],
 )
-def test_what_looks_like_nice(document: dict[str, Any], entity: str | None) -> None:
-    """What nobody else lays claim to is taken for what it looks like."""
+def test_guesses_for_nice(document: dict[str, Any], entity: str | None) -> None:
+    """A document that no other source recognises is read as the format that it looks like."""
     event = only(document)
     assert (event.source, event.entity) == ("cxone", entity)
 
 
 def test_a_contact_with_an_id() -> None:
-    """A contact of the ACD to which somebody has given an id is what it was, and has it."""
+    """An ACD contact with an added id is still an ACD contact, with this id."""
     contact = {**CONTACT, "LastStateChangeTimeUTC": "2026-02-03T04:05:06Z"}
     event = only({"id": "1", **contact})
     assert (event.source, event.id, event.entity) == ("cxone", "1", "1001")
@@ -134,14 +135,14 @@ def test_a_contact_with_an_id() -> None:
     ],
 )
 def test_nice_within_an_envelope(detail: dict[str, Any]) -> None:
-    """What only NICE has is NICE's in an envelope too."""
+    """Formats that only NICE has are recognised in an envelope, too."""
     event = only(envelope(detail))
     assert event.source == "cxone"
     assert event.id is not None
 
 
-def test_an_envelope_tells_apart_what_says_too_little() -> None:
-    """What is known by its content, and tells neither an id nor a time, is told apart by the id of its envelope."""
+def test_the_id_of_the_envelope_in_the_key() -> None:
+    """A detail without an id and a time is distinguished by the id of its envelope."""
     bare = {"eventObject": "Case", "eventType": "X", "data": {}}
     channel = {"type": "Text", "channel": {"platform": "Open"}}
     for timeless in (channel, bare, {"Type": "X", "FinalState": True}, {**THREAD, "message": {}, "brand": {}}):
@@ -166,7 +167,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("topic", "entity", "body"), BODIES, ids=[case[0] for case in BODIES])
 def test_any_bare_body_with_its_topic_from_settings(topic: str, entity: str, body: dict[str, Any]) -> None:
-    """A body alone is an event of the topic that settings name, with the key of the frame that it was in."""
+    """A bare body is an event of the topic from settings, with the same key as in its frame."""
     name = topic.replace("entitytype.{id}", "entitytype.Queue").replace("{id}", entity)
     frame = only({"topicName": name, "eventBody": body})
     for bare in (body, {"eventBody": body}, {"detail-type": topic, "source": "x", "detail": {"eventBody": body}}):
@@ -176,8 +177,8 @@ def test_any_bare_body_with_its_topic_from_settings(topic: str, entity: str, bod
 
 
 @pytest.mark.parametrize("topic", ["v2.users.{id}.presence", "v2.users.{id}.conversations"])
-def test_a_bare_body_that_does_not_say_whose_it_is(topic: str) -> None:
-    """A body without the id that its topic is named by is still one of the topic; changes of it are events."""
+def test_a_bare_body_without_the_id_of_its_topic(topic: str) -> None:
+    """A body without the id of its topic is an event of the topic, and its changes are different events."""
     hints = Hints(topic=topic)
     first, next_ = ({"id": CALL, "modifiedDate": f"2026-02-03T04:05:0{second}Z"} for second in (6, 7))
     assert (only(first, hints=hints).source, only(first, hints=hints).type) == ("genesys", topic)
@@ -196,23 +197,24 @@ def test_a_bare_body_that_does_not_say_whose_it_is(topic: str) -> None:
         ({"nr": 5, "conversationId": "c"}, "plain"),
     ],
 )
-def test_what_names_itself_comes_before_the_topic_of_settings(document: dict[str, Any], source: str) -> None:
-    """The topic is for bodies alone: not for what names its sender, nor for what has the id that settings look for."""
+def test_named_sources_come_before_the_topic_of_settings(document: dict[str, Any], source: str) -> None:
+    """The topic from settings applies to bare bodies only: not to documents that name their sender, nor to those with
+    the configured id."""
     event = only(document, hints=Hints(topic="v2.users.{id}.activity", paths=paths(id="nr")))
     assert (event.source, event.type == "v2.users.{id}.activity") == (source, False)
 
 
 @pytest.mark.parametrize("detail", [{"eventBody": ENDED, "timestamp": "2026-02-03T04:05:07Z"}, ENDED])
 def test_a_topic_that_only_the_envelope_names(detail: dict[str, Any]) -> None:
-    """A detail without its topic's name has that of the envelope's type."""
+    """A detail without a topic name has the topic of the envelope's type."""
     topic = "v2.detail.events.conversation.{id}.customer.end"
     event = only(envelope(detail, "aws.partner/genesys.com/x", topic))
     assert (event.type, event.entity, event.part, event.body) == (topic, "c-1", "s-1", ENDED)
     assert keys.auto(event) == keys.auto(only({"topicName": topic.replace("{id}", "c-1"), "eventBody": ENDED}))
 
 
-def test_a_body_whose_topic_nobody_names() -> None:
-    """What Genesys is said to have sent and has a body is read by it, under the type of the envelope."""
+def test_a_body_without_a_topic() -> None:
+    """A detail from Genesys with an eventBody is read by this body, with the type of the envelope."""
     event = only(envelope({"eventBody": {**ENDED, "disconnectType": "PEER"}}, "aws.partner/genesys.com/x"))
     assert (event.source, event.type, event.entity, event.state) == ("genesys", "Something", "c-1", "PEER")
     assert event.occurred_at is not None

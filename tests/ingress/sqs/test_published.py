@@ -1,4 +1,4 @@
-"""Events that one gate publishes and another takes from there, on one store: with the emulator of AWS."""
+"""Events that one gate publishes and another gate receives, on one store, with the AWS emulator."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.sinks import publish
 from tests.gate.test_handed_on import ENVELOPE, OTHERS, WRAPPINGS, Effects
-from tests.ingress.queues import Cloud, Queue, working
+from tests.ingress.sqs.queues import Cloud, Queue, working
 from tests.service.running import Service
 from tests.stores.dynamo_server import REGION
 from tests.stores.servers import until
@@ -34,9 +34,9 @@ def events(cloud: Cloud) -> Iterator[Any]:
     client.close()
 
 
-def test_one_file_that_publishes_and_works(tmp_path: Path, queue: Queue) -> None:
-    """A service that publishes and a worker of that queue, described in one file: each event has one effect, however
-    often and in whatever wrapping it comes, to the service or straight to the queue; and `explain` tells of both."""
+def test_publish_and_work_on_one_store(tmp_path: Path, queue: Queue) -> None:
+    """A service that publishes and a worker of that queue share one configuration. Each event has one effect, however
+    often and in whatever carrier it arrives, at the service or in the queue. `explain` shows both stages."""
     toml = f'[serve]\npublish = "{queue.source}"\n[work]\nhandler = "app:handle"\nwait = "1s"\n'
     with Service(tmp_path, toml=toml, handler=HANDLER, handled=False) as service:
         worker = subprocess.Popen(
@@ -75,8 +75,8 @@ def test_one_file_that_publishes_and_works(tmp_path: Path, queue: Queue) -> None
 def test_over_a_bus(
     cloud: Cloud, queue: Queue, events: Any, tmp_path: Path, payload: dict[str, Any], straight_first: bool
 ) -> None:
-    """On a bus an event gets a new envelope, and a rule with an InputPath takes that off again. Both forms find the
-    record of the event, and so does a copy that is sent straight to the queue, before or after: one effect."""
+    """A bus gives an event a new envelope, and a rule with an InputPath removes it. Both forms find the record of the
+    event, and so does a copy that is sent directly to the queue, before or after: one effect."""
     bus, effects = f"bus-{queue.name}", Effects()
     events.create_event_bus(Name=bus)
     events.put_rule(Name="all", EventBusName=bus, EventPattern=json.dumps({"source": ["oncegate"]}))
@@ -98,9 +98,9 @@ def test_over_a_bus(
         assert (len(effects), worker.figures.duplicates) == (1, 1 if straight_first else 2)
 
 
-def test_overtaken(queue: Queue, tmp_path: Path) -> None:
-    """A message that is received before its publisher has noted that it was sent stays in hand for that moment, and is
-    not counted by the queue."""
+def test_a_message_that_arrives_before_its_publisher_has_completed(queue: Queue, tmp_path: Path) -> None:
+    """A message that arrives before its publisher has completed the event is held for that moment, and SQS counts no
+    further receive."""
     ran: list[int | None] = []
 
     def handle(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""What Lambda functions are invoked with, the context that says how long they may take, and handlers for them."""
+"""Events with which Lambda functions are invoked, a context, and handlers."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ _QUEUE = "arn:aws:sqs:us-east-1:123456789012:events"
 
 
 class Context:
-    """Lambda's context: with a clock, the time left becomes less as that clock moves."""
+    """Lambda's context. With a clock, the time left decreases as that clock advances."""
 
     def __init__(self, milliseconds: int = 60_000, clock: ManualClock | None = None, request_id: str = "req-1") -> None:
         self.aws_request_id = request_id
@@ -74,7 +74,7 @@ def shard_record(document: Any, name: str = "s-1") -> dict[str, Any]:
 
 
 def piped_shard_record(document: Any, name: str = "s-1") -> dict[str, Any]:
-    """The same by a pipe, which hands it over flat."""
+    """The same record in the flat format of a pipe."""
     record = shard_record(document, name)
     return {**record.pop("kinesis"), **record}
 
@@ -162,7 +162,7 @@ def gateway(document: Any, method: str = "POST") -> dict[str, Any]:
 
 
 def function_url(document: Any, method: str = "POST") -> dict[str, Any]:
-    """The format of function URLs and HTTP APIs, which leave out a body that is not there."""
+    """The format of function URLs and HTTP APIs, which omits a missing body."""
     event = {
         "version": "2.0",
         "routeKey": "$default",
@@ -175,18 +175,18 @@ def function_url(document: Any, method: str = "POST") -> dict[str, Any]:
 
 
 def fifo(*records: tuple[int, str, bool]) -> dict[str, Any]:
-    """Records of a FIFO queue: a number, the group, and whether it fails."""
+    """Records of a FIFO queue: the number, the group, and whether the event fails."""
     return {"Records": [message(envelope(n, fail=bad), f"m-{n}", group) for n, group, bad in records]}
 
 
 def missed(answer: dict[str, Any]) -> list[Any]:
-    """The records that an answer names as failed."""
+    """The names of the records that an answer reports as failed."""
     assert list(answer) == ["batchItemFailures"]
     return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
 
 
 class Handler:
-    """Remembers the numbers of the events it was given, and fails at those that say so."""
+    """Records the numbers of its events, and fails for events that say so."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -199,4 +199,4 @@ class Handler:
 
 
 def nothing(event: Event) -> None:
-    """An effect that succeeds."""
+    """A handler that succeeds."""

@@ -1,4 +1,4 @@
-"""A Lambda function whose process is frozen, as Lambda does it between invocations and can do at any time."""
+"""A Lambda function whose process is frozen, as Lambda does between invocations."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncegate import Gate
-from tests.gate.invocations import envelope, nothing
+from tests.ingress.invocations import envelope, nothing
 
 FUNCTION = """
 import json, sys, threading
@@ -42,7 +42,7 @@ LEASE_IS_OVER = 3.3
 
 
 class Function:
-    """A function in a process of its own, that can be frozen."""
+    """A function in a process of its own, which can be frozen."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "function.py").write_text(FUNCTION)
@@ -55,8 +55,8 @@ class Function:
         self.process.stdin.write(json.dumps(event) + "\n")
         self.process.stdin.flush()
 
-    def said(self) -> str:
-        """The next line that is no log."""
+    def output(self) -> str:
+        """The next line that is not a log line."""
         assert self.process.stdout is not None
         return next(line.strip() for line in self.process.stdout if not line.startswith("{"))
 
@@ -81,23 +81,24 @@ def function(tmp_path: Path) -> Iterator[Function]:
 
 class TestFrozen:
     def test_between_invocations(self, function: Function) -> None:
-        """Thawed long after its leases would have ended, it goes on as if nothing had been."""
+        """A process that is resumed long after its leases have ended continues normally."""
         function.send(envelope(1))
-        assert function.said() == "answer processed"
+        assert function.output() == "answer processed"
         function.freeze(LEASE_IS_OVER)
         function.thaw()
         for number, status in ((1, "duplicate"), (2, "processed")):
             function.send(envelope(number))
-            assert function.said() == f"answer {status}"
+            assert function.output() == f"answer {status}"
 
     def test_in_the_middle_of_a_handler(self, function: Function, tmp_path: Path) -> None:
-        """Frozen past its lease, it finds that another has done the event, and does not acknowledge it."""
+        """A process that is frozen past its lease finds that another worker has run the event, and does not acknowledge
+        it."""
         function.send(envelope(1, wait=True))
-        assert function.said() == "running"
+        assert function.output() == "running"
         function.freeze(LEASE_IS_OVER)
         gate = Gate(f"sqlite:///{tmp_path / 'frozen.db'}")
         assert gate.run(envelope(1, wait=True), nothing).status == "processed"
         gate.close()
         function.thaw()
         function.send({})
-        assert function.said().startswith("again Failed at attempt 1: its claim was lost")
+        assert function.output().startswith("again Failed at attempt 1: its claim was lost")

@@ -1,4 +1,4 @@
-"""Queues of the emulator, workers in threads of their own, and what they are given."""
+"""Queues of the AWS emulator, and workers in threads."""
 
 import json
 import threading
@@ -32,7 +32,7 @@ class Cloud(DynamoServer):
         self._queues = 0
 
     def queue(self, *, receives: int = 100, **attributes: str) -> "Queue":
-        """A queue whose messages are dead letters after so many receives."""
+        """A new queue whose messages become dead letters after this many receives."""
         self._queues += 1
         suffix = ".fifo" if "FifoQueue" in attributes else ""
         kind = {"FifoQueue": "true"} if suffix else {}
@@ -68,20 +68,20 @@ class Queue:
             self._sqs.send_message(QueueUrl=self.url, MessageBody=text, **more)
 
     def send_all(self, bodies: Sequence[Any]) -> None:
-        """Ten at a time."""
+        """Send in batches of ten."""
         entries = [{"Id": str(at), "MessageBody": json.dumps(body)} for at, body in enumerate(bodies)]
         for start in range(0, len(entries), 10):
             self._sqs.send_message_batch(QueueUrl=self.url, Entries=entries[start : start + 10])
 
     def receive(self, **more: Any) -> list[dict[str, Any]]:
-        """What is visible now, as another worker would receive it."""
+        """Receive the visible messages, as another worker would."""
         names = ["ApproximateReceiveCount"]
         asked = {"MaxNumberOfMessages": 10, "MessageSystemAttributeNames": names, **more}
         messages: list[dict[str, Any]] = self._sqs.receive_message(QueueUrl=self.url, **asked).get("Messages", [])
         return messages
 
     def left(self) -> int:
-        """How many messages there are, visible or not."""
+        """The number of messages, visible or not."""
         return sum(map(int, self._attributes(*_COUNTS).values()))
 
     def visible(self) -> int:
@@ -101,7 +101,7 @@ class Queue:
 
 @contextmanager
 def working(worker: Worker) -> Iterator[None]:
-    """The worker runs in a thread until the block ends; what it raises is raised here."""
+    """Run a worker in a thread until the block ends. An exception of the worker is raised here."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -123,7 +123,7 @@ def working(worker: Worker) -> Iterator[None]:
 
 
 class Handler:
-    """Remembers the numbers of events in the order in which they ran, and fails at those that say how often."""
+    """Records the numbers of events in the order of running, and fails as often as an event says."""
 
     def __init__(self) -> None:
         self.ran: list[int] = []

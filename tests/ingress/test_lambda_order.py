@@ -11,7 +11,7 @@ from oncegate.claims import COMPLETED, RELEASED
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
-from tests.gate.invocations import Context, Handler, envelope, fifo, message, missed, nothing, shard_record
+from tests.ingress.invocations import Context, Handler, envelope, fifo, message, missed, nothing, shard_record
 
 
 @pytest.fixture
@@ -21,13 +21,14 @@ def handler() -> Handler:
 
 class TestFifo:
     def test_a_group_stops_at_its_first_failure(self, gate: Gate, handler: Handler) -> None:
-        """What comes after it in its group is not run and is named too; other groups are none the worse."""
+        """The events after a failure in its group do not run and are reported as failed. Other groups are not
+        affected."""
         event = fifo((1, "a", False), (2, "a", True), (3, "b", False), (4, "a", False), (5, "b", False))
         assert missed(gate.lambda_handler(handler)(event, Context())) == ["m-2", "m-4"]
         assert sorted(handler.seen) == [1, 2, 3, 5]
 
     def test_order_within_a_group(self, gate: Gate, handler: Handler) -> None:
-        """Events of a group run in order, also when some of them were tried before."""
+        """Events of a group run in order, also after a failed attempt."""
         answer = gate.lambda_handler(handler)
         assert missed(answer(fifo((2, "a", True)), Context())) == ["m-2"]
         handler.seen.clear()
@@ -41,8 +42,8 @@ class TestFifo:
         Gate(stumbling).lambda_handler(nothing)(event, Context())
         assert [size for verb, size in stumbling.calls if verb == "claim"] == [3, 1]
 
-    def test_one_in_flight_holds_up_its_group(self, gate: Gate, handler: Handler) -> None:
-        """An event that another worker is at is no reason to run the next one of its group."""
+    def test_an_event_in_flight_stops_its_group(self, gate: Gate, handler: Handler) -> None:
+        """While another worker runs an event, the next event of its group does not run."""
         answer = gate.lambda_handler(handler)
         answers = []
         event = fifo((1, "a", False), (2, "a", False), (3, "b", False))
@@ -65,7 +66,7 @@ WRAPS: dict[str, Any] = {
 
 
 class Trial:
-    """A batch of records with known fates, through a gate with a clock that only its handlers move."""
+    """A batch of records with known results, through a gate whose clock is moved by the handlers only."""
 
     def __init__(self, records: list[tuple[str, str, int]], kind: str) -> None:
         self.records, self.kind = records, kind
@@ -99,7 +100,7 @@ class Trial:
             raise ValueError
 
     def ahead(self, number: int) -> list[int]:
-        """The records that must be taken before this one."""
+        """The records that must be acknowledged before this one."""
         group = self.records[number][1]
         if self.kind == "standard":
             return []
@@ -108,8 +109,9 @@ class Trial:
 
 @given(RECORDS, st.sampled_from(list(WRAPS)))
 @settings(max_examples=100, deadline=None)
-def test_failures_are_exactly_what_was_not_taken(records: list[tuple[str, str, int]], kind: str) -> None:
-    """With time enough, what is named has failed, was refused, or must wait for one of those; nothing else is."""
+def test_exactly_the_failures_are_reported(records: list[tuple[str, str, int]], kind: str) -> None:
+    """With enough time, a reported record has failed, was rejected, or waits for such a record; no other is
+    reported."""
     trial = Trial(records, kind)
     named = trial.named(Context(3_600_000, trial.clock), "1s")
     bad = {n for n, (fate, _, _) in enumerate(records) if fate in ("failed", "refused")}
@@ -118,8 +120,9 @@ def test_failures_are_exactly_what_was_not_taken(records: list[tuple[str, str, i
 
 @given(RECORDS, st.sampled_from(list(WRAPS)), st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
-def test_what_cannot_start_in_time(records: list[tuple[str, str, int]], kind: str, seconds: int) -> None:
-    """Nothing starts in the reserve; what has not started is named, holds no claim and has spent no attempt."""
+def test_records_that_cannot_start_in_time(records: list[tuple[str, str, int]], kind: str, seconds: int) -> None:
+    """Nothing starts in the reserve. A record that has not started is reported, holds no claim and has spent no
+    attempt."""
     trial = Trial(records, kind)
     start_by = trial.clock() + seconds * 1_000_000
     named = trial.named(Context((seconds + 1) * 1_000, trial.clock), "1s")

@@ -1,4 +1,4 @@
-"""Events that kill their process, among others that do not: only the former are buried."""
+"""Events that kill their process, among others that do not: only the killers are buried."""
 
 import os
 import subprocess
@@ -32,8 +32,8 @@ WORKER = dedent("""
 """)
 
 
-class Found(Struct):
-    """What became of innocents and killers."""
+class Result(Struct):
+    """The results for innocent events and for killers."""
 
     deaths: int
     buried_innocents: list[str | None]
@@ -43,10 +43,10 @@ class Found(Struct):
     seconds: float
 
 
-def worked_off(
+def run_all(
     folder: Path, innocents: int, killers: int, *, pause: float, lease: str, attempts: int, within: float
-) -> Found:
-    """Admit all, and start a worker anew each time one dies, until nothing is left to do."""
+) -> Result:
+    """Admit all events, and start a new worker whenever one dies, until no event is left."""
     url, effects = f"sqlite:///{folder}/inbox.db", folder / "effects"
     effects.touch()
     command = [sys.executable, "-c", WORKER, url, str(effects), lease, str(attempts), str(pause)]
@@ -70,7 +70,7 @@ def worked_off(
             worker.wait()
         letters = gate.store.dead_letters(limit=1_000)
     buried = [entry.record.about.delivery_id for entry in letters]
-    return Found(
+    return Result(
         deaths,
         [name for name in buried if name is not None and name.startswith("good")],
         len([name for name in buried if name is not None and name.startswith("bad")]),
@@ -85,8 +85,8 @@ def worked_off(
     [(6, 2, 0.05, 2), pytest.param(60, 5, 2.0, 5, marks=[pytest.mark.long, pytest.mark.timeout(700)])],
 )
 def test_no_innocent_is_buried(tmp_path: Path, innocents: int, killers: int, pause: float, attempts: int) -> None:
-    """All killers are buried, each after it died alone as often as it may be tried, and every innocent is run."""
-    found = worked_off(tmp_path, innocents, killers, pause=pause, lease="500ms", attempts=attempts, within=600)
+    """Every killer is buried after it died alone `max_attempts` times, and every innocent event runs."""
+    found = run_all(tmp_path, innocents, killers, pause=pause, lease="500ms", attempts=attempts, within=600)
     assert (found.buried_innocents, found.buried_killers) == ([], killers)
     assert found.effects == {f"good-{number}" for number in range(innocents)}
     assert found.errors == {

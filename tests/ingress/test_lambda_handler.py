@@ -1,7 +1,9 @@
-"""Lambda invocations: time, leases, retries, async handlers, and what is told."""
+"""Lambda invocations: time, leases, retries, async handlers, and the log."""
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -15,7 +17,7 @@ from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from oncegate.testing.race_contract import race
 from tests.gate.conftest import Stumbling, left_by_another
-from tests.gate.invocations import Context, Handler, envelope, fifo, function_url, gateway, message, missed, nothing
+from tests.ingress.invocations import Context, Handler, envelope, fifo, function_url, gateway, message, missed, nothing
 
 
 def fail(event: Event) -> None:
@@ -25,8 +27,8 @@ def fail(event: Event) -> None:
 # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Taking:
-    """A handler that takes so many seconds of a clock for each event."""
+class SlowHandler:
+    """A handler that advances a clock by so many seconds for each event."""
 
     def __init__(self, clock: ManualClock, seconds: float) -> None:
         self.clock, self.seconds = clock, seconds
@@ -43,21 +45,22 @@ def batch(*numbers: int) -> dict[str, Any]:
 
 class TestTime:
     def test_a_batch_stops_before_the_end(self, store: MemoryStore, clock: ManualClock) -> None:
-        """Of ten events that take 4 s each, those that start within 15 s less the reserve run; the rest is free."""
-        handler = Taking(clock, 4)
+        """Of ten events that take 4 s each, those that can start within 15 s minus the reserve run. The rest is not
+        claimed."""
+        handler = SlowHandler(clock, 4)
         handle = Gate(store, boot=clock).lambda_handler(handler, reserve="5s")
         assert missed(handle(batch(*range(10)), Context(15_000, clock))) == [f"m-{n}" for n in range(3, 10)]
         assert missed(handle(batch(*range(3, 10)), Context(60_000, clock))) == []
         assert handler.seen == list(range(10))
 
     def test_a_short_time_is_not_all_reserve(self, store: MemoryStore, clock: ManualClock) -> None:
-        """A function with less time than the reserve still runs: at most half of its time is held back."""
-        handler = Taking(clock, 0.1)
+        """A function with less time than the reserve still runs: the reserve is at most half of the time."""
+        handler = SlowHandler(clock, 0.1)
         handle = Gate(store, boot=clock).lambda_handler(handler, reserve="1m")
         assert missed(handle(batch(1, 2), Context(1_000, clock))) == []
 
-    def test_no_time_at_all(self, stumbling: Stumbling, clock: ManualClock) -> None:
-        """When there is none left the store is not even asked."""
+    def test_no_time_left(self, stumbling: Stumbling, clock: ManualClock) -> None:
+        """Without time left, no request is sent to the store."""
         context = Context(1_000, clock)
         clock.advance("2s")
         with pytest.raises(NotTaken, match="too little time"):
@@ -65,37 +68,37 @@ class TestTime:
         assert stumbling.calls == []
 
     def test_suspects_are_not_claimed_late(self, clock: ManualClock) -> None:
-        """Events that are run alone after the others are not claimed once time is over."""
+        """Suspects, which run alone after the others, are not claimed after the time is over."""
         stumbling = Stumbling(clock=clock)
         gate = Gate(stumbling, boot=clock)
         left_by_another(stumbling, clock, envelope(1), envelope(2))
         stumbling.calls.clear()
-        handler = Taking(clock, 10)
+        handler = SlowHandler(clock, 10)
         assert missed(gate.lambda_handler(handler)(batch(1, 2, 3, 4), Context(15_000, clock))) == ["m-1", "m-2"]
         assert handler.seen == [3, 4]
         assert [size for verb, size in stumbling.calls if verb == "claim"] == [4]
         assert sorted(entry.record.attempts for entry in stumbling.browse()) == [0, 0, 1, 1]
 
     def test_by_http(self, store: MemoryStore, clock: ManualClock) -> None:
-        """A request that cannot be begun any more is 503."""
+        """A request that can no longer start is 503."""
         context = Context(1_000, clock)
         clock.advance("1s")
         assert Gate(store, boot=clock).lambda_handler(fail)(gateway(envelope()), context)["statusCode"] == 503
 
-    def test_marking_first_goes_one_by_one(self, store: MemoryStore, clock: ManualClock) -> None:
-        """What is marked as done before it runs is not marked when it cannot run."""
-        handler = Taking(clock, 4)
+    def test_mark_first_claims_one_by_one(self, store: MemoryStore, clock: ManualClock) -> None:
+        """In mark_first mode an event that cannot run is not marked as done."""
+        handler = SlowHandler(clock, 4)
         handle = Gate(store, boot=clock, mode="mark_first").lambda_handler(handler)
         assert missed(handle(batch(1, 2, 3, 4), Context(9_000, clock))) == ["m-3", "m-4"]
         assert (len(store.browse()), store.dead_letters()) == (2, [])
 
     def test_without_a_context(self, gate: Gate) -> None:
-        """Called by hand, there is no end to watch."""
+        """Without a context there is no time limit."""
         assert gate.lambda_handler(nothing)(envelope(), None)["statusCode"] == 200
 
     @pytest.mark.parametrize("reserve", ["", "1", 5, "0s"])
-    def test_a_reserve_that_cannot_be_meant(self, gate: Gate, reserve: Any) -> None:
-        """It is refused when the handler is made."""
+    def test_invalid_reserve(self, gate: Gate, reserve: Any) -> None:
+        """An invalid reserve is rejected when the handler is created."""
         with pytest.raises(SettingError, match="reserve="):
             gate.lambda_handler(nothing, reserve=reserve)
 
@@ -104,7 +107,7 @@ class TestLeases:
     """How long a claim outlives an invocation that is killed."""
 
     def lease(self, event: Any, milliseconds: int, **settings: Any) -> float:
-        """The seconds for which the claim is held at first."""
+        """The lease of the claim in seconds, when the handler starts."""
         clock = ManualClock()
         store = MemoryStore(clock=clock)
         found: list[int] = []
@@ -123,11 +126,11 @@ class TestLeases:
     def test_leases_end_soon_after_the_invocation(
         self, wrap: Any, lease: str, milliseconds: int, seconds: float
     ) -> None:
-        """They are no longer than the gate's, than 50 s, and than the time left and two seconds more."""
+        """A lease is at most the gate's lease, 50 s, and the time left plus two seconds."""
         assert self.lease(wrap(envelope()), milliseconds, lease=lease) == seconds
 
     def test_the_first_retry_is_not_wasted(self, store: MemoryStore, clock: ManualClock) -> None:
-        """The claim of an invocation that does not come back is over when Lambda tries again after a minute."""
+        """The claim of an invocation that was killed has ended when Lambda retries after a minute."""
         gate, answers = Gate(store, boot=clock, lease="10m"), []
 
         def hang(event: Event) -> None:
@@ -148,7 +151,7 @@ class TestLeases:
 
 class TestRetries:
     def test_the_platform_counts(self, store: MemoryStore) -> None:
-        """However often an event of a queue or a bus fails, it is not buried by us, and runs when it is mended."""
+        """An event of a queue or a bus is never buried, however often it fails, and runs when its cause is fixed."""
         gate = Gate(store, max_attempts=1)
         for _ in range(4):
             assert missed(gate.lambda_handler(fail)(batch(1), Context())) == ["m-1"]
@@ -157,15 +160,15 @@ class TestRetries:
         assert store.dead_letters() == []
         assert gate.lambda_handler(nothing)(envelope(1), Context())["statusCode"] == 200
 
-    def test_requests_are_counted_here(self, store: MemoryStore) -> None:
-        """Who sends by HTTP may try for ever, so the last attempt buries."""
+    def test_max_attempts_of_requests(self, store: MemoryStore) -> None:
+        """An HTTP client may retry for ever, so the last attempt buries."""
         handle = Gate(store, max_attempts=2).lambda_handler(fail)
         codes = [handle(function_url(envelope(1)), Context())["statusCode"] for _ in range(3)]
         assert codes == [503, 200, 200]
         assert len(store.dead_letters()) == 1
 
-    def test_attempts_go_on(self, gate: Gate) -> None:
-        """The handler is told how often its event was tried."""
+    def test_attempts_are_counted(self, gate: Gate) -> None:
+        """`event.attempt` counts the attempts over several invocations."""
         attempts = []
 
         def handle(event: Event) -> None:
@@ -180,7 +183,7 @@ class TestRetries:
         assert attempts == [1, 2, 3]
 
     def test_two_invocations_at_once(self, gate: Gate) -> None:
-        """Of two that get the same event, one runs it and the other has it delivered again."""
+        """Of two invocations with one event, one runs it and the other fails, so that AWS delivers it again."""
         both = threading.Barrier(2, timeout=10)
         ran = []
 
@@ -207,7 +210,7 @@ class TestRetries:
 
 class TestAsync:
     def test_an_async_handler(self, gate: Gate) -> None:
-        """It is awaited, and its failures are failures."""
+        """An async handler is awaited, and its exceptions are failures."""
         seen = []
 
         async def handle(event: Event) -> None:
@@ -220,7 +223,7 @@ class TestAsync:
         assert seen == [1, 2, 3]
 
     def test_the_loop_is_kept(self, gate: Gate) -> None:
-        """What a handler keeps from one invocation to the next still belongs to a loop that runs."""
+        """All invocations use one event loop, so clients that a handler keeps still work."""
         kept: list[asyncio.Future[str]] = []
 
         async def handle(event: Event) -> None:
@@ -234,7 +237,7 @@ class TestAsync:
         assert [answer(envelope(n), Context())["statusCode"] for n in (1, 2)] == [200, 200]
 
     def test_a_handler_that_cancels_itself(self, gate: Gate) -> None:
-        """That is a failure of this event and of no other."""
+        """A handler that cancels itself fails its event and no other."""
 
         async def handle(event: Event) -> None:
             if event.body["number"] == 1:
@@ -243,7 +246,7 @@ class TestAsync:
         assert missed(gate.lambda_handler(handle)(batch(1, 2), Context())) == ["m-1"]
 
     def test_an_object_with_an_async_call(self, gate: Gate) -> None:
-        """What is awaited is what was returned, not what looks like a coroutine function."""
+        """A returned awaitable is awaited, even if the handler is not a coroutine function."""
 
         class Handler:
             async def __call__(self, event: Event) -> str:
@@ -252,8 +255,8 @@ class TestAsync:
         gate.lambda_handler(Handler())(envelope(), Context())
         assert gate.run(envelope(), nothing).result == "done"
 
-    def test_what_could_never_run_is_refused(self, gate: Gate) -> None:
-        """A generator does nothing when it is called."""
+    def test_a_generator_is_rejected(self, gate: Gate) -> None:
+        """A generator function is rejected: a call of it would run nothing."""
 
         def handle(event: Event) -> Any:
             yield event
@@ -262,7 +265,7 @@ class TestAsync:
             gate.lambda_handler(handle)
 
 
-# ── what is told ──────────────────────────────────────────────────────────────────────────────────────────
+# ── the log and observers ─────────────────────────────────────────────────────────────────────────────────
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -271,7 +274,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 class TestLog:
     def test_one_line_for_each_event(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
-        """In order, with what names the event and the invocation."""
+        """The log has one line for each event, in order, with the ids of the event and of the invocation."""
         records = [message({"id": n, "type": "call.ended", "conversationId": "conv-7"}, f"m-{n}") for n in (1, 2, 1)]
         gate.lambda_handler(nothing)({"Records": records}, Context(request_id="req-9"))
         first, *others = lines(capsys)
@@ -294,7 +297,7 @@ class TestLog:
         assert [(line["status"], line["kind"]) for line in others] == [("processed", None), ("duplicate", "redelivery")]
 
     def test_nothing_of_the_payload(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
-        """Neither what an event says nor what an exception said of it; where it was raised is told."""
+        """The log has no part of the payload and no message of an exception. It has the stack."""
         with pytest.raises(NotTaken) as raised:
             gate.lambda_handler(fail)(envelope(1, card="4111 1111"), Context())
         trace, line = lines(capsys)
@@ -303,18 +306,18 @@ class TestLog:
         assert (trace["level"], trace["error"], line["status"]) == ("ERROR", "ValueError", "failed")
         assert "in fail" in trace["trace"]
 
-    def test_what_was_not_run_is_told_too(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
-        """An event that has to wait for another of its group says so."""
+    def test_events_that_did_not_run_are_logged(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+        """An event that has to wait for another one of its group is logged with the reason."""
         gate.lambda_handler(Handler())(fifo((1, "a", True), (2, "a", False)), Context())
         last = lines(capsys)[-1]
         assert (last["status"], last["reason"]) == (
             "in_flight",
-            "Not run: one before it has to be taken first; deliver it again.",
+            "Not run: an earlier event of its group or partition must be taken first; deliver it again.",
         )
 
 
-def test_observers_have_been_told_when_it_returns() -> None:
-    """The process may be frozen after that, so nothing is left to be told later."""
+def test_observers_are_called_before_the_return() -> None:
+    """All observers were called when the handler returns, because the process may be frozen then."""
     told: list[str] = []
 
     def slow(notice: Notice) -> None:
@@ -326,7 +329,7 @@ def test_observers_have_been_told_when_it_returns() -> None:
 
 
 def test_an_observer_that_hangs() -> None:
-    """It is waited for, but not for long."""
+    """The handler waits for observers, but not for long."""
     never = threading.Event()
     began = time.monotonic()
     gate = Gate("memory://", observers=[lambda notice: never.wait(60)])
@@ -335,10 +338,22 @@ def test_an_observer_that_hangs() -> None:
     never.set()
 
 
-def test_what_one_way_completes_the_others_know(stumbling: Stumbling) -> None:
-    """The engines for several lengths of lease share their memory of completions."""
+def test_engines_share_completions(stumbling: Stumbling) -> None:
+    """The engines for different leases share one cache of completions."""
     handle = Gate(stumbling).lambda_handler(nothing)
     handle(envelope(), Context(60_000))
     handle(envelope(), Context(3_000))
     handle(gateway(envelope()), Context(3_000))
     assert [verb for verb, _ in stumbling.calls] == ["claim", "settle"]
+
+
+@pytest.mark.parametrize(("handler", "imported"), [("def handle", False), ("async def handle", True)])
+def test_asyncio_is_imported_for_async_handlers_only(handler: str, imported: bool) -> None:
+    """A plain handler does not pay for asyncio in the cold start. For an async handler it is imported at the start."""
+    program = (
+        "import sys\nfrom oncegate import Gate\n"
+        f"{handler}(event): pass\n"
+        "Gate('memory://').lambda_handler(handle)\nprint('asyncio' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert run.stdout.strip() == str(imported)

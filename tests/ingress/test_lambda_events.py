@@ -1,4 +1,4 @@
-"""What a Lambda function is invoked with, and what each kind of invocation is answered."""
+"""The kinds of Lambda invocations, and the answer to each."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from oncegate.claims import Claim, EventSummary, Reset
 from oncegate.errors import NotTaken, SettingError, UnknownSource
 from oncegate.stores.memory import MemoryStore
 from tests.gate.conftest import Stumbling
-from tests.gate.invocations import (
+from tests.ingress.invocations import (
     Context,
     Handler,
     active,
@@ -38,10 +38,10 @@ SAMPLES: list[Any] = [
 ]
 NOTHING_MISSED: dict[str, Any] = {"batchItemFailures": []}
 
-WRAPPED: dict[str, Callable[[Any], Any]] = {
+CARRIERS: dict[str, Callable[[Any], Any]] = {
     "direct": lambda document: document,
     "destination": destination,
-    "array of the new bus": lambda document: [document],
+    "array of envelopes": lambda document: [document],
     "SNS": lambda document: {"Records": [notification(document)]},
     "SQS": lambda document: {"Records": [message(document)]},
     "SQS FIFO": lambda document: {"Records": [message(document, group="g")]},
@@ -50,7 +50,7 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
     "Kinesis": lambda document: {"Records": [shard_record(document)]},
     "Kinesis by a pipe": lambda document: [piped_shard_record(document)],
     "Kafka": lambda document: kafka(kafka_record(document)),
-    "Kafka of one's own": lambda document: kafka(kafka_record(document), source="SelfManagedKafka"),
+    "self-managed Kafka": lambda document: kafka(kafka_record(document), source="SelfManagedKafka"),
     "Kafka by a pipe": lambda document: [{"eventSource": "aws:kafka", **kafka_record(document)}],
     "ActiveMQ": active,
     "RabbitMQ": rabbit,
@@ -66,29 +66,29 @@ def handler() -> Handler:
 
 
 def accepted(answer: dict[str, Any]) -> bool:
-    """Whether an answer says, in its own way, that nothing has to come again."""
+    """Whether an answer reports, in the format of its kind, that nothing has to be delivered again."""
     if "records" in answer:
         return {record["result"] for record in answer["records"]} == {"Ok"}
     return answer == NOTHING_MISSED or answer.get("statusCode") == 200
 
 
-@pytest.mark.parametrize("shape", WRAPPED)
-def test_every_document_in_every_wrapping(shape: str) -> None:
-    """Each kind of event runs once, whatever the invocation is, and its second delivery is accepted too."""
+@pytest.mark.parametrize("shape", CARRIERS)
+def test_every_document_in_every_carrier(shape: str) -> None:
+    """Each sample event runs once in every kind of invocation, and its second delivery is accepted, too."""
     gate, handler = Gate("memory://"), Handler()
     answer = gate.lambda_handler(handler)
     for document in SAMPLES:
-        assert accepted(answer(WRAPPED[shape](document), Context()))
+        assert accepted(answer(CARRIERS[shape](document), Context()))
         ran = len(handler.seen)
-        assert accepted(answer(WRAPPED[shape](document), Context()))
+        assert accepted(answer(CARRIERS[shape](document), Context()))
         assert len(handler.seen) == ran
     assert len(handler.seen) == gate.counts["event.processed"] > 40
 
 
-def test_one_event_by_every_way(gate: Gate, handler: Handler) -> None:
-    """An event that came one way is a duplicate by all others."""
+def test_one_event_in_every_carrier(gate: Gate, handler: Handler) -> None:
+    """An event that arrived in one carrier is a duplicate in all others."""
     answer = gate.lambda_handler(handler)
-    assert all(accepted(answer(wrap(envelope()), Context())) for wrap in WRAPPED.values())
+    assert all(accepted(answer(wrap(envelope()), Context())) for wrap in CARRIERS.values())
     assert len(handler.seen) == 1
 
 
@@ -166,7 +166,8 @@ REFUSED = ("missing key", "unreadable")
 @pytest.mark.parametrize(("row", "given"), ROWS, ids=[name for name, _ in ROWS])
 class TestTheTable:
     def test_in_a_batch(self, row: str, given: Callable[[], Given]) -> None:
-        """What was taken is left out of the failures; all else is named, and nothing is kept of it."""
+        """Records that were acknowledged are not reported as failures. All others are, and no dead letter is stored for
+        them."""
         gate, function, document = given()
         letters = len(gate.store.dead_letters())
         answer = gate.lambda_handler(function)({"Records": [message(document)]}, Context())
@@ -174,7 +175,8 @@ class TestTheTable:
         assert len(gate.store.dead_letters()) == letters + (row == "conflict")
 
     def test_directly(self, row: str, given: Callable[[], Given]) -> None:
-        """What was taken is 200, what is refused for good is kept and 400, and all else fails the invocation."""
+        """An acknowledged event is 200, an event that is rejected for good is stored and 400, and everything else fails
+        the invocation."""
         gate, function, document = given()
         letters = len(gate.store.dead_letters())
         handle = gate.lambda_handler(function)
@@ -191,7 +193,8 @@ class TestTheTable:
         assert len(gate.store.dead_letters()) == letters + (row == "conflict" or row in REFUSED)
 
     def test_by_http(self, row: str, given: Callable[[], Given]) -> None:
-        """What was taken is 200, what is refused for good is kept and 400, and all else is 503 with Retry-After."""
+        """An acknowledged event is 200, an event that is rejected for good is stored and 400, and everything else is
+        503 with Retry-After."""
         gate, function, document = given()
         answer = gate.lambda_handler(function)(gateway(document), Context())
         body = json.loads(answer["body"])
@@ -205,8 +208,8 @@ class TestTheTable:
 
 
 @pytest.mark.parametrize(("method", "code"), [("POST", 503), ("GET", 405)])
-def test_the_least_of_a_request(gate: Gate, handler: Handler, method: str, code: int) -> None:
-    """What is opened as a request is answered as one, also if it says little of itself."""
+def test_a_minimal_request(gate: Gate, handler: Handler, method: str, code: int) -> None:
+    """A request with few members is answered as a request."""
     context = {"http": {"method": method}}
     body = json.dumps(envelope(1, fail=True))
     event = {"requestContext": context, "headers": {}, "body": body, "isBase64Encoded": False}
@@ -216,8 +219,8 @@ def test_the_least_of_a_request(gate: Gate, handler: Handler, method: str, code:
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_records_of_ones_own(gate: Gate, handler: Handler) -> None:
-    """An event with the id of a request and a list of records is no batch of Firehose's, not even of nothing."""
+def test_an_event_with_records(gate: Gate, handler: Handler) -> None:
+    """An event with a request id and a list of records is not a Firehose batch, not even an empty one."""
     event = {"id": "e-1", "requestId": "r", "records": []}
     assert gate.lambda_handler(handler)(event, Context())["statusCode"] == 200
     assert missed(gate.lambda_handler(handler)({"Records": [message({**event, "id": "e-2"}, "m-1")]}, Context())) == []
@@ -225,14 +228,15 @@ def test_records_of_ones_own(gate: Gate, handler: Handler) -> None:
 
 
 def test_several_records(gate: Gate, handler: Handler) -> None:
-    """Each record that was not taken is named, those around it are not."""
+    """Each record that failed is reported, and no other."""
     records = [message(envelope(n, fail=n in (2, 3)), f"m-{n}") for n in range(1, 6)]
     assert missed(gate.lambda_handler(handler)({"Records": records}, Context())) == ["m-2", "m-3"]
     assert sorted(handler.seen) == [1, 2, 3, 4, 5]
 
 
 def test_a_record_with_several_events(gate: Gate, handler: Handler) -> None:
-    """A record is taken if all of its events are; those that were are duplicates when it comes again."""
+    """A record is acknowledged if all its events are. After a redelivery, the events that were processed are
+    duplicates."""
     record = message([envelope(1), envelope(2, fail=True), envelope(3)])
     assert missed(gate.lambda_handler(handler)({"Records": [record]}, Context())) == ["m-1"]
     assert handler.seen == [1, 2, 3]
@@ -242,28 +246,28 @@ def test_a_record_with_several_events(gate: Gate, handler: Handler) -> None:
 
 @pytest.mark.parametrize("name", [None, "", 7])
 def test_a_record_without_an_id(gate: Gate, handler: Handler, name: Any) -> None:
-    """If it cannot be named as failed, all of the batch fails; nothing says that it succeeded."""
+    """If a failed record cannot be reported, the whole batch fails."""
     records = [message(envelope(1)), message(envelope(2, fail=True), name)]
     with pytest.raises(NotTaken, match="no id"):
         gate.lambda_handler(handler)({"Records": records}, Context())
     assert handler.seen == [1, 2]
 
 
-def test_what_is_no_record(gate: Gate, handler: Handler) -> None:
-    """Something else among the records cannot be named either."""
+def test_a_value_that_is_not_a_record(gate: Gate, handler: Handler) -> None:
+    """A value among the records that is not a record cannot be reported, so the whole batch fails."""
     with pytest.raises(NotTaken, match="no id"):
         gate.lambda_handler(handler)({"Records": [message(envelope(1)), "nonsense"]}, Context())
 
 
 def test_a_shard_stops_at_its_first_failure(gate: Gate, handler: Handler) -> None:
-    """The first failed sequence number is where the stream starts again; nothing after it has run."""
+    """The first failed sequence number is reported, where the stream restarts. No later record has run."""
     records = [shard_record(envelope(n, fail=n in (2, 4)), f"s-{n}") for n in range(1, 6)]
     assert missed(gate.lambda_handler(handler)({"Records": records}, Context())) == ["s-2"]
     assert handler.seen == [1, 2]
 
 
-def test_a_shard_goes_on_in_order(gate: Gate) -> None:
-    """What failed before runs before what comes after it, also when it is tried again."""
+def test_a_shard_continues_in_order(gate: Gate) -> None:
+    """A failed record runs again before the records after it."""
     seen, failures = [], [2]
 
     def handle(event: Event) -> None:
@@ -280,7 +284,7 @@ def test_a_shard_goes_on_in_order(gate: Gate) -> None:
 
 
 def test_a_table_stream(gate: Gate) -> None:
-    """A change of a DynamoDB table is an event, known by its sequence number, in the order of its shard."""
+    """A change of a DynamoDB table is an event, named by its sequence number, in the order of its shard."""
     seen = []
 
     def handle(event: Event) -> None:
@@ -294,14 +298,14 @@ def test_a_table_stream(gate: Gate) -> None:
 
 
 def test_pipes_name_stream_records_by_their_event_id(gate: Gate, handler: Handler) -> None:
-    """A pipe retries exactly what is named, so what comes after the failed record is named too."""
+    """A pipe retries exactly the reported records, so the records after a failed one are reported, too."""
     records = [piped_shard_record(envelope(n, fail=n == 2), f"s-{n}") for n in range(1, 4)]
     names = [f"shardId-000000000000:s-{n}" for n in (2, 3)]
     assert missed(gate.lambda_handler(handler)(records, Context())) == names
 
 
-def test_groups_of_a_standard_queue_say_nothing_about_order(gate: Gate, handler: Handler) -> None:
-    """Only a FIFO queue's groups stop at a failure."""
+def test_groups_of_a_standard_queue_imply_no_order(gate: Gate, handler: Handler) -> None:
+    """Only a group of a FIFO queue stops at a failure."""
     standard = message({}, group=None)["eventSourceARN"]
     records = [message(envelope(n, fail=n == 1), f"m-{n}", "g", eventSourceARN=standard) for n in (1, 2)]
     assert missed(gate.lambda_handler(handler)({"Records": records}, Context())) == ["m-1"]
@@ -310,8 +314,8 @@ def test_groups_of_a_standard_queue_say_nothing_about_order(gate: Gate, handler:
 # ── Kafka and Amazon MQ ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_kafka_partitions_stop_each_by_itself(gate: Gate, handler: Handler) -> None:
-    """A partition stops at its first failure, whose offset is reported; the others go on."""
+def test_kafka_partitions_stop_independently(gate: Gate, handler: Handler) -> None:
+    """A partition stops at its first failure, whose offset is reported. The other partitions continue."""
     failing = {(0, 11), (0, 12), (2, 31)}
     places = [(0, 10), (0, 11), (0, 12), (1, 20), (1, 21), (2, 30), (2, 31), (2, 32)]
     records = [
@@ -323,31 +327,32 @@ def test_kafka_partitions_stop_each_by_itself(gate: Gate, handler: Handler) -> N
     assert sorted(handler.seen) == [10, 11, 20, 21, 30, 31]
 
 
-def test_what_kafka_delivers_again(gate: Gate, handler: Handler) -> None:
-    """A batch that comes again as a whole is a batch of duplicates, but for what failed."""
+def test_a_kafka_batch_that_is_delivered_again(gate: Gate, handler: Handler) -> None:
+    """All records of a redelivered batch are duplicates, except for the failed one."""
     batch = kafka(kafka_record(envelope(1), 1), kafka_record(envelope(2), 2), kafka_record(envelope(3, fail=True), 3))
     handle = gate.lambda_handler(handler, report_failures=True)
     assert handle(batch, Context()) == handle(batch, Context())
     assert handler.seen == [1, 2, 3, 3]
 
 
-def test_kafka_whose_mapping_reads_no_report(gate: Gate, handler: Handler) -> None:
-    """Unless the mapping is known to read reports, a failed record fails the invocation: it would be lost otherwise."""
+def test_kafka_without_report(gate: Gate, handler: Handler) -> None:
+    """Unless the mapping is known to read reports, a failed record fails the invocation. It would be lost otherwise."""
     batch = kafka(kafka_record(envelope(1), 1), kafka_record("no JSON", 2), kafka_record(envelope(3, fail=True), 3))
     with pytest.raises(NotTaken):
         gate.lambda_handler(handler)(batch, Context())
     assert (handler.seen, len(gate.store.dead_letters())) == ([1, 3], 1)
 
 
-def test_a_kafka_record_that_cannot_be_named(gate: Gate, handler: Handler) -> None:
-    """Without its offset there is nothing to report, so all of the batch fails."""
+def test_a_kafka_record_without_offset(gate: Gate, handler: Handler) -> None:
+    """A failed record without an offset cannot be reported, so the whole batch fails."""
     batch = kafka(kafka_record(envelope(1), 1), kafka_record(envelope(2, fail=True), offset=None))  # type: ignore[arg-type]
     with pytest.raises(NotTaken, match="no id"):
         gate.lambda_handler(handler, report_failures=True)(batch, Context())
 
 
 def test_an_unreadable_kafka_record(gate: Gate, handler: Handler) -> None:
-    """It is reported like one that failed; a record without a value is no event, and holds nothing up."""
+    """An unreadable record is reported as failed. A record without a value is not an event, and does not stop its
+    partition."""
     batch = kafka(kafka_record(envelope(1), 1, value=None), kafka_record("no JSON", 2), kafka_record(envelope(3), 3))
     assert missed(gate.lambda_handler(handler, report_failures=True)(batch, Context())) == [
         {"partition": "calls-0", "offset": 2}
@@ -366,7 +371,8 @@ def test_kafka_by_a_pipe_stops_too(gate: Gate, handler: Handler) -> None:
 @pytest.mark.parametrize("batch", [active, rabbit])
 class TestAmazonMq:
     def test_a_failure_fails_the_batch(self, batch: Callable[..., Any], gate: Gate, handler: Handler) -> None:
-        """Amazon MQ knows no failed records: the invocation fails, and what was completed is a duplicate next time."""
+        """Amazon MQ has no report of failed records: the invocation fails, and completed events are duplicates the next
+        time."""
         event = batch(envelope(1), envelope(2, fail=True), envelope(3))
         for _ in range(2):
             with pytest.raises(NotTaken, match="1 of 3 events not taken"):
@@ -375,13 +381,13 @@ class TestAmazonMq:
         assert gate.counts["event.duplicate"] == 2
 
     def test_an_unreadable_message(self, batch: Callable[..., Any], gate: Gate, handler: Handler) -> None:
-        """It would fail its batch for ever, so it is kept as a dead letter and acknowledged."""
+        """An unreadable message would fail its batch for ever, so it is stored as a dead letter and acknowledged."""
         assert gate.lambda_handler(handler)(batch(envelope(1), "no JSON"), Context())["statusCode"] == 400
         assert (handler.seen, len(gate.store.dead_letters())) == ([1], 1)
 
 
-def test_failures_that_nobody_would_read(gate: Gate, handler: Handler) -> None:
-    """With report_failures=False a batch with a failed record fails as a whole, and one without does not."""
+def test_report_failures_off(gate: Gate, handler: Handler) -> None:
+    """With report_failures=False a batch with a failed record fails as a whole, and a batch without one does not."""
     handle = gate.lambda_handler(handler, report_failures=False)
     good, bad = kafka_record(envelope(1), 1), kafka_record(envelope(2, fail=True), 2)
     for event in (kafka(good, bad), {"Records": [message(envelope(2, fail=True))]}):
@@ -390,7 +396,7 @@ def test_failures_that_nobody_would_read(gate: Gate, handler: Handler) -> None:
     assert handle(kafka(good), Context())["statusCode"] == 200
 
 
-# ── what is not for us ────────────────────────────────────────────────────────────────────────────────────
+# ── unknown sources ───────────────────────────────────────────────────────────────────────────────────────
 
 LATTICE = {"method": "POST", "path": "/", "headers": {}, "body": "{}", "isBase64Encoded": False, "version": "2.0"}
 FOREIGN: list[tuple[str, Any]] = [
@@ -422,15 +428,16 @@ FOREIGN: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("source", "event"), FOREIGN, ids=[name for name, _ in FOREIGN])
 class TestUnknownSources:
-    def test_refused(self, source: str, event: Any, gate: Gate, handler: Handler) -> None:
-        """What AWS invokes a function with and nothing here reads is refused by its name: nothing runs or is kept."""
+    def test_rejected(self, source: str, event: Any, gate: Gate, handler: Handler) -> None:
+        """An invocation of an AWS service that no carrier reads is rejected with its name. Nothing runs and nothing is
+        stored."""
         with pytest.raises(UnknownSource, match=source) as raised:
             gate.lambda_handler(handler)(event, Context())
         assert "allow_unknown_sources" in str(raised.value)
         assert (handler.seen, gate.store.browse()) == ([], [])
 
     def test_allowed(self, source: str, event: Any, gate: Gate) -> None:
-        """If that is allowed, it is read like anything else."""
+        """With allow_unknown_sources the invocation is read as a plain event."""
         gate.lambda_handler(nothing, allow_unknown_sources=True)(event, Context())
         assert len(gate.store.browse()) == 1
 
@@ -448,15 +455,15 @@ class TestUnknownSources:
         table_record(1),
     ],
 )
-def test_events_of_ones_own(event: Any, gate: Gate, handler: Handler) -> None:
-    """An event is not taken for an invocation of somebody else's because of a name or two."""
+def test_events_of_users(event: Any, gate: Gate, handler: Handler) -> None:
+    """An event of a user is not mistaken for an invocation of an AWS service because of one or two names."""
     assert gate.lambda_handler(handler)(event, Context())["statusCode"] == 200
     assert len(handler.seen) == 1
 
 
 @pytest.mark.parametrize("option", ["allow_unknown_sources", "report_failures"])
-def test_options_that_are_true_or_false(gate: Gate, option: str) -> None:
-    """Anything else is refused when the handler is made."""
+def test_boolean_options(gate: Gate, option: str) -> None:
+    """Any other value is rejected when the handler is created."""
     with pytest.raises(SettingError, match=f"{option}='no' must be True(, False)? or (False|None)"):
         gate.lambda_handler(nothing, **{option: "no"})  # type: ignore[arg-type]
 
@@ -464,8 +471,8 @@ def test_options_that_are_true_or_false(gate: Gate, option: str) -> None:
 # ── Firehose ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_firehose_records_go_on_as_they_are(gate: Gate, handler: Handler) -> None:
-    """Each record has its result, in order and with its own data; duplicates are not dropped."""
+def test_firehose_records_are_unchanged(gate: Gate, handler: Handler) -> None:
+    """Each record has its result, in order and with its own data. Duplicates are not dropped."""
     event = firehose(envelope(1), envelope(2, fail=True), envelope(1), "no JSON")
     answer = gate.lambda_handler(handler)(event, Context())
     assert [record["result"] for record in answer["records"]] == ["Ok", "ProcessingFailed", "Ok", "ProcessingFailed"]
@@ -474,7 +481,7 @@ def test_firehose_records_go_on_as_they_are(gate: Gate, handler: Handler) -> Non
 
 
 def test_a_firehose_record_without_an_id(gate: Gate, handler: Handler) -> None:
-    """Firehose would refuse the answer, so the invocation fails."""
+    """Firehose would reject the answer, so the invocation fails."""
     event = firehose(envelope(1), [])
     del event["records"][1]["recordId"]
     with pytest.raises(NotTaken, match="no id"):
@@ -486,15 +493,15 @@ def test_a_firehose_record_without_an_id(gate: Gate, handler: Handler) -> None:
 
 @pytest.mark.parametrize("wrap", [gateway, function_url])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
-def test_events_are_posted(gate: Gate, wrap: Callable[[Any, str], Any], method: str) -> None:
-    """Other methods are told so, and nothing is run or kept."""
+def test_other_methods(gate: Gate, wrap: Callable[[Any, str], Any], method: str) -> None:
+    """Other methods than POST are answered with 405. Nothing runs and nothing is stored."""
     answer = gate.lambda_handler(boom)(wrap(None, method), Context())
     assert (answer["statusCode"], answer["headers"]["allow"]) == (405, "POST")
     assert gate.store.browse() == []
 
 
-def test_a_health_check_is_told_from_events(gate: Gate) -> None:
-    """The answer to a load balancer's health check names it; nothing is run or kept."""
+def test_a_health_check(gate: Gate) -> None:
+    """The answer to the health check of a load balancer names it. Nothing runs and nothing is stored."""
     check = {**gateway(None, "GET"), "headers": {"user-agent": "ELB-HealthChecker/2.0"}}
     answer = gate.lambda_handler(boom)(check, Context())
     assert (answer["statusCode"], gate.store.browse()) == (405, [])
@@ -504,12 +511,12 @@ def test_a_health_check_is_told_from_events(gate: Gate) -> None:
 @pytest.mark.parametrize("wrap", [gateway, function_url])
 @pytest.mark.parametrize("document", [None, "", [], {}, [{}], {**envelope(), "detail": {}}])
 def test_a_request_without_an_event(gate: Gate, wrap: Callable[[Any], Any], document: Any) -> None:
-    """It is no event, however the front spells that there is no body."""
+    """A request without a body or with an empty event is 400, in every format."""
     assert gate.lambda_handler(boom)(wrap(document), Context())["statusCode"] == 400
 
 
-def test_senders_are_not_told_what_was_raised(gate: Gate, handler: Handler) -> None:
-    """The answer has neither the name of an exception nor its text; the record has both."""
+def test_answers_contain_no_exceptions(gate: Gate, handler: Handler) -> None:
+    """The answer has neither the name of an exception nor its text. The record has both."""
     answer = gate.lambda_handler(handler)(function_url(envelope(1, fail=True)), Context())
     assert "It could not be taken now; deliver it again." in answer["body"]
     assert "ValueError" not in answer["body"]
@@ -518,7 +525,7 @@ def test_senders_are_not_told_what_was_raised(gate: Gate, handler: Handler) -> N
 
 
 def test_a_request_with_several_events(gate: Gate, handler: Handler) -> None:
-    """All run, and the one that fared worst decides the code."""
+    """All events run, and the worst outcome decides the status."""
     answer = gate.lambda_handler(handler)(gateway([envelope(1), envelope(2, fail=True), envelope(3)]), Context())
     assert answer["statusCode"] == 503
     assert [each["status"] for each in json.loads(answer["body"])["outcomes"]] == ["processed", "failed", "processed"]
@@ -526,7 +533,7 @@ def test_a_request_with_several_events(gate: Gate, handler: Handler) -> None:
 
 @pytest.mark.parametrize("kind", ["CONNECT", "DISCONNECT"])
 def test_a_websocket_that_opens_or_ends(gate: Gate, kind: str) -> None:
-    """It is answered, so that the connection is made, and nothing is run or kept."""
+    """It is answered with 200, so that the connection is made. Nothing runs and nothing is stored."""
     context = {"eventType": kind, "connectionId": "c="}
     answer = gate.lambda_handler(boom)({"requestContext": context, "isBase64Encoded": False}, Context())
     assert (answer["statusCode"], gate.store.browse()) == (200, [])
@@ -542,7 +549,7 @@ def test_a_websocket_that_opens_or_ends(gate: Gate, kind: str) -> None:
 )
 class TestSeveral:
     def test_all_run_before_the_invocation_fails(self, wrap: Any, gate: Gate, handler: Handler) -> None:
-        """One that failed does not keep the others from running; the next time they are duplicates."""
+        """A failure does not prevent the other events from running. The next time they are duplicates."""
         event = wrap([envelope(1, fail=True), envelope(2), envelope(3)])
         with pytest.raises(NotTaken, match="1 of 3 events not taken"):
             gate.lambda_handler(handler)(event, Context())
@@ -550,8 +557,9 @@ class TestSeveral:
             gate.lambda_handler(handler)(event, Context())
         assert handler.seen == [1, 2, 3, 1]
 
-    def test_each_is_told(self, wrap: Any, gate: Gate, handler: Handler) -> None:
-        """The result has what became of each; one that is no event is kept, and the whole is 400."""
+    def test_each_is_reported(self, wrap: Any, gate: Gate, handler: Handler) -> None:
+        """The result has the outcome of each event. A value that is not an event is stored as a dead letter, and the
+        status is 400."""
         good = gate.lambda_handler(handler)(wrap([envelope(1), envelope(2)]), Context())
         assert good["statusCode"] == 200
         bad = gate.lambda_handler(handler)(wrap([envelope(1), "no JSON"]), Context())
@@ -560,8 +568,8 @@ class TestSeveral:
         assert len(gate.store.dead_letters()) == 1
 
 
-def test_nothing_at_all(gate: Gate) -> None:
-    """An invocation without an event in it has nothing that could fail."""
+def test_no_event(gate: Gate) -> None:
+    """An invocation without events succeeds."""
     empty: list[Any] = [[], {"Records": []}]
     for event in empty:
         assert gate.lambda_handler(boom)(event, Context())["statusCode"] == 200
@@ -570,15 +578,15 @@ def test_nothing_at_all(gate: Gate) -> None:
 @pytest.mark.parametrize(
     "event", [None, 7, True, "", "no JSON", [[1]], {1}, float("nan"), {}, [{}], envelope() | {"detail": {}}]
 )
-def test_what_is_no_event(store: MemoryStore, event: Any) -> None:
-    """It is kept as a dead letter before its 400, once however often it comes."""
+def test_not_an_event(store: MemoryStore, event: Any) -> None:
+    """A value that is not an event is stored as a dead letter before the 400, once for all deliveries."""
     handle = Gate(store).lambda_handler(boom)
     assert [handle(event, Context())["statusCode"] for _ in range(2)] == [400, 400]
     assert len(store.dead_letters()) == 1
 
 
-def test_what_is_no_event_and_cannot_be_kept(stumbling: Stumbling) -> None:
-    """Then it has to come again."""
+def test_not_an_event_while_the_store_is_away(stumbling: Stumbling) -> None:
+    """If the dead letter cannot be stored, the invocation fails."""
     stumbling.failures = {"claim": 99}
     with pytest.raises(NotTaken, match="no copy could be stored"):
         Gate(stumbling).lambda_handler(boom)("no JSON", Context())

@@ -1,4 +1,4 @@
-"""`oncegate work sqs://…` as a process: several of them, stopped, killed, watched, and what it says when it cannot."""
+"""`oncegate work sqs://…` as a process: several processes, signals, output, and start errors."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from oncegate import open_store
 from oncegate.cli import exit_codes
 from oncegate.cli.main import run
 from oncegate.cli.work import work
-from tests.ingress.conftest import Hook
-from tests.ingress.queues import Cloud, Queue, call
+from tests.ingress.sqs.conftest import Hook
+from tests.ingress.sqs.queues import Cloud, Queue, call
 from tests.stores.dynamo_server import REGION, reply
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import until
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "sqs.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "sqs.md"
 HANDLER = """
 import os, pathlib, time
 
@@ -46,7 +46,7 @@ def handle(event):
 
 
 class Process:
-    """A worker in a process and a folder of its own; several may share the folder."""
+    """A worker in a process and a folder of its own. Several processes may share a folder."""
 
     def __init__(self, folder: Path, queue: Queue, store: str, *options: str, terminal: int | None = None) -> None:
         (folder / "app.py").write_text(HANDLER)
@@ -60,7 +60,7 @@ class Process:
         )
 
     def kill(self) -> None:
-        """Whatever a test came to, nothing of it stays behind."""
+        """End the process, whatever the result of the test is."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
@@ -69,7 +69,7 @@ class Process:
         self._process.send_signal(what)
 
     def end(self, what: signal.Signals = signal.SIGTERM) -> tuple[int, list[dict[str, Any]], str]:
-        """Its exit code, the lines of its log, and what it said."""
+        """Send a signal and wait. Returns the exit code, the lines of the log, and stderr."""
         self.send(what)
         out, err = self._process.communicate(timeout=40)
         return self._process.returncode, [json.loads(line) for line in (out or "").splitlines()], err or ""
@@ -80,7 +80,7 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def start(tmp_path: Path, queue: Queue) -> Iterator[Start]:
-    """Start a worker of the queue, on a store and with options."""
+    """Starts workers of the queue, with a store and options."""
     started = []
 
     def start(store: str, *options: str, terminal: int | None = None) -> Process:
@@ -93,13 +93,13 @@ def start(tmp_path: Path, queue: Queue) -> Iterator[Start]:
 
 
 def lines(path: Path) -> list[tuple[int, int]]:
-    """Which process, and for which event."""
+    """The process id and the event number of each line."""
     return [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []  # type: ignore[misc]
 
 
 def test_two_processes_share_a_queue(queue: Queue, start: Start, redis: RedisServer, tmp_path: Path) -> None:
-    """Each event, though sent twice, has one effect, whichever process it falls to; both take part, log a line for
-    each event and end in peace."""
+    """Each event is sent twice and has one effect, in either process. Both processes take part, log a line for each
+    event and exit with 0."""
     options = ("--in-hand", "4", "--batch", "2", "--lease", "2s", "--namespace", "shared")
     workers = [start(redis.url, *options) for _ in range(2)]
     queue.send(*(call(number % 30, waits=True) for number in range(60)))
@@ -119,7 +119,8 @@ def test_two_processes_share_a_queue(queue: Queue, start: Start, redis: RedisSer
 
 
 def test_sigterm_drains(queue: Queue, start: Start, tmp_path: Path) -> None:
-    """What runs comes to its end and leaves the queue; the rest is visible at once, and its events are free."""
+    """A running event ends and its message is deleted. The other messages are visible at once, and their events are not
+    claimed."""
     store = f"sqlite:///{tmp_path}/claims.db"
     queue.send(call(1, "c-1", waits=True), call(2, "c-1"), call(3, "c-1"))
     worker = start(store)
@@ -136,8 +137,8 @@ def test_sigterm_drains(queue: Queue, start: Start, tmp_path: Path) -> None:
     claims.close()
 
 
-def test_a_handler_that_does_not_end_holds_up_nobody(queue: Queue, start: Start, tmp_path: Path) -> None:
-    """When the time to drain is over the process ends, and says what it left."""
+def test_a_handler_that_exceeds_the_drain_time(queue: Queue, start: Start, tmp_path: Path) -> None:
+    """After the drain time the process ends and reports the handlers that still ran."""
     queue.send(call(1, waits=True))
     worker = start("memory://", "--drain", "100ms")
     until(lambda: len(lines(tmp_path / "begun")) == 1, "the handler to begin")
@@ -148,8 +149,8 @@ def test_a_handler_that_does_not_end_holds_up_nobody(queue: Queue, start: Start,
     assert "1 handler did not end within 100ms" in said
 
 
-def test_sigkill_leaves_the_event_to_another(queue: Queue, start: Start, redis: RedisServer, tmp_path: Path) -> None:
-    """When a worker is killed in the middle, another does its event once the lease and the visibility are over."""
+def test_sigkill(queue: Queue, start: Start, redis: RedisServer, tmp_path: Path) -> None:
+    """After a worker was killed, another worker runs its event once the lease and the visibility timeout have ended."""
     options = ("--lease", "1s", "--visibility", "1s", "--namespace", "killed")
     queue.send(call(1, waits=True))
     first = start(redis.url, *options)
@@ -166,7 +167,7 @@ def test_sigkill_leaves_the_event_to_another(queue: Queue, start: Start, redis: 
 
 
 def test_figures_on_a_terminal(queue: Queue, start: Start) -> None:
-    """On a terminal there is a line of figures that moves, and above it what was not taken."""
+    """A terminal shows a live line of figures, and above it the events that failed."""
     ours, theirs = pty.openpty()
     queue.send(call(1), call(1), call(2, fails=True))
     worker = start("memory://", terminal=theirs)
@@ -182,8 +183,8 @@ def test_figures_on_a_terminal(queue: Queue, start: Start) -> None:
     os.close(ours)
 
 
-def test_the_guide_is_true(queue: Queue, tmp_path: Path) -> None:
-    """The program of the guide works as it is shown, and its command has the options that are shown."""
+def test_the_guide(queue: Queue, tmp_path: Path) -> None:
+    """The program of the guide runs as printed, and its command has the printed options."""
     page = GUIDE.read_text()
     (program,) = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
     store = f"sqlite:///{tmp_path}/claims.db"
@@ -208,8 +209,8 @@ def test_the_guide_is_true(queue: Queue, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
-    """Run a worker that cannot start: its one sentence."""
+def message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """Runs a worker that cannot start, and returns its error message."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "apps.py").write_text(HANDLER)
 
@@ -222,24 +223,24 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     return call
 
 
-def test_what_is_said_of_a_queue_that_is_not_there(cloud: Cloud, queue: Queue, said: Any) -> None:
-    """A queue that does not exist, or not in that region, and an endpoint where nobody is, or somebody else."""
-    missing = said(f"sqs://nobody?region={REGION}&endpoint={cloud.endpoint}")
+def test_a_missing_queue(cloud: Cloud, queue: Queue, message: Any) -> None:
+    """The messages for a queue that does not exist, one in another region, and an endpoint that does not answer."""
+    missing = message(f"sqs://nobody?region={REGION}&endpoint={cloud.endpoint}")
     assert "nobody" in missing
     assert missing.endswith("does not exist; check its name, region and endpoint")
-    elsewhere = said(f"sqs://{queue.name}?region=eu-west-1&endpoint={cloud.endpoint}")
+    elsewhere = message(f"sqs://{queue.name}?region=eu-west-1&endpoint={cloud.endpoint}")
     assert elsewhere.endswith("does not exist; check its name, region and endpoint")
-    nowhere = said(f"sqs://{queue.name}?region={REGION}&endpoint=http://127.0.0.1:1")
+    nowhere = message(f"sqs://{queue.name}?region={REGION}&endpoint=http://127.0.0.1:1")
     assert nowhere.endswith("check region, endpoint and network")
 
 
-def test_what_is_said_of_credentials(queue: Queue, said: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """None, and no region."""
+def test_missing_credentials(queue: Queue, message: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The messages for missing credentials and a missing region."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "no AWS credentials were found for the SQS queue" in said(queue.source)
-    assert f"queue {queue.name} needs a region; write sqs://NAME?region=eu-central-1" in said(f"sqs://{queue.name}")
+    assert "no AWS credentials were found for the SQS queue" in message(queue.source)
+    assert f"queue {queue.name} needs a region; write sqs://NAME?region=eu-central-1" in message(f"sqs://{queue.name}")
 
 
 @pytest.mark.parametrize(
@@ -250,20 +251,20 @@ def test_what_is_said_of_credentials(queue: Queue, said: Any, monkeypatch: pytes
         ("Odd", "refused sqs:GetQueueUrl (Odd: no)"),
     ],
 )
-def test_what_is_said_of_a_refusal(queue: Queue, said: Any, hook: Hook, code: str, sentence: str) -> None:
-    """What AWS does not allow, with what to do about it."""
+def test_rejected_requests(queue: Queue, message: Any, hook: Hook, code: str, sentence: str) -> None:
+    """The messages for requests that AWS rejects, with what to do."""
     hook(lambda events: events.register("before-send.sqs", lambda **_rest: reply(403, code, "no")))
-    assert said(queue.source).endswith(sentence)
+    assert message(queue.source).endswith(sentence)
 
 
 def test_a_handler_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
-    """What is taken from a queue leaves it, so there must be somebody to give it to."""
+    """A worker deletes messages, so a command without a handler is rejected."""
     assert run(["work", "sqs://q"]) == exit_codes.USAGE
     assert "--handler module:function" in capfd.readouterr().err
 
 
-def test_what_is_missing_is_named() -> None:
-    """Without botocore the error says what to install; and nobody else's gate loads it."""
+def test_a_missing_extra() -> None:
+    """Without botocore the error names the extra to install. Other gates do not import botocore."""
     program = """
         import sys
         from oncegate import Gate

@@ -1,4 +1,4 @@
-"""Handlers that mean to end the process: they fail their event, and nothing else comes to an end."""
+"""Handlers that try to end the process fail their event only."""
 
 import asyncio
 import signal
@@ -12,7 +12,7 @@ from oncegate.ingress.handler_wrappers import contained, interrupts_told_apart, 
 from oncegate.stores.memory import MemoryStore
 
 ENDS = pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (SystemExit(3), "the handler called sys.exit(3)"),
         (KeyboardInterrupt(), "the handler raised KeyboardInterrupt"),
@@ -34,8 +34,8 @@ def raising(error: BaseException, *, awaited: bool) -> Callable[[Event], Any]:
 
 @ENDS
 @pytest.mark.parametrize("awaited", [True, False])
-def test_a_worker_goes_on(error: BaseException, said: str, awaited: bool) -> None:
-    """Whatever a handler raises, async or plain, is the failure of its event; the worker runs the next."""
+def test_a_worker_continues(error: BaseException, message: str, awaited: bool) -> None:
+    """Any exception of a handler, async or plain, fails its event, and the worker runs the next event."""
     gate = Gate(MemoryStore(), max_attempts=1)
     gate.admit([{"id": 1}, {"id": 2}])
     failing = raising(error, awaited=awaited)
@@ -52,24 +52,24 @@ def test_a_worker_goes_on(error: BaseException, said: str, awaited: bool) -> Non
     worker = gate.inbox(handler if awaited else done, at_work=1)
     worker.run()
     (dead,) = gate.store.dead_letters()
-    assert (dead.record.about.delivery_id, dead.record.error) == ("1", f"RuntimeError: {said}")
+    assert (dead.record.about.delivery_id, dead.record.error) == ("1", f"RuntimeError: {message}")
     assert gate.run({"id": 2}, lambda event: None).status == "duplicate"
 
 
 @ENDS
-def test_a_plain_call_is_contained(error: BaseException, said: str) -> None:
-    """Where Ctrl-C is told apart, also an interrupt that the handler raises itself is its failure."""
+def test_a_plain_call_is_contained(error: BaseException, message: str) -> None:
+    """Within `interrupts_told_apart`, a KeyboardInterrupt that the handler raises itself is a failure."""
     with interrupts_told_apart(), pytest.raises(RuntimeError) as raised:
         contained(raising(error, awaited=False))(EVENT)
-    assert (str(raised.value), raised.value.__cause__) == (said, error)
+    assert (str(raised.value), raised.value.__cause__) == (message, error)
 
 
 def interrupt(_event: Event) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_a_person_interrupts() -> None:
-    """A person's Ctrl-C is never taken for a failure, whether or not it is told apart."""
+def test_ctrl_c() -> None:
+    """Ctrl-C is never treated as a failure of the handler."""
     with pytest.raises(KeyboardInterrupt):
         contained(interrupt)(EVENT)
     with pytest.raises(KeyboardInterrupt):
@@ -79,8 +79,8 @@ def test_a_person_interrupts() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_coroutine_that_is_thrown_away() -> None:
-    """That nobody goes on with a handler is no failure of its event: it ends as every coroutine does."""
+def test_a_discarded_coroutine() -> None:
+    """A handler whose coroutine is closed does not fail its event: it ends like every coroutine."""
 
     async def handler(event: Event) -> None:
         await asyncio.sleep(60)
