@@ -265,7 +265,7 @@ class TestErrors:
             (
                 ("dlq", "list", "--store", "dynamodb://x?region=y"),
                 exit_codes.USAGE,
-                "no table can be called 'x'; its name has",
+                "invalid table name 'x'; use 3 to 255",
             ),
             (("explain", ""), exit_codes.USAGE, "name one ID (a key, an event id, a conversation)"),
             (

@@ -74,7 +74,7 @@ def read_only(postgres: PostgresServer) -> Place:
 
     postgres.empty("unwritten")
     url = f"{postgres.url()}?oncegate_schema=unwritten"
-    return Place(url, lambda: let_write("on"), lambda: let_write("off"), "takes no writes now")
+    return Place(url, lambda: let_write("on"), lambda: let_write("off"), "accepts no writes now")
 
 
 def shown(postgres: PostgresServer) -> str:

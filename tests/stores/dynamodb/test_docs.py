@@ -1,4 +1,4 @@
-"""The page on the DynamoDB store is true."""
+"""The page on the DynamoDB store is correct."""
 
 import os
 import re
@@ -18,11 +18,11 @@ from oncegate.testing import ManualClock
 from oncegate.testing.requests import KEY, NAMESPACE, RETENTION, bury, claim, complete, granted, redrive, reset, take
 from tests.stores.dynamo_server import DynamoServer, Wire
 
-PAGE = (Path(__file__).parents[2] / "docs" / "stores" / "dynamodb.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "stores" / "dynamodb.md").read_text()
 
 
-def test_its_code_runs(dynamo_server: DynamoServer) -> None:
-    """The page's Python, pasted from top to bottom, runs, and its handler's write is made."""
+def test_the_code_runs(dynamo_server: DynamoServer) -> None:
+    """The Python code of the page runs from top to bottom, and its handler's write is made."""
     client = dynamo_server.client
     client.create_table(
         TableName="Cases",
@@ -37,8 +37,8 @@ def test_its_code_runs(dynamo_server: DynamoServer) -> None:
     assert client.scan(TableName="Cases")["Items"] == [{"id": {"S": "evt-1"}}]
 
 
-def test_the_table_it_shows_is_taken(dynamo_server: DynamoServer) -> None:
-    """A table made by hand as the page says is one that the store accepts."""
+def test_the_table_of_the_page(dynamo_server: DynamoServer) -> None:
+    """The store accepts a table that was created with the command of the page."""
     (command,) = re.findall(r"aws (dynamodb create-table .+?)\n    aws", PAGE, re.DOTALL)
     words = dict(re.findall(r"--(\S+) (.+?)(?= --|$)", command.replace("\\\n", ""), re.DOTALL))
     attributes = [dict(part.split("=") for part in word.split(",")) for word in words["attribute-definitions"].split()]
@@ -62,8 +62,8 @@ def test_the_table_it_shows_is_taken(dynamo_server: DynamoServer) -> None:
     open_store(dynamo_server.url(table), create=False).close()
 
 
-def test_the_rights_it_lists_are_those_that_are_used(dynamo_server: DynamoServer) -> None:
-    """The policy on the page allows every action that the verbs ask for, and no other."""
+def test_the_permissions_of_the_page(dynamo_server: DynamoServer) -> None:
+    """The policy of the page allows exactly the actions that the store uses."""
     (policy,) = re.findall(r"```json\n(.+?)```", PAGE, re.DOTALL)
     (statement,) = msgspec.json.decode(policy)["Statement"]
     table = dynamo_server.new_table()
@@ -85,7 +85,7 @@ def test_the_rights_it_lists_are_those_that_are_used(dynamo_server: DynamoServer
     assert {f"dynamodb:{action}" for action in used} == set(statement["Action"])
 
 
-def test_the_options_it_lists_are_all() -> None:
-    """Every option of the URL is in the page's table."""
+def test_the_options_of_the_page() -> None:
+    """The page lists every option of the URL."""
     (table,) = re.findall(r"^\| option .+?\n\n", PAGE, re.DOTALL | re.MULTILINE)
     assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == OPTIONS

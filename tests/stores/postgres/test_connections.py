@@ -1,22 +1,21 @@
-"""The Postgres store when things go wrong: restarts, cuts, locks, forks, and batches that meet."""
+"""Connections of the Postgres store: restarts, lost connections, timeouts, limits and forks."""
 
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 
 import pytest
 
 from oncegate import open_store
-from oncegate.claims import Complete, Granted, InFlight, Renew
-from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.claims import Granted, InFlight
+from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store
-from oncegate.stores.postgres import store as module
 from oncegate.testing.race_contract import race
-from oncegate.testing.requests import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted, owner
+from oncegate.testing.requests import claim, complete, granted
 from tests.stores import postgres_server
 from tests.stores.forking import Forks, run
 from tests.stores.postgres_server import PostgresServer
@@ -34,46 +33,8 @@ def store(url: str) -> Iterator[Store]:
         yield store
 
 
-def do_all(store: Store, barrier: threading.Barrier, order: int) -> set[str]:
-    """Claim, renew and complete the same keys as everybody else at the same time, forth or back, some of them twice."""
-    failures = set()
-    for turn in range(3):
-        keys = [(turn * 1_000 + number).to_bytes(16) for number in [*range(400), *range(0, 400, 5)]][::order]
-        fences = {entry.key: entry.record.fence for entry in store.browse(limit=10_000)}
-        proofs = [(NAMESPACE, key, owner("one"), fences.get(key, 0)) for key in keys]
-        for ask in (
-            partial(store.claim, [claim_of("one", key=key) for key in keys]),
-            partial(store.renew, [Renew(*proof, LEASE) for proof in proofs]),
-            partial(store.settle, [Complete(*proof, RETENTION) for proof in proofs]),
-        ):
-            barrier.wait(60)
-            try:
-                ask()
-            except StoreError as error:
-                failures.add(str(error))
-    return failures
-
-
-def meet(store: Store) -> set[str]:
-    """The failures of threads that are at the same keys at once. First all that they claim is absent, then not."""
-    barrier = threading.Barrier(4)
-    racers: list[Callable[[], set[str]]] = [partial(do_all, store, barrier, order) for order in (1, -1, 1, -1)]
-    return set().union(*race(racers), *race(racers))
-
-
-def test_no_deadlock(store: Store) -> None:
-    """Threads that claim, renew and settle the same keys in any order wait for each other, but never in a circle."""
-    assert meet(store) == set()
-
-
-def test_the_check_finds_deadlocks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that are not sorted do wait in a circle, until Postgres cuts it."""
-    monkeypatch.setattr(module, "rounds", lambda batch: [list(range(len(batch)))])
-    assert "deadlock detected" in " ".join(meet(store))
-
-
 def test_a_terminated_session_is_replaced(store: Store, postgres: PostgresServer) -> None:
-    """A session that the server has ended while nobody used it costs no caller an error."""
+    """A session that the server ended while it was idle is replaced without an error."""
     granted(store, key=b"1" * 16)
     with postgres.connect() as db:
         db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'oncegate'")
@@ -81,24 +42,24 @@ def test_a_terminated_session_is_replaced(store: Store, postgres: PostgresServer
     granted(store, key=b"2" * 16)
 
 
-def test_a_lock_held_for_too_long(url: str, postgres: PostgresServer) -> None:
-    """Who holds the table locked is waited for as long as was said; then the server is asked to stop, too."""
+def test_a_statement_that_times_out(url: str, postgres: PostgresServer) -> None:
+    """A statement that waits for a lock fails after the timeout, and the server cancels the statement."""
     with closing(open_store(f"{url}&oncegate_timeout=300ms")) as store:
-        # Within a transaction the server shows its sessions as they were at the first look, so another one looks.
-        with postgres.connect() as onlooker, postgres.connect() as db, db.transaction():
+        # Within a transaction pg_stat_activity does not change after the first read, so another session reads it.
+        with postgres.connect() as observer, postgres.connect() as db, db.transaction():
             db.execute("LOCK TABLE faults.claims")
             started = time.monotonic()
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
                 granted(store)
             assert time.monotonic() - started < 2
             waiting = "SELECT FROM pg_stat_activity WHERE application_name = 'oncegate' AND state = 'active'"
-            while onlooker.execute(waiting).fetchall():  # a cancelled statement takes a moment to end
+            while observer.execute(waiting).fetchall():  # a cancelled statement takes a moment to end
                 assert time.monotonic() - started < 10
         granted(store)
 
 
 def test_all_connections_busy(url: str, postgres: PostgresServer) -> None:
-    """More callers than connections wait their turn, and are told when it does not come."""
+    """More callers than connections wait for a connection, and fail after the timeout."""
     with closing(open_store(f"{url}&oncegate_connections=1&oncegate_timeout=1s")) as store:
         assert [type(verdict) for verdict in race([partial(claim, store, "ann")] * 8)] == [Granted] * 8
         with store._connections.borrowed(), pytest.raises(StoreUnavailable, match="all 1 connections"):  # type: ignore[attr-defined]
@@ -106,8 +67,7 @@ def test_all_connections_busy(url: str, postgres: PostgresServer) -> None:
 
 
 def test_a_restart_under_load() -> None:
-    """While the server is away callers are told at once; when it is back, work goes on by itself and nothing that was
-    answered is lost."""
+    """While the server is down, calls fail at once. After the restart they succeed, and no completion is lost."""
     with postgres_server.running() as server, closing(open_store(server.url())) as store:
         stop, done = threading.Event(), []
         failures: list[Exception] = []
@@ -143,8 +103,8 @@ def test_a_restart_under_load() -> None:
         assert [key for key in done if states.get(key) != "C"] == []
 
 
-class Cutting:
-    """A way to the server that can be cut after a request has gone through and before its answer comes back."""
+class CuttingProxy:
+    """A proxy that can cut the connection after it forwarded a request and before it returns the answer."""
 
     def __init__(self, port: int) -> None:
         self._server_port = port
@@ -175,28 +135,28 @@ class Cutting:
 
 
 def test_a_lost_reply(postgres: PostgresServer) -> None:
-    """When the answer is lost the caller is told that nothing is known; asked again, it gets the grant it has."""
+    """When a reply is lost, the error says that a retry is safe; the retry returns the grant of the first request."""
     postgres.empty("faults")
-    with closing(Cutting(postgres.port)) as way:
-        url = f"postgresql://postgres@127.0.0.1:{way.port}/postgres?oncegate_schema=faults&sslmode=disable"
+    with closing(CuttingProxy(postgres.port)) as proxy:
+        url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?oncegate_schema=faults&sslmode=disable"
         with closing(open_store(url)) as store:
-            way.cut = True
-            with pytest.raises(StoreUnavailable, match="may have been done or not; asking again does no harm"):
+            proxy.cut = True
+            with pytest.raises(StoreUnavailable, match="the request may have been applied; it is safe to retry"):
                 claim(store, "ann")
-            way.cut = False
+            proxy.cut = False
             assert isinstance(claim(store, "bob"), InFlight)
             record = granted(store, "ann")
             assert record.attempts == 1
-            way.cut = True
+            proxy.cut = True
             with pytest.raises(StoreUnavailable):
                 complete(store, record)
-            way.cut = False
+            proxy.cut = False
             assert complete(store, record)
 
 
 class TestForks(Forks):
-    def test_what_the_child_lets_go(self, url: str) -> None:
-        """The parent's connections stand when the child has ended and let go of all it had."""
+    def test_the_child_does_not_close_the_parents_connections(self, url: str) -> None:
+        """The parent's connections stay open after the child closed its store and exited."""
         done = run(
             f"""
             import gc, os, sys
@@ -219,3 +179,30 @@ class TestForks(Forks):
             """
         )
         assert done.stdout.split() == ["True"], done
+
+
+class TestUnreachable:
+    def test_a_closed_port(self) -> None:
+        """A refused connection is reported at once, without the password."""
+        url = f"postgresql://postgres:secret@127.0.0.1:{postgres_server.free_port()}/postgres"
+        with pytest.raises(StoreUnavailable, match=r"cannot be reached \(Connection refused\)") as refused:
+            open_store(url)
+        assert "secret" not in str(refused.value)
+
+    def test_a_silent_server(self) -> None:
+        """Opening a store at a server that accepts the connection and never answers fails after the connect timeout."""
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            started = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+                open_store(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/db?connect_timeout=2")
+            assert time.monotonic() - started < 4
+
+
+def test_closed(postgres: PostgresServer) -> None:
+    """A call on a closed store says that the store was closed."""
+    store = open_store(f"{postgres.url()}?oncegate_schema=closed")
+    store.close()
+    with pytest.raises(StoreRefused, match="was closed"):
+        granted(store)

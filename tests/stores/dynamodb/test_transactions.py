@@ -1,4 +1,4 @@
-"""Transactions on DynamoDB: the handler's writes and the completion are one request."""
+"""Transactions on DynamoDB: one request writes the effect and the completion."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def effects(dynamo_server: DynamoServer) -> Iterator["Effects"]:
 
 
 class Effects:
-    """The user's own table: how often each event took effect."""
+    """A table of the user: how often each event took effect."""
 
     def __init__(self, server: DynamoServer) -> None:
         self._client = server.client
@@ -56,7 +56,7 @@ def store(dynamo_server: DynamoServer, clock: ManualClock, effects: Effects) -> 
 
 
 def add_one(writes: Writes, name: str | None) -> None:
-    """An effect that shows when it is done twice."""
+    """An effect whose count shows how often it was applied."""
     writes.update(
         TableName=EFFECTS,
         Key={"event": {"S": name}},
@@ -66,7 +66,7 @@ def add_one(writes: Writes, name: str | None) -> None:
 
 
 def put_new(writes: Writes, name: str | None) -> None:
-    """An effect with a condition of its own."""
+    """An effect with a condition."""
     writes.put(
         TableName=EFFECTS,
         Item={"event": {"S": name}, "times": {"N": "1"}},
@@ -81,7 +81,7 @@ def count(event: Event, writes: Writes) -> str:
 
 class TestTransaction:
     def test_effect_and_completion(self, store: DynamoStore, effects: Effects) -> None:
-        """What the handler writes is there once, and its result is given to duplicates."""
+        """The handler's writes are made once, and duplicates get its result."""
         gate, wire = Gate(store), Wire(store)
         first, second = gate.transaction({"id": "a"}, count), gate.transaction({"id": "a"}, count)
         assert (first.status, first.result) == ("processed", "counted")
@@ -90,7 +90,7 @@ class TestTransaction:
         assert wire.sent[:2] == ["PutItem", "TransactWriteItems"]
 
     def test_a_failure_writes_nothing_and_counts(self, store: DynamoStore, effects: Effects) -> None:
-        """A failing handler leaves no effect, its attempt counts, and a poison event ends as a dead letter."""
+        """A failing handler leaves no effect; its attempt counts, and the last attempt buries the event."""
 
         def fail(event: Event, writes: Writes) -> None:
             count(event, writes)
@@ -100,8 +100,8 @@ class TestTransaction:
         assert [gate.transaction({"id": "a"}, fail).status for _ in range(3)] == ["failed", "buried", "buried"]
         assert effects.counts() == {}
 
-    def test_a_condition_of_the_handler_s(self, store: DynamoStore, effects: Effects) -> None:
-        """A condition of the handler's own that is not met fails the event, with its reason, and nothing is written."""
+    def test_a_condition_of_the_handler(self, store: DynamoStore, effects: Effects) -> None:
+        """A condition of the handler that is not met fails the event with its reason, and nothing is written."""
 
         def count_and_put(event: Event, writes: Writes) -> None:
             count(event, writes)
@@ -116,9 +116,9 @@ class TestTransaction:
         assert effects.counts() == {"a": 1}
 
     def test_every_kind_of_write(self, store: DynamoStore, effects: Effects) -> None:
-        """Puts, updates, deletes and checks are all part of it."""
+        """A transaction may contain puts, updates, deletes and checks."""
 
-        def all_of_them(event: Event, writes: Writes) -> None:
+        def write_all(event: Event, writes: Writes) -> None:
             put_new(writes, event.id)
             writes.delete(TableName=EFFECTS, Key={"event": {"S": "old"}})
             writes.check(
@@ -128,32 +128,32 @@ class TestTransaction:
 
         gate = Gate(store)
         gate.transaction({"id": "old"}, count)
-        assert gate.transaction({"id": "a"}, all_of_them).status == "processed"
+        assert gate.transaction({"id": "a"}, write_all).status == "processed"
         assert effects.counts() == {"a": 1, "sum": 1}
 
     @pytest.mark.parametrize(
-        ("write", "said"),
+        ("write", "message"),
         [
             ({"TableName": EFFECTS}, "Parameter validation failed"),
             ({"TableName": "Nowhere", "Item": {"event": {"S": "a"}}}, "resource not found"),
             ({"TableName": EFFECTS, "Item": {"event": {"S": "a"}}, "ConditionExpression": "unless"}, "Validation"),
         ],
     )
-    def test_writes_that_cannot_be(self, store: DynamoStore, effects: Effects, write: Any, said: str) -> None:
-        """A write that DynamoDB cannot take fails the event as an error of its handler."""
+    def test_invalid_writes(self, store: DynamoStore, effects: Effects, write: Any, message: str) -> None:
+        """An invalid write fails the event as an error of its handler."""
         outcome = Gate(store).transaction({"id": "a"}, lambda _event, writes: writes.put(**write))
         assert outcome.status == "failed"
         assert outcome.error is not None
         assert "WriteRefused" in outcome.error
-        assert said in outcome.error
+        assert message in outcome.error
 
-    def test_what_a_handler_may_not_do(self, store: DynamoStore, effects: Effects) -> None:
-        """A handler can neither write the claims, nor more than fits, nor after it has returned."""
-        kept: list[Writes] = []
+    def test_forbidden_writes(self, store: DynamoStore, effects: Effects) -> None:
+        """A handler cannot write to the table of the claims, write too much, or write after it returned."""
+        collectors: list[Writes] = []
 
         def claims(event: Event, writes: Writes) -> None:
-            kept.append(writes)
-            writes.delete(TableName=store._calls.table, Key={"id": {"S": "x"}})
+            collectors.append(writes)
+            writes.delete(TableName=store._client.table, Key={"id": {"S": "x"}})
 
         def many(event: Event, writes: Writes) -> None:
             for number in range(100):
@@ -163,11 +163,11 @@ class TestTransaction:
         assert "holds the claims" in str(gate.transaction({"id": "a"}, claims).error)
         assert "99 writes together with a completion" in str(gate.transaction({"id": "b"}, many).error)
         with pytest.raises(RuntimeError, match="the transaction is over"):
-            kept[0].put(TableName=EFFECTS)
+            collectors[0].put(TableName=EFFECTS)
         assert effects.counts() == {}
 
-    def test_as_many_as_there_may_be(self, store: DynamoStore, effects: Effects) -> None:
-        """Ninety-nine writes and the completion fit."""
+    def test_the_largest_transaction(self, store: DynamoStore, effects: Effects) -> None:
+        """A transaction may contain 99 writes and the completion."""
 
         def many(event: Event, writes: Writes) -> None:
             for number in range(99):
@@ -183,7 +183,7 @@ def hold(store: DynamoStore, **changed: Any) -> ClaimProof:
 
 
 def completing(held: ClaimProof, meanwhile: Callable[[], object] = lambda: None) -> Callable[[Writes], Complete]:
-    """An effect that counts, and while which something may happen."""
+    """An effect that calls `meanwhile` and then counts."""
 
     def effect(writes: Writes) -> Complete:
         meanwhile()
@@ -194,14 +194,14 @@ def completing(held: ClaimProof, meanwhile: Callable[[], object] = lambda: None)
 
 
 def never(_writes: Writes) -> Complete:
-    pytest.fail("this effect must not begin")
+    pytest.fail("the effect must not run")
 
 
 class TestCommit:
-    """What becomes of a commit that is cancelled, repeated or late."""
+    """Commits that are cancelled, repeated or late."""
 
     def test_lost_reply(self, dynamo_server: DynamoServer, effects: Effects, clock: ManualClock) -> None:
-        """A commit whose reply was lost is sent again, and took effect once."""
+        """A commit whose reply was lost is sent again, and takes effect once."""
         with closing(Proxy(dynamo_server.port)) as proxy:
             url = dynamo_server.url(dynamo_server.new_table(), port=proxy.port)
             with closing(open_store(url, clock=clock)) as store:
@@ -211,23 +211,23 @@ class TestCommit:
         assert effects.counts() == {"a": 1}
 
     def test_lost_reply_and_a_forgotten_token(self, store: DynamoStore, effects: Effects) -> None:
-        """Even if DynamoDB has forgotten the first request, the second recognises its own write and makes no other."""
-        wire, held, client = Wire(store), hold(store), store._calls.client()
+        """Even if DynamoDB has forgotten the token, the retry recognizes its own write and makes no other."""
+        wire, held, client = Wire(store), hold(store), store._client.botocore_client()
         first: list[Any] = []
 
-        def carry_out(params: dict[str, Any], model: Any, **_rest: Any) -> dict[str, Any]:
+        def apply_first(params: dict[str, Any], model: Any, **_rest: Any) -> dict[str, Any]:
             if model.name == "TransactWriteItems" and not first:
                 first.append(params)
-                client.transact_write_items(TransactItems=params["TransactItems"])  # under a token of its own
+                client.transact_write_items(TransactItems=params["TransactItems"])  # with another token
             return params
 
-        client.meta.events.register("provide-client-params.dynamodb", carry_out)
+        client.meta.events.register("provide-client-params.dynamodb", apply_first)
         assert store.transact(held, completing(held))
         assert wire.sent.count("TransactWriteItems") == 2
         assert effects.counts() == {"a": 1}
 
     def test_taken_over(self, store: DynamoStore, effects: Effects, clock: ManualClock) -> None:
-        """An owner whose claim was taken over while it worked writes nothing, and its successor's claim stands."""
+        """An owner whose claim was taken over during the effect writes nothing, and the new claim is unchanged."""
         held = hold(store)
 
         def take_over() -> None:
@@ -239,21 +239,21 @@ class TestCommit:
         assert stored(store).owner == owner("bob")  # type: ignore[union-attr]
 
     def test_taken_over_before(self, store: DynamoStore, effects: Effects, clock: ManualClock) -> None:
-        """An owner that has lost its claim does not even start."""
+        """The effect of an owner that has lost its claim is not called."""
         held = hold(store)
         clock.advance(LEASE)
         granted(store, "bob")
         assert store.transact(held, never) is False
 
     def test_completed_before(self, store: DynamoStore, effects: Effects) -> None:
-        """A transaction that is tried again after it was committed does not write its effect again."""
+        """A transaction that is retried after its commit does not run the effect again."""
         held = hold(store)
         assert store.transact(held, completing(held))
         assert store.transact(held, never) is False
         assert effects.counts() == {"a": 1}
 
     def test_completed_meanwhile(self, store: DynamoStore, effects: Effects) -> None:
-        """A claim that is completed by other means while the handler runs takes none of its writes."""
+        """If the claim is completed in another way while the handler runs, its writes are not made."""
         held = hold(store)
         done = Complete(held.namespace, held.key, held.owner, held.fence, RETENTION, b'"first"')
         assert store.transact(held, completing(held, lambda: store.settle([done]))) is False
@@ -261,7 +261,7 @@ class TestCommit:
         assert stored(store).result == b'"first"'  # type: ignore[union-attr]
 
     def test_renewed_meanwhile(self, store: DynamoStore, effects: Effects) -> None:
-        """A claim that is still the owner's but was written since is completed at the second try."""
+        """A claim that was renewed while the handler ran is completed at the second try."""
         held, wire = hold(store), Wire(store)
         renewing = Renew(NAMESPACE, KEY, held.owner, held.fence, LEASE)
         assert store.transact(held, completing(held, lambda: store.renew([renewing])))
@@ -269,8 +269,8 @@ class TestCommit:
         assert effects.counts() == {"a": 1}
 
     @pytest.mark.parametrize("code", ["TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"])
-    def test_cancelled_for_a_moment(self, store: DynamoStore, effects: Effects, code: str) -> None:
-        """A conflict with another transaction, or a throttled part, is tried again."""
+    def test_transient_cancellations(self, store: DynamoStore, effects: Effects, code: str) -> None:
+        """A transaction that conflicted with another one or was throttled is retried."""
         wire, held = Wire(store), hold(store)
         cancelled = reply(400, "TransactionCanceledException", CancellationReasons=[{"Code": "None"}, {"Code": code}])
         answers = iter([cancelled] * 2)
@@ -278,7 +278,7 @@ class TestCommit:
         assert store.transact(held, completing(held))
         assert effects.counts() == {"a": 1}
 
-    def test_cancelled_for_long(self, store: DynamoStore, effects: Effects) -> None:
+    def test_lasting_cancellations(self, store: DynamoStore, effects: Effects) -> None:
         """A conflict that lasts makes the store unavailable; nothing is written and the claim is still held."""
         wire, held = Wire(store), hold(store)
         reasons = [{"Code": "TransactionConflict"}, {"Code": "None"}]
@@ -287,24 +287,24 @@ class TestCommit:
             if action.startswith("Trans")
             else None
         )
-        with pytest.raises(StoreUnavailable, match="others kept writing"):
+        with pytest.raises(StoreUnavailable, match="kept conflicting with other writes; retry"):
             store.transact(held, completing(held))
         assert effects.counts() == {}
         wire.before = lambda _action: None
         assert store.transact(held, completing(held))
 
-    def test_a_completion_that_cannot_be_written(self, store: DynamoStore, effects: Effects) -> None:
-        """When it is the completion that DynamoDB does not take, nothing is tried again, and it is told as such."""
+    def test_a_refused_completion(self, store: DynamoStore, effects: Effects) -> None:
+        """If DynamoDB refuses the completion, the transaction is not retried, and the error has the reason."""
         wire, held = Wire(store), hold(store)
         reasons = [{"Code": "ValidationError", "Message": "too large"}, {"Code": "None"}]
         cancelled = reply(400, "TransactionCanceledException", CancellationReasons=reasons)
         wire.before = lambda action: cancelled if action == "TransactWriteItems" else None
-        with pytest.raises(StoreRefused, match=re.escape("refused a completion (ValidationError: too large)")):
+        with pytest.raises(StoreRefused, match=re.escape("refused the completion (ValidationError: too large)")):
             store.transact(held, completing(held))
         assert wire.sent == ["PutItem", "TransactWriteItems"]
 
     def test_reasons(self, store: DynamoStore, effects: Effects) -> None:
-        """The reasons of DynamoDB are there for whoever asks what was refused."""
+        """WriteRefused has the reasons of DynamoDB."""
         held = hold(store)
 
         def refused(writes: Writes) -> Complete:
@@ -317,7 +317,7 @@ class TestCommit:
         assert [reason["Code"] for reason in failure.value.cause.reasons] == ["ConditionalCheckFailed", "None"]
 
     def test_expired_meanwhile(self, store: DynamoStore, effects: Effects, clock: ManualClock) -> None:
-        """A record that expires while the handler runs takes its effect with it."""
+        """If the record expires while the handler runs, its writes are not made."""
         held = hold(store, retention=LEASE)
         assert store.transact(held, completing(held, lambda: clock.advance(LEASE))) is False
         assert effects.counts() == {}

@@ -1,4 +1,4 @@
-"""The pages on the AWS parts and on the doctor are true."""
+"""The pages on the AWS parts and on the doctor are correct."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.aws.clients import camel
+from oncegate.aws.clients import api_action
 from oncegate.aws.cloud import Cloud
 from oncegate.cli import exit_codes
 from oncegate.infra.rights import TABLE_ACTIONS
@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "guide" / "aws.md").read_text()
 DOCTOR = (ROOT / "docs" / "doctor.md").read_text()
 TABLE_PAGE = (ROOT / "docs" / "stores" / "dynamodb.md").read_text()
 CALL = re.compile(r'\(\s*"(sqs|events|lambda|iam|dynamodb)",\s*"(\w+)"')
-# What goes with other requests: tags with what they are on, and the role with the function.
+# Permissions that AWS checks as part of other requests: tags of new resources, and the role of a function.
 IMPLIED = {
     "dynamodb:TagResource",
     "events:TagResource",
@@ -30,8 +30,8 @@ IMPLIED = {
 }
 
 
-def test_the_commands_can_be_typed() -> None:
-    """Every command that is shown exists, with its options."""
+def test_the_commands_exist() -> None:
+    """Every command on the pages exists, with its options."""
     shown = re.findall(r"^ {4}(oncegate .+?)(?: > \S+)?$", PAGE + DOCTOR, re.MULTILINE)
     shown += re.findall(r"`(oncegate [^`]+)`", PAGE + DOCTOR)
     assert len(shown) > 12
@@ -39,14 +39,14 @@ def test_the_commands_can_be_typed() -> None:
         commands.check(line)
 
 
-def test_typed_from_top_to_bottom(infra: Infra, aws: Aws, tmp_path: Path) -> None:
-    """All that the page says to make, one after the other and before it is taken away again, is a deployment of which
-    the doctor has nothing to say, and in which the rule on the partner's bus sends to the queue."""
+def test_the_commands_in_order(infra: Infra, aws: Aws, tmp_path: Path) -> None:
+    """The `infra up` commands of the page, run in order, create a deployment without findings of the doctor. Its rule
+    on the partner bus sends to the queue."""
     (tmp_path / "function.zip").write_bytes(zipped("def handler(event, context): ..."))
     source = "aws.partner/genesys.com/cloud/0e5c3f2a/page"
-    typed = re.findall(r"^ {4}oncegate (infra up .+)$", PAGE, re.MULTILINE)
-    assert len(typed) > 5
-    for line in typed:
+    commands_up = re.findall(r"^ {4}oncegate (infra up .+)$", PAGE, re.MULTILINE)
+    assert len(commands_up) > 5
+    for line in commands_up:
         words = shlex.split(line.replace("$SOURCE", source).replace("--name crm", "--name page"))
         assert infra(*words, *(["--yes"] if "--prune" in words else []))[0] == exit_codes.OK, line
     code, out, _ = infra("doctor", "--name", "page", "--output", "json")
@@ -56,25 +56,25 @@ def test_typed_from_top_to_bottom(infra: Infra, aws: Aws, tmp_path: Path) -> Non
     assert infra("infra", "show", "--name", "page")[1].count("function") == 0
 
 
-def test_the_rights_are_those_that_are_asked_for() -> None:
-    """The page on the parts lists every action that is asked for, and no other."""
+def test_the_permissions_of_the_page() -> None:
+    """The page on the parts lists exactly the actions that `oncegate infra` uses."""
     section = PAGE.partition("## Rights")[2].partition("##")[0]
     listed = re.findall(r"\b(?:dynamodb|events|iam|lambda|sqs):[A-Z]\w+", section)
-    # Those that are asked again until the new role is known.
-    asked = {"lambda:CreateFunction", "lambda:CreateEventSourceMapping", "lambda:PutFunctionEventInvokeConfig"}
+    # Requests that are retried until the new role is known have another form in the source.
+    used = {"lambda:CreateFunction", "lambda:CreateEventSourceMapping", "lambda:PutFunctionEventInvokeConfig"}
     for path in (ROOT / "src" / "oncegate" / "infra").rglob("*.py"):
-        asked |= {f"{service}:{camel(action)}" for service, action in CALL.findall(path.read_text())}
-    assert set(listed) == asked | IMPLIED
+        used |= {f"{service}:{api_action(action)}" for service, action in CALL.findall(path.read_text())}
+    assert set(listed) == used | IMPLIED
 
 
-def test_the_rights_of_a_doctor(infra: Infra, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page on the doctor lists every action that it asks for, and no other."""
-    asked = set()
-    ask = Cloud.ask
+def test_the_permissions_of_the_doctor(infra: Infra, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page on the doctor lists exactly the actions that the doctor uses."""
+    used = set()
+    call = Cloud.call
 
-    def noted(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
-        asked.add(f"{service}:{camel(action)}")
-        return ask(cloud, service, action, **parameters)
+    def recording(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
+        used.add(f"{service}:{api_action(action)}")
+        return call(cloud, service, action, **parameters)
 
     infra("infra", "up", "--name", "rights", "--bus", "rights")
     aws["lambda"].create_function(
@@ -84,12 +84,12 @@ def test_the_rights_of_a_doctor(infra: Infra, aws: Aws, monkeypatch: pytest.Monk
         Handler="app.handler",
         Code={"ZipFile": zipped("")},
     )
-    monkeypatch.setattr(Cloud, "ask", noted)
+    monkeypatch.setattr(Cloud, "call", recording)
     assert infra("doctor", "--name", "rights")[0] == exit_codes.OK
     listed = re.findall(r"`((?:dynamodb|events|lambda|sqs):[A-Z]\w+)`", DOCTOR)
-    assert set(listed) == asked - {"sts:GetCallerIdentity"}
+    assert set(listed) == used - {"sts:GetCallerIdentity"}
 
 
-def test_the_rights_of_a_consumer() -> None:
-    """What a consumer may do to the table is what the page on the store lists."""
+def test_the_permissions_of_a_consumer() -> None:
+    """The page on the store lists the permissions of a consumer for the table."""
     assert re.findall(r'"(dynamodb:\w+)"', TABLE_PAGE) == list(TABLE_ACTIONS)

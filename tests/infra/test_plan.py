@@ -1,4 +1,4 @@
-"""`oncegate infra up` once more, with another bus or shape: nothing is taken from what is there, and it is told."""
+"""Parts that an earlier `oncegate infra up` created and a later one does not want: reported, kept or pruned."""
 
 import json
 import re
@@ -12,14 +12,14 @@ from tests.stores.dynamo_server import REGION
 
 
 def rules_in(policy: str) -> set[str]:
-    """The rules that a policy lets in, by bus and name."""
+    """The rules that a policy allows, by bus and name."""
     conditions = json.dumps([statement["Condition"] for statement in json.loads(policy)["Statement"]])
     return set(re.findall(r":rule/([^\"]+)", conditions))
 
 
-def test_a_rule_on_another_bus_keeps_its_rights(infra: Infra, aws: Aws, package: str) -> None:
-    """A run that leaves out the partner's source says what is left on its bus; that may still send to the queue and
-    to the dead letters, as the new one may; and a function may be invoked by both."""
+def test_a_rule_on_another_bus_keeps_its_permissions(infra: Infra, aws: Aws, package: str) -> None:
+    """A run without the partner source reports the parts on the partner bus. Their rule may still send to both queues,
+    like the new rule, and both rules may invoke a function."""
     source = ("--partner-source", f"{PARTNER}-again")
     infra("infra", "up", "--name", "again", *source, "--pattern", PATTERN)
     code, out, err = infra("infra", "up", "--name", "again", "--pattern", PATTERN)
@@ -36,15 +36,15 @@ def test_a_rule_on_another_bus_keeps_its_rights(infra: Infra, aws: Aws, package:
 
 
 def test_pruning(infra: Infra, package: str) -> None:
-    """What another shape needed is told by a dry run, and deleted if that is asked for and agreed to; the table and
-    what is wanted stay."""
+    """A dry run reports the parts that the new design does not need. --prune with --yes deletes them; the table and the
+    wanted parts stay."""
     infra("infra", "up", "--name", "prune", "--bus", "prune", "--queue", *as_function(package))
-    asked = ("infra", "up", "--name", "prune", "--no-table")
-    code, out, _ = infra(*asked, "--dry-run")
+    command = ("infra", "up", "--name", "prune", "--no-table")
+    code, out, _ = infra(*command, "--dry-run")
     assert (code, out.count("\nleave ")) == (exit_codes.OK, 5)
-    assert infra(*asked, "--prune")[0] == exit_codes.USAGE
+    assert infra(*command, "--prune")[0] == exit_codes.USAGE
     assert "prune-function" in infra("infra", "show", "--name", "prune")[1]
-    code, out, _ = infra(*asked, "--prune", "--yes")
+    code, out, _ = infra(*command, "--prune", "--yes")
     assert [line.split()[1:3] for line in out.splitlines() if line.startswith("deleted")] == [
         ["rule", "prune-events"],
         ["bus", "prune"],
@@ -55,17 +55,17 @@ def test_pruning(infra: Infra, package: str) -> None:
     assert "\n3 parts made or changed, 5 deleted.\n" in out
     shown = json.loads(infra("infra", "show", "--name", "prune", "--output", "json")[1])["parts"]
     assert [part["part"] for part in shown] == ["table", "queue", "queue", "policy", "policy", "rule"]
-    assert "left" not in infra(*asked)[1]
+    assert "left" not in infra(*command)[1]
 
 
-def test_without_rights_to_functions(infra: Infra, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who makes no function need not be allowed to look for one that is left."""
-    ask = Cloud.ask
+def test_without_permissions_for_functions(infra: Infra, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that creates no function needs no permission to read functions."""
+    call = Cloud.call
 
     def refusing(cloud: Cloud, service: str, action: str, **parameters: object) -> dict[str, object]:
         if service in ("lambda", "iam"):
             raise Denied(f"AWS does not allow {service}:{action}")
-        return ask(cloud, service, action, **parameters)
+        return call(cloud, service, action, **parameters)
 
-    monkeypatch.setattr(Cloud, "ask", refusing)
+    monkeypatch.setattr(Cloud, "call", refusing)
     assert infra("infra", "up", "--name", "humble")[0] == exit_codes.OK
