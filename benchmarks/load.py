@@ -1,6 +1,6 @@
-"""`python -m benchmarks.load URL`: a load generator in a process of its own, over raw keep-alive connections.
+"""`python -m benchmarks.load URL`: a load generator in its own process, over raw keep-alive connections.
 
-Each connection sends its next request when the last was answered. What is left of the time is the server's.
+Each connection sends its next request after the answer to the last one. The rest of the time belongs to the server.
 """
 
 import argparse
@@ -22,11 +22,13 @@ _LENGTH = b"content-length: "
 
 
 class Connection(asyncio.Protocol):
-    """One sender: it asks, waits for the whole answer, and asks again."""
+    """One sender: it sends a request, waits for the whole response, and repeats."""
 
-    def __init__(self, bodies: Iterator[bytes], told: Callable[[float, bytes], None], done: Callable[[], None]) -> None:
+    def __init__(
+        self, bodies: Iterator[bytes], report: Callable[[float, bytes], None], done: Callable[[], None]
+    ) -> None:
         self._bodies = bodies
-        self._told = told
+        self._report = report
         self._done = done
         self._answer = b""
 
@@ -39,7 +41,7 @@ class Connection(asyncio.Protocol):
         if body is None:
             self._transport.close()
             return
-        self._asked = time.perf_counter()
+        self._sent_at = time.perf_counter()
         head = b"POST /events HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         self._transport.write(head % len(body) + body)
 
@@ -52,7 +54,7 @@ class Connection(asyncio.Protocol):
         length = int(self._answer[at : self._answer.index(b"\r", at)])
         if len(self._answer) < end + len(_END) + length:
             return
-        self._told(time.perf_counter() - self._asked, self._answer[9:12])
+        self._report(time.perf_counter() - self._sent_at, self._answer[9:12])
         self._answer = b""
         self._ask()
 
@@ -61,7 +63,8 @@ class Connection(asyncio.Protocol):
 
 
 async def load(url: str, bodies: Iterator[bytes], connections: int) -> dict[str, object]:
-    """Send all the bodies; requests a second, latencies in seconds, and how often each code was answered."""
+    """Send all bodies. Returns requests per second, latencies in seconds, and the number of responses by status
+    code."""
     place = urlsplit(url)
     loop = asyncio.get_running_loop()
     host, port = place.hostname or "", place.port or 80
@@ -69,13 +72,13 @@ async def load(url: str, bodies: Iterator[bytes], connections: int) -> dict[str,
     codes: Counter[str] = Counter()
     open_connections = asyncio.Semaphore(0)
 
-    def told(seconds: float, code: bytes) -> None:
+    def report(seconds: float, code: bytes) -> None:
         latencies.append(seconds)
         codes[code.decode()] += 1
 
     start = time.perf_counter()
     for _ in range(connections):
-        await loop.create_connection(lambda: Connection(bodies, told, open_connections.release), host, port)
+        await loop.create_connection(lambda: Connection(bodies, report, open_connections.release), host, port)
     for _ in range(connections):
         await open_connections.acquire()
     seconds = time.perf_counter() - start
@@ -89,12 +92,12 @@ async def load(url: str, bodies: Iterator[bytes], connections: int) -> dict[str,
 
 
 def new(count: int) -> list[bytes]:
-    """Events that nobody has sent before."""
+    """Events that were never sent before."""
     return deliveries(count)
 
 
 def storm(count: int) -> list[bytes]:
-    """A few events again and again."""
+    """A few events, repeated."""
     return list(itertools.islice(itertools.cycle(deliveries(16)), count))
 
 

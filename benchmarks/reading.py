@@ -1,4 +1,4 @@
-"""Reading an event and making its default key, against parsing its JSON and hashing its bytes once."""
+"""Compare reading an event and making its default key with parsing its JSON and hashing its bytes once."""
 
 import hashlib
 import uuid
@@ -22,7 +22,7 @@ _IDS = (
 def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     progress.stage("reading")
     payloads = deliveries(sizes.read_events)
-    turns = {name: partial(_turn, way, payloads) for name, way in (("ours", _ours), ("raw", decoded))}
+    turns = {name: partial(_turn, reader, payloads) for name, reader in (("ours", _ours), ("raw", decoded))}
     rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
     events = sizes.read_events
     return [
@@ -38,10 +38,10 @@ def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     ]
 
 
-def _turn(way: Callable[[bytes], object], payloads: list[bytes]) -> float:
+def _turn(reader: Callable[[bytes], object], payloads: list[bytes]) -> float:
     def work() -> None:
         for payload in payloads:
-            way(payload)
+            reader(payload)
 
     return timed(work)
 
@@ -52,7 +52,7 @@ def _ours(payload: bytes) -> object:
 
 
 def decoded(payload: bytes) -> object:
-    """The least that anybody does who tells events apart by their content."""
+    """The minimum work to identify events by their content."""
     return msgspec.json.decode(payload), hashlib.sha256(payload).digest()
 
 
@@ -61,7 +61,7 @@ def deliveries(count: int) -> list[bytes]:
 
 
 def _event() -> bytes:
-    """A call that ended, as EventBridge hands it over; every id is new."""
+    """The end of a call as EventBridge delivers it. Every id is new."""
     conversation = str(uuid.uuid4())
     body = {
         "eventTime": 1_780_000_000_123,

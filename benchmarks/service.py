@@ -1,4 +1,4 @@
-"""Webhooks: requests that are kept durably and run, against the same server around an endpoint that only parses."""
+"""Compare webhooks that are stored durably and run with the same server and an endpoint that only parses."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from benchmarks.report import Aim, Row
 _START_WITHIN = 30.0
 _CONNECTIONS = 64
 
-# What one run of the load generator told.
-Told = dict[str, Any]
+# The result of one run of the load generator.
+LoadResult = dict[str, Any]
 
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
@@ -32,74 +32,74 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
         _started(folder, "keeping", keeping_server) as keeping,
         _started(folder, "service", serve) as service,
     ):
-        rounds: list[dict[str, Told]] = []
+        rounds: list[dict[str, LoadResult]] = []
         for number in range(1 - sizes.warm_ups, sizes.rounds + 1):
             progress.step(f"round {number} of {sizes.rounds}" if number > 0 else "warming up")
             rounds.append(
                 {
                     "bare": _load(bare, sizes.http_requests),
                     "new": _load(service, sizes.http_requests),
-                    "kept": _load(keeping, sizes.http_requests),
+                    "stored": _load(keeping, sizes.http_requests),
                     "storm": _load(service, sizes.http_requests, "--storm"),
                 }
             )
     counted = rounds[sizes.warm_ups :]
     return [
-        _rate("webhooks kept and run, SQLite FULL", "new", counted, Aim("at least", 0.35)),
-        _rate("webhooks kept, with nobody who runs them", "kept", counted),
+        _rate("webhooks stored and run, SQLite FULL", "new", counted, Aim("at least", 0.35)),
+        _rate("webhooks stored, not run", "stored", counted),
         _latency(counted),
         _rate("webhooks, storm of duplicates", "storm", counted, Aim("at least", 0.5)),
     ]
 
 
-def _rate(name: str, ours: str, rounds: Sequence[dict[str, Told]], aim: Aim | None = None) -> Row:
+def _rate(name: str, ours: str, rounds: Sequence[dict[str, LoadResult]], aim: Aim | None = None) -> Row:
     return Row(
         name,
         "requests/s",
-        _median(rounds, lambda told: told[ours]["rate"]),
-        _median(rounds, lambda told: told["bare"]["rate"]),
+        _median(rounds, lambda result: result[ours]["rate"]),
+        _median(rounds, lambda result: result["bare"]["rate"]),
         "parsed only",
-        _median(rounds, lambda told: told[ours]["rate"] / told["bare"]["rate"]),
+        _median(rounds, lambda result: result[ours]["rate"] / result["bare"]["rate"]),
         aim,
     )
 
 
-def _latency(rounds: Sequence[dict[str, Told]]) -> Row:
+def _latency(rounds: Sequence[dict[str, LoadResult]]) -> Row:
     return Row(
-        "webhooks kept and run, p99",
+        "webhooks stored and run, p99",
         "ms",
-        _median(rounds, lambda told: 1e3 * told["new"]["p99"]),
-        _median(rounds, lambda told: 1e3 * told["bare"]["p99"]),
+        _median(rounds, lambda result: 1e3 * result["new"]["p99"]),
+        _median(rounds, lambda result: 1e3 * result["bare"]["p99"]),
         "parsed only",
-        _median(rounds, lambda told: told["new"]["p99"] / told["bare"]["p99"]),
+        _median(rounds, lambda result: result["new"]["p99"] / result["bare"]["p99"]),
         Aim("at most", 3),
     )
 
 
-def _median(rounds: Sequence[dict[str, Told]], figure: Callable[[dict[str, Told]], float]) -> float:
-    return statistics.median(figure(told) for told in rounds)
+def _median(rounds: Sequence[dict[str, LoadResult]], figure: Callable[[dict[str, LoadResult]], float]) -> float:
+    return statistics.median(figure(result) for result in rounds)
 
 
-def _load(url: str, requests: int, *options: str) -> Told:
+def _load(url: str, requests: int, *options: str) -> LoadResult:
     command = [sys.executable, "-m", "benchmarks.load", url, "--requests", str(requests), *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    told: Told = json.loads(done.stdout)
-    assert told["codes"] == {"200": requests}, told["codes"]
-    return told
+    result: LoadResult = json.loads(done.stdout)
+    assert result["codes"] == {"200": requests}, result["codes"]
+    return result
 
 
 @contextmanager
 def _started(folder: Path, name: str, command: list[str]) -> Iterator[str]:
-    """A server in a process of its own; its address, which is the first that it says."""
-    said = folder / f"{name}.said"
+    """Start a server in its own process. Returns its address, which is the first line that it prints."""
+    output = folder / f"{name}.out"
     root = Path(__file__).parent.parent
-    with said.open("w") as out, _running([sys.executable, *command], folder, out, root) as process:
+    with output.open("w") as out, _running([sys.executable, *command], folder, out, root) as process:
         deadline = time.monotonic() + _START_WITHIN
-        while "http://" not in said.read_text():
-            assert process.poll() is None, said.read_text()
-            assert time.monotonic() < deadline, said.read_text()
+        while "http://" not in output.read_text():
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.05)
-        yield "http://" + said.read_text().partition("http://")[2].split()[0].partition("/")[0]
+        yield "http://" + output.read_text().partition("http://")[2].split()[0].partition("/")[0]
 
 
 @contextmanager
@@ -113,5 +113,5 @@ def _running(command: list[str], folder: Path, out: Any, root: Path) -> Iterator
 
 
 def _with(root: Path) -> dict[str, str]:
-    """The environment, in which the benchmarks are found from any folder."""
+    """The environment with a path on which the benchmarks are found from any folder."""
     return {**os.environ, "PYTHONPATH": str(root)}

@@ -25,7 +25,7 @@ from tests.model.settings import LARGE
 from tests.model.trace import Counterexample
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "proof.md"
-_TOLD: Final = "taken-over event expires"  # the ablation whose trace is shown, the longest one
+_SHOWN: Final = "taken-over event expires"  # the ablation whose trace the page shows
 
 _INTRODUCTION: Final = """\
 # What was proved, and how
@@ -82,7 +82,7 @@ behaviour of the worker. The check detected each of them, by the invariant and a
 |---|---|---|--:|--:|
 {ablations}
 
-The trace of *{told}*, as the check prints it:
+The trace of *{shown}*, as the check prints it:
 
 ```text
 {trace}
@@ -111,8 +111,8 @@ def model() -> str:
         seconds=seconds,
         processors=os.cpu_count(),
         ablations="\n".join(_ablation_row(ablation, found[ablation.name]) for ablation in ABLATIONS),
-        told=_TOLD,
-        trace=found[_TOLD],
+        shown=_SHOWN,
+        trace=found[_SHOWN],
     )
 
 

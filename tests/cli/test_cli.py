@@ -245,7 +245,7 @@ class TestErrors:
             (("serve", "--handler", "nowhere"), exit_codes.USAGE, "must be written module:function"),
             (("serve", "--handler", "no_such_module:f"), exit_codes.USAGE, "importing no_such_module failed"),
             (("serve", "--handler", "json:nothing"), exit_codes.USAGE, "there is no nothing in json"),
-            (("serve", "--handler", "json:__name__"), exit_codes.USAGE, "cannot be called"),
+            (("serve", "--handler", "json:__name__"), exit_codes.USAGE, "is not callable"),
             (("dlq", "redrive", "--all", "--handler", "asyncio:sleep"), exit_codes.USAGE, "sleep is async"),
             (("serve", "--retention", "9" * 350 + "d"), exit_codes.USAGE, "is not a duration"),
             (
@@ -273,7 +273,7 @@ class TestErrors:
                 exit_codes.USAGE,
                 "--store: nothing can ever wait in memory:// of this process",
             ),
-            (("serve", "--threads", "9" * 18), exit_codes.USAGE, "write at most 1000000000000"),
+            (("serve", "--threads", "9" * 18), exit_codes.USAGE, "the maximum is 1000000000000"),
             (("serve", "--threads", "9" * 40), exit_codes.USAGE, "must be a whole number"),
             (("serve", "--store", "sqlite:///a%00b.db"), exit_codes.USAGE, "no file can have a NUL (%00) in its name"),
             (("dlq", "list", "--limit", "9" * 23), exit_codes.USAGE, "is not in the range 1<=x<=1000000"),

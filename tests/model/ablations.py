@@ -1,4 +1,4 @@
-"""The ablations. Each must break an invariant, or the check proves nothing."""
+"""The list of ablations. Each must break an invariant; otherwise the check proves nothing."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ from tests.model.settings import (
     TRANSACTION,
 )
 
-_PROOF: Final = "record.owner == held.owner and record.fence == held.fence"
+_PROOF: Final = "record.owner == proof.owner and record.fence == proof.fence"
 _SHORT: Final = OPERATOR._replace(expiry=True, lease=1, max_hold=1, retention=2, dead_retention=3)
 
 _FUNCTION: Final = (
@@ -33,7 +33,7 @@ _FUNCTION: Final = (
         "the owner alone proves a claim; the fence is not compared",
         3,
         FAULTS,
-        (_PROOF, "record.owner == held.owner"),
+        (_PROOF, "record.owner == proof.owner"),
     ),
     Ablation(
         "unchecked settle",
@@ -47,7 +47,7 @@ _FUNCTION: Final = (
         "a lease is renewed without a check of owner and fence",
         3,
         EXPIRY,
-        ("if record is None or not _mine(record, renew) or", "if record is None or"),
+        ("if record is None or not _is_holder(record, renew) or", "if record is None or"),
     ),
     Ablation(
         "unwritten renewal",
@@ -103,7 +103,7 @@ _FUNCTION: Final = (
         "a repeated settlement is refused",
         7,
         CONFLICT,
-        ("return record, record.state == _ENDS_IN[type(settlement)]", "return record, False"),
+        ("return record, record.state == _END_STATE[type(settlement)]", "return record, False"),
     ),
     Ablation(
         "completed record granted",
@@ -145,7 +145,7 @@ _FUNCTION: Final = (
         "a claim is abandoned without a check of owner and fence",
         3,
         ABANDON,
-        ("not _mine(record, abandon) or not _alive(record, now)", "not _alive(record, now)"),
+        ("not _is_holder(record, abandon) or not _has_live_lease(record, now)", "not _has_live_lease(record, now)"),
     ),
     Ablation(
         "every attempt given back",

@@ -364,7 +364,7 @@ class TestTls:
                 "the key belongs to another",
             ),
             ({"certificate_key": CLIENT}, "certificate_key needs certificate: set both"),
-            ({"timeout": "0s"}, "timeout='0s' must be longer than nothing"),
+            ({"timeout": "0s"}, "timeout='0s' must be longer than 0"),
         ],
     )
     def test_invalid_options(self, options: Any, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""The settings there are: those of a gate, and a table for each command that has its own."""
+"""The list of all settings: those of a gate, and one table for each command with settings of its own."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
@@ -16,12 +16,12 @@ CONFIG_VARIABLE: Final = "ONCEGATE_CONFIG"
 CONFIG_FLAG: Final = "--config"
 
 
-# The tables that are of no single command.
+# Tables that several commands use. Their flags include the name of the table.
 _SHARED: Final = ("read", "forward")
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """One setting: what it is called in each place, what it may be, and what it means."""
+    """One setting: its names in the file, the environment and the command line, its values, and its meaning."""
 
     name: str
     kind: Kind
@@ -34,12 +34,12 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """Its name in the file, with that of its table."""
+        """The name in the file, with the name of the table."""
         return f"{self.table}.{self.name}" if self.table else self.name
 
     @property
     def parameter(self) -> str:
-        """Its name as an argument of a function."""
+        """The name as an argument of a function."""
         return self.path.replace(".", "_")
 
     @property
@@ -48,7 +48,8 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def flag(self) -> str:
-        """Its name on the command line, where the command tells whether its own table is meant."""
+        """The name on the command line. The command implies its table, so the flag leaves it out if it is
+        unambiguous."""
         path = self.path if self.table in _SHARED or (self.table and self.name in OPTIONS) else self.name
         return f"--{path.replace('_', '-').replace('.', '-')}"
 
@@ -87,7 +88,7 @@ LOG: Final = Setting(
 def _of_table(
     table: str, name: str, kind: Kind, default: object, meaning: str, choices: tuple[str, ...] = ()
 ) -> Setting:
-    """A setting of a command's own table; it can be off if it is so by default."""
+    """A setting of the table of a command. It may be `off` if its default is `off`."""
     return Setting(
         table=table,
         name=name,
@@ -102,8 +103,8 @@ def _of_table(
 GATE: Final = tuple(_of_gate(name, option) for name, option in OPTIONS.items())
 
 
-def _handed_on(table: str) -> tuple[Setting, ...]:
-    """What a command may do with an event in place of calling a handler."""
+def _sinks(table: str) -> tuple[Setting, ...]:
+    """The settings that send events to a sink instead of a handler."""
     return (
         _of_table(
             table,
@@ -135,7 +136,7 @@ SERVE: Final = (
         "The function to call with each new event, `module:function`; `log` only logs the event. Without a handler,"
         " events are stored for `oncegate work inbox`.",
     ),
-    *_handed_on("serve"),
+    *_sinks("serve"),
     _of_table(
         "serve",
         "trace",
@@ -264,7 +265,7 @@ SERVE: Final = (
     ),
 )
 
-# How events are handed on to a URL.
+# Options of `forward`.
 FORWARD: Final = (
     _of_table("forward", "timeout", "duration", "10s", "How long one request may take in total."),
     _of_table(
@@ -316,7 +317,7 @@ WORK: Final = (
         None,
         "The function to call with each new event, `module:function`; it may be async. `log` only logs the event.",
     ),
-    *_handed_on("work"),
+    *_sinks("work"),
     _of_table("work", "batch", "count", 10, "How many messages to request at a time, 1 to 10."),
     _of_table("work", "wait", "duration", "20s", "How long a poll waits for a message while no event is in flight."),
     _of_table(
@@ -336,13 +337,15 @@ WORK: Final = (
         "How long running handlers may take to finish when the worker stops.",
     ),
 )
-# What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
+# The settings of [serve] that a table [route.NAME] may have, under the same names. A route never inherits those of
+# OF_SIGNATURE.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
 WAYS: Final = ("handler", "forward", "publish")
-LOG_ONLY: Final = "log"  # the handler that does nothing, so that the log is all there is of an event
+LOG_ONLY: Final = "log"  # the handler that does nothing: events are only logged
 OF_ROUTE: Final = (*OF_SIGNATURE, *WAYS, "max_events", "max_rate", "max_live_keys")
 
-# What payloads do not say themselves. Of several paths, with blanks between them, the first that leads there counts.
+# Where to find the fields of events that no source recognizes. A value may list several paths, separated by blanks; the
+# first that an event has counts.
 READ: Final = tuple(
     Setting(table="read", name=name, kind="text", default=None, optional=True, meaning=meaning)
     for name, meaning in (
@@ -357,7 +360,7 @@ READ: Final = tuple(
     )
 )
 
-# The tables of the file; the first is what stands above them all.
+# The tables of the file. The table "" holds the settings above the first table.
 TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {
     "": (STORE, KEY, LOG, *GATE),
     "read": READ,

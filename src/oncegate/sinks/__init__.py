@@ -4,21 +4,16 @@ A sink raises `errors.RetryLater` if the receiver is busy, broken or unreachable
 rejects the event. A sink does not retry: the gate or the platform delivers the event again.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias, TypedDict, Unpack
-
-import msgspec
+from typing import Final, TypedDict, Unpack
 
 from oncegate.durations import Duration
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.events import Event
 from oncegate.gate.handlers import Handler
+from oncegate.sinks.base import Path
 from oncegate.text import quoted
 
 __all__ = ["forward", "publish"]
-
-Path: TypeAlias = str | os.PathLike[str]
 
 
 class ForwardOptions(TypedDict, total=False):
@@ -60,8 +55,3 @@ def _aws() -> Callable[[str], Handler]:
 
 # A publisher is imported when its scheme is first used, so that no process pays for a sink that it does not use.
 _PUBLISHERS: Final[dict[str, Callable[[], Callable[[str], Handler]]]] = {"sqs": _aws, "eventbridge": _aws}
-
-
-def document(event: Event) -> bytes:
-    """The JSON that a sink sends: the bytes that were received, else the body."""
-    return event.raw or msgspec.json.encode(event.body)

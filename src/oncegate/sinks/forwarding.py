@@ -22,7 +22,7 @@ from oncegate.clocks import Clock, wall
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event
-from oncegate.sinks import Path, document
+from oncegate.sinks.base import Path, document
 from oncegate.sinks.network import Network, NotAllowed, deadline, parse_pins, tls_context
 
 Headers = list[tuple[bytes, bytes]]

@@ -28,7 +28,7 @@ from httpcore import (
 )
 
 from oncegate.errors import SettingError
-from oncegate.sinks import Path
+from oncegate.sinks.base import Path
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -25,7 +25,7 @@ from oncegate.carriers.pieces import HANDED_KEY
 from oncegate.durations import microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event, Key
-from oncegate.sinks import document
+from oncegate.sinks.base import document
 from oncegate.text import quoted
 
 FIFO: Final = ".fifo"

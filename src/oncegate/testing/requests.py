@@ -1,4 +1,4 @@
-"""Short ways to ask a store, shared by the parts of the contract."""
+"""Short functions for requests to a store, shared by the contract tests."""
 
 from typing import Any
 
@@ -36,8 +36,8 @@ def content(name: str) -> bytes:
 
 
 def claim_of(by: str = "ann", **changed: Any) -> Claim:
-    """A claim by a worker of this name, usual in all but what is said."""
-    asked: dict[str, Any] = {
+    """A claim by the worker of this name, with usual values for everything that is not given."""
+    fields: dict[str, Any] = {
         "namespace": NAMESPACE,
         "key": KEY,
         "owner": owner(by),
@@ -46,7 +46,7 @@ def claim_of(by: str = "ann", **changed: Any) -> Claim:
         "retention": RETENTION,
         "about": ABOUT,
     }
-    return Claim(**(asked | changed))
+    return Claim(**(fields | changed))
 
 
 def claim(store: Store, by: str = "ann", **changed: Any) -> Any:
@@ -61,9 +61,9 @@ def granted(store: Store, by: str = "ann", **changed: Any) -> Record:
 
 
 def admit(store: Inbox, by: str = "ann", payload: bytes = b'{"id":"evt-1"}', **changed: Any) -> Any:
-    """Ask that a payload be kept, usual in all but what is said."""
-    asked: dict[str, Any] = {"namespace": NAMESPACE, "key": KEY, "owner": owner(by), "payload": payload}
-    (answer,) = store.admit([Admit(**(asked | {"payload_hash": content("one"), "about": ABOUT} | changed))])
+    """Admit a payload, with usual values for everything that is not given."""
+    fields: dict[str, Any] = {"namespace": NAMESPACE, "key": KEY, "owner": owner(by), "payload": payload}
+    (answer,) = store.admit([Admit(**(fields | {"payload_hash": content("one"), "about": ABOUT} | changed))])
     return answer
 
 
@@ -72,8 +72,8 @@ def _proof(record: Record, changed: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete(store: Store, record: Record, result: bytes | None = b'"done"', **changed: Any) -> bool:
-    asked = {"retention": RETENTION, "result": result}
-    (answer,) = store.settle([Complete(**(_proof(record, asked | changed)))])
+    fields = {"retention": RETENTION, "result": result}
+    (answer,) = store.settle([Complete(**(_proof(record, fields | changed)))])
     return answer
 
 
@@ -83,8 +83,8 @@ def release(store: Store, record: Record, **changed: Any) -> bool:
 
 
 def bury(store: Store, record: Record, **changed: Any) -> bool:
-    asked = {"retention": BURIED_FOR, "payload": b'{"id":"evt-1"}', "error": "ValueError: boom"}
-    (answer,) = store.settle([Bury(**(_proof(record, asked | changed)))])
+    fields = {"retention": BURIED_FOR, "payload": b'{"id":"evt-1"}', "error": "ValueError: boom"}
+    (answer,) = store.settle([Bury(**(_proof(record, fields | changed)))])
     return answer
 
 
@@ -109,7 +109,7 @@ def take(store: Store, by: str = "dispatcher", namespace: str = NAMESPACE, *, in
 
 
 def stored(store: Store, key: bytes = KEY, namespace: str = NAMESPACE) -> Record | None:
-    """The record as a person would see it."""
+    """The record as an operator sees it."""
     entries = store.browse(namespace, key=key)
     return entries[0].record if entries else None
 

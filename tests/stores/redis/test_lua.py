@@ -46,7 +46,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "CLAIM",
         "and now < struct.unpack('>I7', value, EXPIRES)",
         "",
-        lambda contract, store, clock: contract.test_duplicates_do_not_prolong(store, clock),
+        lambda contract, store, clock: contract.test_duplicates_do_not_extend_retention(store, clock),
     ),
     (
         "a marking claim has no lease",
@@ -60,7 +60,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "CLAIM",
         "if expires <= r.expires then",
         "if false then",
-        lambda contract, store, clock: contract.test_sliding_duplicates_prolong(store, clock),
+        lambda contract, store, clock: contract.test_sliding_duplicates_extend_retention(store, clock),
     ),
     (
         "the proof is not checked",
@@ -116,7 +116,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "SETTLE",
         "and not (deferred and deferred[key])",
         "",
-        lambda contract, store, clock: contract.test_two_endings_of_one_claim(store),
+        lambda contract, store, clock: contract.test_two_settlements_of_one_claim(store),
     ),
     (
         "a redriven event keeps its attempts",
@@ -151,14 +151,14 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "CLAIM",
         "texts[PAYLOAD], texts[LEASE], texts[LOST], texts[SINCE] =",
         "texts[PAYLOAD], texts[LEASE] =",
-        lambda contract, store, clock: contract.test_marking_what_was_tried_before(store, clock),
+        lambda contract, store, clock: contract.test_marking_resets_the_counts(store, clock),
     ),
     (
         "the fast path for a record with other texts",
         "SETTLE",
         "and about + byte(value, about) == #value",
         "",
-        lambda contract, store, clock: contract.test_completing_what_was_tried_before(store, clock, b"null", None),
+        lambda contract, store, clock: contract.test_completing_resets_the_counts(store, clock, b"null", None),
     ),
     (
         "an unavailable service counts as an attempt",
@@ -193,7 +193,7 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         "OPERATE",
         "texts[LOST], texts[SINCE] = nil, nil",
         "",
-        lambda contract, store, clock: contract.test_buried_with_what_was_counted(store, clock),
+        lambda contract, store, clock: contract.test_buried_keeps_the_counts(store, clock),
     ),
     (
         "the version is not compared",
