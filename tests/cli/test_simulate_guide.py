@@ -23,7 +23,7 @@ def test_commands_exist() -> None:
 
 def test_what_it_ends_with(oncegate: Run, tmp_path: Path) -> None:
     """The table shown is that of the seed shown."""
-    shown = re.search(r"^( {4}kind +deliveries.+?--seed (\d+) makes)", TEXT, re.DOTALL | re.MULTILINE)
+    shown = re.search(r"^( {4}kind +deliveries.+?with --seed (\d+)\.)", TEXT, re.DOTALL | re.MULTILINE)
     assert shown
     code, out, _ = oncegate("simulate", "--to", "file://traffic.jsonl", "--seed", shown[2])
     assert code == 0

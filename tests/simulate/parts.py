@@ -11,13 +11,13 @@ from oncegate.simulate.sender import Sender, Summary, Target
 from oncegate.simulate.targets import File
 from oncegate.simulate.traffic import Plan, deliveries
 from oncegate.simulate.truth import Truth, TruthFile, load
-from oncegate.simulate.verification import Judgement, effects, judge
+from oncegate.simulate.verification import Comparison, compare, effects
 
 Effects = list[str]
 
 
-def plan(events: int = 200, **wishes: float) -> Plan:
-    return Plan(events=events, rate=1_000, seed=5, wishes=CopyOptions(**wishes))  # type: ignore[arg-type]
+def plan(events: int = 200, **copy_options: float) -> Plan:
+    return Plan(events=events, rate=1_000, seed=5, copy_options=CopyOptions(**copy_options))  # type: ignore[arg-type]
 
 
 def sent(target: Target, plan: Plan, truth: Path, **options: float) -> Summary:
@@ -45,5 +45,5 @@ def truth_in(folder: Path) -> Truth:
     return load((folder / "truth.jsonl").read_bytes().splitlines(), "truth.jsonl")
 
 
-def judged(folder: Path, lines: Iterable[str]) -> Judgement:
-    return judge(truth_in(folder), effects((line.encode() for line in lines), "effects.jsonl"))
+def judged(folder: Path, lines: Iterable[str]) -> Comparison:
+    return compare(truth_in(folder), effects((line.encode() for line in lines), "effects.jsonl"))

@@ -18,7 +18,7 @@ from tests.simulate.parts import Effects, judged, noting, plan, sent, truth_in
 from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer, reply
 from tests.stores.servers import free_port
 
-PUT = Plan(events=40, rate=10_000, seed=5, wishes=CopyOptions(reemit=0.3, replay=0.3, invalid=0.2, by_bus=True))
+PUT = Plan(events=40, rate=10_000, seed=5, copy_options=CopyOptions(reemit=0.3, replay=0.3, invalid=0.2, by_bus=True))
 
 
 class Cloud(DynamoServer):

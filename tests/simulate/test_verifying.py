@@ -29,9 +29,9 @@ class TestVerdicts:
     def test_exactly_once(self, tmp_path: Path) -> None:
         """What a gate on SQLite lets through is what happened, each once, and in order if it came so."""
         lines = into_file(tmp_path, plan(conflict=0.2, invalid=0.1))
-        judgement = judged(tmp_path, through_a_gate(tmp_path, lines))
-        assert (judgement.once, judgement.ordered, judgement.findings) == (True, True, [])
-        assert (judgement.events, judgement.effects) == (200, 200)
+        comparison = judged(tmp_path, through_a_gate(tmp_path, lines))
+        assert (comparison.once, comparison.ordered, comparison.findings) == (True, True, [])
+        assert (comparison.events, comparison.effects) == (200, 200)
         assert len(lines) > 400
 
     def test_without_the_gate(self, tmp_path: Path) -> None:
@@ -41,13 +41,13 @@ class TestVerdicts:
         for line in lines:
             for event in read(line):
                 noting(done)(replace(event, key=keys.auto(event)))
-        judgement = judged(tmp_path, done)
+        comparison = judged(tmp_path, done)
         sent = truth_in(tmp_path).deliveries
-        assert {finding.event.name for finding in judgement.of("doubled") if finding.event} == {
+        assert {finding.event.name for finding in comparison.of("doubled") if finding.event} == {
             name for name, deliveries in sent.items() if len(deliveries) > 1
         }
-        assert {finding.what for finding in judgement.findings} == {"doubled"}
-        assert not any(finding.by_echo for finding in judgement.findings)
+        assert {finding.what for finding in comparison.findings} == {"doubled"}
+        assert not any(finding.by_echo for finding in comparison.findings)
 
     def test_lost(self, tmp_path: Path) -> None:
         """An event that took no effect is lost, and named."""
@@ -61,8 +61,8 @@ class TestVerdicts:
     def test_extra(self, tmp_path: Path) -> None:
         """An effect of nothing that was sent is named by what it calls itself."""
         done = through_a_gate(tmp_path, into_file(tmp_path, plan(20)))
-        judgement = judged(tmp_path, [*done, '{"key": "f00"}', '{"event_id": 7}', '{"key": "f00"}'])
-        assert [(each.what, each.called, each.effects) for each in judgement.findings] == [
+        comparison = judged(tmp_path, [*done, '{"key": "f00"}', '{"event_id": 7}', '{"key": "f00"}'])
+        assert [(each.what, each.called, each.effects) for each in comparison.findings] == [
             ("extra", "f00", 2),
             ("extra", "7", 1),
         ]
@@ -70,10 +70,10 @@ class TestVerdicts:
     def test_order(self, tmp_path: Path) -> None:
         """Effects of one entity in another order than that of time are told, and are no less once."""
         done = through_a_gate(tmp_path, into_file(tmp_path, plan()))
-        judgement = judged(tmp_path, reversed(done))
-        assert (judgement.once, judgement.ordered) == (True, False)
+        comparison = judged(tmp_path, reversed(done))
+        assert (comparison.once, comparison.ordered) == (True, False)
         alone = [event.entity for event in truth_in(tmp_path).events.values()]
-        assert set(judgement.unordered) == {entity for entity in alone if alone.count(entity) > 1}
+        assert set(comparison.unordered) == {entity for entity in alone if alone.count(entity) > 1}
 
     def test_echoes(self, tmp_path: Path) -> None:
         """A key that does not know of echoes doubles them, and they are told from others; one that does is right."""
@@ -100,9 +100,9 @@ class TestEffects:
         receipts."""
         lines = [line for line in into_file(tmp_path, plan()) if b"ContactID" not in line]
         done = [json.dumps({"event_id": json.loads(line)["event_id"]}) for line in through_a_gate(tmp_path, lines)]
-        judgement = judged(tmp_path, done)
-        assert {finding.event.type for finding in judgement.findings if finding.event} == {"CallContactEvent"}
-        assert {finding.what for finding in judgement.findings} == {"lost"}, "what has no id cannot be told by it"
+        comparison = judged(tmp_path, done)
+        assert {finding.event.type for finding in comparison.findings if finding.event} == {"CallContactEvent"}
+        assert {finding.what for finding in comparison.findings} == {"lost"}, "what has no id cannot be told by it"
         again = [finding for finding in judged(tmp_path, [*done, done[0]]).findings if finding.what == "doubled"]
         assert len(again) == 1
 
@@ -139,9 +139,9 @@ class TestEffects:
     @pytest.mark.parametrize(
         ("line", "said"),
         [
-            ("{", "effects.jsonl:2 is no line of effects"),
-            ('{"id": 1}', "effects.jsonl:2 has neither a key nor an event_id"),
-            ('{"key": 5}', "effects.jsonl:2 is no line of effects"),
+            ("{", "effects.jsonl:2: invalid line in an effects file"),
+            ('{"id": 1}', "effects.jsonl:2: the line has neither a key nor an event_id"),
+            ('{"key": 5}', "effects.jsonl:2: invalid line in an effects file"),
         ],
     )
     def test_what_is_no_effect(self, line: str, said: str) -> None:
@@ -153,10 +153,10 @@ class TestEffects:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "t is no truth"),
-        (['{"key": "a"}'], "t is no truth"),
-        (['{"line": "plan", "version": 2, "plan": {}}'], "t is no truth that this version"),
-        (['{"line": "plan", "version": 1, "plan": {}}', "", '{"line": "eve'], "t:3 is no line of a truth"),
+        ([], "t is not a truth file"),
+        (['{"key": "a"}'], "t is not a truth file"),
+        (['{"line": "plan", "version": 2, "plan": {}}'], "t is not a truth file of this version"),
+        (['{"line": "plan", "version": 1, "plan": {}}', "", '{"line": "eve'], "t:3: invalid line in a truth file"),
     ],
 )
 def test_what_is_no_truth(lines: list[str], said: str) -> None:
