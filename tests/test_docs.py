@@ -70,11 +70,15 @@ def test_what_reading_ends_with() -> None:
 
 
 def test_exit_codes_are_listed() -> None:
-    """Each exit code is in the README."""
+    """Each exit code is in the README and in `oncegate --help`, with its meaning."""
     listed = re.search(r"Exit codes: (.+?)\.", README, re.DOTALL)
     assert listed
-    codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
-    assert {int(code) for code in re.findall(r"\d+", listed[1])} == codes
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    assert codes == set(exit_codes.MEANINGS)
+    assert {int(code) for code in re.findall(r"\d+", listed[1].partition(" (")[0])} == codes
+    for code, meaning in exit_codes.MEANINGS.items():
+        assert f"{code} {meaning}" in " ".join(listed[1].split())
+        assert f"{code} {meaning}" in " ".join((cli.epilog or "").split())
 
 
 def row(setting: Setting) -> str:

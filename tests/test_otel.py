@@ -113,7 +113,7 @@ def test_a_process_without_an_sdk() -> None:
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
     with pytest.raises(SettingError, match="start it with opentelemetry-instrument oncegate"):
         tracing()
-    with pytest.raises(SettingError, match="no OpenTelemetry SDK is set up"):
+    with pytest.raises(SettingError, match="no OpenTelemetry SDK is configured"):
         _observers(load(environ={}, flags={"serve.trace": True}))
 
 

@@ -26,7 +26,7 @@ class TestKeys:
         outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
         code, out, err = oncegate("keys", "show", str(outcome.key))
         assert (code, err) == (exit_codes.OK, "")
-        assert re.match(r"It was processed \d+ (ms|s) ago; a copy delivered now is a duplicate, until 20", out)
+        assert re.match(r"Processed \d+ (ms|s) ago\. Another delivery is a duplicate, until 20", out)
         facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines()[1:])
         assert (facts["key"], facts["state"], facts["event_id"]) == (str(outcome.key), "completed", "evt-1")
         assert json.loads(facts["result"]) == {"case": 7}
@@ -47,17 +47,18 @@ class TestKeys:
         assert json.loads(oncegate("keys", "show", key.hex(), "--output", "json")[1])["lost"] == 0
         (granted,) = gate.store.claim([Claim("default", key, b"b" * 16, b"h" * 16, 10**10, 10**12, about)])
         assert json.loads(oncegate("keys", "show", key.hex(), "--output", "json")[1])["lost"] == 1
-        assert "at its first attempt, with 1 attempt lost before it" in oncegate("explain", key.hex())[1]
+        assert "at its first attempt (plus 1 lost attempt)" in oncegate("explain", key.hex())[1]
         proof = ("default", key, b"b" * 16, granted.record.fence)
         gate.store.settle([Release(*proof, "ConnectionError: refused", unavailable=True)])
         code, out, _ = oncegate("keys", "show", key.hex())
-        assert (code, "what its handler calls has been unavailable for" in out) == (exit_codes.OK, True)
+        assert (code, "Released: what the handler calls has been unavailable for" in out) == (exit_codes.OK, True)
         assert "unavailable_since" in out
-        assert "Run and held up: what evt-1 needs has been unavailable for" in oncegate("explain", key.hex())[1]
+        said = oncegate("explain", key.hex())[1]
+        assert said.startswith("Run without success: what the handler of evt-1 calls has been unavailable for")
         (granted,) = gate.store.claim([Claim("default", key, b"c" * 16, b"h" * 16, 10**10, 10**12, about)])
         proof = ("default", key, b"c" * 16, granted.record.fence)
         gate.store.settle([Complete(*proof, 10**12, b"null", handed_to="sqs://queue")])
-        assert "It was published to sqs://queue" in oncegate("keys", "show", key.hex())[1]
+        assert "Published to sqs://queue" in oncegate("keys", "show", key.hex())[1]
         assert "evt-1 was published to sqs://queue at" in oncegate("explain", key.hex())[1]
 
     def test_reset(self, oncegate: Run, gate: Gate) -> None:
@@ -80,7 +81,9 @@ class TestKeys:
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         code, _, err = oncegate("keys", "reset", str(outcome.key))
         assert code == exit_codes.USAGE
-        assert err == "Error: there is no terminal to ask on; add --yes to go on without being asked\n"
+        assert err == (
+            "Error: cannot ask for confirmation because stdin is not a terminal; add --yes to confirm\n"
+        )
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
 
     def test_several_namespaces(self, oncegate: Run, gate: Gate) -> None:
@@ -113,10 +116,10 @@ class TestDeadLetters:
         gate.run_batch([{"id": number} for number in range(5)], fail)
         _, out, _ = oncegate("dlq", "list", "--limit", "2")
         assert len(out.splitlines()) == 4
-        assert "more than these 2" in out
+        assert "Showing the first 2; use --limit to see more." in out
 
     @pytest.mark.parametrize(
-        ("limit", "said"), [(2, "There are more than these 2; ask for them with --limit.\n"), (5, "")]
+        ("limit", "said"), [(2, "Showing the first 2; use --limit to see more.\n"), (5, "")]
     )
     def test_limit_as_json(self, oncegate: Run, gate: Gate, limit: int, said: str) -> None:
         """As JSON, too, a list that is cut says so, where no program reads it."""
@@ -129,7 +132,7 @@ class TestDeadLetters:
         outcome = gate.run(b'{"id": "evt-1", "n": 1.0}', fail)
         code, out, _ = oncegate("dlq", "show", str(outcome.key))
         assert code == exit_codes.OK
-        assert "dead letter after 1 attempt;" in out
+        assert "Dead letter after 1 attempt." in out
         assert '{"id": "evt-1", "n": 1.0}' in out
 
     def test_redrive_waits_for_a_dispatcher(self, oncegate: Run, gate: Gate) -> None:
@@ -137,13 +140,14 @@ class TestDeadLetters:
         outcome = gate.run({"id": "evt-1"}, fail)
         assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exit_codes.OK, "1 redriven.\n")
         assert (
-            "waits for the service or a worker of the inbox to run it" in oncegate("keys", "show", str(outcome.key))[1]
+            "Waiting: the event is stored with its payload until the service or an inbox worker runs it."
+            in oncegate("keys", "show", str(outcome.key))[1]
         )
         assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exit_codes.OK, "0 redriven.\n")
         done = gate.run({"id": "done"}, lambda event: None)
         code, _, err = oncegate("dlq", "redrive", str(done.key))
         assert code == exit_codes.NOT_FOUND
-        assert "is no dead letter" in err
+        assert "is not a dead letter" in err
 
     def test_redrive_what_cannot_be_read(self, oncegate: Run, gate: Gate) -> None:
         """Of a dead letter that nobody can ever run it is said so, with what is wrong and what to do; of others not."""
@@ -154,7 +158,7 @@ class TestDeadLetters:
         first, told, advice = out.splitlines()
         assert first == "2 redriven."
         assert told.startswith(
-            f"1 event cannot be read and will be buried again, whatever the handler: {broken.kept} ("
+            f"1 event cannot be read and will become a dead letter again: {broken.kept} ("
         )
         assert "dlq drop" in advice
         assert str(outcome.key) not in out
@@ -167,7 +171,7 @@ class TestDeadLetters:
         assert (code, err) == (exit_codes.OK, "")
         first, told, advice = out.splitlines()
         assert first == "1 redriven."
-        assert told.startswith("1 call will be buried again, whatever the handler: ")
+        assert told.startswith("1 call of a function cannot be redriven and will become a dead letter again: ")
         assert "dlq drop" in advice
 
     def test_redrive_with_a_handler(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
@@ -231,7 +235,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("arguments", "code", "said"),
         [
-            (("keys", "show", "xyz"), exit_codes.USAGE, "'xyz' is not a key; a key is 32 hexadecimal digits"),
+            (("keys", "show", "xyz"), exit_codes.USAGE, "'xyz' is not a key; a key has 32 hexadecimal digits"),
             (("keys", "show", "0" * 32), exit_codes.STORE, "there is no store at oncegate.db"),
             (
                 ("dlq", "list", "--store", "mysql://x"),
@@ -258,7 +262,7 @@ class TestErrors:
             (
                 ("simulate", "--to", "-", "--truth", "-"),
                 exit_codes.USAGE,
-                "what is true is written to a file, not to stdout",
+                "--truth - is not possible; name a file",
             ),
             (("work", "foo"), exit_codes.USAGE, "'foo'"),
             (("simulate", "--to", "foo://x"), exit_codes.USAGE, "file://PATH or - (stdout)"),
@@ -267,11 +271,11 @@ class TestErrors:
                 exit_codes.USAGE,
                 "no table can be called 'x'; its name has",
             ),
-            (("explain", ""), exit_codes.USAGE, "name one ID (a key, an event id, a conversation)"),
+            (("explain", ""), exit_codes.USAGE, "name one ID (a key, an event id or a conversation)"),
             (
                 ("work", "inbox", "--handler", "json:dumps", "--store", "memory://"),
                 exit_codes.USAGE,
-                "--store: nothing can ever wait in memory:// of this process",
+                "--store: memory:// is not shared with the service; use the store of the service",
             ),
             (("serve", "--threads", "9" * 18), exit_codes.USAGE, "write at most 1000000000000"),
             (("serve", "--threads", "9" * 40), exit_codes.USAGE, "must be a whole number"),
@@ -360,7 +364,7 @@ class TestTerminal:
         assert "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10" in "".join(row[-2] for row in cells if len(row) > 1)
         assert "too long for the rest of a line of eighty characters" in " ".join(row[-1] for row in cells)
         said = " ".join(re.sub(r"\x1b\[\d*m", "", shown).split())
-        assert "No room here for: namespace, type, attempts, first seen. A wider terminal or a pipe shows all." in said
+        assert "Columns not shown: namespace, type, attempts, first seen. Use a wider terminal or a pipe." in said
 
     def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
         """Where a key has no room in a line, it goes on in the next."""

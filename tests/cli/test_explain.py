@@ -38,10 +38,10 @@ class TestDecisions:
         """What was processed says when and at which attempt, and that a copy is a duplicate until it is forgotten."""
         outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
         told = oncegate("explain", "evt-1")
-        start, _, end = first_line(told).partition(" ago, ")
+        start, _, end = first_line(told).partition(" ago ")
         assert start.startswith("Run: evt-1 was processed ")
         assert end.startswith(
-            "at its first attempt; a copy that comes now has the same key, so it is a duplicate and is"
+            "at its first attempt. Another delivery has the same key, so it is a duplicate and is not run, until 2"
         )
         assert (fact(told, "key"), fact(told, "state"), fact(told, "attempts")) == (str(outcome.key), "completed", "1")
         assert (fact(told, "fence").isdecimal(), fact(told, "result")) == (True, '{"case":7}')
@@ -53,26 +53,27 @@ class TestDecisions:
         outcome = gate.run({"id": "evt-1"}, sink)
         said = " ".join(first_line(oncegate("explain", "evt-1")).split())
         assert said.startswith("Run: evt-1 was published to sqs://q?region=eu-central-1 at 2")
-        assert "; nothing has taken it from there yet, in this store and namespace; a copy that comes to its" in said
-        assert "Nothing has taken it from there yet" in oncegate("keys", "show", str(outcome.key))[1]
+        assert ". No consumer with this store and namespace has claimed the published event yet. Another" in said
+        assert "No consumer with this store and namespace" in oncegate("keys", "show", str(outcome.key))[1]
         gate.run(sink.sent[0], fail)
         assert (
-            "; became a dead letter there at its first attempt, because ValueError" in oncegate("explain", "evt-1")[1]
+            " At its consumer it became a dead letter at its first attempt: ValueError"
+            in oncegate("explain", "evt-1")[1]
         )
         (dead,) = gate.store.dead_letters()
         gate.store.redrive([Redrive(dead.namespace, dead.key)])
         gate.run_waiting(lambda event: None)
         for wanted in ("evt-1", str(outcome.key)):
             told = oncegate("explain", wanted)
-            assert "; ran there at 2" in first_line(told)
+            assert " Its consumer processed it at 2" in first_line(told)
             assert (str(outcome.key) in told[1], dead.key.hex() in told[1]) == (True, True)
         found = json.loads(oncegate("explain", "evt-1", "--output", "json")[1])["records"]
         assert [each["record"]["handed_to"] for each in found] == ["sqs://q?region=eu-central-1"]
         assert [each["key"] for each in found[0]["handed_on"]] == [dead.key.hex()]
         shown = oncegate("keys", "show", str(outcome.key))[1]
-        assert "It was published to sqs://q?region=eu-central-1 " in shown
-        assert "It was processed " in shown
-        assert f"the key {dead.key.hex()}; reset that too" in oncegate("keys", "reset", str(outcome.key), "--yes")[1]
+        assert "Published to sqs://q?region=eu-central-1 " in shown
+        assert "\nProcessed " in shown
+        assert f"the key {dead.key.hex()}; reset that key too" in oncegate("keys", "reset", str(outcome.key), "--yes")[1]
 
     def test_as_it_was_published(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """A file of what a bus has made of an event finds the event by the key that it carries."""
@@ -91,7 +92,7 @@ class TestDecisions:
             for _ in range(2):
                 gate.run({"id": "evt-1"}, fail)
         assert first_line(oncegate("explain", "evt-1")) == (
-            "Run and failed: evt-1 ended, after 2 attempts, with ValueError: no such case; the next delivery runs it"
+            "Run and failed: evt-1 failed after 2 attempts with ValueError: no such case. The next delivery runs it"
             " again."
         )
 
@@ -105,8 +106,8 @@ class TestDecisions:
             gate.admit([*seen, {"id": "evt-4", "conversationId": "call-2"}])
             (first,) = (outcome for outcome in gate.run_waiting(fail) if outcome.event.id == "evt-1")
         later = first_line(oncegate("explain", "evt-3"))
-        assert later.endswith(f" It waits for evt-1 ({first.key}), the first that is kept of its entity.")
-        assert first_line(oncegate("explain", "evt-1")).endswith(" 2 later events of its entity wait for it.")
+        assert later.endswith(f" It waits for evt-1 ({first.key}), an earlier event of the same entity.")
+        assert first_line(oncegate("explain", "evt-1")).endswith(" 2 later events of the same entity wait for it.")
         assert " wait for it" not in first_line(oncegate("explain", "evt-4"))
         path = tmp_path / "event.json"
         path.write_text(json.dumps(seen[2]))
@@ -117,8 +118,8 @@ class TestDecisions:
         gate.run({"id": "evt-1"}, fail)
         told = oncegate("explain", "evt-1")
         assert first_line(told) == (
-            "Given up: evt-1 became a dead letter at its first attempt, because ValueError: no such case; nothing runs"
-            " it until it is redriven or dropped (oncegate dlq)."
+            "Given up: evt-1 became a dead letter at its first attempt: ValueError: no such case. It does not run again"
+            " until it is redriven or dropped (oncegate dlq)."
         )
         assert (fact(told, "payload"), fact(told, "made_of")) == ('{"id":"evt-1"}', '["evt-1"]')
 
@@ -134,16 +135,15 @@ class TestDecisions:
         oncegate("dlq", "redrive", entry.key.hex())
         waiting = first_line(oncegate("explain", "evt-1"))
         assert waiting.endswith(
-            "it is kept with its payload, and waits for the service or a worker of the inbox, so that a copy that comes"
-            " now is a duplicate."
+            "It is stored with its payload and waits for the service or an inbox worker; another delivery is a"
+            " duplicate."
         )
         with_more = Gate(gate.store, max_attempts=5)
         assert [outcome.status for outcome in with_more.run_waiting(later)] == ["failed"]
         assert with_more.run_waiting(later) == []
         told = first_line(oncegate("explain", "evt-1"))
-        assert told.startswith("Run and held up: what evt-1 needs has been unavailable for ")
-        assert "(busy); it is kept with its payload, and is not taken up before " in told
-        assert "and is not taken up before 20" in told
+        assert told.startswith("Run without success: what the handler of evt-1 calls has been unavailable for ")
+        assert "(busy). It is stored with its payload and does not run before 20" in told
 
     def test_in_hand(self, oncegate: Run, gate: Gate) -> None:
         """While a worker is at it, what is left of its lease is told."""
@@ -160,7 +160,7 @@ class TestDecisions:
         over.set()
         worker.join()
         assert first_line(told).startswith(
-            "Being run: a worker is at evt-1, at its first attempt, and holds it for up to 2"
+            "Running: a worker is processing evt-1 at its first attempt, and its lease ends in 2"
         )
         assert fact(told, "lease_left").endswith(" s")
 
@@ -176,9 +176,9 @@ class TestDecisions:
         gate.admit([{"id": "evt-1"}])
         gate.run_waiting(slow)
         assert [copy.status for copy in copies] == ["duplicate", "in_flight"]
-        assert told.startswith("Being run: ")
+        assert told.startswith("Running: ")
         assert told.endswith(
-            "a copy that comes now is a duplicate to the service, and in flight to gate.run and serve.mode=inline."
+            "another delivery to the service is a duplicate; to gate.run or serve.mode=inline it is in flight."
         )
 
     def test_a_worker_that_died(self, oncegate: Run, tmp_path: Path) -> None:
@@ -189,35 +189,35 @@ class TestDecisions:
         told = ""
         while "lease ended" not in told:  # it takes 20 ms
             told = first_line(oncegate("explain", "evt-1"))
-        assert told.startswith("Run, to an end that is not known: the worker of evt-1 did not come back, at its first ")
+        assert told.startswith("Run with unknown result: the worker that ran evt-1 at its first attempt did not report")
 
     def test_a_process_that_has_ended(self, oncegate: Run, tmp_path: Path) -> None:
         """What a dead process holds is not said to be run, though its lease lasts."""
         code = "import os, oncegate; oncegate.Gate('sqlite:///oncegate.db').run({'id': 'e'}, lambda _: os._exit(0))"
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
         told = first_line(oncegate("explain", "e"))
-        assert told.startswith("Run, to an end that is not known: the process that ran e has ended, at its first")
+        assert told.startswith("Run with unknown result: the process that ran e at its first attempt has ended. The ")
 
     def test_conflict(self, oncegate: Run, gate: Gate) -> None:
         """A copy that was kept apart for its content is not said to have been run."""
         gate.run({"id": "evt-1", "amount": 1}, lambda event: None)
         conflict = gate.run({"id": "evt-1", "amount": 2}, fail)
         assert first_line(oncegate("explain", str(conflict.kept))).startswith(
-            "Not run: evt-1 has the key of another event but other content, and is kept apart (its key "
+            "Not run: evt-1 has the key of another event but different content, and is a dead letter ("
         )
 
     def test_refused(self, oncegate: Run, gate: Gate) -> None:
         """Nor is one that could not be read."""
         (kept,) = gate.keep([gate.run(b"{", fail)])
         told = first_line(oncegate("explain", str(kept.kept)))
-        assert told.startswith("Not run: an event without an id was refused and is kept as a dead letter, because the ")
+        assert told.startswith("Not run: an event without an id was refused and is a dead letter: the ")
 
     def test_failed_after_it_was_marked(self, oncegate: Run, gate: Gate) -> None:
         """In mark_first mode the failure is a record of its own, which says so."""
         outcome = Gate(gate.store, mode="mark_first").run({"id": "evt-1"}, fail)
         told = first_line(oncegate("explain", str(outcome.kept)))
         assert told.startswith(
-            "Run, and failed after it was marked as done: evt-1 is kept as a dead letter, because Val"
+            "Run and failed after it was marked as done: evt-1 is a dead letter: Val"
         )
 
 
@@ -230,16 +230,16 @@ class TestFinding:
         gate.run({"id": "evt-1", "conversationId": "c-2"}, lambda event: None)
         code, out, _ = oncegate("explain", "c-1")
         head, columns, *rows, last = out.splitlines()
-        assert (code, head) == (exit_codes.OK, "3 records have c-1 as their key, event id or entity:")
+        assert (code, head) == (exit_codes.OK, "3 records with the key, event id or entity c-1:")
         assert columns.split()[:3] == ["key", "namespace", "event"]
         assert [row.split()[2] for row in rows] == ["evt-5", "evt-7", "evt-9"]
-        assert last == "See one of them with oncegate explain KEY; --namespace looks in one namespace only."
+        assert last == "Explain one record with oncegate explain KEY; select a namespace with --namespace."
 
     def test_namespaces(self, oncegate: Run, gate: Gate) -> None:
         """A namespace narrows it."""
         gate.run({"id": "evt-1"}, lambda event: None)
         Gate(gate.store, namespace="other").run({"id": "evt-1"}, lambda event: None)
-        assert first_line(oncegate("explain", "evt-1")).startswith("2 records have evt-1")
+        assert first_line(oncegate("explain", "evt-1")).startswith("2 records with the key, event id or entity evt-1")
         assert fact(oncegate("explain", "evt-1", "--namespace", "other"), "namespace") == "other"
 
     def test_unknown(self, oncegate: Run, gate: Gate) -> None:
@@ -249,9 +249,9 @@ class TestFinding:
             code, out, err = oncegate("explain", unknown)
             assert (code, out) == (exit_codes.NOT_FOUND, "")
             assert err.startswith(
-                f"Error: {unknown} is not known: it was never seen, or it was processed longer ago than"
+                f"Error: {unknown} is not known: the event was never seen, its record has expired"
             )
-            assert "retention, 7d by these settings" in " ".join(err.split())
+            assert "(retention is 7d)" in " ".join(err.split())
 
     def test_an_id_that_looks_like_a_key(self, oncegate: Run, gate: Gate) -> None:
         """An event may be called by 32 hexadecimal digits, too."""
@@ -266,10 +266,10 @@ class TestFinding:
         Gate(gate.store).run_batch(events, lambda event: None)
         code, _, err = oncegate("explain", "evt-x", "--scan", "1200")
         assert code == exit_codes.NOT_FOUND
-        assert "evt-x was not found among the first 1,200 records, and there are more" in err
+        assert "evt-x was not found in the first 1,200 records; use --scan to scan more" in err
         some = first_line(oncegate("explain", "c-1", "--scan", "3"))
-        assert some.startswith("3 records have c-1 as their key, event id or entity among the first 3 records; look")
-        assert "may be others: only the first 1 of the records" in oncegate("explain", "c-1", "--scan", "1")[1]
+        assert some.startswith("3 records with the key, event id or entity c-1 among the first 3 records (use --scan")
+        assert "Only the first 1 records were scanned" in oncegate("explain", "c-1", "--scan", "1")[1]
         whole = oncegate("explain", "evt-x", "--scan", "1500")
         assert "is not known" in whole[2]
 
@@ -338,13 +338,11 @@ class TestFiles:
         ]
         sentences = [part[1] for part in parts]
         assert sentences[0].startswith("Run: evt-1 was processed ")
-        assert sentences[1].startswith("Not run: its key is that of evt-2, first seen ")
-        assert sentences[1].endswith(
-            ", but its content is another, so that it is a conflict and is kept as a dead letter."
-        )
+        assert sentences[1].startswith("Not run: it has the key of evt-2 (first seen ")
+        assert sentences[1].endswith(") but different content, so it is a conflict and becomes a dead letter.")
         assert "differs_in    n" in parts[1]
         assert sentences[2].startswith(
-            "Not known: nothing is remembered under its key, so a delivery that comes now is"
+            "Not known: there is no record with the key of this event, so a delivery now is run."
         )
         assert sentences[4].startswith("Refused: the text is not JSON")
 
@@ -401,18 +399,18 @@ class TestFiles:
         gate.run({"id": "evt-1", "n": 1}, lambda event: None)
         (tmp_path / "event.json").write_text('{"id": "evt-1", "n": 2}')
         given = ("explain", "--file", "event.json")
-        assert "so that it is a conflict and is kept as a dead letter" in oncegate(*given)[1]
+        assert "so it is a conflict and becomes a dead letter" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('on_conflict = "run"')
-        assert "Run under a key of its own, as on_conflict says: its key is that of evt-1" in oncegate(*given)[1]
+        assert "Run under another key because of on_conflict: it has the key of evt-1" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('on_conflict = "duplicate"')
-        assert "a copy that comes now has the same key, so it is a duplicate" in oncegate(*given)[1]
+        assert "Another delivery has the same key, so it is a duplicate" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text("key = 'fields(\"nowhere\")'")
         assert "Refused: the fields key needs nowhere, which the event does not have." in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('key = \'fields("nowhere")\'\non_missing_key = "unguarded"')
-        assert "Run without protection from duplicates: the fields key needs nowhere" in oncegate(*given)[1]
+        assert "Run without protection against duplicates: the fields key needs nowhere" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('max_age = "1h"\non_too_old = "bury"')
         (tmp_path / "event.json").write_text('{"id": "evt-2", "timestamp": "2020-01-01T00:00:00Z"}')
-        assert "so a delivery that comes now is buried, as it happened " in oncegate(*given)[1]
+        assert "so a delivery now becomes a dead letter: it happened " in oncegate(*given)[1]
 
 
 ROUTES = """
@@ -452,7 +450,7 @@ class TestRoutes:
         """An event is looked up by the key of each route in its namespace; the answer says which were tried."""
         told = oncegate("explain", "--file", "desk.json")
         assert told[0] == exit_codes.OK
-        assert told[1].splitlines()[1].startswith("Not run: its key is that of evt-1, ")
+        assert told[1].splitlines()[1].startswith("Not run: it has the key of evt-1 (first seen ")
         assert fact(told, "namespace") == "desk"
         assert fact(told, "tried").startswith("desk (known in namespace desk, key ")
         assert "; crm (no key: Refused: the fields key needs nr" in fact(told, "tried")
@@ -473,7 +471,7 @@ class TestRoutes:
         """What no route knows names the routes that were tried, with the key that it has on each."""
         told = oncegate("explain", "--file", "new.json")
         assert told[0] == exit_codes.NOT_FOUND
-        assert told[1].splitlines()[1].startswith("Not known to any of the routes desk, crm and (no route): ")
+        assert told[1].splitlines()[1].startswith("Not known to the routes desk, crm and (no route): ")
         assert fact(told, "tried").count("not known in namespace") == 2
 
     @pytest.mark.usefixtures("files")

@@ -14,7 +14,7 @@ import pytest
 from oncegate import Gate, keys, read
 from oncegate.cli import exit_codes
 from oncegate.cli.event_files import documents
-from oncegate.cli.output import Progress, stamp
+from oncegate.cli.output import Progress, rfc3339
 from oncegate.times import microseconds_of
 from tests.cli.conftest import Run, on_terminal
 
@@ -149,7 +149,7 @@ class TestFiles:
         command = f"{sys.executable} -m oncegate read <(cat f.jsonl)"
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)  # noqa: S607
         assert (done.returncode, done.stderr) == (exit_codes.OK, "")
-        assert "auto takes 1 and 2 for one, which differ in content" in done.stdout
+        assert "auto treats 1 and 2 as one event but their content differs" in done.stdout
 
 
 class TestEvents:
@@ -160,7 +160,7 @@ class TestEvents:
         assert len(events) == len(known)
         for event, sample in zip(events, known, strict=True):
             when = sample["read"].get("occurred_at")
-            spelt = {"occurred_at": when and stamp(microseconds_of(datetime.fromisoformat(when)))}
+            spelt = {"occurred_at": when and rfc3339(microseconds_of(datetime.fromisoformat(when)))}
             assert {name: event[name] for name in sample["read"]} | spelt == sample["read"] | spelt
             assert event["occurred_at"] == spelt["occurred_at"]
 
@@ -205,9 +205,9 @@ class TestEvents:
         rows = out.splitlines()
         assert rows[0].split()[-1] == "problem"
         assert "f.jsonl:2" in rows[2]
-        assert "no event: " in rows[2]
+        assert "not an event: " in rows[2]
         assert rows[3].endswith("the text is not JSON: Input data was truncated")
-        assert "auto                   finds 1 event in 2" in out
+        assert "auto                   1 different event among 2" in out
 
     @pytest.mark.parametrize("output", ["text", "json"])
     def test_hostile_text(self, oncegate: Run, tmp_path: Path, output: str) -> None:
@@ -226,7 +226,7 @@ class TestEvents:
         (tmp_path / "f.jsonl").write_text(lines(ONE, OTHER, ECHO))
         _, out, _ = oncegate("read", "f.jsonl", "--limit", "1")
         assert "f.jsonl:2" not in out
-        assert "These are the first 1 of 3 events; see more of them with --limit." in out
+        assert "Showing the first 1 of 3 events; use --limit to see more." in out
         assert "1 and 2 share a key" in out
 
 
@@ -263,17 +263,17 @@ class TestComparing:
         (tmp_path / "f.jsonl").write_text(lines(ONE, ONE, ECHO, OTHER, {"note": 1}))
         out = oncegate("read", "f.jsonl")[1]
         assert out.split("\n\n")[2].splitlines() == [
-            "auto                   finds 3 events in 5",
-            "                         1, 2 and 4 share a key: other content, so 4 would be a conflict;"
-            " the others are the same (redelivery)",
-            "event_id               finds 2 events in 4",
-            "                         1, 2 and 4 share a key: other content, so 4 would be a conflict;"
-            " the others are the same (redelivery)",
+            "auto                   3 different events among 5",
+            "                         1, 2 and 4 share a key: different content, so 4 would be a conflict;"
+            " the others have the same content (redelivery)",
+            "event_id               2 different events among 4",
+            "                         1, 2 and 4 share a key: different content, so 4 would be a conflict;"
+            " the others have the same content (redelivery)",
             "                         5: the event_id key needs id, which the event does not have",
-            "content                finds 4 events in 5",
-            "                         1 and 2 share a key: the same content (redelivery)",
-            'state_change("500ms")  finds 2 events in 4',
-            "                         1, 2 and 3 share a key: other content, taken for duplicates"
+            "content                4 different events among 5",
+            "                         1 and 2 share a key: same content (redelivery)",
+            'state_change("500ms")  2 different events among 4',
+            "                         1, 2 and 3 share a key: different content, treated as duplicates"
             " (redelivery, state-echo)",
             "                         5: the state_change key needs entity, state, time, which the event does not have",
         ]
@@ -289,7 +289,7 @@ class TestComparing:
         column = shown(*said)["strategies"][3]
         assert (column["distinct"], column["splits"]) == (2, [3])
         assert (
-            "3 came too late to keep apart what is joined around it (timeline.split)"
+            "3 arrived too late to separate two events that were joined (timeline.split)"
             in oncegate("read", "events.jsonl")[1]
         )
 
@@ -306,7 +306,7 @@ class TestComparing:
         assert found['fields("type")'] == (1, [[1, 2, 3]])
         assert found["mine:parts"] == (2, [])
         assert columns[5]["missing"] == [
-            {"reason": "its key function raised KeyError: 'conversationId'", "events": [3]}
+            {"reason": "the key function raised KeyError: 'conversationId'", "events": [3]}
         ]
 
     @pytest.mark.parametrize(
@@ -330,30 +330,32 @@ class TestAdvice:
     @pytest.mark.parametrize(
         ("documents", "said"),
         [
-            ([], "There is no event in it."),
-            ([ONE], "That is one event: give others of its kind, or copies of it,"),
+            ([], "There is no event to read."),
+            ([ONE], "There is only one event: add copies of it, or similar events,"),
             (
                 [ONE, DIFFERENT],
-                "auto keeps all 2 apart; no other strategy that has a key for them takes them otherwise.",
+                "auto treats all 2 as different events; every other strategy with keys for these events agrees.",
             ),
-            ([ONE, ONE], "auto takes 1 and 2 for one event; no other strategy that has a key for them"),
-            ([ONE, ONE, DIFFERENT, DIFFERENT], "auto finds 2 events in these 4; no other"),
+            ([ONE, ONE], "auto treats 1 and 2 as one event; every other strategy with keys for these events agrees."),
+            ([ONE, ONE, DIFFERENT, DIFFERENT], "auto finds 2 different events among 4; every other"),
             (
                 [ONE, ECHO],
-                'auto keeps all 2 apart; state_change("500ms") would merge 1 and 2, which differ in content.',
+                'auto treats all 2 as different events; state_change("500ms") treats 1 and 2 as one event but their'
+                " content differs.",
             ),
             (
                 [ONE, OTHER],
-                "auto takes 1 and 2 for one, which differ in content; content would keep 1 and 2 apart;"
-                ' state_change("500ms") would keep 1 and 2 apart.',
+                "auto treats 1 and 2 as one event but their content differs; content treats 1 and 2 as different"
+                ' events; state_change("500ms") treats 1 and 2 as different events.',
             ),
             (
                 [ONE, ONE, OTHER],
-                "auto takes 1, 2 and 3 for one, which differ in content; content would keep 1 and 3 apart;",
+                "auto treats 1, 2 and 3 as one event but their content differs; content treats 1 and 3 as different",
             ),
             (
                 [{"id": 1}, {"n": 1, "id": 2}, {"n": 1, "id": 2}, {"n": 2, "id": 2}, {"id": 2}],
-                "auto takes 2, 3, 4 and 5 for one, which differ in content; content would keep 2, 4 and 5 apart.",
+                "auto treats 2, 3, 4 and 5 as one event but their content differs; content treats 2, 4 and 5 as"
+                " different events.",
             ),
         ],
     )
@@ -365,15 +367,17 @@ class TestAdvice:
         """Of a strategy that was asked for it is told, too, where it has no key."""
         said = shown(ONE, self.DIFFERENT, {"id": 1}, options=("--key", 'fields("timestamp")'))["advice"]
         assert said == (
-            'auto keeps all 3 apart; fields("timestamp") would merge 1 and 2, which differ in content,'
-            " and has no key for 3."
+            'auto treats all 3 as different events; fields("timestamp") treats 1 and 2 as one event but their content'
+            " differs, and has no key for 3."
         )
 
     def test_many(self, shown: Any) -> None:
         """Long lists are cut."""
         documents = [{"id": number, "call": number // 20} for number in range(60)]
         said = shown(*documents, options=("--key", 'once_per("x", "call")'))["advice"]
-        assert said.endswith("would merge 1, 2, 3, 4, 5, 6, 7, 8 and 12 more, which differ in content (and 2 more).")
+        assert said.endswith(
+            "treats 1, 2, 3, 4, 5, 6, 7, 8 and 12 more as one event but their content differs (and 2 more)."
+        )
 
 
 class TestTerminal:
@@ -391,7 +395,7 @@ class TestTerminal:
         (tmp_path / "e.json").write_text('{"id": "p1", "type": "x"}')
         shown = on_terminal(["read", "e.json"], tmp_path, COLUMNS="80", NO_COLOR="1")
         assert shown.splitlines()[1].split() == ["1", "e.json", "plain", "x", "p1"]
-        assert "No room" not in shown
+        assert "Columns not shown" not in shown
 
     def test_progress(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What takes long says on a terminal how far it is, and takes that away in the end; elsewhere it is silent."""
@@ -402,8 +406,8 @@ class TestTerminal:
             monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
             stream.seek(stream.truncate(0))
             with Progress("events") as progress:
-                progress.at(1)
+                progress.update(1)
                 now += 1_500_000
-                progress.at(1_000)
-                progress.at(1_001)
+                progress.update(1_000)
+                progress.update(1_001)
             assert stream.getvalue() == said

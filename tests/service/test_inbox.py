@@ -18,7 +18,7 @@ import pytest
 
 from oncegate import Gate, open_store
 from oncegate.claims import Redrive
-from oncegate.cli.work import handlers_of_inbox
+from oncegate.cli.work import inbox_handlers
 from oncegate.errors import SettingError
 from oncegate.service.admission import InboxAdmission
 from oncegate.settings import load
@@ -279,11 +279,11 @@ def test_a_worker_of_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     toml = '[route.a]\nsignature = "none"\nhandler = "log"\nlease = "7s"\n[route.b]\nsignature = "none"\n'
     (tmp_path / "oncegate.toml").write_text(toml)
-    with pytest.raises(SettingError, match="events of b: name what is called with each event"):
-        handlers_of_inbox(load(environ={}))
-    ((namespace, (route, _)),) = handlers_of_inbox(load(environ={}, flags={"namespace": "a"})).items()
+    with pytest.raises(SettingError, match="namespace b: no handler; use --handler"):
+        inbox_handlers(load(environ={}))
+    ((namespace, (route, _)),) = inbox_handlers(load(environ={}, flags={"namespace": "a"})).items()
     assert (namespace, route["lease"]) == ("a", "7s")
-    everything = handlers_of_inbox(load(environ={}, flags={"work.handler": "json:dumps"}))
+    everything = inbox_handlers(load(environ={}, flags={"work.handler": "json:dumps"}))
     assert {name: handler is json.dumps for name, (_, handler) in everything.items()} == {
         "a": False,
         "b": True,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from oncegate.cli import exit_codes
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import clean, say, show_facts, show_json, show_table
+from oncegate.cli.output import clean, print_text, show_facts, show_json, show_table
 from oncegate.doctor.facts import Facts, RouteFacts, Unread
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import RULES, check, unchecked
@@ -122,14 +122,14 @@ def _show(facts: Facts, found: Findings) -> None:
             "checked": _checked_parts(facts),
         }
     )
-    say("")
+    print_text("")
     if found:
         rows = [(finding.severity, rule, finding.what) for rule, finding in found]
         show_table(("severity", "rule", "what"), rows, essential=("severity", "rule", "what"))
         for rule, finding in found:
             _explain(rule, finding)
-        say("")
-    say(f"{_summary(facts, found)} {_left_out(facts)}".rstrip())
+        print_text("")
+    print_text(f"{_summary(facts, found)} {_left_out(facts)}".rstrip())
 
 
 def _checked_parts(facts: Facts) -> str:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncegate.cli import exit_codes
-from oncegate.cli.options import Measured, counted, output_option
-from oncegate.cli.output import say, show_json, show_table
+from oncegate.cli.options import NumberRange, number, output_option
+from oncegate.cli.output import print_text, show_json, show_table
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
 from oncegate.simulate.copies import CopyOptions, Kind
@@ -46,7 +46,7 @@ def _copies(written: str) -> tuple[int, int]:
 
 def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Command]:
     return click.option(
-        f"--{name}", type=Measured(0, 1), metavar="SHARE", default=default, show_default=True, help=help_
+        f"--{name}", type=NumberRange(0, 1), metavar="SHARE", default=default, show_default=True, help=help_
     )
 
 
@@ -59,8 +59,10 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     help="Target: http://HOST/events, sqs://QUEUE, eventbridge://BUS, file://PATH, or - for stdout. AWS targets accept"
     " ?region=NAME and &endpoint=URL.",
 )
-@click.option("--events", type=counted(), default=1_000, show_default=True, help="Number of events.")
-@click.option("--rate", type=Measured(_SLOWEST, _FASTEST), default=100.0, show_default=True, help="Events per second.")
+@click.option("--events", type=number(), default=1_000, show_default=True, help="Number of events.")
+@click.option(
+    "--rate", type=NumberRange(_SLOWEST, _FASTEST), default=100.0, show_default=True, help="Events per second."
+)
 @click.option(
     "--copies",
     type=_copies,
@@ -83,7 +85,7 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
 @_share("conflict", _DEFAULTS.conflict, "Share of events that are sent again with the same id and other content.")
 @_share("invalid", _DEFAULTS.invalid, "Share of events with an additional delivery that cannot be read.")
 @click.option("--delay", metavar="DURATION", help="Longest delay of a delivery, to change the order.  [default: none]")
-@click.option("--seed", type=counted(0, _MOST_SEED), help="Repeat the traffic of this seed.  [default: random]")
+@click.option("--seed", type=number(0, _MOST_SEED), help="Repeat the traffic of this seed.  [default: random]")
 @click.option("--truth", metavar="FILE", help="Write the truth file that oncegate verify needs.")
 @click.option("--parallel", type=click.IntRange(1, 256), default=1, show_default=True, help="Concurrent requests.")
 @click.option("--patience", metavar="DURATION", default="60s", show_default=True, help="How long to retry a delivery.")
@@ -188,12 +190,14 @@ def _rows(summary: Summary) -> list[tuple[Any, ...]]:
 def _show(plan: Plan, summary: Summary, truth: str | None) -> None:
     headers = ("kind", "deliveries", "taken", "refused", "gave up")
     show_table(headers, _rows(summary), essential=headers)
-    say(_sentence(plan, summary))
+    print_text(_sentence(plan, summary))
     if summary.reasons:
         why = ", ".join(f"{reason} ({number})" for reason, number in summary.reasons.most_common(_REASONS))
-        say(f"Not accepted: {why}.")
+        print_text(f"Not accepted: {why}.")
     if truth:
-        say(f"The truth file is {truth}. Compare it with the effects: oncegate verify --truth {truth} --effects FILE")
+        print_text(
+            f"The truth file is {truth}. Compare it with the effects: oncegate verify --truth {truth} --effects FILE"
+        )
 
 
 def _fields(plan: Plan, summary: Summary) -> dict[str, Any]:

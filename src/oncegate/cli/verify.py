@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from oncegate.cli import exit_codes
-from oncegate.cli.event_files import opened
-from oncegate.cli.options import counted, output_option
-from oncegate.cli.output import say, say_aside, show_json, show_table
+from oncegate.cli.event_files import open_input
+from oncegate.cli.options import number, output_option
+from oncegate.cli.output import print_note, print_text, show_json, show_table
 from oncegate.durations import times
 from oncegate.simulate.truth import Truth, load
 from oncegate.simulate.verification import Comparison, EffectFinding, compare, effects
@@ -23,7 +23,7 @@ from oncegate.simulate.verification import Comparison, EffectFinding, compare, e
     required=True,
     help="The effects: JSON lines with a key or an event_id, or the log of oncegate serve; - reads stdin.",
 )
-@click.option("--limit", type=counted(0), default=20, show_default=True, help="Maximum number of problems to list.")
+@click.option("--limit", type=number(0), default=20, show_default=True, help="Maximum number of problems to list.")
 @output_option
 def verify(truth: str, effects_file: str, limit: int, output: str) -> int:
     """Compare the effects of simulated traffic with its truth file.
@@ -35,33 +35,33 @@ def verify(truth: str, effects_file: str, limit: int, output: str) -> int:
       1  a file cannot be read
       6  events are lost, doubled or unknown
     """
-    with opened(truth) as lines:
+    with open_input(truth) as lines:
         known = load(lines, truth)
-    with opened(effects_file) as lines:
+    with open_input(effects_file) as lines:
         comparison = compare(known, effects(lines, effects_file))
     if output == "json":
         show_json(_fields(comparison, limit))
         if len(comparison.findings) > limit:
-            say_aside(_cut(comparison, limit))
+            print_note(_cut(comparison, limit))
     else:
         _show(known, comparison, limit)
     return exit_codes.OK if comparison.once else exit_codes.NOT_ONCE
 
 
 def _show(truth: Truth, comparison: Comparison, limit: int) -> None:
-    say(_verdict(comparison))
+    print_text(_verdict(comparison))
     shown = comparison.findings[:limit]
     if shown:
         print()
         headers = ("wrong", "event", "type", "entity", "effects", "deliveries")
         show_table(headers, [_row(finding) for finding in shown], essential=headers)
     if len(comparison.findings) > limit:
-        say(_cut(comparison, limit))
+        print_text(_cut(comparison, limit))
     if any(finding.by_echo for finding in comparison.findings):
         window = truth.plan.copy_options.window // 1_000
         print()
-        say("Some events are doubled only by an echo: the same state change with other ids and other content.")
-        say(f'The key first(state_change("{window}ms"), auto) treats a state change and its echo as one event.')
+        print_text("Some events are doubled only by an echo: the same state change with other ids and other content.")
+        print_text(f'The key first(state_change("{window}ms"), auto) treats a state change and its echo as one event.')
 
 
 def _cut(comparison: Comparison, limit: int) -> str:
