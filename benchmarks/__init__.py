@@ -1,1 +1,1 @@
-"""What Oncegate costs, as ratios to the least that this machine could do the same work for."""
+"""Measure the cost of Oncegate as ratios to the raw limits of this machine."""

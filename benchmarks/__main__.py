@@ -1,4 +1,5 @@
-"""`python -m benchmarks [PART…]`: one table of ratios. `--scale`: the SQLite rows on a file of ten million keys."""
+"""`python -m benchmarks [PART…]`: print one table of ratios. `--scale`: measure SQLite with a file of ten million
+keys."""
 
 import argparse
 import sys
@@ -12,7 +13,7 @@ from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
 
-# In the repository, not in the system's temporary folder: that may be in memory, where a sync costs nothing.
+# In the repository, not in the temporary folder of the system: that may be in memory, where a sync costs nothing.
 FOLDER = Path(__file__).parent.parent / ".bench"
 
 PARTS: Mapping[str, Callable[[Sizes, Path, Progress], list[Row]]] = {
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sizes = replace(sizes, rounds=arguments.rounds)
     parts = arguments.parts or list(PARTS)
     if unknown := [part for part in parts if part not in PARTS]:
-        sys.exit(f"there is no part {unknown[0]}; there are {', '.join(PARTS)}")
+        sys.exit(f"unknown part {unknown[0]}; use {', '.join(PARTS)}")
     rows = _measured(sizes, Progress(sys.stderr), parts, scaled=arguments.scale, keep=not arguments.quick)
     if arguments.output == "json":
         print(as_json(rows))
@@ -86,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", metavar="PART", nargs="*", help=f"only these: {', '.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, help="how often ours and the other take turns")
+    parser.add_argument("parts", metavar="PART", nargs="*", help=f"measure only these: {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, help="how many turns Oncegate and its competitor take")
     parser.add_argument("--scale", action="store_true", help="measure SQLite on 10 M keys; the first run builds them")
-    parser.add_argument("--quick", action="store_true", help="few events: shows that it works, not how fast it is")
-    parser.add_argument("--output", choices=["table", "json"], default="table", help="what to print (default: table)")
+    parser.add_argument("--quick", action="store_true", help="few events: checks that the benchmarks run")
+    parser.add_argument("--output", choices=["table", "json"], default="table", help="the format (default: table)")
     return parser
 
 

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.bare`: the same server as the service's, around an ASGI application that only parses its JSON;
-with `--keeping`, around the service's own endpoint with nobody who runs what it keeps."""
+"""`python -m benchmarks.bare`: the server of the service with an ASGI application that only parses its JSON. With
+`--keeping`, the server with the endpoint of the service, which stores events that no worker runs."""
 
 import asyncio
 import socket
@@ -41,7 +41,7 @@ async def parse(
 
 
 class _Keeping:
-    """Has the store keep events, and leaves it at that."""
+    """Stores events in the store and does nothing else."""
 
     left_running = hung = 0
     threads_left = 1

@@ -1,4 +1,4 @@
-"""The events that all contestants take: what a claim of one looks like, and how it is completed."""
+"""The events that all competitors process: the claim of an event and its completion."""
 
 import os
 import uuid
@@ -13,9 +13,9 @@ SOURCE: Final = "plain"
 TYPE: Final = "call.ended"
 LEASE: Final = 30_000_000
 RETENTION: Final = 7 * 24 * 3_600_000_000
-RESULT: Final = b"null"  # what a handler that returns nothing leaves behind
+RESULT: Final = b"null"  # the result of a handler that returns None
 DESCRIPTION: Final = (
-    f"An event is a new key, claimed and completed in batches of {BATCH}; kept of it are the 16-byte key, owner and "
+    f"An event is a new key, claimed and completed in batches of {BATCH}. Its record holds the 16-byte key, owner and "
     "content hash, source, type, a delivery id of 36 characters, fence, attempts, times and the result null."
 )
 

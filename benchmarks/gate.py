@@ -1,4 +1,4 @@
-"""The gate around the store: what its bookkeeping costs, and what concurrent callers gain by sharing their writes."""
+"""Measure the gate: the cost of its bookkeeping, and the gain of concurrent callers that share their writes."""
 
 import asyncio
 import os
@@ -29,8 +29,8 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
 
 
 def _bookkeeping(sizes: Sizes, progress: Progress) -> Row:
-    """All that is neither reading nor making a key nor the handler nor the store: that one is asked for the same by
-    hand, and its time subtracted."""
+    """The time of the gate without reading, key, handler and store. The same store calls are made directly, and their
+    time is subtracted."""
     progress.stage("gate, bookkeeping")
     batches = sizes.memory_events // BATCH
     gate, store = _Batches(batches, _new_gate, _gate_batch), _Batches(batches, MemoryStore, _store_batch)
@@ -47,7 +47,7 @@ def _bookkeeping(sizes: Sizes, progress: Progress) -> Row:
 
 
 def _from_bytes(sizes: Sizes, progress: Progress) -> Row:
-    """All of it: an envelope of Genesys Cloud read, its key made, claimed, run and settled on the memory store."""
+    """The whole path: read a Genesys Cloud envelope, make its key, claim, run and settle it on the memory store."""
     progress.stage("gate, from bytes to outcome")
     batches = sizes.read_events // BATCH
     gate, decode = _Batches(batches, _new_gate, _bytes_batch), _Batches(batches, _nothing_new, _decode_batch)
@@ -64,10 +64,11 @@ def _from_bytes(sizes: Sizes, progress: Progress) -> Row:
 
 
 class _Batches(Generic[_Kept]):
-    """A contestant that takes many batches in each of its turns, on something new, and remembers what each took.
+    """A competitor that processes many batches in each turn, on a new object, and records the time of each batch.
 
-    What other processes do only ever adds to that, so that the least is what the code itself takes, as the
-    documentation of timeit has it. The median is what it took here and now."""
+    Other processes can only add to the time, so the minimum is the time of the code itself, as the documentation of
+    timeit says. The median is the time on this machine under its current load.
+    """
 
     def __init__(self, batches: int, new: Callable[[], _Kept], batch: Callable[[_Kept], float]) -> None:
         self._batches = batches
@@ -83,7 +84,7 @@ class _Batches(Generic[_Kept]):
 
     @property
     def least(self) -> float:
-        """In microseconds for each event."""
+        """In microseconds per event."""
         return min(self._took) * 1e6 / BATCH
 
     @property
@@ -125,7 +126,7 @@ def _bytes_batch(gate: Gate) -> float:
 
 
 def _nothing_new() -> None:
-    """To decode needs nothing."""
+    """Decoding needs no object."""
 
 
 def _decode_batch(_nothing: None) -> float:
@@ -142,7 +143,7 @@ def _job() -> Job:
 
 
 def _nothing(event: Event) -> None:
-    """The least that a handler can do."""
+    """A handler that does nothing."""
 
 
 def _concurrent(sizes: Sizes, folder: Path, progress: Progress) -> Row:
@@ -181,7 +182,7 @@ def _together(folder: Path, events: int) -> float:
 
 
 async def _call(gate: Gate, events: int) -> None:
-    """Each caller takes the next event as soon as it is done with one."""
+    """Each caller takes the next event when it has finished one."""
     numbers = iter(range(events))
 
     async def nothing(event: Event) -> None: ...

@@ -1,4 +1,4 @@
-"""A file that looks as if it had served for long: many completed keys, none of them expiring soon."""
+"""Build an SQLite file as after long use: many completed keys, none of which expires soon."""
 
 import random
 import sqlite3
@@ -14,11 +14,11 @@ from oncegate.clocks import wall
 
 _CHUNK = 50_000
 _SEED = 1
-_LONG = 20 * 365 * 24 * 3_600_000_000  # the file is kept: a sweep must not empty it one day
+_LONG = 20 * 365 * 24 * 3_600_000_000  # the file is reused: a later run must not delete its keys as expired
 
 
 def grown(folder: Path, keys: int, progress: Progress) -> Path:
-    """The file that was made before, if its schema is today's, else a new one."""
+    """The existing file if it has the current schema, else a new one."""
     path = folder / f"{keys}-keys.db"
     if not path.exists() or _schema(path) != _schema_of_new(folder):
         _build(path, keys, progress)
@@ -26,7 +26,7 @@ def grown(folder: Path, keys: int, progress: Progress) -> Path:
 
 
 def _build(path: Path, keys: int, progress: Progress) -> None:
-    """The name is the sign that the file is whole: one left by a run that was stopped has another."""
+    """Build the file under another name and rename it at the end, so that a stopped run leaves no incomplete file."""
     unfinished = path.with_suffix(".unfinished")
     _remove(unfinished)
     db = connected(unfinished)
@@ -44,7 +44,7 @@ def _build(path: Path, keys: int, progress: Progress) -> None:
 
 
 def _remove(path: Path) -> None:
-    """With its log: a log left behind would be played into the next file of that name."""
+    """Remove the file and its log. SQLite would replay a remaining log into the next file of the same name."""
     for ending in ("", "-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
 
@@ -58,9 +58,10 @@ def _insert(db: sqlite3.Connection, rows: list[Values]) -> None:
 def _rows(keys: int) -> Iterator[Values]:
     """Rows in the order of their keys, in two passes of a random half each.
 
-    One pass would leave every page with the same room to spare, so that hardly one would have to be split while
-    we measure; in random order the building would take far longer. After the second pass the pages are about as
-    unevenly full as random inserts would have left them."""
+    One pass would leave the same free space in every page, so almost no page would be split during the measurement.
+    Random order would take much longer. After the second pass the pages are filled about as unevenly as random inserts
+    leave them.
+    """
     chance = random.Random(_SEED)
     step = 2**128 // keys
     now = wall()

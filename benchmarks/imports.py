@@ -1,4 +1,4 @@
-"""What a user imports of oncegate against a well-known idempotency library, each in a fresh process."""
+"""Compare the import of oncegate with that of a well-known idempotency library, each in a new process."""
 
 import importlib.util
 import os
@@ -20,9 +20,9 @@ _STATEMENTS = {
 
 def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     if importlib.util.find_spec("aws_lambda_powertools") is None:
-        raise SystemExit("the import is compared with Powertools: pip install aws-lambda-powertools boto3")
+        raise SystemExit("this part needs Powertools for comparison: pip install aws-lambda-powertools boto3")
     progress.stage("imports")
-    # The first round writes the bytecode; it is never counted.
+    # The first round writes the bytecode and is never counted.
     turns = {name: partial(started, statement) for name, statement in _STATEMENTS.items()}
     rounds = by_turns(turns, sizes.imports, max(1, sizes.warm_ups), progress)
     return [

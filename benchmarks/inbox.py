@@ -1,4 +1,4 @@
-"""The inbox: how long good events wait for their handler while others fail."""
+"""Measure the inbox: how long good events wait for their handler while others fail."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from benchmarks.progress import Progress
 from benchmarks.report import Aim, Row
 from oncegate import Event, Gate, read
 
-_RATE = 150  # events in a second
+_RATE = 150  # events per second
 _SLOW = 0.05  # share of events whose handler takes two seconds
 _SLOW_FOR = 2.0
 _FAILING = 0.03  # share of events whose handler always raises
@@ -38,7 +38,8 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
 
 @dataclass
 class Delays:
-    """A handler that notes how long after its admission each good event starts; a few are slow, and some fail."""
+    """A handler that records the delay from admission to start for each good event. Some handlers are slow, and some
+    fail."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -57,9 +58,9 @@ def _p99(sizes: Sizes, folder: Path, failing: float) -> float:
 
 
 def measured(path: Path, seconds: float, failing: float) -> list[float]:
-    """The delays of the good events of so many seconds, of which this share always fails."""
+    """The delays of the good events during so many seconds, when this share of the events always fails."""
     handler = Delays()
-    logging.getLogger("oncegate.work").setLevel(logging.CRITICAL)  # the failures are meant
+    logging.getLogger("oncegate.work").setLevel(logging.CRITICAL)  # the failures are intended
     asyncio.run(_sent(Gate(f"sqlite:///{path}"), handler, seconds, failing))
     return handler.seconds
 

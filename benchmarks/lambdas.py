@@ -1,4 +1,4 @@
-"""A Lambda function's cold start: import and set-up of its handler, against one that only has a client of boto3."""
+"""Measure the cold start of a Lambda function against one that only creates a boto3 client."""
 
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from oncegate import Gate
 gate = Gate({url!r})
 handler = gate.lambda_handler(lambda event: None)
 """
-# It looks at its table, as ours does: so a table that is not there is found out at the start.
+# It describes its table, as Oncegate does to report a missing table at the start.
 _BARE: Final = """
 import boto3
 client = boto3.client("dynamodb", region_name={region!r}, endpoint_url={endpoint!r})
@@ -30,13 +30,13 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
     progress.stage("Lambda, cold start")
     with emulated(folder / "dynamo") as server:
         table = server.new_table()
-        open_store(server.url(table)).close()  # which makes it
+        open_store(server.url(table)).close()  # creates the table
         bare = _BARE.format(region=REGION, endpoint=server.endpoint, table=table)
         turns = {"ours": partial(started, _OURS.format(url=server.url(table))), "bare": partial(started, bare)}
         rounds = by_turns(turns, sizes.imports, max(1, sizes.warm_ups), progress)
     return [
         Row(
-            "Lambda handler on DynamoDB, more at its start",
+            "Lambda handler on DynamoDB, extra cold start",
             "ms",
             max(0.001, median(rounds, lambda took: 1e3 * (took["ours"] - took["bare"]))),
             median(rounds, lambda took: 1e3 * took["bare"]),

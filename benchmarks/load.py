@@ -1,6 +1,6 @@
-"""`python -m benchmarks.load URL`: a load generator in a process of its own, over raw keep-alive connections.
+"""`python -m benchmarks.load URL`: a load generator in its own process, over raw keep-alive connections.
 
-Each connection sends its next request when the last was answered. What is left of the time is the server's.
+Each connection sends its next request after the answer to the last one. The rest of the time belongs to the server.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _LENGTH = b"content-length: "
 
 
 class Connection(asyncio.Protocol):
-    """One sender: it asks, waits for the whole answer, and asks again."""
+    """One sender: it sends a request, waits for the whole response, and repeats."""
 
     def __init__(self, bodies: Iterator[bytes], told: Callable[[float, bytes], None], done: Callable[[], None]) -> None:
         self._bodies = bodies
@@ -61,7 +61,8 @@ class Connection(asyncio.Protocol):
 
 
 async def load(url: str, bodies: Iterator[bytes], connections: int) -> dict[str, object]:
-    """Send all the bodies; requests a second, latencies in seconds, and how often each code was answered."""
+    """Send all bodies. Returns requests per second, latencies in seconds, and the number of responses by status
+    code."""
     place = urlsplit(url)
     loop = asyncio.get_running_loop()
     host, port = place.hostname or "", place.port or 80
@@ -89,12 +90,12 @@ async def load(url: str, bodies: Iterator[bytes], connections: int) -> dict[str,
 
 
 def new(count: int) -> list[bytes]:
-    """Events that nobody has sent before."""
+    """Events that were never sent before."""
     return deliveries(count)
 
 
 def storm(count: int) -> list[bytes]:
-    """A few events again and again."""
+    """A few events, repeated."""
     return list(itertools.islice(itertools.cycle(deliveries(16)), count))
 
 

@@ -1,4 +1,4 @@
-"""How things are measured: contestants by turns, so that the machine's noise falls on all of them alike."""
+"""Measure competitors in turns, so that the noise of the machine affects all of them equally."""
 
 import gc
 import statistics
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from benchmarks.progress import Progress
 
-# One turn of a contestant: prepares outside the clock, works inside it, tells the seconds.
+# One turn of a competitor: prepares untimed, works timed, and returns the seconds.
 Turn = Callable[[], float]
-# The seconds of one round, by the contestant's name.
+# The seconds of one round, by the name of the competitor.
 Round = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything. An event count is what one contestant does in one turn."""
+    """The amount of work. An event count is the work of one competitor in one turn."""
 
     rounds: int
     warm_ups: int
@@ -38,7 +38,7 @@ class Sizes:
 
 
 def by_turns(turns: Mapping[str, Turn], rounds: int, warm_ups: int, progress: Progress) -> list[Round]:
-    """All rounds, each a turn of every contestant in order; a warm-up is a round that is not counted."""
+    """Run all rounds. Each round is one turn of every competitor, in order. Warm-up rounds are not counted."""
     taken: list[Round] = []
     for number in range(1 - warm_ups, rounds + 1):
         progress.step(f"round {number} of {rounds}" if number > 0 else "warming up")
@@ -47,7 +47,8 @@ def by_turns(turns: Mapping[str, Turn], rounds: int, warm_ups: int, progress: Pr
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Garbage that others left is collected before; the collector stays on, as it does in service."""
+    """The seconds of the work. Garbage of earlier turns is collected first. The collector stays on, as in
+    production."""
     gc.collect()
     start = time.perf_counter()
     work()
@@ -55,6 +56,6 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def median(rounds: Sequence[Round], figure: Callable[[Round], float]) -> float:
-    """The median over the rounds of a figure that is computed within each. A ratio of two medians would
-    compare one round's lucky moment with another's unlucky one."""
+    """The median over the rounds of a figure that is computed within each round. A ratio of two medians would compare a
+    fast moment of one round with a slow moment of another."""
     return statistics.median(figure(took) for took in rounds)

@@ -1,4 +1,4 @@
-"""The memory store against a bare dict: the time of a claim and a completion, and the room of a completed key."""
+"""Compare the memory store with a dict: the time of claim and complete, and the memory of a completed key."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from oncegate.stores.memory import MemoryStore
 Bare = dict[bytes, tuple[object, ...]]
 Kept = TypeVar("Kept")
 
-STATM = Path("/proc/self/statm")  # Linux; elsewhere the row on room is left out
+STATM = Path("/proc/self/statm")  # Linux only; elsewhere the row about memory is left out
 
 
 def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
@@ -41,14 +41,14 @@ def _speed(sizes: Sizes, progress: Progress) -> Row:
 
 
 def _room(sizes: Sizes, progress: Progress) -> Row:
-    progress.stage(f"memory store, room of {sizes.memory_keys:,} keys")
+    progress.stage(f"memory store, memory of {sizes.memory_keys:,} keys")
     ours, raw = (_resident(kind, sizes.memory_keys) for kind in ("ours", "raw"))
     name = f"memory per completed key, at {sizes.memory_keys:,}"
     return Row(name, "bytes", ours, raw, "dict", ours / raw, Aim("at most", 300, on="ours"))
 
 
 def _resident(kind: str, keys: int) -> float:
-    """In a process of its own, whose memory nothing else has grown or fragmented."""
+    """Measured in a new process, whose memory is not fragmented by other work."""
     command = [sys.executable, "-m", "benchmarks.resident", kind, str(keys)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

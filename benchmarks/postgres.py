@@ -1,8 +1,8 @@
-"""The Postgres store against psycopg by hand: the same table on the same server, one `unnest` insert and one update for
-each batch, no question asked of a row.
+"""Compare the Postgres store with plain psycopg: the same table on the same server, one `unnest` insert and one update
+for each batch, without any condition.
 
-The server is in the system's temporary folder. Where that is in memory a commit costs nothing, which is to the
-advantage of the one who does less: the other one.
+The server stores its data in the temporary folder of the system. If that is in memory, a commit costs nothing. This
+favours the competitor that does less work, which is plain psycopg.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from oncegate import open_store
 from oncegate.clocks import wall
 from tests.stores.postgres_server import INSTALL, PostgresServer, programs, running
 
-# Vacuums would fall on whose turn it is; statistics are brought up to date before every turn instead.
+# Autovacuum would run during the turn of one competitor. Instead, statistics are updated before every turn.
 _SETTINGS = ("autovacuum=off", "max_wal_size=4GB")
 _INSERT = b"""
     INSERT INTO raw.claims (
@@ -41,7 +41,7 @@ _UPDATE = b"""
 
 def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     if programs() is None:
-        raise SystemExit(f"the Postgres store is measured on a server of its own: {INSTALL}")
+        raise SystemExit(f"this part starts a Postgres server: {INSTALL}")
     progress.stage("Postgres")
     with running(_SETTINGS) as server:
         turns = {"ours": _ours(server, sizes.postgres_events), "raw": _raw(server, sizes.postgres_events)}
@@ -62,9 +62,9 @@ def _speed(rounds: list[Round], events: int) -> Row:
 
 
 def _room(server: PostgresServer) -> Row:
-    """With its indexes, and with the row versions that a vacuum will make room of."""
+    """With indexes, and with the dead row versions that a vacuum will remove."""
     ours, raw = (_bytes_per_key(server, schema) for schema in ("ours", "raw"))
-    return Row("Postgres room per completed key", "bytes", ours, raw, "psycopg", ours / raw, Aim("at most", 1.1))
+    return Row("Postgres disk space per completed key", "bytes", ours, raw, "psycopg", ours / raw, Aim("at most", 1.1))
 
 
 def _bytes_per_key(server: PostgresServer, schema: str) -> float:

@@ -1,4 +1,4 @@
-"""What is going on, on stderr: one line that is overwritten on a terminal, a line for each stage elsewhere."""
+"""Show the progress on stderr: on a terminal one line that is overwritten, elsewhere a line for each stage."""
 
 import shutil
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""Reading an event and making its default key, against parsing its JSON and hashing its bytes once."""
+"""Compare reading an event and making its default key with parsing its JSON and hashing its bytes once."""
 
 import hashlib
 import uuid
@@ -52,7 +52,7 @@ def _ours(payload: bytes) -> object:
 
 
 def decoded(payload: bytes) -> object:
-    """The least that anybody does who tells events apart by their content."""
+    """The minimum work to identify events by their content."""
     return msgspec.json.decode(payload), hashlib.sha256(payload).digest()
 
 
@@ -61,7 +61,7 @@ def deliveries(count: int) -> list[bytes]:
 
 
 def _event() -> bytes:
-    """A call that ended, as EventBridge hands it over; every id is new."""
+    """The end of a call as EventBridge delivers it. Every id is new."""
     conversation = str(uuid.uuid4())
     body = {
         "eventTime": 1_780_000_000_123,

@@ -1,8 +1,8 @@
-"""The Redis store against redis-py's own SET NX, and the gate on it against a well-known idempotency library.
+"""Compare the Redis store with SET NX of redis-py, and the gate on Redis with well-known idempotency libraries.
 
-Both sides use redis-py on a server that this run starts, with an append-only file synced every second. The library
-takes one event at a time; a batch of ours is another semantic (its lease must cover the whole batch), so single events
-stand beside it.
+Both sides use redis-py and a server that this run starts, with an append-only file that is synced every second. The
+library processes one event at a time. A batch of Oncegate has other semantics (its lease must cover the whole batch),
+so the table shows single events, too.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from tests.stores.redis_server import RedisServer
 _RETENTION_S: Final = RETENTION // 1_000_000
 _SETTLING: Final = 1.0
 _SHOWN: Final = {"claims": "claims, keys given, by 100", "batches": "gate, by 100", "single": "gate, one by one"}
-# Batches through the whole gate, with reading and keys, stand beside those of claims, for which there is an aim.
+# The rows of batches through the whole gate, with reading and keys, have no aim. The rows of claims alone have one.
 _AIMS: Final = {
     "claims new": Aim("at least", 25),
     "claims duplicate": Aim("at least", 60),
@@ -54,7 +54,7 @@ Caller = AbstractAsyncContextManager[Callable[[Payload], Awaitable[Any]]]
 
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
-    # Its file is never written anew meanwhile: that would fall on one contestant's turn or the other's.
+    # The append-only file is not rewritten during the run: a rewrite would fall into the turn of one competitor.
     server = RedisServer(folder / "redis", "--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0")
     try:
         return [
@@ -103,7 +103,7 @@ def _set_all(client: Redis, claims: Batch) -> None:
 
 
 def _rounds(server: RedisServer, turns: Mapping[str, Turn], sizes: Sizes, progress: Progress) -> list[Round]:
-    """All rounds, every turn on an empty server: what a command takes grows with what that holds, and so the figures
+    """Run all rounds, each turn on an empty server: the time of a command grows with the data, so otherwise the figures
     would depend on the number of rounds."""
 
     def on_empty(turn: Turn) -> float:
@@ -123,7 +123,7 @@ def _empty(server: RedisServer) -> None:
 
 def _against_powertools(server: RedisServer, sizes: Sizes, progress: Progress) -> list[Row]:
     progress.stage("Redis, against Powertools")
-    gate = Gate(server.url, remember=None)  # the other asks the server about every copy, too
+    gate = Gate(server.url, remember=None)  # off, because Powertools asks the server for every duplicate, too
     guarded = _guarded(server)
     counts = {"claims": sizes.redis_events, "batches": sizes.redis_events}
     counts |= dict.fromkeys(("single", "theirs"), sizes.redis_singles)
@@ -158,7 +158,7 @@ def _payloads(events: int) -> list[Payload]:
 
 
 def _claims_turn(store: Store, events: int, repeated: bool) -> float:
-    """What the gate asks of the store, and nothing else."""
+    """The store calls of the gate, without the gate."""
     batches = fresh(events)
 
     def work() -> None:
@@ -186,11 +186,11 @@ def _gate_turn(gate: Gate, events: int, size: int, repeated: bool) -> float:
 
 
 def _nothing(_event: Event) -> None:
-    """The handler: what is measured is what is around it."""
+    """A handler that does nothing: the work around it is measured."""
 
 
 def _guarded(server: RedisServer) -> Callable[..., Any]:
-    """A function under Powertools' guard, with the event's id as its key and no validation, its least work."""
+    """A function guarded by Powertools, with the id of the event as its key and no validation: its minimum work."""
     client: Any = Redis(port=server.port, decode_responses=True)
     layer = CachePersistenceLayer(client=client)
     config = IdempotencyConfig(event_key_jmespath="id", expires_after_seconds=_RETENTION_S)
@@ -198,7 +198,7 @@ def _guarded(server: RedisServer) -> Callable[..., Any]:
     config.register_lambda_context(_Context())  # type: ignore[arg-type]  # all that it asks of one
 
     def handle(*, event: Payload) -> None:
-        """The handler: what is measured is what is around it."""
+        """A handler that does nothing: the work around it is measured."""
 
     guard: Callable[[Callable[..., None]], Callable[..., Any]] = idempotent_function(
         data_keyword_argument="event", persistence_store=layer, config=config
@@ -207,7 +207,7 @@ def _guarded(server: RedisServer) -> Callable[..., Any]:
 
 
 class _Context:
-    """Without one it warns at every call."""
+    """Powertools warns at every call without a context."""
 
     def get_remaining_time_in_millis(self) -> int:
         return 30_000
@@ -241,7 +241,8 @@ def _against_idemkit(server: RedisServer, sizes: Sizes, progress: Progress) -> R
 
 
 def _together_turn(server: RedisServer, caller: "Callable[[RedisServer], Caller]", events: int) -> float:
-    """The seconds in which so many callers, each taking the next as soon as it is done with one, take all events."""
+    """The seconds that so many callers take to process all events. Each takes the next event when it has finished
+    one."""
     return asyncio.run(_together(caller(server), _payloads(events)))
 
 
@@ -254,7 +255,7 @@ async def _together(caller: "Caller", payloads: list[Payload]) -> float:
             for payload in waiting:
                 await call(payload)
 
-        gc.collect()  # what others left, as before every other turn
+        gc.collect()  # garbage of earlier turns, as before every other turn
         start = time.perf_counter()
         await asyncio.gather(*(work() for _ in range(_CALLERS)))
         return time.perf_counter() - start
@@ -265,7 +266,7 @@ async def _gates_arun(server: RedisServer) -> AsyncIterator[Callable[[Payload], 
     gate = Gate(server.url)
 
     async def nothing(_event: Event) -> None:
-        """The handler: what is measured is what is around it."""
+        """A handler that does nothing: the work around it is measured."""
 
     yield lambda payload: gate.arun(payload, nothing)
     gate.store.close()
@@ -276,7 +277,7 @@ async def _consumers_dispatch(server: RedisServer) -> AsyncIterator[Callable[[Pa
     client = AsyncRedis(port=server.port)
 
     async def nothing(_message: Payload) -> None:
-        """The handler: what is measured is what is around it."""
+        """A handler that does nothing: the work around it is measured."""
 
     config = QueueConfig(
         dedup_id=lambda message: message["id"],
@@ -289,11 +290,11 @@ async def _consumers_dispatch(server: RedisServer) -> AsyncIterator[Callable[[Pa
     await client.aclose()
 
 
-# ── room ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── memory ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _room(server: RedisServer, sizes: Sizes, progress: Progress) -> Row:
-    progress.stage(f"Redis, room of {sizes.redis_keys:,} keys")
+    progress.stage(f"Redis, memory of {sizes.redis_keys:,} keys")
     ours = _memory(server, sizes.redis_keys, _fill_store)
     raw = _memory(server, sizes.redis_keys, _fill_raw)
     name = f"Redis memory per completed key, at {sizes.redis_keys:,}"
@@ -308,7 +309,7 @@ def _memory(server: RedisServer, keys: int, fill: Callable[[RedisServer, list[Ba
 
 
 def _used(server: RedisServer) -> float:
-    """When the server has grown its tables to the end, which it does a bit at a time."""
+    """The memory after the server has finished resizing its tables, which it does in small steps."""
     time.sleep(_SETTLING)
     return float(server.client.info("memory")["used_memory"])
 

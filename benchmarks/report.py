@@ -1,4 +1,4 @@
-"""The table: what was measured, what it is compared with, the aim, and whether it was met."""
+"""Print the table: the figures, the comparison, the aim, and whether the aim was met."""
 
 import json
 import sys
@@ -13,16 +13,16 @@ from benchmarks.events import DESCRIPTION
 
 _HEAD = ("benchmark", "ours", "compared with", "ratio", "aim", "")
 _NOTES = (
-    "A ratio is the median of the ratios within each round; ours and the other take turns.",
-    "The absolute figures are medians, for orientation: they differ from machine to machine.",
-    "Those in µs/event are the least of all batches, the median beside it: noise only adds to what our code takes.",
+    "A ratio is the median of the ratios of all rounds. In a round, Oncegate and the competitor take turns.",
+    "The absolute figures are medians. They depend on the machine, so compare the ratios.",
+    "Figures in µs/event are the minimum over all batches, with the median in the name: noise only adds time.",
     DESCRIPTION,
 )
 
 
 @dataclass(frozen=True)
 class Aim:
-    """A bound on the ratio, or on our own figure where that is what matters."""
+    """A bound on the ratio, or with on="ours" on our own figure."""
 
     kind: Literal["at least", "at most"]
     bound: float

@@ -1,8 +1,8 @@
-"""The SQLite store on a file that holds many completed keys already, against sqlite3 on the same file.
+"""Compare the SQLite store with plain sqlite3 on a file that already holds many completed keys.
 
-They take turns on one file: two equal copies lie differently on the disk, and that alone made one a fifth
-slower than the other. Neither gains from the other's turn, since each starts with an empty log and finds no page
-in its own cache that the other has not made stale.
+Both take turns on one file. Two equal copies of a file lie differently on the disk, and that alone made one a fifth
+slower. No competitor gains from the turn of the other: each starts with an empty log, and the writes of the other have
+invalidated the pages in its cache.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ _CHUNK = 1 << 24
 
 
 def rows(sizes: Sizes, kept: Path, passing: Path, progress: Progress) -> list[Row]:
-    """The grown file is found or made in `kept`, the empty ones in `passing`."""
+    """The large file is found or built in `kept`. The empty files are in `passing`."""
     progress.stage(f"SQLite, file of {sizes.scale_keys:,} keys")
     path = grown(kept, sizes.scale_keys, progress)
     _read_through(path, progress)
@@ -57,7 +57,7 @@ def _growth(rounds: list[Round], sizes: Sizes) -> Row:
 
 
 def _read_through(path: Path, progress: Progress) -> None:
-    """Have the file in the system's cache, as it is on a machine that has served it for a while."""
+    """Read the file once, so that it is in the cache of the system, as on a machine that has used it for a while."""
     progress.step("reading it once")
     with path.open("rb") as file:
         while file.read(_CHUNK):
@@ -65,7 +65,7 @@ def _read_through(path: Path, progress: Progress) -> None:
 
 
 def _forget(path: Path, keys: list[tuple[str, bytes]]) -> None:
-    """Leave the file with as many keys as it came with, for the next run."""
+    """Delete the new keys, so that the next run finds the same number of keys."""
     db = sqlite.connected(path)
     db.execute("PRAGMA synchronous = OFF")
     db.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""The SQLite store against sqlite3 by hand: the same schema, the same settings, no question asked of a row."""
+"""Compare the SQLite store with plain sqlite3: the same schema and settings, without any condition."""
 
 import sqlite3
 import time
@@ -43,7 +43,7 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
 
 
 def compared(name: str, rounds: list[Round], events: int) -> Row:
-    """A ratio of rates: that of the seconds, turned over."""
+    """A ratio of rates, which is the inverse ratio of the seconds."""
     return Row(
         name,
         "events/s",
@@ -65,12 +65,12 @@ def on_new_file(way: "type[Ours | Raw]", folder: Path, events: int) -> float:
 
 
 def connected(path: Path) -> sqlite3.Connection:
-    """A plain connection made by the store's own hand: so schema and settings are the same, whatever they are."""
+    """A plain connection that the store's own code opens, so that schema and settings are the same."""
     return opened(str(path), "FULL", 5_000_000)
 
 
 class _Log:
-    """The write-ahead log of a file. Every turn starts with an empty one and pays for writing its own back."""
+    """The write-ahead log of a file. Every turn starts with an empty log and includes the checkpoint of its own log."""
 
     def __init__(self, path: Path) -> None:
         self._db = connected(path)
@@ -139,7 +139,7 @@ class Raw:
 
 
 def _row(claim: Claim, now: int) -> Values:
-    """A row in progress, with all that ours would write."""
+    """A row in progress with all columns that the store writes."""
     about = claim.about
     return (
         claim.namespace,

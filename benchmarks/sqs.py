@@ -1,7 +1,7 @@
-"""A worker of an SQS queue against a bare loop that receives and deletes, with as many polls open at a time.
+"""Compare an SQS worker with a bare loop that receives and deletes, with the same number of open polls.
 
-The queue is the emulator's, which takes most of the time of both, on cores that it shares with them. The gate is on a
-Redis server that this run starts.
+The queue is an emulator. It takes most of the time of both sides, on the same processors. The gate uses a Redis server
+that this run starts.
 """
 
 import json
@@ -69,7 +69,7 @@ def _worker_turn(cloud: Cloud, store: str, events: int) -> float:
 
 
 async def _nothing(event: Event) -> None:
-    """That there is no effect leaves all the time to what is measured."""
+    """A handler that does nothing: the work around it is measured."""
 
 
 def _bare_turn(cloud: Cloud, events: int) -> float:

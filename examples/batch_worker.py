@@ -1,4 +1,4 @@
-"""A worker's loop: acknowledge exactly what may be acknowledged, leave the rest to be delivered again."""
+"""The loop of a worker: acknowledge what may be acknowledged, and leave the rest for redelivery."""
 
 from collections.abc import Iterable
 
@@ -8,14 +8,14 @@ gate = Gate("memory://", namespace="crm", max_attempts=3)
 
 
 def update_crm(event: Event) -> None:
-    """Pass the key on where the other side can use it: a redo after a crash has the same one."""
+    """Send the key as an idempotency key if the other side supports it: a retry after a crash has the same key."""
     print(f"PUT /calls/{event.id}  Idempotency-Key: {event.key}")
     if event.body.get("state") == "unknown":
         raise ValueError("the CRM has no such state")
 
 
 def work(messages: Iterable[tuple[str, str]]) -> list[str]:
-    """Take (message id, body) pairs through the gate; answer the ids of those to deliver again."""
+    """Process (message id, body) pairs. Returns the ids of the messages to redeliver."""
     ids, bodies = zip(*messages, strict=True)
     outcomes = gate.run_batch(bodies, update_crm)
     return [id_ for id_, outcome in zip(ids, outcomes, strict=True) if not outcome.acked]

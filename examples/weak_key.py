@@ -1,4 +1,4 @@
-"""A key that is too weak shows itself: the second event is kept as a dead letter, not lost as a duplicate."""
+"""A key that is too weak causes a conflict: the second event becomes a dead letter and is not lost as a duplicate."""
 
 from oncegate import Event, Gate, keys
 

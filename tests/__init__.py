@@ -1,9 +1,10 @@
-"""The tests, and how they start processes that they need many of."""
+"""The tests, and the start method for tests that need many processes."""
 
 import multiprocessing
 from typing import Final
 
-# Forked from a server that has imported all but opened nothing: starting Python anew would take most of the time.
-# Each fork runs the main module of this process once more, so what `tests.proof` imports is there already too.
+# Processes are forked from a server that has imported everything and opened nothing. A new Python process would take
+# most of the time. Each fork runs the main module of this process again, so the server imports what `tests.proof`
+# imports, too.
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["oncegate.testing", "tests.faults.report", "tests.model.run", "tests.model.ablations"])

@@ -1,4 +1,4 @@
-"""The one rule for how long to wait before a retry."""
+"""Exponential backoff with jitter."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ def test_each_pause_doubles_up_to_the_limit() -> None:
 
 
 def test_reset_starts_again() -> None:
-    """After a success the next failure waits as short as the first."""
+    """After a success, the next failure waits as long as the first."""
     pauses = Backoff(1, 5, jitter=False)
     pauses.next_pause()
     pauses.next_pause()
@@ -33,12 +33,12 @@ def test_jitter_takes_at_most_half() -> None:
 
 
 def test_pause_after_an_attempt() -> None:
-    """The pause is a function of the attempt, and no attempt makes the number overflow."""
+    """The pause depends only on the attempt, and a large attempt does not overflow."""
     assert [pause_after(attempt, 100, 1_000) for attempt in (1, 2, 3, 5, 10**6)] == [100, 200, 400, 1_000, 1_000]
 
 
 def test_polls_end_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pauses between polls grow, the last one ends at the deadline, and then there is none."""
+    """The pauses between polls grow, the last pause ends at the deadline, and there is none after it."""
     now = 0.0
     monkeypatch.setattr("oncegate.backoff.time", SimpleNamespace(monotonic=lambda: now))
     poll, pauses = PollBackoff(50_000), []

@@ -1,4 +1,4 @@
-"""The benchmarks run. Their figures are not judged here: a busy machine would fail them."""
+"""The benchmarks run. The tests do not check the figures: a busy machine would fail them."""
 
 import json
 import subprocess
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HAS_STATM = Path("/proc/self/statm").exists()  # without it the room of a key in memory is not measured
+HAS_STATM = Path("/proc/self/statm").exists()  # without it the memory of a key is not measured
 
 
 @pytest.mark.parametrize(("options", "rows"), [([], 25 + HAS_STATM), (["--scale"], 2)])
 def test_every_row_is_measured(options: list[str], rows: int) -> None:
-    """A quick run gives every row, with figures that are there."""
+    """A quick run prints every row, with positive figures."""
     command = [sys.executable, "-m", "benchmarks", "--quick", "--output", "json", *options]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""Canonical JSON: one spelling for each value, and what is no JSON."""
+"""Canonical JSON: one encoding for each value, and the errors for invalid JSON."""
 
 import json
 from hashlib import blake2b, sha256
@@ -40,7 +40,7 @@ def spelt(raw: str) -> bytes:
     ],
 )
 def test_one_spelling(spellings: list[str]) -> None:
-    """Member order, white space, escapes and number forms make no difference."""
+    """Member order, white space, escapes and number forms do not change the encoding."""
     assert len({spelt(raw) for raw in spellings}) == 1
 
 
@@ -60,13 +60,13 @@ def test_one_spelling(spellings: list[str]) -> None:
     ],
 )
 def test_different_values_differ(one: str, other: str) -> None:
-    """What says something else is spelt otherwise; large whole numbers keep all their digits."""
+    """Different values have different encodings. Large whole numbers keep all their digits."""
     assert spelt(one) != spelt(other)
 
 
 @given(JSON)
 def test_parsed_and_written_agree(value: Any) -> None:
-    """A value given as Python objects has the hash of the same value given as text, in any member order."""
+    """A Python value has the same hash as the same value in JSON text, in any member order."""
     text = json.dumps(value, ensure_ascii=True, sort_keys=False).encode()
     assert digest(encode(normal(value))) == digest(encode(decode(text)))
 
@@ -94,13 +94,13 @@ def test_parsed_and_written_agree(value: Any) -> None:
     ],
 )
 def test_no_json(raw: bytes, said: str) -> None:
-    """Anything but strict JSON in strict UTF-8 is refused with a plain sentence."""
+    """Everything except strict JSON in strict UTF-8 is rejected with a clear message."""
     with pytest.raises(ValueError, match=said):
         decode(raw)
 
 
 def test_the_length_of_a_number() -> None:
-    """The limit holds to the digit, wherever the number stands and whatever the digits are."""
+    """The limit on digits is exact, wherever the number is and whatever its digits are."""
     for at in range(120):
         assert decode(b" " * at + b"7" * 1_000) == int("7" * 1_000)
         with pytest.raises(ValueError, match="the maximum is 1000"):
@@ -108,7 +108,7 @@ def test_the_length_of_a_number() -> None:
 
 
 def test_a_member_that_stands_twice() -> None:
-    """The last value of a member is what a document says; one that says only that is the same to key and content."""
+    """If a member occurs twice, the last value counts, for key and content alike."""
     doubled, plain = (read(raw)[0] for raw in (b'{"id":"a","n":{"x":1,"x":2},"id":"b"}', b'{"n":{"x":2},"id":"b"}'))
     assert doubled.body == {"id": "b", "n": {"x": 2}}
     assert keys.auto(doubled) == keys.auto(plain)
@@ -116,7 +116,7 @@ def test_a_member_that_stands_twice() -> None:
 
 
 def test_depth_counts_brackets_outside_strings() -> None:
-    """64 levels are read, and brackets within strings are text."""
+    """64 levels are accepted, and brackets in strings do not count."""
     assert decode(b"[" * 64 + b"]" * 64)
     assert decode(b'["' + b"[" * 200 + b'\\"{{{"]')
     with pytest.raises(ValueError, match="deeper"):
@@ -125,7 +125,7 @@ def test_depth_counts_brackets_outside_strings() -> None:
 
 @given(JSON, st.integers(50, 80))
 def test_depth_is_exact(value: Any, levels: int) -> None:
-    """Whatever lies within, quotes, backslashes and brackets in strings included, the 65th level is where it ends."""
+    """The 65th level is rejected, whatever strings contain: quotes, backslashes or brackets."""
     wrapped, depth = value, _levels(value)
     for _ in range(levels):
         wrapped, depth = ([wrapped, '\\"[{'] if depth % 2 else {"]": "}", "[": wrapped}), depth + 1
@@ -145,14 +145,14 @@ def _levels(value: Any) -> int:
 
 @pytest.mark.parametrize("value", [{1: 2}, {"a": object()}, "\ud800", {"a": {"b": print}}])
 def test_no_json_value(value: Any) -> None:
-    """Python values that JSON has no words for are refused, not guessed."""
+    """Python values that JSON cannot represent are rejected, not converted."""
     with pytest.raises(ValueError, match="cannot be written as JSON"):
         normal(value)
 
 
 @given(st.lists(JSON, min_size=1, max_size=3))
 def test_a_hash_knows_nothing_of_those_before(values: list[Any]) -> None:
-    """Each value hashes as if it were the only one: with BLAKE2b for keys, with the start of SHA-256 for content."""
+    """A hash does not depend on earlier hashes: BLAKE2b for keys, the start of SHA-256 for content."""
     for value in values:
         spelling = encode(value)
         assert digest_of(value) == digest(spelling) == blake2b(spelling, digest_size=16).digest()

@@ -1,6 +1,6 @@
-"""The pure function: the rows that no store shows yet, and what holds for every row.
+"""The pure function `claims.step`: admit and abandon, and rules for all operations.
 
-The rows of claim, take, settle, renew, redrive and reset are in `oncegate.testing`, where every store passes them.
+The rows of claim, take, settle, renew, redrive and reset are in `oncegate.testing`, which every store passes.
 """
 
 import inspect
@@ -75,7 +75,7 @@ def claim(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
 class TestAdmit:
     @pytest.mark.parametrize("before", [None, replace(DONE, expires_at=NOW)])
     def test_absent(self, before: Record | None) -> None:
-        """What was never seen, or is expired, is kept with its payload, untried, and does not expire."""
+        """An unknown or expired key is stored with its payload, with 0 attempts and without an expiry."""
         record, answer = admit(before)
         assert isinstance(answer, Admitted)
         assert record is not None
@@ -83,7 +83,7 @@ class TestAdmit:
         assert record.fence == NOW
 
     def test_lost_reply(self) -> None:
-        """The same request again is admitted again, not told that it is a duplicate of itself."""
+        """A retry of an admission is admitted again and is not a duplicate of itself."""
         record, _ = admit(None)
         again, answer = admit(record)
         assert again is record
@@ -91,7 +91,7 @@ class TestAdmit:
 
     @pytest.mark.parametrize("before", [None, replace(DONE, expires_at=NOW)])
     def test_absent_with_a_lease(self, before: Record | None) -> None:
-        """Whoever wants to run what is new at once holds it from the start, as its first attempt."""
+        """With a lease, a new event is granted at once, as its first attempt."""
         record, answer = admit(before, lease=30)
         assert isinstance(answer, Granted)
         assert record is not None
@@ -99,7 +99,7 @@ class TestAdmit:
         assert (record.owner, record.fence, record.lease_until) == (BOB, NOW, NOW + 30)
 
     def test_lost_reply_with_a_lease(self) -> None:
-        """The same request again is granted as it was; when its lease is over, what it kept is anybody's."""
+        """A retry of an admission with a lease gets the same grant. After the lease it is a duplicate."""
         record, _ = admit(None, lease=30)
         assert record is not None
         assert admit(record, lease=30) == (record, Granted(record, NOW))
@@ -108,12 +108,13 @@ class TestAdmit:
 
     @pytest.mark.parametrize("before", [FREE, LAPSED, HELD, WAITING, TAKEN, DONE, BURIED])
     def test_known_with_a_lease(self, before: Record) -> None:
-        """What is known is answered as without a lease: it is not run here at once."""
+        """For a known key, a lease changes nothing: the event is not granted."""
         assert admit(before, lease=30) == admit(before)
 
     @pytest.mark.parametrize("before", [FREE, LAPSED])
     def test_payload_is_attached(self, before: Record) -> None:
-        """A record without a payload that nobody holds gets one; its old owner has no more say in it."""
+        """A record without a payload and without a live lease gets the payload. Its old owner cannot settle it any
+        more."""
         record, answer = admit(before)
         assert isinstance(answer, Admitted)
         assert record is not None
@@ -127,14 +128,14 @@ class TestAdmit:
         [(HELD, InFlight), (WAITING, Duplicate), (TAKEN, Duplicate), (DONE, Duplicate), (BURIED, Buried)],
     )
     def test_unchanged(self, before: Record, expected: type) -> None:
-        """What is held, kept, done or buried stays as it is."""
+        """A claimed, admitted, completed or buried record does not change."""
         record, answer = admit(before)
         assert record is before
         assert isinstance(answer, expected)
 
     @pytest.mark.parametrize("before", [HELD, LAPSED, FREE, WAITING, TAKEN, DONE, BURIED])
     def test_other_content(self, before: Record) -> None:
-        """Other content under a key that binds it is a conflict in every state, never taken for a duplicate."""
+        """Other content under a key that binds content is a conflict in every state, never a duplicate."""
         record, answer = admit(before, payload_hash=TWO)
         assert record is before
         assert isinstance(answer, Conflict)
@@ -143,7 +144,7 @@ class TestAdmit:
 
 class TestTakenAndClaimed:
     def test_a_delivery_takes_over_from_a_dead_dispatcher(self) -> None:
-        """A lapsed claim that holds its payload is granted to a delivery, and still does not expire."""
+        """A record with a payload and an expired lease is granted to a delivery, and still does not expire."""
         record, answer = claim(replace(TAKEN, lease_until=NOW))
         assert isinstance(answer, Granted)
         assert record is not None
@@ -157,8 +158,7 @@ class TestTakenAndClaimed:
 class TestAbandon:
     @pytest.mark.parametrize("before", [HELD, TAKEN, replace(HELD, lost=2, unavailable_since=5, error="boom")])
     def test_held(self, before: Record) -> None:
-        """The lease of an instance that has ended is over at once, and all else is kept: it counts as lost when it is
-        granted again, and not before."""
+        """Abandon ends the lease at once and keeps the rest. The attempt counts as lost only at the next grant."""
         record, answer = abandon(before)
         assert answer is True
         assert record == replace(before, lease_until=NOW)
@@ -170,24 +170,24 @@ class TestAbandon:
 
     @pytest.mark.parametrize("before", [None, LAPSED, FREE, WAITING, DONE, BURIED, replace(HELD, expires_at=NOW)])
     def test_anything_else(self, before: Record | None) -> None:
-        """What nobody holds, or has expired, cannot be abandoned."""
+        """A record without a live lease, or an expired record, cannot be abandoned."""
         absent = before is None or before.expires_at == NOW
         assert abandon(before) == (None if absent else before, False)
 
     @pytest.mark.parametrize("proof", [{"owner": BOB}, {"fence": 6}, {"fence": 8}])
     def test_the_claim_of_another(self, proof: dict[str, Any]) -> None:
-        """Another instance's claim of the same key stays held."""
+        """The claim of another owner or fence on the same key is not abandoned."""
         record, answer = abandon(HELD, **proof)
         assert record is HELD
         assert answer is False
 
     def test_twice(self) -> None:
-        """Those who notice the end of an instance at the same time do no harm: the second changes nothing."""
+        """Several processes may notice the end of an instance at once: a second abandon changes nothing."""
         record, _ = abandon(HELD)
         assert abandon(record) == (record, False)
 
     def test_a_late_settlement(self) -> None:
-        """As after any lease that is over, the owner may settle until somebody else is granted the claim."""
+        """As after any expired lease, the owner may settle until the claim is granted to another."""
         record, _ = abandon(HELD)
         assert step(record, claims.Complete("n", b"k", ANN, 7, 60), NOW)[1] is True
         taken_over, _ = claim(record)
@@ -196,13 +196,13 @@ class TestAbandon:
 
 @pytest.mark.parametrize("before", [None, HELD, LAPSED, FREE, WAITING, TAKEN, DONE, BURIED])
 def test_same_question_same_answer(before: Record | None) -> None:
-    """The function has no memory, and leaves what it is given as it was."""
+    """The function is pure: equal arguments give equal answers, and it does not change its arguments."""
     kept = replace(before) if before is not None else None
     assert claim(before) == claim(before)
     assert before == kept
 
 
 def test_no_clock_no_chance_no_io() -> None:
-    """The protocol's module imports nothing but types and msgspec."""
+    """The module imports only types and msgspec: no clock, no random numbers, no I/O."""
     imports = [line for line in inspect.getsource(claims).splitlines() if line.startswith(("import ", "from "))]
     assert {line.split()[1].split(".")[0] for line in imports} == {"collections", "typing", "msgspec"}

@@ -49,7 +49,7 @@ _HAPPENINGS = (
 )
 
 
-# On a machine that has other things to do, the search takes a multiple of its half a minute.
+# On a busy machine, the search takes a multiple of its half a minute.
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -59,7 +59,7 @@ def reports() -> list[Report]:
 
 
 def test_no_invariant_breaks_in_a_million_states(reports: list[Report]) -> None:
-    """In every state within the bounds, more than a million, every invariant holds, and everything can still end."""
+    """In more than a million states, every invariant holds and every event can still be finished."""
     broken = [f"{report.setting}:\n{report.broken}" for report in reports if report.broken is not None]
 
     assert not broken, "\n\n".join(broken)
@@ -69,13 +69,13 @@ def test_no_invariant_breaks_in_a_million_states(reports: list[Report]) -> None:
 
 @pytest.mark.parametrize("happening", _HAPPENINGS)
 def test_it_has_happened(reports: list[Report], happening: str) -> None:
-    """The search comes through each kind of fault and answer, so that none of them is safe only for being absent."""
+    """The search contains each kind of fault and answer, so no invariant holds only because a fault never occurs."""
     assert any(happening in label for report in reports for label in report.labels)
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=[ablation.name for ablation in ABLATIONS])
 def test_an_ablation_is_caught(ablation: Ablation) -> None:
-    """Without this one rule the check fails, by the invariant that the rule is there for, and tells how."""
+    """Without this rule the check fails, by the invariant that needs the rule, and prints the steps."""
     broken = attempt(ablation).broken
 
     assert broken is not None
@@ -84,7 +84,8 @@ def test_an_ablation_is_caught(ablation: Ablation) -> None:
 
 
 def test_a_patch_that_changes_nothing_is_not_caught() -> None:
-    """Reading the shipped text anew gives the very same search: what an ablation breaks, its one change breaks."""
+    """A patch that does not change behaviour gives the same search, so an ablation fails only because of its own
+    change."""
     again = explore(POISON, WHOLE, claims=patched("attempts=attempts + 1,", "attempts=1 + attempts,"))
     as_shipped = explore(POISON, WHOLE)
 
@@ -94,6 +95,6 @@ def test_a_patch_that_changes_nothing_is_not_caught() -> None:
 
 @pytest.mark.parametrize("text", ["no such text", "return record, Granted(record, now)"])
 def test_a_patch_means_one_place(text: str) -> None:
-    """An ablation whose text is gone from the module, or stands there twice, is an error and not a pass."""
-    with pytest.raises(ValueError, match="must mean one place"):
+    """An ablation whose text is not in the module, or is there twice, is an error and does not pass."""
+    with pytest.raises(ValueError, match="must replace one place"):
         patched(text, "")

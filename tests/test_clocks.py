@@ -1,11 +1,11 @@
-"""Time that never goes back."""
+"""The clock of stores never goes back."""
 
 from oncegate.clocks import Steady, since_boot, store_clock, wall
 from oncegate.testing import ManualClock
 
 
 def test_follows_the_wall() -> None:
-    """While the wall clock goes forward, its time is the time."""
+    """While the wall clock goes forward, the clock follows it."""
     wall_clock, boot = ManualClock(1_000), ManualClock(0)
     steady = Steady(wall_clock, boot)
     assert steady() == 1_000
@@ -15,7 +15,7 @@ def test_follows_the_wall() -> None:
 
 
 def test_goes_on_when_the_wall_steps_back() -> None:
-    """After a step back, time goes on from where it was at the pace of the boot clock, so leases still end."""
+    """After a step back of the wall clock, the clock continues at the rate of the boot clock, so leases still end."""
     wall_clock, boot = ManualClock(1_000_000), ManualClock(0)
     steady = Steady(wall_clock, boot)
     steady()
@@ -27,7 +27,7 @@ def test_goes_on_when_the_wall_steps_back() -> None:
 
 
 def test_catches_up_with_others() -> None:
-    """Time is no earlier than what others have seen, and goes on from there."""
+    """The clock is never behind the time that others have seen, and continues from there."""
     wall_clock, boot = ManualClock(1_000), ManualClock(0)
     steady = Steady(wall_clock, boot)
     assert steady(at_least=9_000) == 9_000
@@ -36,7 +36,7 @@ def test_catches_up_with_others() -> None:
 
 
 def test_a_pause_between_the_clocks() -> None:
-    """However long a process is held up between its looks at the two clocks, time does not get ahead of the wall."""
+    """However long a process pauses between its two clock reads, the clock does not get ahead of the wall clock."""
     true, pauses = ManualClock(1_000), iter([1, 300, 1, 1, 1, 1])
 
     def looked_at() -> int:
@@ -44,13 +44,13 @@ def test_a_pause_between_the_clocks() -> None:
         true.advance(next(pauses))
         return seen
 
-    steady = Steady(looked_at, looked_at)  # looks at the boot clock once
+    steady = Steady(looked_at, looked_at)  # reads the boot clock once
     for _ in range(2):
         assert steady() <= true.now
 
 
 def test_a_clock_passed_in_moves_alone() -> None:
-    """Around a test's clock nothing moves but that clock."""
+    """With a clock that a test passes in, time moves only as that clock moves."""
     clock = ManualClock(1_000)
     steady = store_clock(clock)
     assert [steady(), steady()] == [1_000, 1_000]

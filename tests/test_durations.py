@@ -1,4 +1,4 @@
-"""Durations as people write and read them."""
+"""Durations: parsing and formatting."""
 
 from datetime import timedelta
 from typing import Any
@@ -23,27 +23,27 @@ from oncegate.errors import SettingError
     ],
 )
 def test_reading(written: Any, expected: int) -> None:
-    """Every unit, with or without a fraction, and timedelta."""
+    """Every unit is parsed, with and without a fraction, and so is timedelta."""
     assert microseconds(written) == expected
 
 
 @pytest.mark.parametrize("written", ["", "30", "s", "30 sec", "-5s", "1h30m", "30S", 30, 1.5, None, "٣s" * 2])
 def test_not_a_duration(written: Any) -> None:
-    """A bare number or another unit is refused with the setting's name and an example, not guessed at."""
+    """A number without a unit, or with an unknown one, is rejected with the name of the setting and an example."""
     with pytest.raises(SettingError, match=r"lease=.* is not a duration; write it like 500ms, 30s"):
         microseconds(written, "lease")
 
 
 @pytest.mark.parametrize("written", ["0s", "0.0001ms", "40000d", timedelta(0), timedelta(days=-1)])
 def test_out_of_range(written: Any) -> None:
-    """Nothing and for ever are no durations."""
-    with pytest.raises(SettingError, match="longer than nothing and shorter than 100 years"):
+    """Zero and very long durations are rejected."""
+    with pytest.raises(SettingError, match="longer than 0 and at most 100 years"):
         microseconds(written)
 
 
 @pytest.mark.parametrize("written", [0, "0s", timedelta(0)])
 def test_none_at_all(written: Any) -> None:
-    """Where it has a meaning, nothing can be said, also without a unit; less than that still cannot."""
+    """Where `or_none` allows it, zero is accepted, also without a unit. Negative durations are not."""
     assert microseconds(written, or_none=True) == 0
     with pytest.raises(SettingError):
         microseconds(timedelta(days=-1), or_none=True)
@@ -56,10 +56,10 @@ def test_none_at_all(written: Any) -> None:
     [(-5, "0 ms"), (0, "0 ms"), (999_999, "999 ms"), (1_000_000, "1 s"), (119_000_000, "1 m"), (10**12, "11 d")],
 )
 def test_speaking(duration: int, said: str) -> None:
-    """One unit, rounded down."""
+    """A duration is printed in one unit, rounded down."""
     assert spoken(duration) == said
 
 
 def test_counting() -> None:
-    """One thing, several things."""
+    """A count has a singular and a plural."""
     assert [times(count, "attempt") for count in (0, 1, 2)] == ["0 attempts", "1 attempt", "2 attempts"]

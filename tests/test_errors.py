@@ -1,4 +1,4 @@
-"""Errors that leave the process or the thread in which they were raised."""
+"""Errors keep their content when they are pickled or copied."""
 
 import copy
 import pickle
@@ -31,11 +31,11 @@ def made(kind: type[OncegateError]) -> OncegateError:
 
 
 def pickled(error: OncegateError) -> Any:
-    return pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+    return pickle.loads(pickle.dumps(error))  # noqa: S301  # our own data
 
 
 def test_a_pause_that_is_no_number() -> None:
-    """A pause is a number of seconds, and what is none is told so."""
+    """A pause that is not a number of seconds is rejected with a clear message."""
     after: Any = "30s"
     with pytest.raises(ValueError, match="after='30s' must be a number of seconds"):
         errors.RetryLater("x", after=after)
@@ -44,7 +44,7 @@ def test_a_pause_that_is_no_number() -> None:
 @pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("kind", KINDS)
 def test_made_again(kind: type[OncegateError], again: Callable[[OncegateError], Any]) -> None:
-    """Every error says and knows the same when it was pickled or copied."""
+    """Every error has the same text and attributes after it was pickled or copied."""
     error = made(kind)
     error.add_note("seen on a Monday")
     other = again(error)
@@ -52,7 +52,7 @@ def test_made_again(kind: type[OncegateError], again: Callable[[OncegateError], 
 
 
 def test_what_is_built_in() -> None:
-    """So does the part of an error that is Python's own."""
+    """The attributes of Python's built-in errors survive, too."""
     assert pickled(errors.MissingExtra("oncegate serve", "serve")).msg.startswith("oncegate serve needs")
 
 
@@ -63,7 +63,7 @@ def conflict() -> Any:
 
 
 def test_out_of_a_pool_of_processes() -> None:
-    """An error of a guarded call comes out of a pool as it was raised, and the pool lives on."""
+    """An error of a guarded call comes out of a process pool unchanged, and the pool keeps working."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         with pytest.raises(errors.Conflict) as raised:
             pool.submit(conflict).result(60)

@@ -1,4 +1,4 @@
-"""Forks of a process with several threads, and under signals: nothing hangs, and nothing is shared by mistake."""
+"""Forks of a process with several threads and with signals: no deadlock, and no shared resources."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -35,14 +35,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(code: str) -> list[str]:
-    """What a process prints that has a gate and has used it."""
+    """The lines that a process prints which has used a gate."""
     done = run(START + dedent(code))
     assert done.returncode == 0, done
     return done.stdout.splitlines()
 
 
 def test_two_threads_at_a_time() -> None:
-    """Threads that fork at the same time wait for each other, and the gate goes on between the forks."""
+    """Threads that fork at the same time wait for each other, and the gate works between the forks."""
     assert lines(
         """
         codes = []
@@ -61,7 +61,7 @@ def test_two_threads_at_a_time() -> None:
 
 
 def test_what_is_made_meanwhile() -> None:
-    """A thread may make what is to be watched in the moment at which another looks for all that is."""
+    """A thread may register an object while another thread forks."""
     assert lines(
         """
         from weakref import WeakSet
@@ -80,8 +80,8 @@ def test_what_is_made_meanwhile() -> None:
 
 
 def test_interrupted_while_it_waits() -> None:
-    """An interrupt while a fork waits for a thread's transaction lets nothing go that is that thread's, and does not
-    let the fork go on before the store is at rest."""
+    """An interrupt while a fork waits for a transaction of another thread releases nothing of that thread. The fork
+    still waits until the store is at rest."""
     assert lines(
         """
         inside = threading.Event()
@@ -102,7 +102,7 @@ def test_interrupted_while_it_waits() -> None:
 
 @pytest.mark.parametrize("hook", ["_before", "_after"])
 def test_interrupted_as_it_begins(hook: str) -> None:
-    """An interrupt before the first instruction of what is done before or after a fork leaves nothing of it undone."""
+    """An interrupt before the first instruction of a fork hook leaves no work undone."""
     assert lines(
         f"""
         def strike(frame, event, _):

@@ -1,4 +1,4 @@
-"""Default keys: copies that come another way are one event, and the traps of real traffic stay apart."""
+"""Default keys: copies over other routes are one event, and similar but different events stay apart."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ def apart(*documents: Any) -> bool:
 
 
 def copies(document: dict[str, Any]) -> list[Any]:
-    """The same event of a topic, over every way on which it can come."""
+    """The same event of a topic, over every route."""
     detail = document["detail"]
     text = json.dumps(document)
     encoded = base64.b64encode(text.encode()).decode()
@@ -77,7 +77,8 @@ TIMELESS += ["observations: a topic without a rule of its own", "a topic nobody 
 
 @pytest.mark.parametrize("name", TOPICS)
 def test_one_key_and_one_content_over_every_way(name: str) -> None:
-    """A copy in another envelope, replayed, over a WebSocket or in any carrier has the key and the content hash."""
+    """A copy in another envelope, a replay, or a copy over a WebSocket or in any carrier has the same key and content
+    hash."""
     found = [only(copy) for copy in copies(SAMPLES[name])]
     assert {str(keys.auto(event)) for event in found} == {str(keys.auto(found[0]))}
     assert {keys.content_hash(event) for event in found} == {keys.content_hash(found[0])}
@@ -86,7 +87,8 @@ def test_one_key_and_one_content_over_every_way(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TOPICS if name not in TIMELESS])
 def test_a_body_with_a_time_needs_nothing_else(name: str) -> None:
-    """Published anew, with another time of sending or none, it is the same event."""
+    """An event with a time in its body is the same event when it is published again, with another time of sending or
+    none."""
     document = SAMPLES[name]
     again = changed(document, "detail.timestamp", "2026-06-01T00:00:00Z")
     frame = without(document["detail"], "timestamp", "metadata")
@@ -95,7 +97,8 @@ def test_a_body_with_a_time_needs_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", TIMELESS)
 def test_a_body_without_a_time_is_told_apart_by_its_sending(name: str) -> None:
-    """The same words sent at another time are another event; without a time of sending they cannot be told apart."""
+    """The same content sent at another time is another event. Without a time of sending, the copies cannot be told
+    apart."""
     document = SAMPLES[name]
     frame = without(document["detail"], "timestamp")
     assert apart(document, changed(document, "detail.timestamp", "2026-06-01T00:00:00Z"), frame)
@@ -103,13 +106,13 @@ def test_a_body_without_a_time_is_told_apart_by_its_sending(name: str) -> None:
 
 
 def test_attribute_updates_in_one_millisecond() -> None:
-    """Two updates of one conversation within a millisecond are two events."""
+    """Two updates of one conversation within one millisecond are two events."""
     document = SAMPLES["attributes: the participant is the part"]
     assert apart(document, changed(document, "detail.eventBody.attributes", {"vip": "no"}))
 
 
 def test_joined_left_joined() -> None:
-    """A member who joins, leaves and joins again has joined twice."""
+    """A member who joins, leaves and joins again gives two join events."""
     first = SAMPLES["queue member: no time of its own"]
     left = changed(changed(first, "detail.eventBody.joined", False), "detail.timestamp", "2026-02-03T04:06:00Z")
     assert apart(first, left, changed(first, "detail.timestamp", "2026-02-03T04:07:00Z"))
@@ -123,7 +126,7 @@ def test_joined_left_joined() -> None:
     ],
 )
 def test_times_of_a_member_are_not_those_of_joining(more: dict[str, Any]) -> None:
-    """Other times in the body of a queue member do not stand in for when it was sent."""
+    """Other times in the body of a queue member do not replace the time of sending."""
     document = SAMPLES["queue member: no time of its own"]
     first = changed(document, "detail.eventBody", {**document["detail"]["eventBody"], **more})
     assert apart(first, changed(first, "detail.timestamp", "2026-02-03T04:07:00Z"))
@@ -131,13 +134,13 @@ def test_times_of_a_member_are_not_those_of_joining(more: dict[str, Any]) -> Non
 
 
 def test_work_after_each_session() -> None:
-    """The wrap-up of each session of a reopened conversation is an event of its own."""
+    """The wrap-up of each session of a reopened conversation is a separate event."""
     document = SAMPLES["wrap-up has no state"]
     assert apart(document, changed(document, "detail.eventBody.sessionId", "another"))
 
 
 def test_one_snapshot_under_two_topics() -> None:
-    """What a user's topic and a queue's topic say of one conversation are two events."""
+    """The topic of a user and the topic of a queue give two events for one conversation."""
     document = SAMPLES["snapshot of a user's conversation"]
     assert apart(
         document, changed(document, "detail.topicName", "v2.users.00000000-0000-4000-8000-000000000001.conversations")
@@ -145,7 +148,7 @@ def test_one_snapshot_under_two_topics() -> None:
 
 
 def test_topics_with_ids_of_their_own() -> None:
-    """Audits are known by their id, evaluations by id and version, utterances by id and whether they are final."""
+    """Audits are identified by their id, evaluations by id and version, utterances by id and whether they are final."""
     audit, quality = SAMPLES["audit"], SAMPLES["quality evaluation: no id in the topic"]
     spoken = SAMPLES["transcription"]
     assert keys.auto(only(audit)) == keys.auto(only(SAMPLES["audit by WebSocket"]))
@@ -157,13 +160,13 @@ def test_topics_with_ids_of_their_own() -> None:
 
 
 def test_where_such_an_id_is_missing() -> None:
-    """An audit without its id is known by its content, not by nothing."""
+    """An audit without an id is identified by its content."""
     audit = changed(SAMPLES["audit"], "detail.eventBody.id", None)
     assert apart(audit, changed(audit, "detail.eventBody.action", "Other"))
 
 
 def test_receipts_that_reuse_an_id() -> None:
-    """A message and its receipts share an id and are as many events; case makes no difference."""
+    """A message and its receipts share an id and are separate events. Case does not matter."""
     receipt = SAMPLES["Open Messaging receipt"]
     assert apart(SAMPLES["Open Messaging text"], receipt, {**receipt, "status": "Failed"})
     assert keys.auto(only(receipt)) == keys.auto(only({**receipt, "status": "READ"}))
@@ -172,7 +175,7 @@ def test_receipts_that_reuse_an_id() -> None:
 
 
 def test_channels_apart() -> None:
-    """A channel is known by its id, a number or not, also where it says little else of itself."""
+    """A channel is identified by its id, numeric or not, even if the event has few other fields."""
     bare = {"id": "m-1", "channel": {"id": 77, "time": "2026-02-03T04:05:06Z"}, "type": "Receipt", "status": "Read"}
     assert only(bare).type == "openmessaging.Receipt"
     assert apart(bare, changed(bare, "channel.id", 78), {**bare, "status": "Delivered"})
@@ -180,14 +183,14 @@ def test_channels_apart() -> None:
 
 
 def test_disconnected_twice() -> None:
-    """A contact's last state comes twice for good reason; polled again, each is the event that it was."""
+    """The last state of a contact can occur twice. When it is polled again, each keeps its key."""
     first, final = SAMPLES["CXone ACD contact"], SAMPLES["CXone ACD contact, for good"]
     assert apart(first, final, {**first, "LastStateChangeTimeUTC": "2026-02-03T04:05:07Z"})
     assert keys.auto(only(final)) == keys.auto(only({**final, "FinalState": True, "Skill": "more is known"}))
 
 
 def test_digital_events() -> None:
-    """A digital event is known by tenant and event id; without the id, by what changed and when."""
+    """A digital event is identified by tenant and event id, or without an id by what changed and when."""
     case = SAMPLES["CXone case"]
     assert keys.auto(only(case)) == keys.auto(only({**case, "traceId": "another"}))
     assert keys.content_hash(only(case)) == keys.content_hash(only({**case, "traceId": "another"}))
@@ -247,14 +250,15 @@ NUMBERLESS = {"specversion": "1.0", "source": "shop", "type": "sold", "time": "2
     ids=["CXone", "CXone, by its look", "EventBridge", "EventBridge with a time within", "tutorial", "CloudEvent"],
 )
 def test_content_alone_is_not_enough(document: Any, others: list[Any], same: list[Any]) -> None:
-    """Without an id, type and time tell apart what has the same content; what changes with each sending does not."""
+    """Without an id, type and time separate events with the same content. Fields that change with each sending do
+    not."""
     assert apart(document, *({**document, **other} for other in others))
     assert len({str(keys.auto(only({**document, **copy}))) for copy in ({}, *same)}) == 1
 
 
 @pytest.mark.parametrize("object_", ["case", "contact"])
 def test_a_status_has_its_time_however_it_is_written(object_: str) -> None:
-    """When a status changed is compared as a time."""
+    """The time of a status is compared as a time, whatever its format."""
     spellings = [
         *({"statusUpdatedAt": "2026-02-03T04:05:06+00:00"}, {"statusUpdatedAt": "2026-02-03T04:05:06Z"}),
         {"statusUpdatedAtWithMilliseconds": "2026-02-03T04:05:06.000+00:00", "statusUpdatedAt": "2026-02-03T04:05:06Z"},
@@ -266,7 +270,7 @@ def test_a_status_has_its_time_however_it_is_written(object_: str) -> None:
 
 
 def test_messages_of_one_case() -> None:
-    """Two messages that are read while their case keeps its status are two events, though there is no id to say so."""
+    """Two messages that are read while their case keeps its status are two events, even without an id."""
     contact = {"id": "k", "status": "open", "statusUpdatedAt": "2026-02-03T04:05:06Z"}
     read_changed = {"eventObject": "Message", "eventType": "MessageReadChanged", "data": {"contact": contact}}
     first, other = (changed(read_changed, "data.message", {"ID": number}) for number in ("m-1", "m-2"))
@@ -275,7 +279,7 @@ def test_messages_of_one_case() -> None:
 
 
 def test_source_and_id() -> None:
-    """CloudEvents and events of EventBridge are known by source and id."""
+    """CloudEvents and EventBridge events are identified by source and id."""
     for name in ("CloudEvent", "EventBridge, of anybody"):
         document = SAMPLES[name]
         assert apart(document, {**document, "id": "other"}, {**document, "source": "other"})
@@ -283,7 +287,8 @@ def test_source_and_id() -> None:
 
 
 def test_open_messaging_by_id_and_time() -> None:
-    """Id and time together are unique, as Genesys documents; receipts of one id and time differ in their status."""
+    """Id and time together are unique, as Genesys documents. Receipts with the same id and time differ in their
+    status."""
     text, receipt = SAMPLES["Open Messaging text"], SAMPLES["Open Messaging receipt"]
     for document in (text, receipt):
         later = changed(document, "channel.time", "2026-02-03T04:05:07.000Z")
@@ -310,7 +315,7 @@ CLOUD = {"specversion": "1.0", "id": "ce-1", "source": "/desk", "type": "call.en
     ],
 )
 def test_cloudevents_in_base64(kind: str, data: bytes) -> None:
-    """One event sent in binary mode, and in structured mode with its data in base64, is one event with one body."""
+    """An event in binary mode and the same event in structured mode with base64 data are one event with one body."""
     headers = {f"ce-{name}": value for name, value in CLOUD.items()} | {"content-type": kind}
     (binary,) = read(data, headers)
     encoded = base64.b64encode(data).decode()
@@ -323,7 +328,8 @@ def test_cloudevents_in_base64(kind: str, data: bytes) -> None:
 
 
 def test_cloudevents_whose_base64_is_none() -> None:
-    """What is no base64, or no JSON where JSON is announced, cannot be read; data comes before data_base64."""
+    """Invalid base64, or invalid JSON where JSON is announced, cannot be read. `data` takes precedence over
+    `data_base64`."""
     said = [
         read({**CLOUD, "data_base64": "?"}),
         read({**CLOUD, "data_base64": 7}),
@@ -348,7 +354,7 @@ TUTORIAL_KEYS = [
 @pytest.mark.parametrize("key", TUTORIAL_KEYS)
 @pytest.mark.parametrize("left_out", [(), ("id",), ("status",), ("id", "state"), ("state", "status")])
 def test_a_tutorials_detail_alone(key: keys.Strategy, left_out: tuple[str, ...]) -> None:
-    """The detail by itself, as the input path `$.detail` hands it over, has the key that it has in its envelope."""
+    """The detail alone, as the input path `$.detail` passes it on, has the same key as in its envelope."""
     whole = {"conversationId": "c-1", "timestamp": "2026-02-03T04:05:06.123Z", "eventType": "conversation.ended"}
     detail = without({**whole, "state": "ended", "status": "closed", "id": "x-1"}, *left_out)
     envelopes = [
@@ -362,7 +368,7 @@ def test_a_tutorials_detail_alone(key: keys.Strategy, left_out: tuple[str, ...])
 
 @pytest.mark.parametrize("member", ["conversationId", "eventType", "timestamp"])
 def test_less_than_a_tutorials_detail(member: str) -> None:
-    """What lacks one of its members, or has an id at a path of the user's, is an event of somebody else's."""
+    """A document that lacks a member of the detail, or has an id at a configured path, is a plain event."""
     detail = {"id": "x", "conversationId": "c-1", "timestamp": "2026-02-03T04:05:06Z", "eventType": "ended", "nr": 7}
     assert only(detail).source == "genesys"
     assert only(without(detail, member)).source == "plain"
@@ -372,7 +378,7 @@ def test_less_than_a_tutorials_detail(member: str) -> None:
 
 
 def test_tutorials() -> None:
-    """A tutorial's event is what its detail says; the envelope tells it apart only where it tells no time."""
+    """A tutorial event is identified by its detail. The envelope is used only if the detail has no time."""
     document = SAMPLES["tutorial Genesys"]
     assert keys.auto(only(document)) == keys.auto(only({**document, "id": "other"}))
     assert apart(
@@ -401,12 +407,12 @@ def test_tutorials() -> None:
     ],
 )
 def test_event_id_is_the_bodys_own_first(name: str, parts: tuple[str, ...]) -> None:
-    """The id strategy takes what the body names the event by, else the envelope's id."""
+    """The id strategy uses the id in the body, else the id of the envelope."""
     assert keys.event_id(only(SAMPLES[name])).parts == parts
 
 
 def test_transport_ids_are_in_no_key() -> None:
-    """Message ids, receipt handles and request ids of a transport change no key, even where there is no other id."""
+    """Message ids, receipt handles and request ids of a transport never change a key, even if there is no other id."""
     body = json.dumps({"a": 1})
     found = [
         only([{"messageId": number, "receiptHandle": number, "body": body, "eventSource": "aws:sqs"}])

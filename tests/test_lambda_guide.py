@@ -1,4 +1,4 @@
-"""The guide to Lambda is true: its code runs, and says what the page says it does."""
+"""The guide to Lambda is correct: its code runs and prints what the page shows."""
 
 import ast
 import json
@@ -13,8 +13,8 @@ PAGE = DOCS / "guide" / "lambda.md"
 
 
 def test_the_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom: an event, the same again, and a batch of which one record is named. The log line that is
-    shown has the members that lines have."""
+    """The code of the page handles an event, its duplicate, and a batch with one failed record. The log line on the
+    page has the members of real lines."""
     monkeypatch.setenv("ONCEGATE_STORE", "memory://")
     lines = output(PAGE).splitlines()
     answers = [ast.literal_eval(line) for line in lines if line.startswith("{'")]
@@ -29,5 +29,5 @@ def test_the_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """As those of the other guides do."""
+    """A link names an existing file and heading."""
     test_guide.test_links_lead_somewhere(PAGE)

@@ -1,8 +1,10 @@
-"""Imports point one way along the path of an event, and the core imports little."""
+"""The structure of the package: import direction, lazy imports, names, sizes, and a test file for each module."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ import pytest
 import oncegate
 
 ROOT = Path(oncegate.__file__).parent
+TESTS = Path(__file__).parent
 
-# From the first step of an event to the last. A module may import from its own layer and from those before it.
+# In the order of an event. A module may import from its own layer and from the layers before it. The longest name that
+# fits a module counts. `gate.gate` is the public API above the ingress: `Gate` offers lambda_handler, worker and inbox.
 LAYERS = [
     ["errors", "text", "backoff", "background", "durations", "clocks", "canonical", "forks", "instances", "times"],
     ["signatures"],
@@ -24,57 +28,231 @@ LAYERS = [
     ["claims"],
     ["aws"],
     ["stores"],
-    ["gate", "ingress"],
+    ["gate"],
+    ["ingress"],
+    ["gate.gate", "gate.__init__"],
     ["__init__"],
     ["settings"],
     ["infra", "sinks", "otel"],
     ["doctor"],
-    ["testing", "simulate", "service", "cli"],
+    ["testing", "simulate", "service"],
+    ["cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+# Imports against the direction that are still to be removed: the file and the module that it imports.
+UPWARD: set[tuple[str, str]] = {("service/log.py", "oncegate.cli.output")}
+
+# Every import inside a function, with the reason why it is not at the top of the module.
+LAZY = {
+    ("__main__.py", "oncegate.cli.streams"): "cold start: the first lines of the process handle Ctrl-C",
+    ("__main__.py", "oncegate.cli.main"): "cold start: the first lines of the process handle Ctrl-C",
+    ("__main__.py", "oncegate.errors"): "cold start: only when an extra is missing",
+    ("cli/doctor.py", "oncegate.doctor.reading"): "optional dependency: the extra `aws`",
+    ("cli/infra.py", "oncegate.cli.infra_actions"): "optional dependency: the extra `aws`",
+    ("cli/serve.py", "oncegate.otel"): "optional dependency: the extra `otel`",
+    ("cli/serve.py", "oncegate.service.server"): "optional dependency: the extra `serve`",
+    ("cli/serve.py", "oncegate.service.service"): "optional dependency: the extra `serve`",
+    ("cli/work.py", "oncegate.ingress.sqs.client"): "optional dependency: the extra `aws`",
+    ("cli/work.py", "oncegate.ingress.sqs.options"): "optional dependency: the extra `aws`",
+    ("gate/engine.py", "oncegate.gate.async_runner"): "cold start: asyncio, only for `arun`",
+    ("gate/gate.py", "oncegate.gate.once"): "cold start: inspect, only for `once`",
+    ("gate/gate.py", "oncegate.ingress.inbox"): "cold start: asyncio, only for `inbox`",
+    ("gate/gate.py", "oncegate.ingress.lambda_handler"): "cold start: only for `lambda_handler`",
+    ("gate/gate.py", "oncegate.ingress.sqs"): "optional dependency: the extra `aws`",
+    ("gate/limiter.py", "asyncio"): "cold start: only for coroutines",
+    ("ingress/lambda_handler.py", "asyncio"): "cold start: only for async handlers",
+    ("simulate/targets.py", "httpx"): "cold start: only for targets with http:// URLs",
+    ("simulate/targets.py", "oncegate.simulate.aws"): "optional dependency: the extra `aws`",
+    ("sinks/__init__.py", "oncegate.sinks.forwarding"): "optional dependency: the extra `forward`",
+    ("sinks/__init__.py", "oncegate.sinks.publishing"): "optional dependency: the extra `aws`",
+    ("stores/__init__.py", "oncegate.stores.dynamodb"): "optional dependency: the extra `dynamodb`",
+    ("stores/__init__.py", "oncegate.stores.memory"): "cold start: only the store that is used",
+    ("stores/__init__.py", "oncegate.stores.postgres"): "optional dependency: the extra `postgres`",
+    ("stores/__init__.py", "oncegate.stores.redis"): "optional dependency: the extra `redis`",
+    ("stores/__init__.py", "oncegate.stores.sqlite"): "cold start: only the store that is used",
+}
+# Modules that still import modules of the package by name; mypy and these tests cannot see such imports.
+BY_NAME: set[str] = {"doctor/stores/__init__.py"}
+
+# Groups of modules that still import each other.
+CYCLES: set[frozenset[str]] = {
+    frozenset({"oncegate.sinks", "oncegate.sinks.forwarding"}),
+    frozenset({"oncegate.sinks", "oncegate.sinks.forwarding", "oncegate.sinks.network"}),
+}
+
+# Public classes that share a name, with the reason.
+SAME_NAME = {
+    "Buried": "errors.Buried is the public exception for the verdict claims.Buried",
+    "Bury": "errors.Bury is the public exception that requests the settlement claims.Bury",
+    "Conflict": "errors.Conflict is the public exception for the verdict claims.Conflict",
+    "InFlight": "errors.InFlight is the public exception for the verdict claims.InFlight",
+}
+
+MOST_GATE_MODULES = 20
+MOST_LINES = 60  # of a function
+
+MIRRORED = ("gate", "ingress", "stores", "service")
+# Modules with functions that need no test file of their own, with the reason.
+WITHOUT_TESTS = {
+    "stores/dynamodb/__init__.py": "opens the store; every test of the store uses it",
+    "stores/postgres/__init__.py": "opens the store; every test of the store uses it",
+    "stores/redis/__init__.py": "opens the store; every test of the store uses it",
+    "stores/sqlite/__init__.py": "opens the store; every test of the store uses it",
+}
+# Modules whose test file is still missing.
+MISSING: set[str] = {
+    "gate/admitter.py",
+    "gate/async_runner.py",
+    "gate/batch_writer.py",
+    "gate/claimer.py",
+    "gate/completion_cache.py",
+    "gate/engine.py",
+    "gate/job.py",
+    "gate/limiter.py",
+    "gate/observers.py",
+    "gate/once.py",
+    "gate/options.py",
+    "gate/settlement.py",
+    "gate/state_changes.py",
+    "gate/sync_runner.py",
+    "gate/thread_pool.py",
+    "ingress/call_threads.py",
+    "ingress/handler_wrappers.py",
+    "ingress/http_answers.py",
+    "ingress/lambda_events.py",
+    "ingress/lambda_handler.py",
+    "ingress/sqs/client.py",
+    "ingress/sqs/messages.py",
+    "ingress/sqs/options.py",
+    "ingress/sqs/receiver.py",
+    "ingress/sqs/worker.py",
+    "ingress/supervision.py",
+    "service/admission.py",
+    "service/app.py",
+    "service/monitoring.py",
+    "service/openapi.py",
+    "service/protocol.py",
+    "service/route.py",
+    "service/route_config.py",
+    "service/server.py",
+    "stores/__init__.py",
+    "stores/base.py",
+    "stores/circuit_breaker.py",
+    "stores/deferred.py",
+    "stores/dynamodb/browse.py",
+    "stores/dynamodb/client.py",
+    "stores/dynamodb/conditional_writes.py",
+    "stores/dynamodb/items.py",
+    "stores/dynamodb/settings.py",
+    "stores/dynamodb/store.py",
+    "stores/dynamodb/table.py",
+    "stores/dynamodb/transactions.py",
+    "stores/entity_order.py",
+    "stores/postgres/arrays.py",
+    "stores/postgres/connections.py",
+    "stores/postgres/errors.py",
+    "stores/postgres/schema.py",
+    "stores/postgres/settings.py",
+    "stores/postgres/store.py",
+    "stores/postgres/user_connection.py",
+    "stores/redis/browse.py",
+    "stores/redis/checks.py",
+    "stores/redis/codec.py",
+    "stores/redis/connection.py",
+    "stores/redis/requests.py",
+    "stores/redis/script_calls.py",
+    "stores/redis/servers.py",
+    "stores/redis/settings.py",
+    "stores/redis/store.py",
+    "stores/redis/take.py",
+    "stores/sqlite/connection.py",
+    "stores/sqlite/handler_connection.py",
+    "stores/sqlite/instance_locks.py",
+    "stores/sqlite/queries.py",
+    "stores/sqlite/read_only.py",
+    "stores/sqlite/settings.py",
+    "stores/sqlite/store.py",
+    "stores/step_store.py",
+}
 
 
 def modules() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
 
+def name_of(path: Path) -> str:
+    """The dotted name of a module; a package is named by its folder."""
+    parts = ["oncegate", *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in modules()}
+
+
 def layer_of(dotted: str) -> str:
-    parts = dotted.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    """The layer of a module, by the longest name in LAYERS that fits; `from oncegate import Gate` is of `__init__`."""
+    inner = dotted.partition(".")[2] or "__init__"
+    if f"{inner}.__init__" in RANK:
+        return f"{inner}.__init__"
+    while inner not in RANK:
+        inner = inner.rpartition(".")[0] or "__init__"
+    return inner
+
+
+def imported(node: ast.AST, path: Path) -> list[str]:
+    """The modules that one statement imports; none if it is no import."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{path}: imports must be absolute"
+        dotted = [f"{node.module}.{alias.name}" for alias in node.names]
+        return [name if name in MODULES else node.module or "" for name in dotted]
+    return []
 
 
 def imports_of(path: Path) -> list[str]:
-    """The oncegate modules that a file imports, wherever in it."""
-    found = []
+    """The oncegate modules that a file imports, also inside functions."""
+    found = [name for node in ast.walk(ast.parse(path.read_text())) for name in imported(node, path)]
+    return [name for name in dict.fromkeys(found) if name.split(".")[0] == "oncegate"]
+
+
+def lazy_imports() -> Iterator[tuple[str, str]]:
+    """The file and the imported module, for each import inside a function."""
+    for path in modules():
+        for function in functions(path):
+            for node in ast.walk(function):
+                yield from ((str(path.relative_to(ROOT)), name) for name in imported(node, path))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found += names if node.module == "oncegate" else [node.module or ""]
-    return [name for name in found if name.split(".")[0] == "oncegate" and name != "oncegate.__version__"]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+# ── imports ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down_the_line(path: Path) -> None:
-    """A module knows nothing of what comes after it."""
-    here = RANK[path.relative_to(ROOT).parts[0].removesuffix(".py")]
+    """A module imports nothing from a later layer."""
+    here = RANK[layer_of(name_of(path))]
     for name in imports_of(path):
-        layer = layer_of(name) if layer_of(name) in RANK else "__init__"
-        assert RANK[layer] <= here, f"{path.name} imports {name}, which comes after it"
+        if (str(path.relative_to(ROOT)), name) not in UPWARD:
+            assert RANK[layer_of(name)] <= here, f"{path.name} imports {name}, which is in a later layer"
 
 
 def test_stores_know_nothing_of_events() -> None:
-    """A store has records and documents; events, keys and JSON stay outside of it."""
+    """A store handles records and documents; it imports nothing about events, keys or JSON."""
     forbidden = {"events", "carriers", "sources", "keys", "canonical"}
     for path in (ROOT / "stores").rglob("*.py"):
         assert not forbidden & {layer_of(name) for name in imports_of(path)}, path
 
 
 def test_the_check_finds_a_wrong_import(tmp_path: Path) -> None:
-    """The check itself sees imports in every form, also within functions."""
+    """The check itself finds imports in every form, also inside functions."""
     path = tmp_path / "module.py"
     path.write_text(
         "import oncegate.gate\ndef f():\n    from oncegate import keys\n    from oncegate.cli.main import run"
@@ -82,17 +260,145 @@ def test_the_check_finds_a_wrong_import(tmp_path: Path) -> None:
     assert sorted(imports_of(path)) == ["oncegate.cli.main", "oncegate.gate", "oncegate.keys"]
 
 
+@pytest.mark.parametrize(
+    ("module", "layer"),
+    [
+        ("oncegate", "__init__"),
+        ("oncegate.gate", "gate.__init__"),
+        ("oncegate.gate.gate", "gate.gate"),
+        ("oncegate.gate.engine", "gate"),
+        ("oncegate.ingress.sqs.worker", "ingress"),
+    ],
+)
+def test_the_layer_of_a_module(module: str, layer: str) -> None:
+    """`Gate` and its package are above the ingress, the rest of gate/ is below it."""
+    assert layer_of(module) == layer
+    assert RANK["gate"] < RANK["ingress"] < RANK["gate.gate"]
+
+
+def test_no_cycles() -> None:
+    """No module imports itself through others, also not inside functions."""
+    graph = {name: {each for each in imports_of(path) if each != name} for name, path in MODULES.items()}
+    found = set()
+    while (cycle := cycle_in(graph)) is not None:
+        found.add(frozenset(cycle))
+        graph[cycle[1]].discard(cycle[0])
+    assert found <= CYCLES
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str] | None:
+    """One cycle of the graph, each module followed by one that imports it."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return None
+
+
+def test_the_check_finds_a_cycle() -> None:
+    """The check itself finds a cycle."""
+    assert set(cycle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}}) or []) == {"a", "b", "c"}
+    assert cycle_in({"a": {"b"}, "b": {"c"}}) is None
+
+
+def test_lazy_imports_have_a_reason() -> None:
+    """Every import inside a function stands in LAZY with its reason, and LAZY has no others."""
+    assert set(lazy_imports()) == LAZY.keys()
+    assert all(reason.startswith(("cold start: ", "optional dependency: ")) for reason in LAZY.values())
+
+
+def test_no_import_by_name() -> None:
+    """Only `oncegate/__init__.py` imports modules of the package by a string."""
+    found = {str(path.relative_to(ROOT)) for path in modules() if imports_by_name(path)}
+    assert found <= {"__init__.py"} | BY_NAME
+
+
+def imports_by_name(path: Path) -> bool:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            strings = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            if any(isinstance(text, str) and text.startswith("oncegate") for text in strings):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("call", ['import_module("oncegate.x")', 'importlib.import_module(f"oncegate.{name}")'])
+def test_the_check_finds_an_import_by_name(tmp_path: Path, call: str) -> None:
+    """The check itself finds the name of a module as a string and as an f-string."""
+    path = tmp_path / "module.py"
+    path.write_text(call)
+    assert imports_by_name(path)
+    path.write_text("import_module(name)")
+    assert not imports_by_name(path)
+
+
 def test_the_core_imports_nothing_else() -> None:
-    """`import oncegate` brings in the standard library and msgspec, and of the former nothing slow."""
+    """`import oncegate` imports the standard library and msgspec only, and nothing slow of the standard library."""
     code = "import sys; before = set(sys.modules); from oncegate import *; print(*(set(sys.modules) - before))"
     run = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=_paths(), check=True)
     top = {name.split(".")[0] for name in run.stdout.split()}
-    # msgspec itself looks for typing_extensions, and uses it where it is installed.
+    # msgspec uses typing_extensions where it is installed.
     assert {name for name in top if name not in sys.stdlib_module_names} <= {"oncegate", "msgspec", "typing_extensions"}
     assert not top & {"asyncio", "logging", "sqlite3", "socket", "ssl", "email", "unittest"}
 
 
 def _paths() -> dict[str, str]:
-    import msgspec  # only to find where it is
+    import msgspec  # only for its path
 
     return {"PYTHONPATH": f"{ROOT.parent}:{Path(msgspec.__file__).parent.parent}"}
+
+
+# ── names, sizes and tests ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_class_names_are_unique() -> None:
+    """No two public classes have the same name, except those in SAME_NAME."""
+    places: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not is_private(node.name) and not is_private(path.stem):
+                places.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1}.keys() == SAME_NAME.keys()
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_the_gate_stays_small() -> None:
+    """The gate has at most MOST_GATE_MODULES modules: a reader must be able to find the one that matters."""
+    assert len(list((ROOT / "gate").glob("*.py"))) <= MOST_GATE_MODULES
+
+
+def test_functions_are_short() -> None:
+    """No function is longer than MOST_LINES."""
+    lengths = {
+        f"{name}.{function.name}": (function.end_lineno or 0) - function.lineno + 1
+        for name, path in MODULES.items()
+        for function in functions(path)
+    }
+    assert [name for name, lines in lengths.items() if lines > MOST_LINES] == []
+
+
+def test_every_module_has_a_test_file() -> None:
+    """Each module with logic has a test file at the same place under tests/. That of a package is named for its
+    folder."""
+    untested = {
+        str(path.relative_to(ROOT))
+        for folder in MIRRORED
+        for path in (ROOT / folder).rglob("*.py")
+        if has_logic(path) and not mirror_of(path).exists()
+    }
+    assert untested - MISSING - WITHOUT_TESTS.keys() == set()
+
+
+def has_logic(path: Path) -> bool:
+    """Whether a module has a function that does something, unlike the methods of a Protocol."""
+    return any(not isinstance(statement, ast.Expr) for function in functions(path) for statement in function.body)
+
+
+def mirror_of(path: Path) -> Path:
+    module = path.relative_to(ROOT)
+    stem = path.parent.name if path.stem == "__init__" else path.stem
+    return TESTS / module.parent / f"test_{stem}.py"

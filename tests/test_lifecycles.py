@@ -1,4 +1,4 @@
-"""Lifecycles: the states of the known shapes, and their order at the same time."""
+"""The states of contact-centre events: each has a rank, and ranks give the order of the lifecycle."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 from oncegate.lifecycles import RANKS, UNKNOWN, States
 
 SHAPES = json.loads((Path(__file__).parent / "data" / "events.json").read_text())
-# Of wrap-up codes, of topics that are unknown and of senders that are unknown there is no list.
+# States without a fixed list: wrap-up codes, and states of unknown topics and senders.
 FREE = {"out-busy", "gone", "paid"}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape["name"]))
 def test_every_known_shape_has_a_rank(shape: dict[str, dict[str, str | None]]) -> None:
-    """The state of each shape of Genesys, CXone and the tutorials is in the table."""
+    """The state of every sample event of Genesys, CXone and the tutorials has a rank."""
     state = shape["read"]["state"]
     assert state is None or state.casefold() in RANKS.keys() | FREE
 
@@ -34,24 +34,25 @@ def test_every_known_shape_has_a_rank(shape: dict[str, dict[str, str | None]]) -
     ids=lambda order: str(order[0]),
 )
 def test_order(order: tuple[str, ...]) -> None:
-    """The states of each lifecycle are in the order in which they come about."""
+    """The ranks of each lifecycle increase in the order of its states."""
     ranks = [RANKS[state] for state in order]
     assert ranks == sorted(set(ranks))
 
 
 def test_no_order_among_presences() -> None:
-    """A user goes from any presence to any other: none of them makes another stale."""
+    """All presences have the same rank, so none of them makes another stale: users change from any to any other."""
     assert {RANKS[state] for state in ("available", "busy", "meal", "off_queue", "on_queue", "idle")} == {UNKNOWN}
 
 
 def test_words_that_are_no_state_of_a_type() -> None:
-    """How something ended, or that it was updated, is a state where a member says so, not at the end of a type."""
+    """Words such as `client` and `update` are states in a member of the body but not at the end of a type, unless
+    `rank` names them."""
     states = States()
     for word in ("client", "update", "typing"):
-        assert states.told(f"case.{word}", None) is None
-        said = states.told("case", word)
-        assert said is not None
-        assert (said.family, said.state) == ("case", word)
-    told = States(rank=["Client", "server"]).told("session.client", None)
-    assert told is not None
-    assert (told.family, told.state, told.rank) == ("session", "client", 0)
+        assert states.find(f"case.{word}", None) is None
+        stated = states.find("case", word)
+        assert stated is not None
+        assert (stated.family, stated.state) == ("case", word)
+    ranked = States(rank=["Client", "server"]).find("session.client", None)
+    assert ranked is not None
+    assert (ranked.family, ranked.state, ranked.rank) == ("session", "client", 0)

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each outcome, as the SDK's own exporter has it."""
+"""OpenTelemetry: one span for each outcome, as the exporter of the SDK receives it."""
 
 import subprocess
 import sys
@@ -23,14 +23,14 @@ from oncegate.stores.memory import MemoryStore
 
 
 def test_without_the_extra() -> None:
-    """Where OpenTelemetry is not installed, whoever imports this is told what to install."""
+    """Without OpenTelemetry, the import fails with the `pip install` command."""
     code = "import sys; sys.modules['opentelemetry'] = None; import oncegate.otel"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].endswith("needs an optional dependency: pip install 'oncegate[otel]'")
 
 
 def spans_of(do: Callable[[Gate], object], max_attempts: int = 5) -> Sequence[ReadableSpan]:
-    """The spans of what is done with a gate."""
+    """The spans of the work that a function does with a gate."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -41,7 +41,7 @@ def spans_of(do: Callable[[Gate], object], max_attempts: int = 5) -> Sequence[Re
 
 
 def test_a_span_for_each_outcome() -> None:
-    """Each delivery is a span of its own, with what its outcome says and nothing of the payload."""
+    """Each delivery is one span, with the data of its outcome and nothing of the payload."""
     body = {"id": "evt-1", "type": "call.ended", "conversationId": "c-1", "secret": "s3cret"}
     outcomes: list[Outcome] = []
 
@@ -67,7 +67,7 @@ def test_a_span_for_each_outcome() -> None:
 
 
 def test_as_long_as_the_handler() -> None:
-    """A span lasts from the grant to the outcome; that of a duplicate has no length."""
+    """A span lasts from the grant to the outcome. The span of a duplicate has no length."""
     first, second = spans_of(lambda gate: [gate.run({"id": "1"}, lambda event: time.sleep(0.02)) for _ in range(2)])
     assert first.start_time and first.end_time and second.start_time and second.end_time  # noqa: PT018
     assert 20_000_000 <= first.end_time - first.start_time < 5_000_000_000
@@ -75,7 +75,7 @@ def test_as_long_as_the_handler() -> None:
 
 
 def test_errors() -> None:
-    """What went wrong is an error, without what an exception said."""
+    """A failure is an error span, without the text of the exception."""
 
     def fail(event: Event) -> None:
         raise ValueError("s3cret")
@@ -88,7 +88,7 @@ def test_errors() -> None:
 
 
 def test_a_broken_exporter_harms_nobody() -> None:
-    """If the tracing itself fails, events are processed all the same, and it is counted."""
+    """If tracing fails, events are processed, and the failure is counted."""
 
     class Broken(Tracing):
         def _start(self, notice: object) -> int:
@@ -101,7 +101,7 @@ def test_a_broken_exporter_harms_nobody() -> None:
 
 
 def test_what_is_never_ended_is_forgotten() -> None:
-    """Claims that come to no outcome take no memory for ever."""
+    """Claims without an outcome do not use memory for ever."""
     observer = Tracing(TracerProvider())
     for fence in range(10_050):
         observer(Notice("claim.granted", 1, "default", Event(source="plain", body={}, fence=fence)))
@@ -109,7 +109,7 @@ def test_what_is_never_ended_is_forgotten() -> None:
 
 
 def test_a_process_without_an_sdk() -> None:
-    """To ask for traces where nobody would get them is refused, with the command that would do."""
+    """Tracing without an SDK is rejected, with the command to use."""
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
     with pytest.raises(SettingError, match="start it with opentelemetry-instrument oncegate"):
         tracing()
@@ -118,13 +118,13 @@ def test_a_process_without_an_sdk() -> None:
 
 
 def test_off_unless_asked_for() -> None:
-    """A service that is not told to trace does not even load the library."""
+    """A service without tracing does not import the library."""
     code = "import sys, oncegate.cli.main; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_with_an_sdk() -> None:
-    """In a process that has an SDK, the setting is all that it takes."""
+    """In a process with an SDK, the setting is enough."""
     code = """
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider

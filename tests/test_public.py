@@ -1,11 +1,11 @@
-"""The public names, and the sentences of the errors."""
+"""The public names and the error tree."""
 
 import oncegate
 from oncegate import errors
 
 
 def test_public_names() -> None:
-    """These names are the interface; one more or less is a decision."""
+    """These names are the public interface; a change must be deliberate."""
     methods = sorted(name for name in vars(oncegate.Gate) if not name.startswith("_"))
     assert methods == [
         "aadmit",
@@ -32,7 +32,7 @@ def test_public_names() -> None:
 
 
 def test_one_error_tree() -> None:
-    """Everything raised on purpose can be caught by one name, and stands in the drawing of the tree."""
+    """Every error of `errors` is an OncegateError and is in the drawing of the tree."""
     drawn = errors.__doc__ or ""
     for name, thing in vars(errors).items():
         if isinstance(thing, type) and issubclass(thing, Exception):
@@ -41,5 +41,5 @@ def test_one_error_tree() -> None:
 
 
 def test_a_missing_extra_says_what_to_install() -> None:
-    """The error for an optional dependency carries the pip line."""
+    """The error for a missing optional dependency contains the `pip install` command."""
     assert str(errors.MissingExtra("oncegate serve", "serve")).endswith("pip install 'oncegate[serve]'")

@@ -1,4 +1,4 @@
-"""Settings: three places, the later wins, and every mistake is named with its place."""
+"""Settings: three sources in order, and every mistake is reported with its place."""
 
 import ast
 import os
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def problems(toml: str = "", environ: dict[str, str] | None = None, flags: dict[str, Any] | None = None) -> list[str]:
-    """What is wrong with settings from these places."""
+    """The problems of settings from these sources."""
     Path("oncegate.toml").write_text(toml)
     return examine(environ=environ or {}, flags=flags or {})[1]
 
@@ -41,7 +41,7 @@ def problems(toml: str = "", environ: dict[str, str] | None = None, flags: dict[
 @pytest.mark.usefixtures("folder")
 class TestPlaces:
     def test_defaults(self) -> None:
-        """Without any place a gate's settings are those of a gate that is told nothing."""
+        """Without any source, the settings are the defaults of a gate."""
         settings = load(environ={})
         assert {name: settings[name] for name in DEFAULTS} == DEFAULTS
         assert (settings["store"], settings["key"], settings["log"]) == ("sqlite:///oncegate.db", "auto", "off")
@@ -49,7 +49,7 @@ class TestPlaces:
         assert set(settings.origins.values()) == {"default"}
 
     def test_the_later_wins(self, folder: Path) -> None:
-        """The file comes before the variables and these before the flags, and each value knows where it came from."""
+        """Variables override the file, flags override variables, and each value has its origin."""
         (folder / "oncegate.toml").write_text('namespace = "file"\nretention = "1d"\nlease = "1s"\n[serve]\nport = 1')
         environ = {"ONCEGATE_RETENTION": "2d", "ONCEGATE_LEASE": "2s", "ONCEGATE_SERVE_HOST": "::1", "HOME": "/"}
         settings = load(environ=environ, flags={"lease": "3s", "serve.port": "3", "max_hold": None})
@@ -63,7 +63,7 @@ class TestPlaces:
         }
 
     def test_every_setting_can_be_set_anywhere(self) -> None:
-        """What is set to its own default in the file, the environment or by flags is that default again."""
+        """Every setting can be set to its default in the file, in the environment and by a flag."""
         written = {
             path: "off" if setting.default is None else setting.default
             for path, setting in SETTINGS.items()
@@ -76,7 +76,7 @@ class TestPlaces:
             assert {path for path, origin in settings.origins.items() if origin != "default"} == set(written)
 
     def test_kinds_of_values(self, folder: Path) -> None:
-        """Lists, numbers, truths and `off` mean the same in the file and in a variable."""
+        """Lists, numbers, booleans and `off` mean the same in the file and in a variable."""
         (folder / "oncegate.toml").write_text(
             'unguarded_types = ["a", "b"]\non_store_error = "unguarded"\n'
             'max_attempts = "off"\nsliding = true\nthreads = 4'
@@ -94,12 +94,13 @@ class TestPlaces:
         assert (from_file["unguarded_types"], from_file["max_attempts"]) == (("a", "b"), None)
 
     def test_empty_variables_are_unset(self) -> None:
-        """A variable that is empty says nothing, whatever its name."""
+        """An empty variable is ignored, whatever its name."""
         environ = {"ONCEGATE_LEASE": "", "ONCEGATE_CONFIG": " ", "ONCEGATE_NONSENSE": ""}
         assert set(load(environ=environ).origins.values()) == {"default"}
 
     def test_which_file(self, folder: Path) -> None:
-        """A path comes before the flag, the flag before the variable, and that before the file of the folder."""
+        """A path overrides the flag, the flag overrides the variable, and the variable overrides the file in the
+        folder."""
         for name in ("oncegate", "variable", "flag", "path"):
             (folder / f"{name}.toml").write_text(f'namespace = "{name}"')
         environ, flags = {"ONCEGATE_CONFIG": "variable.toml"}, {"config": "flag.toml"}
@@ -110,7 +111,7 @@ class TestPlaces:
         assert load(None, environ).origins["namespace"] == "variable.toml"
 
     def test_a_byte_order_mark(self, folder: Path) -> None:
-        """A file from an editor that marks UTF-8 is read like any other."""
+        """A file with a byte order mark is read like any other."""
         (folder / "oncegate.toml").write_bytes(b'\xef\xbb\xbflease = "1s"\r\n')
         assert load(environ={})["lease"] == "1s"
 
@@ -123,7 +124,10 @@ class TestMistakes:
             ("max_atempts = 5", "oncegate.toml: there is no setting max_atempts; did you mean max_attempts?"),
             ("[sevre]\nport = 1", "oncegate.toml: there is no setting sevre; did you mean serve?"),
             ("[serve]\nprot = 1", "oncegate.toml: there is no setting serve.prot; did you mean serve.port?"),
-            ('[serve]\nlease = "1s"', "oncegate.toml: there is no setting serve.lease; write lease above all tables"),
+            (
+                '[serve]\nlease = "1s"',
+                "oncegate.toml: there is no setting serve.lease; write lease above the first table",
+            ),
             ("serve = 8080", "oncegate.toml: serve=8080 must be a table: write [serve]"),
             ("lease = 30", "oncegate.toml: lease=30 is not a duration; write it like"),
             ("lease = {s = 1}", "oncegate.toml: lease={'s': 1} is not a duration"),
@@ -157,7 +161,7 @@ class TestMistakes:
         ],
     )
     def test_in_the_file(self, toml: str, said: str) -> None:
-        """Each mistake in the file is one sentence with the file, the setting and what would do."""
+        """Each mistake in the file is one sentence with the file, the setting and what to write."""
         (problem,) = problems(toml)
         assert said in problem
 
@@ -171,7 +175,7 @@ class TestMistakes:
             ("ONCEGATE_THREADS", "9" * 5_000, "must be a whole number"),
             ("ONCEGATE_SLIDING", "1", "ONCEGATE_SLIDING: sliding='1' must be true or false"),
             ("ONCEGATE_CONFIG", "no.toml", "ONCEGATE_CONFIG: there is no settings file no.toml"),
-            ("ONCEGATE_CONFIG", ".", "ONCEGATE_CONFIG: the settings file . cannot be read: Is a directory"),
+            ("ONCEGATE_CONFIG", ".", "ONCEGATE_CONFIG: cannot read the settings file .: Is a directory"),
         ],
     )
     def test_in_the_environment(self, variable: str, value: str, said: str) -> None:
@@ -180,13 +184,13 @@ class TestMistakes:
         assert said in problem
 
     def test_in_flags(self) -> None:
-        """A mistake in a flag names the flag, and one that is no setting the nearest."""
+        """A mistake in a flag names the flag, and an unknown setting names the most similar one."""
         assert problems(flags={"max_attempts": "0"})[0].startswith("--max-attempts: max_attempts=0 must be a whole")
         assert problems(flags={"config": "no.toml"}) == ["--config: there is no settings file no.toml"]
         assert problems(flags={"serve.prot": 1}) == ["there is no setting serve.prot; did you mean serve.port?"]
 
     def test_all_at_once(self) -> None:
-        """Every mistake in every place is told, and `load` raises with a line for each."""
+        """Every mistake in every source is reported, and `load` raises with one line for each."""
         environ, flags = {"ONCEGATE_MODE": "x", "ONCEGATE_X": "x"}, {"max_hold": "1"}
         found = problems('lease = "1"\nmax_age = "1"\n', environ, flags)
         assert [problem.split(":")[0] for problem in found] == [
@@ -201,26 +205,26 @@ class TestMistakes:
         assert str(raised.value).splitlines() == found
 
     def test_what_does_not_go_together(self) -> None:
-        """Two settings that are at odds are told with the places of both."""
+        """Two settings that contradict each other are reported with the places of both."""
         (problem,) = problems('lease = "10m"', {"ONCEGATE_RETENTION": "1m"})
         assert problem.startswith("ONCEGATE_RETENTION, oncegate.toml: retention='1m' is shorter than lease='10m'")
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a = " + b"[" * 100_000])
     def test_no_text_at_all(self, folder: Path, content: bytes) -> None:
-        """A file that is no text, or is made to break its reader, is refused like any other that is no TOML."""
+        """A file that is not text, or that breaks the parser, is reported like invalid TOML."""
         (folder / "oncegate.toml").write_bytes(content)
         (problem,) = examine(environ={})[1]
         assert problem.startswith("oncegate.toml is not TOML: ")
 
     def test_a_link_that_leads_nowhere(self, folder: Path) -> None:
-        """A settings file that is a broken link is missed, not overlooked."""
+        """A settings file that is a broken link is reported as missing."""
         (folder / "oncegate.toml").symlink_to("gone.toml")
         assert examine(environ={})[1] == ["there is no settings file oncegate.toml"]
 
 
 class TestKnown:
     def test_derived_from_the_gate(self) -> None:
-        """Each of the gate's settings has a kind that fits its type, and a meaning."""
+        """Each setting of the gate has a kind that fits its type, and a meaning."""
         kinds = {setting.name: setting.kind for setting in TABLES[""]}
         assert set(get_type_hints(GateOptions)) == set(DEFAULTS) <= set(kinds)
         assert {name for name, kind in kinds.items() if kind == "duration"} == set(DURATIONS)
@@ -230,7 +234,7 @@ class TestKnown:
         assert all(setting.meaning.endswith(".") for setting in SETTINGS.values())
 
     def test_no_two_share_a_name(self) -> None:
-        """No two settings have the same variable, and none that of the settings file."""
+        """No two settings have the same variable, and none has that of the settings file."""
         variables = [setting.variable for setting in SETTINGS.values()]
         assert len({*variables, "ONCEGATE_CONFIG"}) == len(variables) + 1
 
@@ -270,7 +274,7 @@ class TestStrategies:
         ],
     )
     def test_written_as_in_python(self, written: str, strategy: Any) -> None:
-        """A strategy in a setting gives the key that the same words give in Python."""
+        """A strategy in a setting gives the same key as the same text in Python."""
         assert parsed(written)(EVENT) == strategy(EVENT)
 
     @pytest.mark.parametrize(
@@ -286,32 +290,33 @@ class TestStrategies:
             ("fields(a)", "there is no key strategy a; there are"),
             ("fields('a' + 'b')", "key: 'a' + 'b' is neither a strategy nor a literal value"),
             ("fields(*['a'])", "is neither a strategy nor a literal value"),
-            ("fields(**{'a': 1})", "arguments are written out, without **"),
+            ("fields(**{'a': 1})", "** is not allowed; write each argument by its name"),
             ("auto()", "auto takes no arguments; write key=auto"),
             ("event_id('a')", "event_id takes no arguments"),
             ("content(exclude=5)", 'key=content(exclude=5): exclude=5 must be a path such as "meta.sentAt"'),
             ("state_change", "key=state_change needs its arguments: state_change(…)"),
             ("state_change(5)", "window=5 is not a duration"),
-            ("content('a')", "what content takes is named, such as content(exclude=[…])"),
-            ("", "key='' cannot be read; write it like auto or fields("),
-            ("auto; auto", "cannot be read"),
-            ("fields('a'", "cannot be read"),
-            ("a\0b", "cannot be read"),
-            ("-" * 200_000 + "1", "cannot be read"),
-            ("-" * 900 + "1", "cannot be read"),
+            ("content('a')", "content takes keyword arguments only, such as content(exclude=[…])"),
+            ("", "key='' cannot be parsed; write it like auto or fields("),
+            ("auto; auto", "cannot be parsed"),
+            ("fields('a'", "cannot be parsed"),
+            ("a\0b", "cannot be parsed"),
+            ("-" * 200_000 + "1", "cannot be parsed"),
+            ("-" * 900 + "1", "cannot be parsed"),
             ("fields(event_id)", "key=fields(event_id): fields() takes at least one path"),
-            ("5", "key=5 is no strategy"),
-            ("lambda event: 1", "is no strategy"),
-            ("os.environ", "key=os.environ is no strategy"),
-            ("auto.__globals__", "is no strategy"),
-            ("fields('a').__globals__", "is no strategy"),
-            ("keys.fields.__globals__", "is no strategy"),
+            ("5", "key=5 is not a strategy"),
+            ("lambda event: 1", "is not a strategy"),
+            ("os.environ", "key=os.environ is not a strategy"),
+            ("auto.__globals__", "is not a strategy"),
+            ("fields('a').__globals__", "is not a strategy"),
+            ("keys.fields.__globals__", "is not a strategy"),
             ("__import__('os')", "there is no key strategy __import__"),
             ("keys.SettingError('x')", "there is no key strategy SettingError"),
         ],
     )
     def test_refused(self, written: str, said: str) -> None:
-        """What is not a strategy of ours with literal arguments is refused in words, and never evaluated."""
+        """Everything except a built-in strategy with literal arguments is rejected with a message, and never
+        evaluated."""
         with pytest.raises(SettingError) as raised:
             parsed(written)
         assert said in str(raised.value)
@@ -329,11 +334,11 @@ class TestStrategies:
         [
             ("no_such_module:f", "importing no_such_module failed with ModuleNotFoundError"),
             ("json:nothing", "ONCEGATE_KEY json:nothing: there is no nothing in json"),
-            ("json:__name__", "ONCEGATE_KEY json:__name__: __name__ cannot be called"),
+            ("json:__name__", "ONCEGATE_KEY json:__name__: __name__ is not callable"),
         ],
     )
     def test_a_function_that_is_not_there(self, folder: Path, written: str, said: str) -> None:
-        """A function that cannot be had is told with the place that named it, before a store is opened."""
+        """A function that cannot be imported is reported with its place, before a store is opened."""
         settings = load(environ={"ONCEGATE_KEY": written})
         with pytest.raises(SettingError, match=said):
             settings.gate()
@@ -345,7 +350,7 @@ class TestGate:
         return load(environ={"ONCEGATE_STORE": "memory://"} | {f"ONCEGATE_{k.upper()}": v for k, v in environ.items()})
 
     def test_the_same_terms(self) -> None:
-        """A gate made of settings keeps to the same terms as one that is told the same in Python."""
+        """A gate made from settings has the same configuration as a gate with the same options in Python."""
         made = self.settings(namespace="crm", retention="1d", max_attempts="off", remember="off", key='fields("a")')
         told = Gate("memory://", namespace="crm", retention="1d", max_attempts=None, remember=None)
         gate = made.gate()
@@ -354,7 +359,7 @@ class TestGate:
         assert made.gate(namespace="other")._config.namespace == "other"
 
     def test_log(self, capfd: pytest.CaptureFixture[str]) -> None:
-        """With log="json" the gate writes a line for each outcome; with observers given, only those are told."""
+        """With log="json" the gate writes a line for each outcome. Given observers replace the log."""
         for settings, observers in ((self.settings(), None), (self.settings(log="json"), ())):
             gate = settings.gate(observers=observers)
             gate.run({"id": 1}, lambda event: None)
@@ -366,13 +371,13 @@ class TestGate:
         assert capfd.readouterr().out.count('"status":"processed"') == 1
 
     def test_terms_that_cannot_be(self, folder: Path) -> None:
-        """Terms that a gate refuses are refused before a store is opened for it."""
+        """Invalid options are rejected before the store is opened."""
         with pytest.raises(SettingError, match="lease"):
             self.settings(store=f"sqlite:///{folder}/a.db").gate(lease="soon")
         assert list(folder.iterdir()) == []
 
     def test_a_store_that_there_is_not(self) -> None:
-        """A store that cannot be opened for its URL is told with the place that named it."""
+        """A store that cannot be opened is reported with the place of its URL."""
         with pytest.raises(SettingError, match="ONCEGATE_STORE: unknown store scheme 'mysql'"):
             self.settings(store="mysql://x").gate()
 
@@ -398,13 +403,13 @@ class TestGate:
     ],
 )
 def test_masking(url: str, shown: str) -> None:
-    """A URL is shown with its password starred out, and every parameter that is not a known option."""
+    """A URL is shown with its password and every unknown parameter masked."""
     assert masked(url) == shown
     assert "hunter2" not in str(load(environ={"ONCEGATE_STORE": url}).shown())
 
 
 def test_options_that_are_shown() -> None:
-    """Every option of a store, a queue or a bus is shown, but for the file of a key, whose name says so."""
+    """All options of stores, queues and buses are shown, except the file of a key, whose name looks like a secret."""
     ours = [*redis_urls._COMMON, *redis_urls._CLUSTERED, *redis_urls._ENCRYPTED, *postgres_urls._KNOWN]
     ours += [*dynamodb_urls.OPTIONS, *publishing._COMMON, *client.OPTIONS, "account", "source"]
     ours += ["synchronous", "busy_timeout"]
@@ -412,7 +417,7 @@ def test_options_that_are_shown() -> None:
 
 
 def test_one_name_is_a_list_of_one(tmp_path: Path) -> None:
-    """Whatever takes names takes a single one without its brackets."""
+    """A setting for a list of names accepts a single name without brackets."""
     path = tmp_path / "oncegate.toml"
     path.write_text('on_store_error = "unguarded"\nunguarded_types = "a"\n[forward]\nhosts = "b.example"\n')
     found = load(path, environ={})
@@ -420,7 +425,7 @@ def test_one_name_is_a_list_of_one(tmp_path: Path) -> None:
 
 
 def test_nothing_else_reads_the_environment() -> None:
-    """Only the settings look at the environment."""
+    """Only the settings read the environment."""
     root = Path(oncegate.__file__).parent
     readers = set()
     for path in root.rglob("*.py"):
@@ -432,7 +437,7 @@ def test_nothing_else_reads_the_environment() -> None:
 
 
 def test_the_library_does_without() -> None:
-    """`import oncegate` loads neither the settings nor what they need."""
+    """`import oncegate` does not import the settings."""
     code = "import sys, oncegate; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
@@ -442,20 +447,20 @@ def test_the_library_does_without() -> None:
 
 class TestHints:
     def test_where_plain_events_have_what(self) -> None:
-        """Paths in the settings are where the gate looks; an event is then known by what is there."""
+        """The gate reads plain events at the paths in the settings, and identifies them by the values there."""
         flags = {"store": "memory://", "read.id": "meta.id", "read.entity": "call.id", "read.source": "pbx"}
         gate = load(environ={}, flags=flags).gate()
         outcome = gate.run({"meta": {"id": "m-1"}, "call": {"id": "c-1"}}, lambda event: None)
         assert (outcome.event.source, outcome.event.id, outcome.event.entity) == ("pbx", "m-1", "c-1")
 
     def test_the_topic_of_bare_bodies(self) -> None:
-        """A Genesys body that came without its topic has the one that the settings name."""
+        """A Genesys body without a topic gets the topic in the settings."""
         flags = {"store": "memory://", "read.topic": "v2.detail.events.conversation.{id}.acw"}
         body = {"conversationId": "c-1", "sessionId": "s-1", "eventTime": 1_765_551_752_433}
         outcome = load(environ={}, flags=flags).gate().run(body, lambda event: None)
         assert outcome.event.type == "v2.detail.events.conversation.{id}.acw"
 
     def test_a_path_that_is_none(self) -> None:
-        """What is no path is refused with its place."""
+        """An invalid path is reported with its place."""
         with pytest.raises(SettingError, match=r"id='\.' is no path"):
             load(environ={}, flags={"store": "memory://", "read.id": "."}).gate()

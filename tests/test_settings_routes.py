@@ -1,4 +1,4 @@
-"""Routes in the settings file: what each may say, what it inherits, and that secrets stay out of it."""
+"""Routes in the settings file: their settings, what they inherit, and that secrets stay out of the file."""
 
 import re
 from pathlib import Path
@@ -59,7 +59,8 @@ def problems(table: str) -> list[str]:
 
 class TestRoutes:
     def test_what_it_says_and_what_it_inherits(self) -> None:
-        """A route has all settings, with what its table says instead; the namespace is its name unless it says one."""
+        """A route has all settings, and its table overrides them. The namespace is the name of the route unless it is
+        set."""
         found = settings()
         genesys, crm = found.routes["genesys"], found.routes["crm"]
         assert (genesys["retention"], crm["retention"], found["retention"]) == ("2d", "7d", "7d")
@@ -71,13 +72,13 @@ class TestRoutes:
         assert (genesys["read.id"], genesys["read.time"], crm["read.id"]) == ("meta.id", "at", None)
 
     def test_no_signature_is_inherited(self) -> None:
-        """How /events is signed says nothing of the routes: each names its own."""
+        """Routes do not inherit the signature of /events: each names its own."""
         toml = '[serve]\nsignature = "none"\n[route.crm]\nnamespace = "x"'
         Path("oncegate.toml").write_text(toml)
         assert any("it has no signature" in problem for problem in examine(environ={})[1])
 
     def test_paths(self) -> None:
-        """Routes are served under /events; /events itself if it was described, or if nothing else was."""
+        """Routes are served under /events. /events itself is served if it is configured, or if there is no route."""
         assert list(routes_of(settings())) == ["/events/genesys", "/events/crm"]
         assert list(routes_of(settings(""))) == ["/events"]
         both = settings('[serve]\nsignature = "none"\n[route.crm]\nsignature = "none"')
@@ -90,7 +91,7 @@ class TestRoutes:
     @pytest.mark.parametrize(
         ("table", "said"),
         [
-            ('key = "auto"', 'it has no signature; name how it is signed, or say signature = "none"'),
+            ('key = "auto"', 'it has no signature; name the signature scheme, or write signature = "none"'),
             ('signature = "none"\nsecret = "hunter2"', 'write secret_env = "ITS_NAME"'),
             ('signature = "none"\nretenton = "1d"', "there is no setting of a route retenton; did you mean retention?"),
             ('signature = "none"\nretention = 5', "retention=5 is not a duration"),
@@ -99,30 +100,33 @@ class TestRoutes:
             ('signature = "none"\nlease = "30d"', "retention='7d' is shorter than lease='30d'"),
             ('signature = "none"\nread = 1', "there is no setting of a route read"),
             ('signature = "none"\n[route.crm.read]\nidd = "a"', "there is no setting of a route idd; did you mean id?"),
-            ('signature = "cxone"\non_conflict = "duplicate"', "would drop what was signed"),
+            ('signature = "cxone"\non_conflict = "duplicate"', "would drop signed events"),
             (
                 'signature = "none"\n[route.b]\nsignature = "none"\nnamespace = "crm"',
-                "namespace='crm' is that of crm too",
+                "namespace='crm' is used by crm, too",
             ),
-            ('signature = "none"\n[route."A/b"]\nsignature = "none"', "a route is named with small letters"),
+            (
+                'signature = "none"\n[route."A/b"]\nsignature = "none"',
+                "invalid name of a route; it is part of the URL, so use small letters",
+            ),
         ],
     )
     def test_mistakes(self, table: str, said: str) -> None:
-        """A mistake is named with its route, and never with what may be a secret."""
+        """A mistake is reported with its route, and never with a value that may be a secret."""
         (problem,) = problems(table)
         assert problem.startswith("oncegate.toml [route.")
         assert said in problem
         assert "hunter2" not in problem
 
     def test_no_tables(self) -> None:
-        """What should be a table and is not is said to be none."""
+        """A value that must be a table is reported."""
         for toml, said in (("route = 5", "route=5 must be a table"), ("[route]\ncrm = 5", "it must be a table")):
             Path("oncegate.toml").write_text(toml)
             assert said in examine(environ={})[1][0]
 
 
 def test_the_guide() -> None:
-    """The routes that the guide shows can be used as they stand."""
+    """The routes in the guide are valid."""
     guide = (Path(__file__).parent.parent / "docs" / "guide" / "webhooks.md").read_text()
     example, metrics = re.findall(r"```toml\n(.+?)```", guide, re.DOTALL)
     found = settings(example, {"GENESYS_SECRET": "x"})
@@ -133,8 +137,7 @@ def test_the_guide() -> None:
 
 class TestSecrets:
     def test_from_variables_and_files(self, folder: Path) -> None:
-        """Secrets come from variables, whatever they are called, and from files; white space around them is none of
-        theirs."""
+        """Secrets come from variables with any name and from files. White space around them is removed."""
         (folder / "crm.secret").write_text("a secret that is long enough\n")
         found = settings(environ={"ONCEGATE_GENESYS": "now"})
         assert secrets_of(found.routes["genesys"], {"ONCEGATE_GENESYS": " now", "NEXT": "next"}) == {
@@ -150,11 +153,11 @@ class TestSecrets:
         [
             ('signature = "cxone"', "needs its secret"),
             ('signature = "cxone"\nsecret_env = "UNSET_HERE"', "the variable UNSET_HERE is not set"),
-            ('signature = "cxone"\nsecret_env = "hunter2!"', "it takes the name of a variable"),
+            ('signature = "cxone"\nsecret_env = "hunter2!"', "write the name of a variable"),
             ('signature = "cxone"\nsecret_file = "nowhere"', "there is no file nowhere"),
-            ('signature = "cxone"\nsecret_file = "."', "the file . cannot be read"),
+            ('signature = "cxone"\nsecret_file = "."', "cannot read the file ."),
             ('signature = "cxone"\nsecret_file = "empty"', "the file empty is empty"),
-            ('signature = "cxone"\nsecret_file = "bytes"', "does not hold text"),
+            ('signature = "cxone"\nsecret_file = "bytes"', "is not UTF-8 text"),
             ('signature = "cxon"\nsecret_file = "good"', "did you mean cxone?"),
             ('signature = "none"\nsecret_file = "good"', "there is a secret, but no signature"),
             ('signature = "cxone"\nsecret_file = "short"', "it needs"),
@@ -162,7 +165,7 @@ class TestSecrets:
         ],
     )
     def test_that_cannot_be_used(self, folder: Path, table: str, said: str) -> None:
-        """What is wrong with a secret is said with its place, and never with what may be the secret."""
+        """A problem with a secret is reported with its place, and never with a value that may be the secret."""
         (folder / "empty").write_text(" \n")
         (folder / "bytes").write_bytes(b"\xff\xfe\x00")
         (folder / "good").write_text("hunter2 and some more of it")

@@ -1,4 +1,4 @@
-"""The guide to signatures is true: its code runs, its table is complete, and it says what is refused."""
+"""The guide to signatures is correct: its code runs, its table is complete, and forged requests are rejected."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.test_guide import DOCS
 PAGE = DOCS / "guide" / "signatures.md"
 BLOCKS = re.findall(r"```python\n(.+?)```", PAGE.read_text(), re.DOTALL)
 
-# FastAPI is no dependency of the tests. Of it, the page uses three names, which have this shape there.
+# FastAPI is not a dependency of the tests. The page uses three of its names, which are replaced here.
 FASTAPI = """
 class FastAPI:
     def post(self, path):
@@ -78,7 +78,7 @@ def run(code: str, folder: Path) -> list[str]:
 
 
 def test_plain_python(tmp_path: Path) -> None:
-    """What is shown to be printed is printed."""
+    """The code prints what the page shows."""
     shown = re.search(r"```\n\n((?: {4}.+\n)+)", PAGE.read_text())
     assert shown
     code = "\n".join(block for block in BLOCKS if "os.environ" not in block)
@@ -88,7 +88,7 @@ def test_plain_python(tmp_path: Path) -> None:
 
 
 def test_fastapi(tmp_path: Path) -> None:
-    """What is genuine runs once for each sender, each in its own namespace; what is forged does not."""
+    """A genuine request runs once for each sender, in its namespace. A forged request does not run."""
     (tmp_path / "fastapi.py").write_text(FASTAPI)
     (block,) = (block for block in BLOCKS if "fastapi" in block)
     answers = run(block + ASKED + OVER_ASGI + POSTED, tmp_path)
@@ -96,14 +96,14 @@ def test_fastapi(tmp_path: Path) -> None:
 
 
 def test_lambda(tmp_path: Path) -> None:
-    """A function refuses what is not signed with its secret."""
+    """The function rejects requests that are not signed with its secret."""
     (block,) = (block for block in BLOCKS if "lambda_handler" in block)
     answers = run(block + ASKED + OVER_LAMBDA + POSTED, tmp_path)
     assert answers == ["200 processed", "200 duplicate", UNKNOWN, UNKNOWN]
 
 
 def test_every_sender_has_its_row() -> None:
-    """The table has each name of settings, and the function that makes the same."""
+    """The table lists each name in the settings, and the function that makes the same verifier."""
     rows = dict(re.findall(r"^\| .+? \| `(\w+)` \| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE))
     assert {name: getattr(signatures, function) for function, name in rows.items()} == {
         name: maker for name, (maker, _) in SENDERS.items()

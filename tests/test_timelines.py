@@ -1,4 +1,4 @@
-"""Timelines: which emissions of a state change are one event, in whatever order they arrive."""
+"""Timelines: which emissions of a state change are one event, in any order of arrival."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -43,18 +43,20 @@ def keys_of(emissions: Sequence[Emission]) -> list[str]:
 
 class TestRule:
     def test_within_the_window(self) -> None:
-        """An emission as far away as the window joins, before or after; one a microsecond further does not."""
+        """An emission exactly one window away joins, before or after the anchor. One microsecond further, it does
+        not."""
         assert keys_of([("held", 1000), ("held", 1500), ("held", 500)]) == ["held@1000"] * 3
         assert keys_of([("held", 1000), ("held", 1501), ("held", 499)]) == ["held@1000", "held@1501", "held@499"]
 
     def test_the_nearest(self) -> None:
-        """Of two anchors in reach the nearer is joined; of two equally near, the earlier."""
+        """Of two anchors within the window, the nearer is joined. Of two equally near, the earlier."""
         assert keys_of([("held", 0), ("held", 800), ("held", 450)])[2] == "held@800"
         assert keys_of([("held", 0), ("held", 800), ("held", 350)])[2] == "held@0"
         assert keys_of([("held", 800), ("held", 0), ("held", 400)])[2] == "held@0"
 
     def test_another_state_between(self) -> None:
-        """A different state separates two emissions only if its time lies strictly between theirs; ranks never do."""
+        """A different state separates two emissions only if its time lies strictly between theirs. Ranks never
+        separate."""
         assert keys_of([("held", 0), ("connected", 100), ("held", 200)]) == ["held@0", "connected@100", "held@200"]
         for other in ("connected", "disconnected"):
             for tie in (0, 200):
@@ -62,42 +64,45 @@ class TestRule:
                 assert keys_of([("held", 200), (other, tie), ("held", 0)])[2] == "held@200"
 
     def test_a_blocked_nearest_is_not_passed_over(self) -> None:
-        """If another state lies before the nearest, the emission is an anchor; it does not look for one further on."""
+        """If another state lies before the nearest anchor, the emission becomes an anchor. It does not join a more
+        distant one."""
         assert keys_of([("held", 0), ("held", 600), ("connected", 100), ("held", 250)])[3] == "held@250"
 
     def test_equal_times(self) -> None:
-        """Different states at the same time stay apart, in whatever order they come."""
+        """Different states at the same time stay apart, in any order of arrival."""
         for order in permutations([("connected", 5), ("held", 5), ("disconnected", 5)]):
             assert keys_of(order) == [own_key(*emission).decode() for emission in order]
 
     @pytest.mark.parametrize("order", list(permutations([("held", 0), ("connected", 200), ("held", 400)])))
     def test_there_and_back(self, order: tuple[Emission, ...]) -> None:
-        """A→B→A in one window stays three, unless both A's come before B: then B splits them, and that is told."""
+        """A→B→A in one window stays three events, unless both A's arrive before B. Then B splits them, which is
+        reported."""
         placed = placed_all(order)
         late = order[2][0] == "connected"
         assert len({each.key for each in placed}) == (2 if late else 3)
         assert [each.splits for each in placed] == [False, False, late]
 
     def test_stale(self) -> None:
-        """An emission is stale if a later state is known, or one of higher rank at the same time."""
+        """An emission is stale if a later state is known, or a state of higher rank at the same time."""
         placed = placed_all([("connected", 100), ("held", 100), ("connected", 100), ("alerting", 0), ("held", 700)])
         assert [each.stale for each in placed] == [False, False, True, True, False]
 
     def test_an_echo_is_as_stale_as_what_it_joins(self) -> None:
-        """A joined emission is the event of its anchor: a state that comes after the anchor makes it stale."""
+        """A joined emission is the event of its anchor: a state after the anchor makes it stale."""
         assert placed_all([("held", 0), ("disconnected", 0), ("held", 1)])[2].stale
         assert placed_all([("held", 0), ("connected", 1), ("held", 1)])[2].stale
         assert not placed_all([("held", 1), ("connected", 1), ("held", 0)])[2].stale
 
     def test_a_copy_after_a_split(self) -> None:
-        """An emission that has joined an anchor keeps its key, whatever is known by the time its copy comes."""
+        """An emission that joined an anchor keeps its key when its copy arrives later."""
         split = [("held", 0), ("held", 400), ("connected", 200)]
         assert keys_of([*split, ("held", 400)])[3] == "held@0"
         assert keys_of([*split, ("held", 401)])[3] == "held@401"
         assert keys_of([("held", 0), ("held", 400), ("held", 600), ("held", 400)])[3] == "held@0"
 
     def test_joined_times_are_bounded(self) -> None:
-        """A timeline remembers only so many joined emissions of an anchor, the first ones; the others still join."""
+        """A timeline stores a limited number of joined times for each anchor, the first ones. Further emissions still
+        join."""
         timeline = placed_all([("held", at) for at in range(MOST_JOINED + 10)])[-1].timeline
         (anchor,) = timeline.anchors
         assert anchor.joined == tuple(range(1, MOST_JOINED + 1))
@@ -105,14 +110,14 @@ class TestRule:
         assert place(timeline, change("held", anchor.last), b"own").timeline is timeline
 
     def test_a_timeline_of_an_older_version(self) -> None:
-        """A timeline that was written before joined emissions were remembered is read, and goes on."""
+        """A timeline of an older version, without joined times, is read and extended."""
         anchor = [0, RANKS["held"], "held", b"held@0", 0, 100]
         (kept,) = place(read(msgpack.encode([[anchor]])), change("held", 200), b"own").timeline.anchors
         assert (kept.key, kept.last, kept.joined) == (b"held@0", 200, (200,))
 
 
 class Model:
-    """The rule stated once more, without a timeline: a list of anchors, and where each emission went when it came."""
+    """The rule stated independently: a list of anchors, and the place of each emission."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -135,7 +140,7 @@ class Model:
         return None if apart else (state, near[0][1])
 
 
-# Few times in a short window: ties, separations and copies are frequent.
+# Few times in a short window, so that ties, separations and copies are frequent.
 CROWDED = st.lists(st.tuples(STATES, st.integers(0, 12)), max_size=25)
 
 
@@ -143,7 +148,7 @@ class TestGuarantees:
     @settings(max_examples=400)
     @given(CROWDED, st.integers(0, 6), st.permutations(range(len(RANKS))))
     def test_against_a_model(self, emissions: list[Emission], window: int, order: list[int]) -> None:
-        """In any order, with ties and copies, emissions go where the rule says, whatever ranks the states have."""
+        """In any order, with ties and copies and any ranks, emissions are placed as the rule says."""
         model, timeline = Model(window), Timeline()
         ranks = dict(zip(RANKS, order, strict=True))
         for state, at in emissions:
@@ -161,7 +166,7 @@ class TestGuarantees:
     def test_an_isolated_cluster_is_one_event(
         self, cluster: list[int], elsewhere: list[Emission], chance: object
     ) -> None:
-        """Whatever arrives when, those of one state within one window and away from all others have one key."""
+        """Emissions of one state within one window, away from all others, have one key in any order of arrival."""
         emissions = [("held", at) for at in cluster] + elsewhere
         chance.shuffle(emissions)  # type: ignore[attr-defined]
         keys = keys_of(emissions)
@@ -169,7 +174,7 @@ class TestGuarantees:
 
     @given(EMISSIONS)
     def test_nothing_further_away_is_merged(self, emissions: list[Emission]) -> None:
-        """What shares a key has one state, and lies within the window of the emission whose key it is."""
+        """Emissions with the same key have one state and lie within the window of the anchor."""
         for (state, at), key in zip(emissions, keys_of(emissions), strict=True):
             joined, _, when = key.partition("@")
             assert joined == state
@@ -177,7 +182,7 @@ class TestGuarantees:
 
     @given(EMISSIONS)
     def test_anchors_never_move(self, emissions: list[Emission]) -> None:
-        """Once there, an anchor keeps its time, its state and its key, and they are in order."""
+        """An anchor keeps its time, state and key, and anchors stay in order."""
         before: set[tuple[int, str, bytes]] = set()
         for placed in placed_all(emissions):
             anchors = placed.timeline.anchors
@@ -188,7 +193,7 @@ class TestGuarantees:
 
     @given(EMISSIONS)
     def test_the_same_again_changes_nothing(self, emissions: list[Emission]) -> None:
-        """A copy of the emission that has just come is found where it is, and nothing is to be written."""
+        """A copy of the last emission changes nothing, so nothing is written."""
         timeline = Timeline()
         for state, at in emissions:
             first = place(timeline, change(state, at), own_key(state, at))
@@ -198,12 +203,12 @@ class TestGuarantees:
 
     @given(EMISSIONS)
     def test_written_and_read(self, emissions: list[Emission]) -> None:
-        """A timeline comes out of the store as it went in."""
+        """A timeline is the same after encoding and decoding."""
         for placed in placed_all(emissions):
             assert read(written(placed.timeline)) == placed.timeline
 
     def test_bounded(self) -> None:
-        """Only so many anchors are kept, and the oldest go first."""
+        """The number of anchors is limited, and the oldest are removed first."""
         placed = placed_all([("held", 1_000 * number) for number in range(MOST_ANCHORS + 10)])
         anchors = placed[-1].timeline.anchors
         assert len(anchors) == MOST_ANCHORS

@@ -1,4 +1,4 @@
-"""Times: every way senders write them, to the microsecond, and what is no time."""
+"""Times: every format of senders, exact to the microsecond, and values that are not times."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -42,7 +42,7 @@ MICROS = WHEN + timedelta(microseconds=123456)
     ],
 )
 def test_every_format(written: Any, told: datetime) -> None:
-    """All of these tell one second of 2026, as exactly as they were written, in UTC."""
+    """All of these formats give one second of 2026, as exact as they are written, in UTC."""
     found = moment(written)
     assert found == told
     assert found is not None
@@ -65,13 +65,13 @@ def test_every_format(written: Any, told: datetime) -> None:
     ],
 )
 def test_what_tells_no_time(nonsense: Any) -> None:
-    """Placeholders, dates without a clock and other kinds of values are no times, and none of them raises."""
+    """Placeholders, dates without a clock time and other values are not times, and none of them raises."""
     assert moment(nonsense) is None
 
 
 @given(st.integers(946_684_800 * 10**9, 7 * 10**18))
 def test_nanoseconds_are_cut_to_the_microsecond(nanos: int) -> None:
-    """What a number says is kept to the very microsecond."""
+    """Nanoseconds are truncated to microseconds, exactly."""
     found = moment(nanos)
     assert found is not None
     assert microseconds_of(found) == nanos // 1000
@@ -79,7 +79,7 @@ def test_nanoseconds_are_cut_to_the_microsecond(nanos: int) -> None:
 
 @given(st.integers(946_684_800_000, 7_258_118_399_999))
 def test_milliseconds_are_exact(millis: int) -> None:
-    """Milliseconds, as most senders write them, come out exactly."""
+    """Milliseconds, the most frequent unit, are exact."""
     found = moment(millis)
     assert found is not None
     assert microseconds_of(found) == millis * 1000
@@ -87,5 +87,5 @@ def test_milliseconds_are_exact(millis: int) -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
 def test_moment_never_raises(value: Any) -> None:
-    """Whatever is given, the answer is a time or none."""
+    """For any value, the result is a time or None."""
     assert moment(value) is None or isinstance(moment(value), datetime)

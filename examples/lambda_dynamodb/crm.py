@@ -1,6 +1,6 @@
-"""A CRM to try it with: it opens a case for whatever it is sent, twice if asked twice, and prints a line for each.
+"""A CRM for tests: it opens a case for every request, also for a repeated one, and prints a line for each.
 
-One request after the other, so that each line is whole.
+It handles one request at a time, so that lines are not mixed.
 """
 
 import json
@@ -24,7 +24,7 @@ class Crm(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_arguments: Any) -> None:
-        """The lines that it prints are its log."""
+        """No access log: the printed lines are enough."""
 
 
 if __name__ == "__main__":

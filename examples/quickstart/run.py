@@ -1,7 +1,7 @@
-"""One event, delivered five times in five wrappings, takes effect once: on an emulator of AWS, in one command.
+"""Deliver one event five times, in five wrappings, and see one effect. Everything runs on an emulator of AWS.
 
-It starts the emulator, has `oncegate infra up` make a table, a queue and a rule there, sends the event, lets a worker
-take what is in the queue, and ends all of it again.
+The script starts the emulator, creates a table, a queue and a rule with `oncegate infra up`, sends the event, processes
+the queue with a worker, and stops everything.
 """
 
 import json
@@ -52,7 +52,7 @@ ENVELOPE: dict[str, Any] = {
 
 
 def main() -> None:
-    os.environ |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}  # the emulator takes any
+    os.environ |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}  # the emulator accepts any
     with TemporaryDirectory() as folder, emulator(Path(folder)) as endpoint:
         infra_up(endpoint)
         send(endpoint)
@@ -62,10 +62,10 @@ def main() -> None:
 
 @contextmanager
 def emulator(folder: Path) -> Iterator[str]:
-    """An emulator of AWS on a free port, until it is no longer needed."""
+    """Run an emulator of AWS on a free port. Yields its URL."""
     program = shutil.which("ministack", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
-        sys.exit("There is no emulator here: pip install ministack")
+        sys.exit("The emulator is not installed: pip install ministack")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -92,7 +92,7 @@ def wait_for(url: str) -> None:
 
 
 def infra_up(endpoint: str) -> None:
-    """What is typed as `oncegate infra up --name quickstart …`."""
+    """Run `oncegate infra up --name quickstart …`."""
     pattern = json.dumps({"detail-type": [{"prefix": "v2."}]})
     command = ["infra", "up", "--name", "quickstart", "--pattern", pattern, "--region", REGION, "--endpoint", endpoint]
     subprocess.run([sys.executable, "-m", "oncegate", *command], check=True)  # noqa: S603  # ourselves
@@ -103,7 +103,8 @@ def client(service: str, endpoint: str) -> Any:
 
 
 def send(endpoint: str) -> None:
-    """The bus makes an envelope of its own each time; the rest goes to the queue as other ways would bring it."""
+    """Send the event five times: twice through the bus, which creates a new envelope each time, and three times
+    directly to the queue, in the forms that other routes would deliver."""
     bus, sqs = client("events", endpoint), client("sqs", endpoint)
     queue = sqs.get_queue_url(QueueName="quickstart-events")["QueueUrl"]
     entry = {"Source": "desk", "DetailType": ENVELOPE["detail-type"], "Detail": json.dumps(DETAIL)}
@@ -122,14 +123,14 @@ def send(endpoint: str) -> None:
 
 
 def work(endpoint: str) -> list[str]:
-    """Take five deliveries through the gate; what took effect."""
+    """Process five deliveries. Returns the effects."""
     effects: list[str] = []
     taken = threading.Semaphore(0)
 
     def open_case(event: Event) -> None:
         effects.append(f"a case for conversation {event.entity}")
 
-    def told(notice: Notice) -> None:
+    def show(notice: Notice) -> None:
         outcome = notice.outcome
         if outcome is None or notice.name != f"event.{outcome.status}":
             return
@@ -139,7 +140,7 @@ def work(endpoint: str) -> list[str]:
 
     print()
     place = f"region={REGION}&endpoint={endpoint}"
-    gate = Gate(f"dynamodb://quickstart-claims?{place}", observers=[told], breaker="5s")
+    gate = Gate(f"dynamodb://quickstart-claims?{place}", observers=[show], breaker="5s")
     worker = gate.worker(f"sqs://quickstart-events?{place}", open_case, wait="1s")
     thread = threading.Thread(target=worker.run)
     thread.start()

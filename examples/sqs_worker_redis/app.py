@@ -1,4 +1,4 @@
-"""What the worker calls: it opens a case for each event, once. A file stands for the CRM."""
+"""The handler of the worker: it opens one case for each event. A file takes the place of a CRM."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ CASES = Path("effects.jsonl")
 
 
 def open_case(event: Event) -> None:
-    """Several workers append to the file at a time, a line each; what it raises lets the message come again."""
+    """Append one line to the file, which several workers share. If it raises, the message is delivered again."""
     case = {"key": str(event.key), "type": event.type, "about": event.entity, "attempt": event.attempt}
     with CASES.open("a") as file:
         file.write(f"{json.dumps(case)}\n")

@@ -1,8 +1,8 @@
-"""Oncegate makes every contact-centre event take effect once, however often it is delivered."""
+"""Make every contact-centre event take effect once, however often it is delivered."""
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # that of typing would take as long as all else here
+TYPE_CHECKING = False  # type checkers know the name; an import of typing would double the time of `import oncegate`
 if TYPE_CHECKING:
     from oncegate import keys
     from oncegate.errors import OncegateError
@@ -15,7 +15,7 @@ __all__ = ["Event", "Gate", "OncegateError", "Outcome", "keys", "open_store", "r
 
 __version__ = "0.1.0"
 
-_PLACES = {
+_MODULES = {
     "Event": "oncegate.events",
     "Gate": "oncegate.gate",
     "OncegateError": "oncegate.errors",
@@ -24,12 +24,14 @@ _PLACES = {
     "read": "oncegate.sources",
 }
 
-if not TYPE_CHECKING:  # a name that there is not is to be found by whoever checks types
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept names that do not exist
 
     def __getattr__(name: str) -> object:
-        """A public name is loaded when it is first asked for: a command comes by here before it can catch Ctrl-C."""
+        """Import a public name at its first use. The command line imports this package before it can catch Ctrl-C, so
+        the import must be short."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(_PLACES[name]), name) if name in _PLACES else import_module(f"oncegate.{name}")
-        globals()[name] = found
-        return found
+        module = import_module(_MODULES.get(name, f"oncegate.{name}"))
+        value = getattr(module, name) if name in _MODULES else module
+        globals()[name] = value
+        return value

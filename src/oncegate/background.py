@@ -1,4 +1,4 @@
-"""Background threads: work that must not hold up its caller, done in order by a thread that comes and goes."""
+"""A background thread for work that must not delay its caller. It starts on demand and ends when idle."""
 
 import threading
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from typing import Generic, TypeVar
 
 from oncegate import forks
 
-_IDLE_FOR = 10.0
+_IDLE_FOR = 10.0  # seconds
 
 _Item = TypeVar("_Item")
 
 
 class Background(Generic[_Item]):
-    """A daemon thread that works off what it is given, up to `most` things at a time.
+    """A daemon thread that processes items in order, up to `most` at a time.
 
-    It starts with the first thing and ends when it has been idle for long, so that it holds up neither a shutdown nor
-    a freeze. `work` must not raise: there is nobody to tell.
+    The thread starts with the first item and ends after 10 idle seconds, so that it delays neither a shutdown nor a
+    freeze of a Lambda. `work` must not raise, because no caller could catch the error.
     """
 
     def __init__(self, name: str, work: Callable[[list[_Item]], None], *, most: int = 1) -> None:
@@ -39,7 +39,7 @@ class Background(Generic[_Item]):
                 self._thread.start()
 
     def flush(self, within: float) -> bool:
-        """Wait until all that was given so far is worked off; False if that takes too long."""
+        """Wait until all items put so far are processed. Returns False after `within` seconds."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 return self._queue.empty()
@@ -68,10 +68,10 @@ class Background(Generic[_Item]):
                 continue
             while len(items) < self._most and not queue.empty():
                 items.append(queue.get())
-            self._work_off(items)
+            self._process(items)
 
-    def _work_off(self, items: list[_Item | threading.Event]) -> None:
-        """Work on these, and tell those who wait for all before them."""
+    def _process(self, items: list[_Item | threading.Event]) -> None:
+        """Process the items, then wake the callers of `flush`."""
         work = [item for item in items if not isinstance(item, threading.Event)]
         if work:
             self._work(work)

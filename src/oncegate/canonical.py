@@ -1,7 +1,7 @@
-"""One spelling for each JSON value, and the hash of it.
+"""Canonical JSON: one encoding for each JSON value, and the hash of it.
 
-Member order, white space, escapes and number forms (`1`, `1.0`, `1e0`) do not matter to what a document says,
-so they must not matter to its identity.
+The order of members, white space, escapes and number forms (`1`, `1.0`, `1e0`) do not change the meaning of a document,
+so they do not change its hash.
 """
 
 import re
@@ -15,15 +15,16 @@ HASH_SIZE = 16
 DEEPEST = 64
 MOST_DIGITS = 1_000
 
-_OUT_OF_RANGE = "a number in it is out of range"  # which one is not said: sentences about payloads stand in logs
+# The messages do not quote the number: messages about payloads are logged.
+_OUT_OF_RANGE = "a number in it is out of range"
 _TOO_LONG = f"a number in it has more than {MOST_DIGITS} digits; the maximum is {MOST_DIGITS}"
-_LONE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")  # the first half of a pair, without the second
-_ROUND = bytes.maketrans(b"[{]}", b"(())")
-_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
-_SAMPLED = 100
-_SAMPLE = b"0" * (MOST_DIGITS // _SAMPLED)
-_RUN = b"0" * (MOST_DIGITS + 1)
-_OTHERS = bytes(set(range(256)) - set(b"[{]}"))
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
+_BRACKETS_TO_ROUND = bytes.maketrans(b"[{]}", b"(())")
+_DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
+_SAMPLE_STEP = 100
+_SAMPLED_RUN = b"0" * (MOST_DIGITS // _SAMPLE_STEP)
+_LONG_RUN = b"0" * (MOST_DIGITS + 1)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 def _number(literal: str) -> int | float:
@@ -36,7 +37,7 @@ def _number(literal: str) -> int | float:
 
 
 def _large(literal: str, value: float) -> int | float:
-    """A whole number too large for a double to tell it from the next, by its digits; the double if that cannot be."""
+    """A whole number of 2**53 or more, exactly, from its digits; the double if the number is not whole or too large."""
     if abs(value) >= 2**63 or len(literal) > 40:
         return value
     mantissa, _, exponent = literal.lower().partition("e")
@@ -46,17 +47,17 @@ def _large(literal: str, value: float) -> int | float:
     return int(digits + "0" * zeros) if zeros >= 0 else value
 
 
-# To copy a hash takes less than to ask for one, which looks for the algorithm or parses the size anew.
-_no_content = sha256().copy
-_nothing = blake2b(digest_size=HASH_SIZE).copy
+# A copy of an empty hash is faster than a new hash, which looks up the algorithm or parses the size each time.
+_new_sha256 = sha256().copy
+_new_blake2b = blake2b(digest_size=HASH_SIZE).copy
 _decode = msgspec.json.Decoder(float_hook=_number).decode
-# The canonical bytes of a value that `decode` gave.
+# The canonical bytes of a value that `decode` returned.
 encode: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
 
 
 def decode(raw: bytes) -> Any:
-    """Strict JSON from strict UTF-8; ValueError with a plain sentence for anything else."""
-    # What is left when brackets are taken out tells their number in a third of the time that bytes.count takes.
+    """Decode strict JSON in strict UTF-8. Raises ValueError with a message for people."""
+    # Removing the brackets and comparing lengths counts them in a third of the time of bytes.count.
     if 2 * len(raw) - len(raw.replace(b"[", b"")) - len(raw.replace(b"{", b"")) > DEEPEST and _depth(raw) > DEEPEST:
         raise ValueError(f"the JSON is nested deeper than {DEEPEST} levels")
     if has_long_number(raw):
@@ -65,24 +66,25 @@ def decode(raw: bytes) -> Any:
         return _decode(raw)
     except UnicodeDecodeError as error:
         raise ValueError(f"the text is not UTF-8: {error.reason} at byte {error.start} of a string") from error
-    except msgspec.ValidationError as error:  # raised above, or by msgspec for thousands of digits
+    except msgspec.ValidationError as error:  # from _number, or from msgspec for thousands of digits
         raise ValueError(_OUT_OF_RANGE) from error
     except msgspec.MsgspecError as error:
         if raw[:3] == b"\xef\xbb\xbf":
             raise ValueError("the text starts with a byte order mark; send plain UTF-8") from error
         if not raw.strip():
             raise ValueError("the text is empty") from error
-        if "surrogate" in str(error) or _LONE.search(raw):
-            raise ValueError(r"an escape from \ud800 to \udfff stands alone, and is no character by itself") from error
+        if "surrogate" in str(error) or _LONE_SURROGATE.search(raw):
+            raise ValueError(r"an escape from \ud800 to \udfff stands alone; send both halves of the pair") from error
         raise ValueError(f"the text is not JSON: {error}") from error
 
 
 def has_long_number(raw: bytes) -> bool:
-    """Whether a number has too many digits in a row: arithmetic and printing take quadratic time with it. Such a run
-    shows in every hundredth byte; only then are all bytes outside of strings looked at."""
-    if len(raw) <= MOST_DIGITS or _SAMPLE not in raw[::_SAMPLED].translate(_ALIKE):
+    """Whether a number has more than MOST_DIGITS digits: arithmetic and printing take quadratic time for such a number.
+
+    A sample of every hundredth byte rules out nearly all documents. Only the others are searched in full."""
+    if len(raw) <= MOST_DIGITS or _SAMPLED_RUN not in raw[::_SAMPLE_STEP].translate(_DIGITS_TO_ZERO):
         return False
-    return _RUN in _outside_strings(raw).translate(_ALIKE)
+    return _LONG_RUN in _outside_strings(raw).translate(_DIGITS_TO_ZERO)
 
 
 def _outside_strings(raw: bytes) -> bytes:
@@ -90,12 +92,12 @@ def _outside_strings(raw: bytes) -> bytes:
 
 
 def _depth(raw: bytes) -> int:
-    """How deep brackets outside strings are nested. Python's own limit differs from version to version.
+    """The nesting depth of the brackets outside strings. Python's own limit differs between versions.
 
-    What is escaped is taken away, then strings, then all but the brackets, and then the innermost pairs, level by
-    level: a loop over the bytes in Python took longer than all the rest for a batch of a few events.
+    Keeps only the brackets and then removes the innermost pairs, level by level. A Python loop over the bytes took
+    longer than all the rest of the work on a batch of a few events.
     """
-    brackets = _outside_strings(raw).translate(_ROUND, _OTHERS)
+    brackets = _outside_strings(raw).translate(_BRACKETS_TO_ROUND, _NOT_BRACKETS)
     for depth in range(DEEPEST + 1):
         fewer = brackets.replace(b"()", b"")
         if len(fewer) == len(brackets):
@@ -105,7 +107,7 @@ def _depth(raw: bytes) -> int:
 
 
 def written(value: Any) -> bytes:
-    """A Python value as the bytes a sender would have sent; ValueError if it is no JSON value."""
+    """The canonical JSON of a Python value. Raises ValueError if it is not a JSON value."""
     try:
         return encode(value)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
@@ -113,7 +115,7 @@ def written(value: Any) -> bytes:
 
 
 def told_apart(value: Any, raw: bytes) -> bool:
-    """Whether the JSON of a Python value says all of it: nan and the infinities are written as null, like None."""
+    """Whether `raw`, the JSON of a Python value, holds the whole value: JSON writes nan and infinities as null."""
     return b"null" not in raw or _finite(msgspec.to_builtins(value, str_keys=True))
 
 
@@ -126,23 +128,23 @@ def _finite(value: Any) -> bool:
 
 
 def normal(value: Any) -> Any:
-    """A Python value as it would be read back; ValueError if it is no JSON value."""
+    """A Python value after a round trip through JSON. Raises ValueError if it is not a JSON value."""
     return decode(written(value))
 
 
 def content_digest(body: Any) -> bytes:
-    """The hash of all that a body says. SHA-256, which processors have built in: a body is hashed as a whole."""
-    hashed = _no_content()
+    """The hash of a body. SHA-256, because processors accelerate it and a whole body is hashed."""
+    hashed = _new_sha256()
     hashed.update(encode(body))
     return hashed.digest()[:HASH_SIZE]
 
 
 def digest_of(value: Any) -> bytes:
-    """The hash of what a value says, however it was spelt."""
+    """The hash of a value in its canonical encoding."""
     return digest(encode(value))
 
 
 def digest(canonical: bytes) -> bytes:
-    hashed = _nothing()
+    hashed = _new_blake2b()
     hashed.update(canonical)
     return hashed.digest()

@@ -1,65 +1,73 @@
-"""The claim protocol: one pure function from a record and an operation to a record and an answer.
+"""The claim protocol: a pure function from a record and an operation to the new record and an answer.
 
-States: P in progress, R released or admitted, C completed, D dead letter. An expired record is absent to every
-operation. Rows are tried from the top; the first that matches decides.
+A record is in one of four states: P in progress, R released or admitted, C completed, D dead letter. Every operation
+treats an expired record as absent. For each operation the rows are tried from the top, and the first row that matches
+decides. "Owner matches" means that the record and the request have the same owner.
 
     from                                           operation  to                              answer
     ─────────────────────────────────────────────  ─────────  ──────────────────────────────  ─────────────────────
-    absent                                         claim      P, attempts 1; marking: C       Granted
-    P with its lease alive, or C; owner is mine    claim      unchanged                       Granted, same fence
+    absent                                         claim      P, attempts 1; marks: C         Granted
+    P with a live lease, or C; owner matches       claim      unchanged                       Granted, same fence
     any, other payload hash, key binds content     claim      unchanged                       Conflict
-    P, lease alive                                 claim      unchanged                       InFlight
+    P with a live lease                            claim      unchanged                       InFlight
     R with a payload                               claim      unchanged                       Duplicate
-    R, owner is mine: a late copy of the request   claim      unchanged                       InFlight
-    R without a payload                            claim      P (marking: C), fence + 1,      Granted
+    R, owner matches (late copy of the request)    claim      unchanged                       InFlight
+    R without a payload                            claim      P (marks: C), fence + 1,        Granted
                                                               attempts + 1
-    P with its lease over                          claim      the same, lost + 1; attempts    Granted
-                                                              + 1 only if lost was not 0
-    C                                              claim      unchanged; sliding: expiry      Duplicate
-                                                              later, up to its limit
+    P with an expired lease                        claim      as the row above, and lost + 1; Granted
+                                                              attempts + 1 only if lost was
+                                                              not 0
+    C                                              claim      unchanged; sliding: later       Duplicate
+                                                              expiry, up to its limit
     D                                              claim      unchanged                       Buried
 
-    R that is due or P with its lease over,        take       P, fence + 1, attempts and      Granted
+    R that is due, or P with an expired lease;     take       P, fence + 1; attempts and      Granted
     with a payload                                            lost as for a claim
     anything else                                  take       unchanged                       None
 
+    absent, request has a lease                    admit      P, attempts 1, payload          Granted
     absent                                         admit      R, attempts 0, payload          Admitted
-    absent, with a lease                           admit      P, attempts 1, payload          Granted
-    R with a payload, owner is mine                admit      unchanged                       Admitted
-    P with a payload, lease alive, owner is mine   admit      unchanged                       Granted, same fence
+    R with a payload, owner matches                admit      unchanged                       Admitted
+    P with a payload and a live lease, owner       admit      unchanged                       Granted, same fence
+    matches
     any, other payload hash, key binds content     admit      unchanged                       Conflict
-    P, lease alive, without a payload              admit      unchanged                       InFlight
-    R or P with its lease over, without a payload  admit      R, payload attached; of P,      Admitted
+    P with a live lease, without a payload         admit      unchanged                       InFlight
+    R, or P with an expired lease; no payload      admit      R, payload attached; from P:    Admitted
                                                               lost + 1, and attempts - 1 if
                                                               lost was 0
     D                                              admit      unchanged                       Buried
-    any other                                      admit      unchanged                       Duplicate
+    anything else                                  admit      unchanged                       Duplicate
 
-    P, owner and fence mine                        renew      lease moved; expiry not sooner  True
-    P, owner and fence mine                        complete   C, result kept, payload gone    True
-    P, owner and fence mine                        release    R, due after the delay, lost    True
-                                                              0; unavailable: attempts - 1,
-                                                              time of the first such kept;
-                                                              unstarted: due, attempts - 1,
-                                                              lost kept
-    P, owner and fence mine                        bury       D, payload and error            True
-    C, R or D, owner and fence mine                same again unchanged                       True
-    anything else                                  settle     unchanged                       False: the lease is lost
+    P, owner and fence match                       renew      later lease; expiry at least    True
+                                                              the end of the lease
+    P, owner and fence match                       complete   C, result stored, payload       True
+                                                              removed
+    P, owner and fence match                       release    R, due after the delay, lost 0; True
+                                                              unavailable: attempts - 1, time
+                                                              of the first such release kept;
+                                                              unstarted: due now, attempts
+                                                              - 1, lost kept
+    P, owner and fence match                       bury       D with payload and error        True
+    C, R or D, owner and fence match               the same   unchanged                       True
+                                                   settlement
+    anything else                                  renew or   unchanged                       False: the lease is lost
+                                                   settle
 
-    P, owner and fence of an instance that ended   abandon    lease over, all else kept       True
+    P with a live lease, owner and fence match     abandon    lease ends now, rest kept       True
     anything else                                  abandon    unchanged                       False
 
     D                                              redrive    R, attempts 0, payload kept     True
-    any (only D if asked)                          reset      absent                          True
-    anything else                                  either     unchanged                       False
+    any; with only_dead: D                         reset      absent                          True
+    anything else                                  redrive or unchanged                       False
+                                                   reset
 
-`lost` counts the attempts in a row that were never settled: their worker died, or was stopped for longer than the
-lease. The first of them may have died with a neighbour, so it does not count as an attempt. What has lost one is run
-alone from then on, so every further one counts.
+`lost` counts the consecutive attempts that were never settled: the worker died or was paused for longer than the lease.
+The first lost attempt does not count as an attempt, because the worker may have died of another event of its batch. An
+event with a lost attempt runs alone from then on, so every further lost attempt counts.
 
-Nothing here reads a clock, draws a random number or does I/O: `now` is the store's time in microseconds.
-The memory and SQLite stores call this function inside their lock or transaction; a store that must judge
-elsewhere (in a script, in a condition) is compared with it step by step by `oncegate.testing`.
+This module reads no clock, draws no random numbers and does no I/O. `now` is the time of the store in microseconds. The
+memory and SQLite stores call `step` under their lock or in their transaction. The other stores decide in a script or in
+a conditional write; `oncegate.testing` compares them with `step`, operation by operation.
 """
 
 from collections.abc import Callable
@@ -78,7 +86,7 @@ NOBODY: Final = b""
 
 
 class EventSummary(Struct, frozen=True, gc=False, array_like=True):
-    """What explains a record to a person; no rule here looks at it."""
+    """Describes the event of a record to people. No rule of the protocol reads it."""
 
     source: str
     type: str | None = None
@@ -88,11 +96,12 @@ class EventSummary(Struct, frozen=True, gc=False, array_like=True):
 
 
 class Record(Struct, frozen=True, gc=False, array_like=True):
-    """All that is kept of one key. Times are microseconds of the store's clock.
+    """Everything the store holds about one key. Times are microseconds of the store's clock.
 
-    `lost` counts the attempts in a row that were never settled. `unavailable_since` is the time of the first of the
-    releases in a row that blamed something the handler calls. `handed_to` is the place that a completed event was
-    published to: what happens there is another stage, with a key of its own."""
+    `lease_until` is the end of the lease in state P. In state R it is the time from which a dispatcher may take the
+    record. `lost` counts the consecutive attempts that were never settled. `unavailable_since` is the time of the first
+    of the consecutive releases with `unavailable`. `handed_to` is the queue or bus that a completed event was published
+    to; the consumer there claims another key."""
 
     state: State
     owner: bytes
@@ -112,22 +121,23 @@ class Record(Struct, frozen=True, gc=False, array_like=True):
     handed_to: str | None = None
 
 
-# ── what can be asked ─────────────────────────────────────────────────────────────────────────────────────
+# ── operations ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Address(Struct, frozen=True, gc=False):
-    """Where a record is: a namespace and a key in it."""
+    """The address of a record: a namespace and a key."""
 
     namespace: str
     key: bytes
 
 
 class Claim(Address, frozen=True, gc=False):
-    """A delivery asks for the right to run. The owner is drawn once per request and kept by its retries.
+    """A request to run the handler for one delivery. `owner` is a random nonce, made once per request; retries of the
+    request reuse it, so a lost reply is harmless.
 
-    A marking claim goes straight to completed, in the one write: for effects that are better lost than doubled.
-    A sliding one has a completed record remembered for its retention from now, though never for longer than `slides`
-    from when it was first seen."""
+    `binds`: a record with another payload hash is a conflict. `marks`: the claim writes a completed record at once, for
+    effects that are better lost than repeated. `slides`: a duplicate extends the expiry of a completed record to
+    `retention` from now, but never beyond `slides` after `first_seen`; 0 means no extension."""
 
     owner: bytes
     payload_hash: bytes
@@ -140,15 +150,15 @@ class Claim(Address, frozen=True, gc=False):
 
 
 class Take(Address, frozen=True, gc=False):
-    """A dispatcher asks for the right to run what the record itself holds."""
+    """A request of a dispatcher to run the payload that is stored with the record."""
 
     owner: bytes
     lease: int
 
 
 class Admit(Address, frozen=True, gc=False):
-    """A receiver asks that the payload be kept until a dispatcher takes it; with a lease, to be that dispatcher at once
-    if it is new."""
+    """A request of a receiver to store the payload until a dispatcher takes it. With a lease, the receiver is granted a
+    new record at once."""
 
     owner: bytes
     payload_hash: bytes
@@ -159,17 +169,21 @@ class Admit(Address, frozen=True, gc=False):
 
 
 class ClaimProof(Address, frozen=True, gc=False):
-    """The proof of a claim: owner and fence, as granted."""
+    """Proves that the caller holds the claim: owner and fence from the grant."""
 
     owner: bytes
     fence: int
 
 
 class Renew(ClaimProof, frozen=True, gc=False):
+    """Extend the lease to `lease` microseconds from now."""
+
     lease: int
 
 
 class Complete(ClaimProof, frozen=True, gc=False):
+    """The handler succeeded. Keep the result for `retention` from now."""
+
     retention: int
     result: bytes | None = None
     error: str | None = None
@@ -177,9 +191,11 @@ class Complete(ClaimProof, frozen=True, gc=False):
 
 
 class Release(ClaimProof, frozen=True, gc=False):
-    """What the record itself holds is not taken again before the delay is over, and before all others if it was never
-    started; a delivery may claim it at once. `unavailable`: it failed because something that its handler calls is
-    unavailable, so the attempt does not count."""
+    """The handler failed or never ran, so that the event may run again.
+
+    A dispatcher does not take the record before `delay` is over; a delivery may claim it at once. `unstarted`: the
+    handler never ran, so the attempt does not count and dispatchers take the record before all others. `unavailable`:
+    the attempt failed because a service that the handler calls is unavailable, so the attempt does not count."""
 
     error: str | None = None
     unstarted: bool = False
@@ -188,21 +204,23 @@ class Release(ClaimProof, frozen=True, gc=False):
 
 
 class Bury(ClaimProof, frozen=True, gc=False):
+    """Make the event a dead letter with its payload and error, and keep it for `retention` from now."""
+
     retention: int
     payload: bytes
     error: str
 
 
 class Abandon(ClaimProof, frozen=True, gc=False):
-    """The instance that holds the claim is known to have ended: nobody will settle it."""
+    """The process that holds the claim has ended, so nobody will settle the claim. Its lease ends now."""
 
 
 class Redrive(Address, frozen=True, gc=False):
-    """A person sends a dead letter back to work."""
+    """An operator makes a dead letter run again."""
 
 
 class Reset(Address, frozen=True, gc=False):
-    """A person forgets a record, whatever its state, or only if it is a dead letter."""
+    """An operator removes a record in any state; with `only_dead`, only a dead letter."""
 
     only_dead: bool = False
 
@@ -211,7 +229,7 @@ Settlement: TypeAlias = Complete | Release | Bury
 Operation: TypeAlias = Claim | Take | Admit | Renew | Settlement | Abandon | Redrive | Reset
 
 
-# ── what can be answered ──────────────────────────────────────────────────────────────────────────────────
+# ── answers ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Answer(Struct, frozen=True, gc=False):
@@ -226,27 +244,27 @@ class _Leased(_Answer, frozen=True, gc=False):
 
 
 class Granted(_Leased, frozen=True, gc=False):
-    """Run it: `record` has the fence, the attempts and the lease."""
+    """The caller holds the claim and runs the handler. `record` has the fence, the attempts and the lease."""
 
 
 class Duplicate(_Answer, frozen=True, gc=False):
-    """It is done, or durable already: `record` is the original."""
+    """The event is completed, or stored with its payload for a dispatcher. `record` is the original."""
 
 
 class InFlight(_Leased, frozen=True, gc=False):
-    """Somebody holds it."""
+    """Another owner holds the claim, or the request is a late copy of one whose claim was released."""
 
 
 class Conflict(_Answer, frozen=True, gc=False):
-    """The key is known with other content."""
+    """The key has a record with another payload hash."""
 
 
 class Buried(_Answer, frozen=True, gc=False):
-    """It is a dead letter."""
+    """The event is a dead letter."""
 
 
 class Admitted(_Answer, frozen=True, gc=False):
-    """It is durable now."""
+    """The payload is stored."""
 
 
 Verdict: TypeAlias = Granted | Duplicate | InFlight | Conflict | Buried
@@ -254,11 +272,13 @@ Admission: TypeAlias = Admitted | Granted | Duplicate | InFlight | Conflict | Bu
 Answer: TypeAlias = Verdict | Admitted | bool | None
 
 
-# ── the function ──────────────────────────────────────────────────────────────────────────────────────────
+# ── rules ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def step(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Answer]:
-    """Judge one operation. The record is the same object if nothing changed and None if it is absent."""
+    """Apply one operation at time `now`, in microseconds. Returns the new record and the answer.
+
+    The record is the same object if nothing changed, and None if it is absent."""
     if record is not None and record.expires_at is not None and now >= record.expires_at:
         record = None
     return _RULES[type(operation)](record, operation, now)
@@ -266,12 +286,12 @@ def step(record: Record | None, operation: Operation, now: int) -> tuple[Record 
 
 def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdict]:
     if record is None:
-        record = _first(claim, now)
+        record = _first_grant(claim, now)
         if claim.marks:
-            record = _marked(record, claim, now)
+            record = _completed_if_marking(record, claim, now)
         return record, Granted(record, now)
     state = record.state
-    alive = _alive(record, now)
+    alive = _has_live_lease(record, now)
     if record.owner == claim.owner and (alive or state == COMPLETED):
         return record, Granted(record, now)
     if claim.binds and record.payload_hash != claim.payload_hash:
@@ -285,10 +305,11 @@ def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdi
     if state in (IN_PROGRESS, RELEASED):
         expires_at = None if record.payload is not None else now + claim.retention
         again = _granted_again(record, claim, now)
-        record = _marked(replace(again, expires_at=expires_at, payload_hash=claim.payload_hash), claim, now)
+        again = replace(again, expires_at=expires_at, payload_hash=claim.payload_hash)
+        record = _completed_if_marking(again, claim, now)
         return record, Granted(record, now)
     if state == COMPLETED:
-        record = _slid(record, claim, now) if claim.slides else record
+        record = _with_later_expiry(record, claim, now) if claim.slides else record
         return record, Duplicate(record, now)
     return record, Buried(record, now)
 
@@ -302,10 +323,10 @@ def _take(record: Record | None, take: Take, now: int) -> tuple[Record | None, G
 
 def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admission]:
     if record is None:
-        record = _kept(admit, now)
+        record = _admitted_record(admit, now)
         return record, Granted(record, now) if admit.lease else Admitted(record, now)
     state = record.state
-    alive = _alive(record, now)
+    alive = _has_live_lease(record, now)
     if record.payload is not None and record.owner == admit.owner and (alive or state == RELEASED):
         return record, Granted(record, now) if alive else Admitted(record, now)
     if admit.binds and record.payload_hash != admit.payload_hash:
@@ -313,7 +334,7 @@ def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admis
     if alive and record.payload is None:
         return record, InFlight(record, now)
     if state in (RELEASED, IN_PROGRESS) and record.payload is None:
-        attempts, lost = _after_loss(record)
+        attempts, lost = _attempts_and_losses(record)
         free = replace(record, state=RELEASED, owner=admit.owner, lease_until=now, expires_at=None)
         kept = replace(free, payload=admit.payload, payload_hash=admit.payload_hash, attempts=attempts, lost=lost)
         return kept, Admitted(kept, now)
@@ -323,7 +344,7 @@ def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admis
 
 
 def _renew(record: Record | None, renew: Renew, now: int) -> tuple[Record | None, bool]:
-    if record is None or not _mine(record, renew) or record.state != IN_PROGRESS:
+    if record is None or not _is_holder(record, renew) or record.state != IN_PROGRESS:
         return record, False
     lease_until = now + renew.lease
     expires_at = None if record.expires_at is None else max(record.expires_at, lease_until)
@@ -331,10 +352,10 @@ def _renew(record: Record | None, renew: Renew, now: int) -> tuple[Record | None
 
 
 def _settle(record: Record | None, settlement: Settlement, now: int) -> tuple[Record | None, bool]:
-    if record is None or not _mine(record, settlement):
+    if record is None or not _is_holder(record, settlement):
         return record, False
     if record.state != IN_PROGRESS:
-        return record, record.state == _ENDS_IN[type(settlement)]
+        return record, record.state == _END_STATE[type(settlement)]
     if isinstance(settlement, Complete):
         return _completed(record, settlement, now), True
     if isinstance(settlement, Release):
@@ -343,7 +364,7 @@ def _settle(record: Record | None, settlement: Settlement, now: int) -> tuple[Re
 
 
 def _abandon(record: Record | None, abandon: Abandon, now: int) -> tuple[Record | None, bool]:
-    if record is None or not _mine(record, abandon) or not _alive(record, now):
+    if record is None or not _is_holder(record, abandon) or not _has_live_lease(record, now):
         return record, False
     return replace(record, lease_until=now), True
 
@@ -362,7 +383,7 @@ def _reset(record: Record | None, reset: Reset, _now: int) -> tuple[Record | Non
     return None, True
 
 
-# By type rather than by `match`: a class pattern that does not fit costs more than the rule that does.
+# A table by type instead of `match`: each class pattern that does not match costs more than the rule itself.
 _RULES: Final[dict[type, Callable[[Record | None, Any, int], tuple[Record | None, Answer]]]] = {
     Claim: _claim,
     Take: _take,
@@ -375,57 +396,57 @@ _RULES: Final[dict[type, Callable[[Record | None, Any, int], tuple[Record | None
     Redrive: _redrive,
     Reset: _reset,
 }
-_ENDS_IN: Final[dict[type, State]] = {Complete: COMPLETED, Release: RELEASED, Bury: DEAD}
+_END_STATE: Final[dict[type, State]] = {Complete: COMPLETED, Release: RELEASED, Bury: DEAD}
 
 
-def _alive(record: Record, now: int) -> bool:
+def _has_live_lease(record: Record, now: int) -> bool:
     return record.state == IN_PROGRESS and now < record.lease_until
 
 
-def _mine(record: Record, held: ClaimProof) -> bool:
-    """An empty owner proves nothing: what belongs to nobody has one."""
-    return record.owner == held.owner and record.fence == held.fence and held.owner != NOBODY
+def _is_holder(record: Record, proof: ClaimProof) -> bool:
+    """Whether owner and fence match. An empty owner never matches: a redriven record has an empty owner."""
+    return record.owner == proof.owner and record.fence == proof.fence and proof.owner != NOBODY
 
 
-def _first(claim: Claim, now: int) -> Record:
+def _first_grant(claim: Claim, now: int) -> Record:
     lease_until, expires_at = now + claim.lease, now + claim.retention
     return Record(IN_PROGRESS, claim.owner, now, lease_until, 1, claim.payload_hash, expires_at, claim.about, now)
 
 
-def _kept(admit: Admit, now: int) -> Record:
+def _admitted_record(admit: Admit, now: int) -> Record:
     state, attempts = (IN_PROGRESS, 1) if admit.lease else (RELEASED, 0)
     until = now + admit.lease
     free = Record(state, admit.owner, now, until, attempts, admit.payload_hash, None, admit.about, now)  # type: ignore[arg-type]
     return replace(free, payload=admit.payload)
 
 
-def _marked(record: Record, claim: Claim, now: int) -> Record:
-    """A grant as it is; for a marking claim, completed at once. The effect may then start until the record expires, and
-    a payload that is kept is not needed any more."""
+def _completed_if_marking(record: Record, claim: Claim, now: int) -> Record:
+    """The granted record; for a marking claim, the same record completed. The effect may then start until the record
+    expires, and the payload is not needed any more."""
     if not claim.marks:
         return record
     done = replace(record, state=COMPLETED, completed_at=now, expires_at=now + claim.retention, payload=None)
     return replace(done, lost=0, unavailable_since=None)
 
 
-def _slid(record: Record, claim: Claim, now: int) -> Record:
-    """A completed record as a sliding claim leaves it: its expiry is only moved to later."""
+def _with_later_expiry(record: Record, claim: Claim, now: int) -> Record:
+    """The completed record after a sliding claim. The expiry never moves to an earlier time."""
     expires_at = min(now + claim.retention, record.first_seen + claim.slides)
     if record.expires_at is None or expires_at <= record.expires_at:
         return record
     return replace(record, expires_at=expires_at)
 
 
-def _after_loss(record: Record) -> tuple[int, int]:
-    """The attempts that count and those lost in a row, before the next one. The attempt of a record in progress was
-    never settled; if it was the first of such a row it may have died with a neighbour, and does not count."""
+def _attempts_and_losses(record: Record) -> tuple[int, int]:
+    """`attempts` and `lost` before the next attempt. The last attempt of a record in progress is lost. The first lost
+    attempt is subtracted from `attempts`: its worker may have died of another event of the batch."""
     if record.state != IN_PROGRESS:
         return record.attempts, record.lost
     return record.attempts - (not record.lost), record.lost + 1
 
 
 def _granted_again(record: Record, by: Claim | Take, now: int) -> Record:
-    attempts, lost = _after_loss(record)
+    attempts, lost = _attempts_and_losses(record)
     return replace(
         record,
         state=IN_PROGRESS,

@@ -1,30 +1,30 @@
-"""Where time comes from: microseconds since 1970 for stores, since boot for the validity of a lease."""
+"""Clocks in microseconds: wall time since 1970 for stores, time since boot for the validity of a lease."""
 
 import time
 from collections.abc import Callable
 
 Clock = Callable[[], int]
 
-# Boot time goes on while the machine sleeps or a Lambda is frozen; `monotonic` need not.
+# The boot clock runs while the machine sleeps or a Lambda is frozen; the monotonic clock may stop.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _read = time.clock_gettime_ns
 
 
 def wall() -> int:
-    """The time of day. It can step back: stores use `Steady` around it."""
+    """Wall time. It can step back, so stores wrap it in `Steady`."""
     return time.time_ns() // 1_000
 
 
 def since_boot() -> int:
-    """Time that never steps, for measuring how long ago something was."""
+    """Time since boot. It never steps, so it measures durations."""
     return _read(_BOOT) // 1_000
 
 
 class Steady:
-    """Wall time that never goes back and never stands still.
+    """Wall time that never goes back and never stops.
 
-    When the wall clock steps back, time goes on from where it was at the pace of the boot clock. Freezing it
-    instead until the wall catches up would keep every lease of a crashed worker alive for as long as the step.
+    When the wall clock steps back, this clock continues from its last value at the rate of the boot clock. If it
+    stopped until the wall clock caught up, every lease of a crashed worker would stay alive for as long as the step.
     """
 
     def __init__(self, wall: Clock = wall, boot: Clock = since_boot) -> None:
@@ -34,8 +34,9 @@ class Steady:
         self._last_boot = boot()
 
     def __call__(self, at_least: int = 0) -> int:
-        """The time now, no earlier than `at_least` (what others on the same store have seen)."""
-        # The wall first: were the boot clock read before it, a pause between the two would put time ahead of the wall.
+        """The time now, but not before `at_least`, the latest time that other users of the same store have seen."""
+        # The wall clock is read first. If the boot clock were, a pause between the two reads would put this clock ahead
+        # of the wall clock.
         wall = self._wall()
         boot = self._boot()
         self._last = max(wall, at_least, self._last + boot - self._last_boot)
@@ -48,5 +49,5 @@ def _frozen() -> int:
 
 
 def store_clock(clock: Clock | None) -> Steady:
-    """A store's own time; around a clock that was passed in, time moves only as that clock does."""
+    """The clock of a store. With a clock that was passed in, time moves only as that clock moves."""
     return Steady() if clock is None else Steady(clock, _frozen)

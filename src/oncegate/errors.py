@@ -1,85 +1,86 @@
-"""Every error Oncegate raises, as one tree.
+"""All exceptions that Oncegate raises, in one tree.
 
     OncegateError
-    ├── SettingError          a setting, duration or URL that cannot be meant
-    ├── MissingExtra          an optional dependency is not installed; the text has the pip line
-    ├── SeveralEvents         `run` was given a payload that holds more or fewer events than one
-    ├── TooManyEvents         `read` was given a payload that holds more events than it was told to expect
-    ├── MissingKey            an event lacks what its key is made of
-    ├── Unreadable            `seen` or `once` was given what is no event, or has no key
-    ├── CallError             `once` has no result to give; its `outcome` says why
-    │   ├── InFlight          another is at it, and was for all the time that was waited
-    │   ├── Conflict          its key is known with other arguments
-    │   ├── Buried            it failed too often, and is a dead letter
-    │   ├── NoResult          it was done before, but the result could not be kept or is not there yet
-    │   └── Unconfirmed       it ran, but whether that is recorded is not known
-    ├── RetryLater            raised by a handler: this attempt has failed, and the next shall not come before
-    ├── Bury                  raised by a handler: no attempt can ever work
-    ├── HandlerTimeout        a handler did not return within `handler_timeout`; it fails the event, and is not raised
-    ├── NotTaken              a Lambda invocation that has to be delivered again; its `outcomes` say why
-    ├── UnknownSource         a Lambda function was invoked by an AWS source that is not read
-    ├── TargetError           what simulated traffic is sent to cannot be used
-    ├── AwsError              a request to AWS was refused, or there was no answer
-    ├── QueueError            a queue that cannot be worked on: its name, region, credentials, permissions
-    │   └── QueueUnavailable  may pass by itself: the network, a limit
-    └── StoreError
-        ├── StoreUnavailable  may pass by itself: a full disk, a lock held too long
-        │   └── StoreReadOnly it can be read, and takes no writes now: it is full, or has become a replica
-        └── StoreRefused      needs a person: a corrupt, read-only, foreign or newer file
-            ├── NoStore       nobody has made one there yet, and it was not to be made now
-            └── Unkeepable    one record is more than the store can keep; all others are none the worse
+    ├── SettingError          a setting, duration or URL is invalid
+    ├── MissingExtra          an optional dependency is not installed
+    ├── SeveralEvents         a call that takes one event got a payload with none or several
+    ├── TooManyEvents         a payload holds more events than `read` was allowed to return
+    ├── MissingKey            an event lacks a part of its key
+    ├── Unreadable            `seen` or `once` got a payload that is not an event or has no key
+    ├── CallError             a function guarded by `once` has no result to return
+    │   ├── InFlight          another worker runs the same call
+    │   ├── Conflict          the key was used before with other arguments
+    │   ├── Buried            the call is a dead letter
+    │   ├── NoResult          the call completed before, but its result is not stored
+    │   └── Unconfirmed       the call ran, but the store did not confirm the completion
+    ├── RetryLater            a handler raises it: this attempt failed, retry later
+    ├── Bury                  a handler raises it: do not retry, make a dead letter
+    ├── HandlerTimeout        a handler ran longer than `handler_timeout` (stored with the outcome, never raised)
+    ├── NotTaken              a Lambda invocation fails on purpose, so that AWS delivers it again
+    ├── UnknownSource         an AWS service that Oncegate cannot read invoked the Lambda function
+    ├── TargetError           the target of simulated traffic cannot be used
+    ├── AwsError              AWS rejected a request or did not answer
+    ├── QueueError            the queue cannot be used: wrong name, region, credentials or permissions
+    │   └── QueueUnavailable  the queue does not answer now; a retry may work
+    └── StoreError            a store operation failed
+        ├── StoreUnavailable  the store does not answer now; a retry may work
+        │   └── StoreReadOnly the store can be read but accepts no writes now
+        └── StoreRefused      the store cannot be used until a person changes something
+            ├── NoStore       there is no store at this address
+            └── Unkeepable    the store cannot hold this one record; other records are not affected
 
-What an event can come to (a duplicate, a failure of the handler, a conflict) is an `Outcome`, not an error; only
-`once` and a Lambda function, which have no other way to answer, raise.
+The normal results of an event (duplicate, failure of the handler, conflict) are values: see `Outcome`. Only `once` and
+Lambda handlers raise for them, because they have no other way to report a result.
 """
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-_LONGEST_WAIT: Final = 7 * 86_400
+_MAX_RETRY_AFTER: Final = 7 * 86_400  # seconds
 
 
 class OncegateError(Exception):
-    """The root: catch this to catch everything Oncegate raises on purpose.
+    """The root of the tree: catch it to catch every error that Oncegate raises on purpose.
 
-    Exceptions come out of other processes pickled, and Python would make them anew by calling their class with their
-    text, which is not what all of these are made of."""
+    Errors can be pickled, for example by a process pool. Python's default unpickling calls the class with the text
+    of the error. That fails here, because several of these classes take other arguments than a text."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (type(self), self.args, self.__dict__)
+        return _unpickle, (type(self), self.args, self.__dict__)
 
 
-def _made_again(kind: type[OncegateError], said: tuple[Any, ...], about: dict[str, Any]) -> OncegateError:
+def _unpickle(kind: type[OncegateError], args: tuple[Any, ...], attributes: dict[str, Any]) -> OncegateError:
     error = kind.__new__(kind)
-    super(OncegateError, error).__init__(*said)  # what is built in; the kind's own has done its work
-    error.__dict__.update(about)
+    super(OncegateError, error).__init__(*args)  # only the built-in part: `attributes` holds the result of our __init__
+    error.__dict__.update(attributes)
     return error
 
 
 class SettingError(OncegateError, ValueError):
-    """A setting that cannot be meant; the text says which, and what would do."""
+    """A setting is invalid. The text names the setting and its value and says what is allowed."""
 
 
 class MissingExtra(OncegateError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed. The text holds the `pip install` command."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs an optional dependency: pip install 'oncegate[{extra}]'")
 
 
 class SeveralEvents(OncegateError, ValueError):
-    """`run` takes exactly one event; `run_batch` takes any number."""
+    """A call that takes exactly one event, such as `run`, got a payload with none or several. Use `run_batch`."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(f"one event is taken here but the payload holds {count}; use run_batch([payload], handler)")
+        super().__init__(f"this call takes one event, but the payload holds {count}; use run_batch([payload], handler)")
 
 
 class TooManyEvents(OncegateError):
-    """A payload holds more events than may be; how many, nobody has counted."""
+    """A payload holds more events than the caller allows. Reading stops at the limit, so the total is not known."""
 
 
 class MissingKey(OncegateError, LookupError):
-    """An event lacks a part of its key, so it cannot be told from another."""
+    """An event lacks a part of its key. `tried` lists the paths that were looked up; choose a strategy whose parts
+    every event has, or set `on_missing_key`."""
 
     def __init__(self, strategy: str, tried: tuple[str, ...]) -> None:
         self.strategy = strategy
@@ -89,11 +90,12 @@ class MissingKey(OncegateError, LookupError):
 
 
 class Unreadable(OncegateError, ValueError):
-    """`seen` can only answer yes or no, and `once` only with a result, so what they cannot identify is an error."""
+    """`seen` or `once` got a payload that is not an event or has no key. They return only yes or no, or a result, so
+    they raise. The text says what is wrong with the payload."""
 
 
 class CallError(OncegateError):
-    """A guarded call that has no result to give. `outcome` is what became of it."""
+    """A function guarded by `once` has no result to return. `outcome` says why."""
 
     def __init__(self, outcome: Any) -> None:
         self.outcome = outcome
@@ -101,41 +103,45 @@ class CallError(OncegateError):
 
 
 class InFlight(CallError):
-    """Another is at it."""
+    """Another worker still runs the same call after the whole `wait`. Call again later."""
 
 
 class Conflict(CallError):
-    """Its key is known with other arguments."""
+    """The key was used before with other arguments. Use a key that tells the two calls apart."""
 
 
 class Buried(CallError):
-    """It failed too often and is a dead letter; once that is dropped, the next call runs."""
+    """The call failed too often and is a dead letter. Drop the dead letter to let the next call run."""
 
 
 class NoResult(CallError):
-    """It was done before, but what it returned is not there."""
+    """The call completed before, but its result is not stored: the result was too large or could not be
+    encoded. Or the call is a redriven dead letter that still waits to run."""
 
 
 class Unconfirmed(CallError):
-    """It ran, but the store did not confirm that it is recorded as done."""
+    """The call ran, but the store did not confirm the completion. The next call may run it again."""
 
 
 class RetryLater(OncegateError):
-    """For handlers to raise: it has failed, and may work later, though not before `after` seconds from now if that is
-    known. In the inbox it uses up no attempt for as long as `retry_for`; elsewhere the attempt counts, and the last one
-    buries all the same. A `public` reason has nothing of the payload in it, and may stand in logs."""
+    """A handler raises it when an attempt failed and a later one may work, not before `after` seconds if given.
+
+    In the inbox, the attempt does not count for as long as `retry_for`. Elsewhere the attempt counts, and a failure at
+    the last attempt makes a dead letter. Set `public` if the reason holds nothing of the payload: it may then be
+    logged.
+    """
 
     def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
-        if after is not None and not (isinstance(after, int | float) and 0 <= after <= _LONGEST_WAIT):
-            raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_LONGEST_WAIT}")
+        if after is not None and not (isinstance(after, int | float) and 0 <= after <= _MAX_RETRY_AFTER):
+            raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_MAX_RETRY_AFTER}")
         self.after = after
         self.public = public
         super().__init__(reason)
 
 
 class Bury(OncegateError):
-    """For handlers to raise: it can never work, so it becomes a dead letter at once, whatever attempts are left. A
-    `public` reason may stand in logs."""
+    """A handler raises it when no retry can work. The event becomes a dead letter at once, even if attempts are left.
+    Set `public` if the reason holds nothing of the payload: it may then be logged."""
 
     def __init__(self, reason: str, *, public: bool = False) -> None:
         self.public = public
@@ -143,7 +149,8 @@ class Bury(OncegateError):
 
 
 class UnknownSource(OncegateError):
-    """A Lambda function was invoked by an AWS source whose payload no carrier reads; nothing was acknowledged."""
+    """The Lambda function was invoked by an AWS service whose payload Oncegate cannot read. No event was run or
+    acknowledged."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -154,12 +161,13 @@ class UnknownSource(OncegateError):
 
 
 class HandlerTimeout(OncegateError):
-    """A handler has run for longer than `handler_timeout`: what its event fails with."""
+    """A handler ran longer than `handler_timeout`. It is the cause of the failed outcome; callers never have to catch
+    it."""
 
 
 class NotTaken(OncegateError):
-    """A Lambda invocation that is failed on purpose, so that it is delivered again. `outcomes` are those that must not
-    be acknowledged; the text says nothing that an exception said, since Lambda logs it."""
+    """A Lambda invocation fails on purpose, so that AWS delivers it again. `outcomes` are the outcomes that must not be
+    acknowledged. Lambda logs the text, so the text holds nothing that came from a handler's exception."""
 
     def __init__(self, outcomes: Sequence[Any], why: str) -> None:
         self.outcomes = tuple(outcomes)
@@ -167,50 +175,52 @@ class NotTaken(OncegateError):
 
 
 class TargetError(OncegateError):
-    """A file, queue, bus or address that simulated traffic is sent to cannot be used."""
+    """The file, queue, event bus or URL that simulated traffic goes to cannot be used."""
 
 
 class AwsError(OncegateError):
-    """A request to AWS that came to nothing; the text says which, and what to do."""
+    """AWS rejected a request or did not answer. The text names the request and says what to do."""
 
 
 class QueueError(OncegateError):
-    """The queue could not do what it was asked; a person has to look."""
+    """The queue cannot be used, and a retry does not help: correct its name, region, credentials or permissions."""
 
 
 class QueueUnavailable(QueueError):
-    """The queue cannot answer now; the same request may work later."""
+    """The queue does not answer now (network, rate limit). Retry later."""
 
 
 class StoreError(OncegateError):
-    """The store could not do what it was asked. If only its answer was lost, it may have been done; asking again does
-    no harm. `brief` says it to those who are not to know where the store is."""
+    """A store operation failed. If only the reply was lost, the store may have done it; a retry of the same request is
+    safe. `brief` describes the failure without the address of the store."""
 
     brief = "it failed"
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot answer now; the same call may work later."""
+    """The store does not answer now (full disk, lock, network). Retry later."""
 
     brief = "it does not answer"
 
 
 class StoreReadOnly(StoreUnavailable):
-    """The store can be read and takes no writes now; nothing was written."""
+    """The store can be read but accepts no writes now: its disk is full, or it became a replica. Nothing was
+    written."""
 
     brief = "it takes no writes"
 
 
 class StoreRefused(StoreError):
-    """The store cannot be used as it is; a person has to look."""
+    """The store cannot be used as it is, and a retry does not help: it is corrupt, read-only, not a store of Oncegate,
+    made by a newer version, or set up wrongly."""
 
-    brief = "it is not set up as it must be"
+    brief = "it is not set up correctly"
 
 
 class NoStore(StoreRefused):
-    """There is no store there yet, or another one was meant."""
+    """There is no store at this address, and the call must not create one. Check the address."""
 
 
 class Unkeepable(StoreRefused):
-    """A record that this store cannot keep, whenever it is asked: nothing is wrong with the store, and no other record
-    is the worse for it."""
+    """The store cannot hold this one record, for example because the record is too large. The store is healthy and
+    other records are not affected."""

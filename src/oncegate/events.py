@@ -1,4 +1,4 @@
-"""An event: what a delivery says happened, in one normal form whatever the wrapping."""
+"""The normal form of an event, and the key, the delivery and the evidence that belong to it."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 
 class StateChange(Struct, frozen=True, gc=False):
-    """What an emission says: that an entity came into a state at a time (in microseconds).
+    """An entity entered a state at a time. `at` and `window` are in microseconds.
 
-    `timeline` is where the changes of that entity are kept. States at the same time are in the order of their rank.
+    `timeline` is the key of the document with the state changes of the entity. `rank` orders states with equal times.
     """
 
     timeline: bytes
@@ -22,10 +22,10 @@ class StateChange(Struct, frozen=True, gc=False):
 
 
 class Key(Struct, frozen=True, gc=False):
-    """The identity of an event. `str(key)` is 32 hexadecimal digits, stable from version to version.
+    """The identity of an event. `str(key)` is 32 hexadecimal digits and does not change between versions.
 
-    `binds`: one key, one content. An event whose key is known with other content is then a conflict. A key with a
-    `change` is that of one emission; which other emissions are the same event, its timeline knows.
+    `binds`: the key stands for one content, so a known key with other content is a conflict. A key with a `change`
+    belongs to one emission of a state change; the timeline decides which emissions are the same event.
     """
 
     digest: bytes
@@ -39,10 +39,10 @@ class Key(Struct, frozen=True, gc=False):
 
 
 class Evidence(Struct, frozen=True, gc=False):
-    """What the transport says of one arrival. It tells duplicates apart; it is never part of a key.
+    """What the transport says about one delivery. It shows the kind of a duplicate and is never part of a key.
 
-    `handed_key` is the key under which a gate has published the event to a queue or a bus, if the message says so. It
-    is for ingresses to decide whether to believe it; over HTTP anyone could say so."""
+    `handed_key` is the key under which a gate published the event to a queue or a bus, if the message carries one. Each
+    ingress decides whether to trust it: over HTTP, any sender could set it."""
 
     message_id: str | None = None
     receive_count: int | None = None
@@ -58,10 +58,11 @@ NO_EVIDENCE = Evidence()
 
 
 class Delivery(Struct, frozen=True):
-    """One arrival, unwrapped: a JSON value, and the bytes of the document it came as or would have come as.
+    """One delivery without its transport wrapping: a JSON value, and the bytes of its document.
 
-    `envelope` is the EventBridge envelope that the body was the detail of. A delivery with a `frame` is no event
-    but something that its transport says for itself. One that is `polled` came in the list of a NICE CXone poll.
+    For a value that did not arrive as bytes, `raw` is the value encoded as JSON. `envelope` is the EventBridge envelope
+    whose detail is the body. A delivery with a `frame` is a message of the transport itself, not an event. `polled`: it
+    is an item of the list that a NICE CXone poll returned.
     """
 
     body: Any
@@ -74,17 +75,19 @@ class Delivery(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):
-    """What happened. `key`, `attempt` and `fence` are set once the event is claimed, for the handler to use, and so is
-    `stale`: that a newer state of its entity is known, where the key keeps a timeline of states.
+    """What happened.
 
-    `id` is the envelope's, `own_id` what the body itself names this event by; where there is no envelope they agree.
-    `identity` is what the source says makes it this event and no other; where that takes its content too, the source
-    gives the `content_hash`.
-    It is nothing to the garbage collector, as JSON cannot hold it; what puts an event into its own body is never freed.
-    `webhook_id` is the id of the Standard Webhook that it came in, where the signature of that was found to be right.
-    An event with a `problem` could not be read; it keeps its raw bytes and is never given to a handler. One with a
-    `frame` is no event: a heartbeat, a confirmation. One that was made by hand may have no raw bytes; its dead letter
-    then holds its body as JSON, and is read anew from that.
+    - `key`, `attempt`, `fence` and `stale` are set when the event is claimed, for the handler. `stale`: a newer state
+      of the entity is known; only keys with a timeline of states set it.
+    - `id` is the id of the envelope and `own_id` the id in the body. Without an envelope they are the same.
+    - `identity` is what the source uses to identify the event. If the content is part of the identity, the source sets
+      `content_hash`, too.
+    - `webhook_id` is the id of the Standard Webhook that carried the event, if its signature is valid.
+    - An event with a `problem` could not be read. It keeps its raw bytes and no handler gets it.
+    - An event with a `frame` is a message of the transport, such as a heartbeat or a confirmation.
+    - An event that a program made may have no raw bytes. Its dead letter then holds the body as JSON.
+
+    gc=False is safe: a body from JSON cannot refer to its event. An event that is put into its own body is never freed.
     """
 
     source: str
@@ -110,10 +113,11 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def with_webhook_id(events: Sequence[Event], signed_id: str | None) -> list[Event]:
-    """The events of one request with the id that was signed with it (`Verifier.signed_id`). Of several, each has its
-    place behind a dot, which no such id has: they are other events, and a retry has them in the same order."""
+    """The events of one request with its signed id (`Verifier.signed_id`). If there are several, each id ends with a
+    dot and the position of the event: they are different events, and a retry has them in the same order. A signed id
+    has no dot of its own."""
     if signed_id is None:
         return list(events)
     if len(events) == 1:
         return [replace(events[0], webhook_id=signed_id)]
-    return [replace(event, webhook_id=f"{signed_id}.{place}") for place, event in enumerate(events)]
+    return [replace(event, webhook_id=f"{signed_id}.{position}") for position, event in enumerate(events)]

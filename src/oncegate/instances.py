@@ -1,7 +1,7 @@
-"""Instances: a random name for this process, which starts the owner of every claim that it makes.
+"""A random name for this process. The owner of every claim that the process makes starts with this name.
 
-A store that can find out whether a process still runs (SQLite does, by a lock on a file) looks it up by this name. A
-process id would not do: the system gives it to another process later, and another container has the same ones.
+A store that can detect whether a process still runs (SQLite does, with a file lock) identifies the process by this
+name. A process id does not work: the system reuses it, and other containers have the same ids.
 """
 
 import os
@@ -9,29 +9,29 @@ from struct import Struct as Layout
 from typing import Final
 
 SIZE: Final = 8  # bytes
-_REST: Final = Layout(f"{SIZE}s")
+_SUFFIX: Final = Layout(f"{SIZE}s")
 
 _name: bytes = os.urandom(SIZE)
 
 
 def instance() -> bytes:
-    """The name of this process. A forked child has another."""
+    """The name of this process. A forked child gets a new one."""
     return _name
 
 
 def instance_of(owner: bytes) -> bytes | None:
-    """The name of the process that made a claim, if its owner can hold one."""
+    """The name of the process that made a claim; None if the owner has another length."""
     return owner[:SIZE] if len(owner) == 2 * SIZE else None
 
 
 def owners(count: int) -> list[bytes]:
-    """New owners for so many requests. The random bytes are drawn at once, because each draw is a system call."""
+    """New owners for `count` requests. All random bytes are read in one system call."""
     name = _name
-    return [name + rest for (rest,) in _REST.iter_unpack(os.urandom(SIZE * count))]
+    return [name + suffix for (suffix,) in _SUFFIX.iter_unpack(os.urandom(SIZE * count))]
 
 
 def _rename() -> None:
-    global _name  # noqa: PLW0603  # there is one for each process
+    global _name  # noqa: PLW0603  # one name for each process
     _name = os.urandom(SIZE)
 
 

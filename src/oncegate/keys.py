@@ -1,8 +1,8 @@
-"""Keys: what makes two deliveries one event.
+"""Key strategies: functions from an event to its key. Two deliveries with the same key are the same event.
 
-A strategy is a callable from Event to Key. Every strategy here raises MissingKey when a part it needs is not
-there: a missing part must never put two events under one key. Paths lead into the body of the event, else into the
-whole document that it came in, else to what the source has read: `entity`, `part`, `state`, `type`, `occurred_at`.
+A strategy raises MissingKey when an event lacks a part of the key: a missing part must never give two events the same
+key. A path is looked up in the body of the event, then in the whole document that arrived, then among the fields that
+the source has read: `entity`, `part`, `state`, `type`, `occurred_at`.
 """
 
 import re
@@ -21,22 +21,22 @@ from oncegate.times import microseconds_of, moment
 
 Strategy = Callable[[Event], Key]
 
-_READ = ("entity", "part", "state", "type", "occurred_at")
-_WRITTEN_TIME = re.compile(r"\s*\d{4}-\d\d-\d\d[Tt ]\d\d:", re.ASCII)
-_NAMED_AS_TIME = re.compile(r"(?i:time|date|stamp|created|updated|modified|occurred|changed|^ts$|^at$|^when$)|At$|_at$")
+_EVENT_FIELDS = ("entity", "part", "state", "type", "occurred_at")
+_ISO_TIME = re.compile(r"\s*\d{4}-\d\d-\d\d[Tt ]\d\d:", re.ASCII)
+_TIME_NAME = re.compile(r"(?i:time|date|stamp|created|updated|modified|occurred|changed|^ts$|^at$|^when$)|At$|_at$")
 
 
 def make(strategy: str, event: Event, parts: Sequence[Any], *, binds: bool = True) -> Key:
-    """A key from its parts, joined as one JSON array: no two different lists of parts give the same bytes.
+    """Make a key from its parts. The parts are encoded as one JSON array, so different parts give different bytes.
 
-    The strategy and the source are part of it, so that neither two strategies nor two sources share a key.
+    The strategy and the source are part of the key: two strategies or two sources never share a key.
     """
     values = tuple(parts)
     return Key(digest_of((strategy, event.source, *values)), strategy, values, binds)
 
 
 def auto(event: Event) -> Key:
-    """The default key of the event's source; where it has none of its own, the id, else the content."""
+    """The default key of the source of the event. If the source has none: the id of the event, else its content."""
     if not event.identity:
         return content(event) if event.id is None else event_id(event)
     if event.content_hash is None:
@@ -45,15 +45,14 @@ def auto(event: Event) -> Key:
 
 
 def event_id(event: Event) -> Key:
-    """The id that the body itself has for the event, else that of its envelope; never one of the transport."""
+    """The id in the body, else the id of the envelope. Never an id of the transport, such as an SQS message id."""
     if not event.own_id and event.id is None:
         raise MissingKey("event_id", ("id",))
     return make("event_id", event, event.own_id or [event.id])
 
 
 def webhook_id(event: Event) -> Key:
-    """The `webhook-id` of a Standard Webhook, which its sender signs and keeps when it sends the message again. Events
-    that came in any other way have none."""
+    """The `webhook-id` of a Standard Webhook. The sender signs it and repeats it in retries. Other events have none."""
     if event.webhook_id is None:
         raise MissingKey("webhook_id", ("the signed webhook-id of a Standard Webhook",))
     return make("webhook_id", event, [event.webhook_id])
@@ -64,34 +63,34 @@ def content(event: Event, /) -> Key: ...
 @overload
 def content(*, exclude: str | Sequence[str]) -> Strategy: ...
 def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ()) -> Key | Strategy:
-    """All that the event says: its canonical body, its type and its entity, which may stand around the body.
+    """The canonical body, the type and the entity of the event. Type and entity may come from outside the body.
 
-    `content(exclude=["meta.sentAt"])` leaves members of it out.
+    `content(exclude=["meta.sentAt"])` leaves out members of the body.
     """
     if event is not None:
-        return make("content", event, [*_around(event), content_hash(event).hex()])
+        return make("content", event, [*_outside_body(event), content_hash(event).hex()])
     if not isinstance(exclude, Sequence):
         raise SettingError(f'exclude={exclude!r} must be a path such as "meta.sentAt", or a list of them')
-    left_out = _checked("content(exclude=…)", [exclude] if isinstance(exclude, str) else exclude)
+    excluded = _check_paths("content(exclude=…)", [exclude] if isinstance(exclude, str) else exclude)
 
-    def by_the_rest(event: Event) -> Key:
-        said = {name(_found(event, each)) for each in left_out}
-        around = [None if part in said else part for part in _around(event)]
+    def by_remaining_content(event: Event) -> Key:
+        excluded_values = {name(_lookup(event, each)) for each in excluded}
+        outside = [None if part in excluded_values else part for part in _outside_body(event)]
         rest = event.body
-        for each in left_out:
-            rest = _without(rest, _within_body(event, path(each)))
-        return make("content", event, [list(left_out), *around, content_digest(rest).hex()], binds=False)
+        for each in excluded:
+            rest = _without(rest, _path_in_body(event, path(each)))
+        return make("content", event, [list(excluded), *outside, content_digest(rest).hex()], binds=False)
 
-    return by_the_rest
+    return by_remaining_content
 
 
-def fields(*paths: str, round: Duration | None = None) -> Strategy:  # noqa: A002  # as people say it
-    """The values at these paths: `fields("data.case.id", "data.status")`. All must be there.
+def fields(*paths: str, round: Duration | None = None) -> Strategy:  # noqa: A002  # a public name
+    """The values at these paths, such as `fields("data.case.id", "data.status")`. The event must have all of them.
 
-    With `round="1m"` the times among them count by the minute they fall into, whatever lies on its two sides: two
-    copies a second apart may still fall into different ones. As that merges different content, it is not bound.
+    With `round="1m"`, times among the values are rounded down to the minute. Two copies one second apart can still fall
+    into two minutes. Rounding merges different content, so the key does not bind content.
     """
-    wanted = _checked("fields()", paths)
+    wanted = _check_paths("fields()", paths)
     width = None if round is None else microseconds(round, "round")
 
     def by_fields(event: Event) -> Key:
@@ -107,10 +106,11 @@ def fields(*paths: str, round: Duration | None = None) -> Strategy:  # noqa: A00
 
 
 def once_per(name: str, *paths: str) -> Strategy:
-    """One effect for all events with these values: `once_per("survey", "conversationId")`, whatever else they say."""
-    wanted = _checked("once_per()", paths)
+    """One effect for all events with these values, such as `once_per("survey", "conversationId")`. The rest of the
+    content does not matter."""
+    wanted = _check_paths("once_per()", paths)
     if not isinstance(name, str) or not name:
-        raise SettingError("once_per() takes a name for the effect and at least one path")
+        raise SettingError(f"once_per({name!r}, …): the first argument must be a name for the effect")
 
     def by_effect(event: Event) -> Key:
         return make("once_per", event, [name, list(wanted), *_values("once_per", event, wanted)], binds=False)
@@ -119,14 +119,14 @@ def once_per(name: str, *paths: str) -> Strategy:
 
 
 def first(*strategies: Callable[[Event], Any]) -> Strategy:
-    """The first of these strategies whose parts are there."""
+    """The key of the first of these strategies whose parts the event has."""
     if not strategies:
         raise SettingError("first() takes at least one strategy, such as first(keys.event_id, keys.content)")
-    tries = [strategy(each) for each in strategies]
+    candidates = [strategy(each) for each in strategies]
 
     def by_first(event: Event) -> Key:
         tried: list[str] = []
-        for each in tries:
+        for each in candidates:
             try:
                 return each(event)
             except MissingKey as missing:
@@ -144,42 +144,48 @@ def state_change(
     aliases: Mapping[str, str] | None = None,
     rank: Mapping[str, int] | Sequence[str] | None = None,
 ) -> Strategy:
-    """Emissions of one state change, whatever their ids and content: same entity and state, times within the window.
+    """One event for all emissions of one state change: same entity, same state, event times within `window`. Ids and
+    content may differ.
 
-    `entity` and `state` are paths; without them it is what the source has read. A type may end with a state, such as
-    `call.ended`: it is then of one family with `call.held`, and that is its state if it has no other.
-    `aliases={"answered": "connected"}` takes one state for another, and `rank` orders states that have the same time.
-    Which emissions are one event, the timeline of the entity decides.
+    `entity` and `state` are paths; by default the fields that the source has read are used. A type may end with a
+    state, such as `call.ended`. It then shares a timeline with `call.held`, and `ended` is its state if the event has
+    no other. `aliases={"answered": "connected"}` makes two states equal. `rank` orders states with equal times. The
+    timeline of the entity decides which emissions are one event.
     """
     width = microseconds(window, "window")
-    _checked("state_change(entity=…, state=…)", [each for each in (entity, state) if each is not None] or ["entity"])
+    _check_paths(
+        "state_change(entity=…, state=…)", [each for each in (entity, state) if each is not None] or ["entity"]
+    )
     states = lifecycles.States(rank, aliases)
 
     def by_change(event: Event) -> Key:
-        who = event.entity if entity is None else _found(event, entity)
-        said = _stated(event.state if state is None else _found(event, state))
-        # Where a path is to lead to the state, what the type ends with is no substitute for it.
-        told = None if said is None and state is not None else states.told(event.type or "", said)
-        if told is None or _absent(who) or event.occurred_at is None:
-            parts = ((entity or "entity", who), (state or "state", told), ("time", event.occurred_at))
+        subject = event.entity if entity is None else _lookup(event, entity)
+        stated = _state_text(event.state if state is None else _lookup(event, state))
+        # If a path to the state is given and leads nowhere, the end of the type does not replace it.
+        found = None if stated is None and state is not None else states.find(event.type or "", stated)
+        if found is None or _absent(subject) or event.occurred_at is None:
+            parts = ((entity or "entity", subject), (state or "state", found), ("time", event.occurred_at))
             raise MissingKey("state_change", tuple(needed for needed, part in parts if _absent(part)))
         at = microseconds_of(event.occurred_at)
-        place = [told.family, who, event.part]
-        change = StateChange(digest_of(("timeline", event.source, *place)), told.state, at, told.rank, width)
-        return replace(make("state_change", event, [*place, told.state, at], binds=False), change=change)
+        timeline = [found.family, subject, event.part]
+        change = StateChange(digest_of(("timeline", event.source, *timeline)), found.state, at, found.rank, width)
+        return replace(make("state_change", event, [*timeline, found.state, at], binds=False), change=change)
 
     return by_change
 
 
 def strategy(given: Callable[[Event], Any]) -> Strategy:
-    """Any callable as a strategy: it may answer a Key, or the parts of one (a value or a list of values)."""
+    """Make a strategy of any callable. The callable returns a Key, or the parts of a key: a value or a list of
+    values."""
     if not callable(given):
-        raise SettingError(f"key={given!r} is no strategy; use keys.auto, keys.event_id, keys.fields(…) or a function")
+        raise SettingError(
+            f"key={given!r} is not a strategy; use keys.auto, keys.event_id, keys.fields(…) or a function"
+        )
     if given is auto or given is event_id or given is webhook_id or given is content:
         return given
     if given in _MAKERS:
         name = getattr(given, "__name__", "")
-        raise SettingError(f"key=keys.{name} needs its arguments, and makes a strategy of them: keys.{name}(…)")
+        raise SettingError(f"key=keys.{name} needs its arguments; write keys.{name}(…)")
 
     def by_callable(event: Event) -> Key:
         found = given(event)
@@ -197,77 +203,77 @@ _MAKERS: tuple[Callable[..., Strategy], ...] = (fields, once_per, first, state_c
 
 
 def content_hash(event: Event) -> bytes:
-    """The hash of the body without its wrapping: what a key that binds content is bound to."""
+    """The hash of the body without its wrapping. A key that binds content is bound to this hash."""
     return content_digest(event.body) if event.content_hash is None else event.content_hash
 
 
-def _around(event: Event) -> tuple[Any, ...]:
-    """What the body may not say and is no wrapping: two events of other types or entities may have the same body. Not
-    so where the source takes the content alone for the identity: there it says all."""
-    says_all = event.content_hash is not None and not event.identity
-    return () if says_all or (event.type is None and event.entity is None) else (event.type, event.entity)
+def _outside_body(event: Event) -> tuple[Any, ...]:
+    """Type and entity, which the body may not contain: two events of different types or entities may have equal bodies.
+    Empty if the source identifies the event by its content alone."""
+    content_is_all = event.content_hash is not None and not event.identity
+    return () if content_is_all or (event.type is None and event.entity is None) else (event.type, event.entity)
 
 
-def _stated(said: Any) -> str | None:
-    """What is there as the text of a state; None if it can be none."""
-    return str(said) if isinstance(said, bool | int | str) and said != "" else None
+def _state_text(value: Any) -> str | None:
+    """A value as the name of a state; None if the value cannot be a state."""
+    return str(value) if isinstance(value, bool | int | str) and value != "" else None
 
 
-def _checked(what: str, paths: Sequence[str]) -> tuple[str, ...]:
+def _check_paths(what: str, paths: Sequence[str]) -> tuple[str, ...]:
     if not paths or not all(isinstance(each, str) for each in paths):
         raise SettingError(f'{what} takes at least one path such as "data.case.id"')
     for each in paths:
         if not all(path(each)):
-            raise SettingError(f'{what}: {each!r} is no path; write it like "data.case.id"')
+            raise SettingError(f'{what}: {each!r} is not a path; write it like "data.case.id"')
     return tuple(paths)
 
 
 def _values(name: str, event: Event, paths: Sequence[str]) -> list[Any]:
-    values = [_found(event, each) for each in paths]
+    values = [_lookup(event, each) for each in paths]
     missing = tuple(each for each, value in zip(paths, values, strict=True) if _absent(value))
     if missing:
         raise MissingKey(name, missing)
     return values
 
 
-def _found(event: Event, dotted: str) -> Any:
-    """In the body; else in the document, as a person sees it who looks at what arrived; else as the source read it."""
+def _lookup(event: Event, dotted: str) -> Any:
+    """The value at a path: in the body, else in the document that arrived, else among the fields of the event."""
     steps = path(dotted)
     found = into(event.body, steps)
     if found is None and event.source != "plain" and event.raw:
         found = _in_document(decode(event.raw), steps)
-    if found is None and dotted in _READ:
-        return _as_read(event, dotted)
+    if found is None and dotted in _EVENT_FIELDS:
+        return _event_field(event, dotted)
     return found
 
 
 def _in_document(document: Any, steps: Path) -> Any:
-    """What is at a path in the document that arrived. Where an input path handed over the detail alone, a path that
-    leads through the `detail` finds what it finds in the envelope."""
+    """The value at a path in the document that arrived. If an EventBridge input path passed on only the `detail`, a
+    path that starts with `detail` works as it does with the envelope."""
     found = into(document, steps)
     if found is None and steps[0] == "detail" and isinstance(document, dict) and "detail" not in document:
         return into(document, steps[1:])
     return found
 
 
-def _as_read(event: Event, name: str) -> Any:
+def _event_field(event: Event, name: str) -> Any:
     if name == "occurred_at":
         return None if event.occurred_at is None else event.occurred_at.isoformat()
     return folded(event.state) if name == "state" else getattr(event, name)
 
 
 def _rounded(dotted: str, value: Any, width: int) -> Any:
-    """The start of the bucket that a time falls into. What is not written as date and time is one only if its name
-    says so, as ids are made of digits too."""
-    is_written = isinstance(value, str) and _WRITTEN_TIME.match(value)
-    if not is_written and not isinstance(value, dict) and not _NAMED_AS_TIME.search(path(dotted)[-1]):
+    """The bucket that a time falls into; the value itself if it is not a time. A value that is not an ISO time counts
+    as a time only if the name of its member says so, because ids consist of digits, too."""
+    is_iso = isinstance(value, str) and _ISO_TIME.match(value)
+    if not is_iso and not isinstance(value, dict) and not _TIME_NAME.search(path(dotted)[-1]):
         return value
     when = moment(value)
     return value if when is None else {"bucket": microseconds_of(when) // width}
 
 
-def _within_body(event: Event, steps: Path) -> Path:
-    """A path as it leads into the body: as it is, else without the steps that lead to the body in the document."""
+def _path_in_body(event: Event, steps: Path) -> Path:
+    """A path relative to the body: unchanged, or without the steps that lead to the body in the document."""
     if into(event.body, steps) is None and event.source != "plain" and event.raw:
         document = decode(event.raw)
         for count in range(1, len(steps)):
@@ -277,16 +283,16 @@ def _within_body(event: Event, steps: Path) -> Path:
 
 
 def _without(value: Any, steps: Path) -> Any:
-    """A copy of the value without what is at a path."""
+    """A copy of the value without the member or item at a path."""
     step, rest = steps[0], steps[1:]
     if isinstance(value, dict) and step in value:
-        left = {name: each for name, each in value.items() if name != step}
-        return {**left, step: _without(value[step], rest)} if rest else left
-    place = index(value, step) if isinstance(value, list) else None
-    if place is None:
+        others = {name: each for name, each in value.items() if name != step}
+        return {**others, step: _without(value[step], rest)} if rest else others
+    position = index(value, step) if isinstance(value, list) else None
+    if position is None:
         return value
-    changed = [_without(value[place], rest)] if rest else []
-    return [*value[:place], *changed, *value[place + 1 :]]
+    changed = [_without(value[position], rest)] if rest else []
+    return [*value[:position], *changed, *value[position + 1 :]]
 
 
 def _absent(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Lifecycles: the states that contact-centre events go through, which of them are one, and which comes first."""
+"""The states of contact-centre events: their order, and which names mean the same state."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from oncegate.errors import SettingError
 
-# The rank of a state that none of the lifecycles has: after the beginnings, before the ends.
+# The rank of an unknown state: after the initial states and before the final ones.
 UNKNOWN: Final = 25
 
 RANKS: Final[Mapping[str, int]] = {
@@ -41,7 +41,7 @@ RANKS: Final[Mapping[str, int]] = {
     "wrapup": 52,
     "complete": 54,
     "completed": 54,
-    # Genesys: how a session, a wait in a queue or a flow ended
+    # Genesys: the reason why a session, a wait in a queue or a flow ended
     "client": 40,
     "endpoint": 40,
     "error": 40,
@@ -65,7 +65,7 @@ RANKS: Final[Mapping[str, int]] = {
     "create": 1,
     "update": UNKNOWN,
     "delete": 40,
-    # Genesys presence and routing status, which have no order: users go from any of them to any other
+    # Genesys presence and routing status; they have no order, because users change from any of them to any other
     "available": UNKNOWN,
     "away": UNKNOWN,
     "break": UNKNOWN,
@@ -112,16 +112,16 @@ RANKS: Final[Mapping[str, int]] = {
     "false": 40,
 }
 
-# States that only a member says. As the last word of a type they are no state: `session.client` is no end of a session,
-# and two `case.update` are not one change.
+# States that only a member of the body can name. At the end of a type these words are not states: `session.client` is
+# not the end of a session, and two `case.update` events are not one state change.
 _NEVER_A_TYPE: Final = frozenset(
     {"none", "client", "endpoint", "error", "other", "peer", "system", "create", "delete"}
     | {state for state, rank in RANKS.items() if rank == UNKNOWN}
 )
 
 
-class Told(Struct, frozen=True):
-    """The state that an event tells of, and the family of its type: what has one timeline."""
+class FoundState(Struct, frozen=True):
+    """The state of an event, its rank, and the family of its type. Events of one family share a timeline."""
 
     family: str
     state: str
@@ -129,66 +129,68 @@ class Told(Struct, frozen=True):
 
 
 class States:
-    """How states are told and compared: without case, and with what they mean by the aliases."""
+    """Finds and compares states, ignoring case and following aliases."""
 
     def __init__(
         self, rank: Mapping[str, int] | Sequence[str] | None = None, aliases: Mapping[str, str] | None = None
     ) -> None:
         self._ranks = ranks(rank)
-        self._same = meanings(aliases)
+        self._aliases = resolve_aliases(aliases)
         given = {state.casefold() for state in rank or ()}
-        self._known = (self._ranks.keys() - _NEVER_A_TYPE) | given | self._same.keys() | set(self._same.values())
+        aliased = self._aliases.keys() | set(self._aliases.values())
+        self._known = (self._ranks.keys() - _NEVER_A_TYPE) | given | aliased
 
-    def told(self, kind: str, said: str | None) -> Told | None:
-        """What an event of a type tells with the state that it says, if it says one.
+    def find(self, kind: str, stated: str | None) -> FoundState | None:
+        """The state of an event of type `kind` whose body names the state `stated`, if any. None if there is no state.
 
-        The last word of a type is a state if it is a known one, or the same as what is said; not every word is one, and
-        two updates of something are not one change. Types that end so are of one family: `call.held` and `call.ended`.
-        Where type and member say two states, it takes both: of `case.created` and `case.transferred`, both open, each
-        is an event.
+        The last word of the type is a state if it is a known state or equal to the stated one. Not every word is: two
+        updates are not one state change. Types that end with a state share a family: `call.held` and `call.ended`. If
+        the type and the body name different states, both count: `case.created` and `case.transferred` are different
+        events even if the case is open in both.
         """
         family, _, last = kind.rpartition(".")
-        word, state = self._meant(last), None if said is None else self._meant(said)
+        word, state = self._resolve(last), None if stated is None else self._resolve(stated)
         if word != state and last.casefold() not in self._known:
-            return None if state is None else Told(kind, state, self._rank(state))
+            return None if state is None else FoundState(kind, state, self._rank(state))
         if state is None or state == word:
-            return Told(family, word, self._rank(word))
-        return Told(family, f"{word}.{state}", self._rank(state, word))
+            return FoundState(family, word, self._rank(word))
+        return FoundState(family, f"{word}.{state}", self._rank(state, word))
 
-    def _meant(self, state: str) -> str:
-        return self._same.get(state.casefold(), state.casefold())
+    def _resolve(self, state: str) -> str:
+        return self._aliases.get(state.casefold(), state.casefold())
 
     def _rank(self, *states: str) -> int:
         return next((self._ranks[state] for state in states if state in self._ranks), UNKNOWN)
 
 
-def meanings(aliases: Mapping[str, str] | None) -> Mapping[str, str]:
-    """What states mean, each by the end of the chain that its alias begins."""
+def resolve_aliases(aliases: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The aliases with every chain followed to its end. Raises SettingError for a circle."""
     given = {} if aliases is None else aliases
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
         raise SettingError(f'aliases={aliases!r} must map states to states, such as {{"answered": "connected"}}')
-    same = {name.casefold(): meant.casefold() for name, meant in given.items() if name.casefold() != meant.casefold()}
-    return {name: _end(name, same) for name in same}
+    folded = [(name.casefold(), state.casefold()) for name, state in given.items()]
+    direct = {name: state for name, state in folded if name != state}
+    return {name: _end_of_chain(name, direct) for name in direct}
 
 
-def _end(name: str, same: Mapping[str, str]) -> str:
-    for _ in same:
-        name = same[name]
-        if name not in same:
+def _end_of_chain(name: str, direct: Mapping[str, str]) -> str:
+    for _ in direct:
+        name = direct[name]
+        if name not in direct:
             return name
-    raise SettingError(f"aliases lead in a circle from {name!r} back to it; one of its states must mean itself")
+    raise SettingError(f"aliases form a circle through {name!r}; remove one alias of the circle")
 
 
 def ranks(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]:
-    """Ranks by state: the known ones, and before them those that are given, as a mapping or in their order."""
+    """The rank of each state. `given`, a mapping or a list in order, replaces the built-in ranks of its states."""
     if given is None:
         return RANKS
+    numbers: Mapping[str, int] = {}
     if isinstance(given, Mapping):
-        own = dict(given)
-    elif isinstance(given, str):
-        raise SettingError(f"rank={given!r} must be a list of states in their order, or a mapping of states to numbers")
-    else:
-        own = {state: number for number, state in enumerate(given)}
-    if not all(isinstance(state, str) and type(number) is int for state, number in own.items()):
-        raise SettingError(f"rank={given!r} must be a list of states in their order, or a mapping of states to numbers")
-    return {**RANKS, **{state.casefold(): number for state, number in own.items()}}
+        numbers = given
+    elif not isinstance(given, str):
+        numbers = {state: number for number, state in enumerate(given)}
+    valid = all(isinstance(state, str) and type(number) is int for state, number in numbers.items())
+    if isinstance(given, str) or not valid:
+        raise SettingError(f"rank={given!r} must be a list of states in order, or a mapping from states to numbers")
+    return {**RANKS, **{state.casefold(): number for state, number in numbers.items()}}

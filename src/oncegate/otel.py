@@ -19,6 +19,7 @@ except ImportError as error:
     raise MissingExtra(f"tracing ({error.name} is not installed)", "otel") from error
 
 from oncegate.gate.observers import Notice, fields_of, outcome_of
+from oncegate.gate.outcome import STATUSES
 
 NAME: Final = "oncegate.event"
 _MOST_OPEN: Final = 10_000
@@ -27,7 +28,6 @@ _NO_EXPORT: Final = (
     "so spans would not be exported; start the service with opentelemetry-instrument oncegate … (pip install"
     " opentelemetry-distro opentelemetry-exporter-otlp)"
 )
-_WRONG: Final = frozenset({"failed", "buried", "conflict", "invalid"})
 
 
 class Tracing:
@@ -54,7 +54,7 @@ class Tracing:
                 attributes={f"oncegate.{name}": value for name, value in fields.items() if value is not None},
                 start_time=self._start(notice) * _NANOSECONDS,
             )
-            if outcome.status in _WRONG:
+            if STATUSES[outcome.status].is_error:
                 span.set_status(Status(StatusCode.ERROR, reason))
             span.end(notice.at * _NANOSECONDS)
 

@@ -1,34 +1,33 @@
-"""Words for what was asked and cannot be: the name that was probably meant, and the choices there are."""
+"""Text for people: error messages about names and choices, and URLs with their secrets masked."""
 
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Final
 
-_MANY: Final = 20  # only settings are more
+_MAX_LISTED: Final = 20  # only the names of settings are more
 
 
 def unknown(name: str, known: Collection[str], what: str) -> str:
-    """A sentence for a name that is not known, with the nearest one that is."""
+    """The message for an unknown name, with the most similar known name or the list of all."""
     near = get_close_matches(name, known, n=1, cutoff=0.6)
-    listed = ", ".join(sorted(known)) if len(known) <= _MANY else f"{len(known)}: see docs/settings.md"
+    listed = ", ".join(sorted(known)) if len(known) <= _MAX_LISTED else f"{len(known)}: see docs/settings.md"
     hint = f"did you mean {near[0]}?" if near else f"there are {listed}"
     return f"there is no {what} {name}; {hint}"
 
 
 def not_a_choice(setting: str, value: object, choices: Collection[str]) -> str:
-    """A sentence for a value that is none of the choices."""
+    """The message for a value that is not one of the choices."""
     return f"{setting}={value!r} is not a choice; it is one of {', '.join(choices)}"
 
 
-# Masking: a URL without the secrets in it.
-
+# ── URLs without secrets ──────────────────────────────────────────────────────────────────────────────────
 
 _MASK: Final = "***"
 _PARAMETER: Final = re.compile(r"(?<=[?&;#])([^=?&;#]*=)?[^?&;#]+")
-_OF_SECRETS: Final = re.compile(r"pass|pwd|secret|token|key|credential")
-# The options of stores, queues and buses that hold no secret; of Postgres also those of libpq that people write.
-_OF_STORES: Final = """
+_SECRET_NAME: Final = re.compile(r"pass|pwd|secret|token|key|credential")
+# URL options without secrets: those of stores, queues and event buses, and common options of libpq.
+_KNOWN_OPTIONS: Final = """
 synchronous busy_timeout
 prefix connect_timeout timeout wait_replicas wait_timeout evicting buckets ca_file cert_file
 oncegate_schema oncegate_connections oncegate_timeout
@@ -36,16 +35,15 @@ host hostaddr port dbname user sslmode sslrootcert sslcert application_name targ
 channel_binding gssencmode keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout
 region endpoint skew parallel account source
 """
-KNOWN: Final = frozenset(_OF_STORES.split())
+KNOWN: Final = frozenset(_KNOWN_OPTIONS.split())
 
 
 def masked(url: str, *, wholly: bool = False) -> str:
-    """The URL with its password starred out, and the value of every parameter that is not a known option or looks like
-    a secret; `wholly`: the user's name and every parameter, for the URL of a stranger, who may call a secret anything,
-    and for one that cannot be meant.
+    """The URL with its password masked, and every parameter that is not a known option or looks like a secret.
 
-    A password that was not escaped may hold any character, so all up to the last @ may be part of it: rather too
-    much is hidden than too little.
+    `wholly` masks the user name and all parameters. Use it for URLs of third parties, where a secret may have any name,
+    and for invalid URLs. An unescaped password may contain any character, so everything before the last @ counts as
+    part of it: masking too much is better than masking too little.
     """
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     before, question, after = rest.partition("?")
@@ -58,7 +56,7 @@ def masked(url: str, *, wholly: bool = False) -> str:
 
 def _masked(parameter: re.Match[str]) -> str:
     name = (parameter[1] or "").removesuffix("=").lower()
-    return parameter[0] if name in KNOWN and not _OF_SECRETS.search(name) else _masked_wholly(parameter)
+    return parameter[0] if name in KNOWN and not _SECRET_NAME.search(name) else _masked_wholly(parameter)
 
 
 def _masked_wholly(parameter: re.Match[str]) -> str:
@@ -66,7 +64,7 @@ def _masked_wholly(parameter: re.Match[str]) -> str:
 
 
 def quoted(url: str) -> str:
-    """What an error says of a URL that cannot be meant: whatever of it may be a secret is starred out."""
+    """An invalid URL for an error message: everything that may be a secret is masked."""
     return repr(masked(url, wholly=True))
 
 

@@ -1,16 +1,17 @@
-"""Timelines: which emissions of a state change are one event.
+"""Timelines: decide which emissions of a state change are one event.
 
-One timeline for each entity keeps anchors: a time, a state and a key. An emission joins the nearest anchor of its state
-that is no further away than the window (of two equally near, the earlier), unless the time of a different state lies
-strictly between the two. States of the same time never separate emissions; rank only orders them. Otherwise it becomes
-an anchor itself. Anchors never move, so whatever order emissions arrive in
+Each entity has a timeline of anchors. An anchor is a time, a state and a key. An emission joins the nearest anchor with
+the same state, if the anchor is at most one window away and no different state lies strictly between the two times. Of
+two equally near anchors, it joins the earlier. Different states with equal times never separate emissions; rank only
+orders them. An emission that joins no anchor becomes an anchor. Anchors never move. So, in any order of arrival:
 
-- those of one state within one window, with no other state among them and no other such cluster near, are one event;
-- those further than the window from every anchor are never merged.
+- emissions of one state within one window, with no other state among them and no other such cluster near, are one
+  event;
+- emissions further than the window from every anchor are never merged.
 
-A→B→A within one window stays three events, unless both A's arrive before B: then it is too late, and B splits what was
-joined. That is told, so that it can be counted. An anchor remembers the times of the emissions that joined it, so a
-redelivery of one of them has the anchor's key after a split too.
+A→B→A within one window stays three events, unless both A's arrive before B. Then the A's are already joined and B
+splits them; `splits` reports it, so that it can be counted. An anchor stores the times of the emissions that joined it,
+so a redelivery of one of them gets the anchor's key even after a split.
 """
 
 from collections.abc import Sequence
@@ -22,12 +23,12 @@ from msgspec.structs import replace
 from oncegate.events import StateChange
 
 MOST_ANCHORS: Final = 64
-MOST_JOINED: Final = 16  # remembered for each anchor; a change is emitted a few times, not dozens
+MOST_JOINED: Final = 16  # times stored for each anchor; a state change is emitted a few times, not dozens of times
 
 
 class Anchor(Struct, frozen=True, array_like=True, gc=False):
-    """`first` and `last` are the times of the earliest and the latest emission that have joined it, `joined` those of
-    the first MOST_JOINED. Timelines of older versions have no `joined`."""
+    """`first` and `last` are the times of the earliest and the latest emission that joined the anchor. `joined` are the
+    times of the first MOST_JOINED. Timelines of older versions have no `joined`."""
 
     at: int
     rank: int
@@ -39,14 +40,14 @@ class Anchor(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Timeline(Struct, frozen=True, array_like=True):
-    """Anchors in the order of time and rank."""
+    """Anchors, ordered by time and rank."""
 
     anchors: tuple[Anchor, ...] = ()
 
 
 class Placed(Struct, frozen=True):
-    """Where an emission belongs, in which timeline. `splits`: it lies between emissions that are joined already.
-    `stale`: a later state is known."""
+    """The key of an emission, and the timeline after it was placed. `splits`: the emission lies between emissions that
+    are joined already. `stale`: a later state is known."""
 
     timeline: Timeline
     key: bytes
@@ -67,16 +68,16 @@ def written(timeline: Timeline) -> bytes:
 
 
 def place(timeline: Timeline, change: StateChange, key: bytes, *, until: int | None = None) -> Placed:
-    """Place an emission whose own key is this one. The timeline is the same object if nothing has changed.
+    """Place an emission with its own `key`. The timeline is the same object if nothing changed.
 
-    What claims to be of after `until`, a time that has not come, makes nothing stale."""
+    Anchors after `until`, usually the current time, make no other emission stale: their times are in the future."""
     anchors = timeline.anchors
-    joined = _joined_before(anchors, change) or _joined(anchors, change)
+    joined = _joined_before(anchors, change) or _nearest_anchor(anchors, change)
     others = [anchor for anchor in anchors if anchor is not joined]
-    come = others if until is None else [anchor for anchor in others if anchor.at <= until]
-    # A joined emission is the anchor's event, so the anchor's place in the order counts.
+    past = others if until is None else [anchor for anchor in others if anchor.at <= until]
+    # A joined emission is the event of the anchor, so the position of the anchor counts.
     position = (change.at, change.rank) if joined is None else (joined.at, joined.rank)
-    stale = any((anchor.at, anchor.rank) > position for anchor in come)
+    stale = any((anchor.at, anchor.rank) > position for anchor in past)
     if joined is not None:
         return Placed(_widened(timeline, joined, change.at), joined.key, False, stale)
     fresh = Anchor(change.at, change.rank, change.state, key, change.at, change.at)
@@ -86,11 +87,11 @@ def place(timeline: Timeline, change: StateChange, key: bytes, *, until: int | N
 
 
 def _joined_before(anchors: Sequence[Anchor], change: StateChange) -> Anchor | None:
-    """The anchor that an emission of this state and time is known to have joined."""
+    """The anchor that stores this time: an earlier delivery of this emission joined it."""
     return next((a for a in anchors if change.at in a.joined and a.state == change.state), None)
 
 
-def _joined(anchors: Sequence[Anchor], change: StateChange) -> Anchor | None:
+def _nearest_anchor(anchors: Sequence[Anchor], change: StateChange) -> Anchor | None:
     near = [a for a in anchors if a.state == change.state and abs(a.at - change.at) <= change.window]
     if not near:
         return None
@@ -101,10 +102,10 @@ def _joined(anchors: Sequence[Anchor], change: StateChange) -> Anchor | None:
 
 
 def _widened(timeline: Timeline, joined: Anchor, at: int) -> Timeline:
-    remembered = at == joined.at or at in joined.joined or len(joined.joined) == MOST_JOINED
-    if remembered and joined.first <= at <= joined.last:
+    no_new_time = at == joined.at or at in joined.joined or len(joined.joined) == MOST_JOINED
+    if no_new_time and joined.first <= at <= joined.last:
         return timeline
-    times = joined.joined if remembered else (*joined.joined, at)
+    times = joined.joined if no_new_time else (*joined.joined, at)
     wider = replace(joined, first=min(joined.first, at), last=max(joined.last, at), joined=times)
     return Timeline(tuple(wider if anchor is joined else anchor for anchor in timeline.anchors))
 

@@ -1,11 +1,11 @@
-"""Times as senders write them: ISO text, seconds or finer since 1970, protobuf's pair. Inside, UTC to microseconds."""
+"""Parse the times that senders write: ISO text, numbers since 1970, protobuf timestamps. The result is in UTC."""
 
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# A number outside of the years 2000 to 2199, in microseconds, is a placeholder or counts something else.
+# In microseconds. A number outside the years 2000 to 2199 is a placeholder or not a time.
 _EARLIEST, _LATEST = 946_684_800_000_000, 7_258_118_400_000_000
 
 _from_timestamp = datetime.fromtimestamp
@@ -14,10 +14,11 @@ _DIGITS = re.compile(r"\d{1,20}(?:\.\d{1,9})?", re.ASCII)
 
 
 def moment(value: Any) -> datetime | None:
-    """The time that a value tells, or None. A number says its unit by its size; text without a zone is UTC."""
+    """Parse a time; None if the value is not a time. The size of a number shows its unit. Text without a zone is
+    UTC."""
     kind = type(value)
     if kind is int:
-        if 946_684_800_000 <= value < 7_258_118_400_000:  # milliseconds, as nearly all are
+        if 946_684_800_000 <= value < 7_258_118_400_000:  # fast path for milliseconds, the most frequent unit
             return _from_timestamp(value / 1_000, UTC)
         return _since_epoch(_scaled(value))
     if kind is str:
@@ -30,13 +31,13 @@ def moment(value: Any) -> datetime | None:
 
 
 def microseconds_of(when: datetime) -> int:
-    """Whole microseconds since 1970, exactly: the float of `timestamp()` cannot hold them. Without a zone it is UTC."""
+    """Whole microseconds since 1970, exact (`timestamp()` returns a float, which is not). Without a zone, UTC."""
     since = (when if when.tzinfo is not None else when.replace(tzinfo=UTC)) - EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _scaled(number: Any) -> Any:
-    """Microseconds from seconds, milli-, micro- or nanoseconds: no two of them overlap between 1973 and 5138."""
+    """Seconds, milli-, micro- or nanoseconds in microseconds. Their ranges do not overlap between 1973 and 5138."""
     if number < 100_000_000_000:
         return number * 1_000_000
     if number < 100_000_000_000_000:
@@ -63,7 +64,7 @@ def _read_text(text: str) -> datetime | None:
 
 
 def _read_loosely(text: str) -> datetime | None:
-    """ISO text in lower case or with blanks around it."""
+    """Parse ISO text in lower case or with blanks around it."""
     try:
         return _in_utc(datetime.fromisoformat(text.strip().upper()))
     except ValueError:
@@ -85,7 +86,7 @@ def _read_digits(text: str) -> datetime | None:
 
 
 def _read_pair(pair: dict[str, Any]) -> datetime | None:
-    """Protobuf's timestamp: seconds (text in its JSON form, as they have 64 bits) and nanos."""
+    """Parse a protobuf timestamp. `seconds` has 64 bits, so its JSON form is text."""
     seconds, nanos = _whole(pair.get("seconds")), _whole(pair.get("nanos"))
     nanos = 0 if nanos is None else nanos
     if type(seconds) is not int or type(nanos) is not int or not 0 <= nanos < 1_000_000_000:

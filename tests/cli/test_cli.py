@@ -81,9 +81,7 @@ class TestKeys:
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         code, _, err = oncegate("keys", "reset", str(outcome.key))
         assert code == exit_codes.USAGE
-        assert err == (
-            "Error: cannot ask for confirmation because stdin is not a terminal; add --yes to confirm\n"
-        )
+        assert err == ("Error: cannot ask for confirmation because stdin is not a terminal; add --yes to confirm\n")
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
 
     def test_several_namespaces(self, oncegate: Run, gate: Gate) -> None:
@@ -118,9 +116,7 @@ class TestDeadLetters:
         assert len(out.splitlines()) == 4
         assert "Showing the first 2; use --limit to see more." in out
 
-    @pytest.mark.parametrize(
-        ("limit", "said"), [(2, "Showing the first 2; use --limit to see more.\n"), (5, "")]
-    )
+    @pytest.mark.parametrize(("limit", "said"), [(2, "Showing the first 2; use --limit to see more.\n"), (5, "")])
     def test_limit_as_json(self, oncegate: Run, gate: Gate, limit: int, said: str) -> None:
         """As JSON, too, a list that is cut says so, where no program reads it."""
         gate.run_batch([{"id": number} for number in range(5)], fail)
@@ -157,9 +153,7 @@ class TestDeadLetters:
         assert (code, err) == (exit_codes.OK, "")
         first, told, advice = out.splitlines()
         assert first == "2 redriven."
-        assert told.startswith(
-            f"1 event cannot be read and will become a dead letter again: {broken.kept} ("
-        )
+        assert told.startswith(f"1 event cannot be read and will become a dead letter again: {broken.kept} (")
         assert "dlq drop" in advice
         assert str(outcome.key) not in out
 
@@ -249,7 +243,7 @@ class TestErrors:
             (("serve", "--handler", "nowhere"), exit_codes.USAGE, "must be written module:function"),
             (("serve", "--handler", "no_such_module:f"), exit_codes.USAGE, "importing no_such_module failed"),
             (("serve", "--handler", "json:nothing"), exit_codes.USAGE, "there is no nothing in json"),
-            (("serve", "--handler", "json:__name__"), exit_codes.USAGE, "cannot be called"),
+            (("serve", "--handler", "json:__name__"), exit_codes.USAGE, "is not callable"),
             (("dlq", "redrive", "--all", "--handler", "asyncio:sleep"), exit_codes.USAGE, "sleep is async"),
             (("serve", "--retention", "9" * 350 + "d"), exit_codes.USAGE, "is not a duration"),
             (
@@ -277,7 +271,7 @@ class TestErrors:
                 exit_codes.USAGE,
                 "--store: memory:// is not shared with the service; use the store of the service",
             ),
-            (("serve", "--threads", "9" * 18), exit_codes.USAGE, "write at most 1000000000000"),
+            (("serve", "--threads", "9" * 18), exit_codes.USAGE, "the maximum is 1000000000000"),
             (("serve", "--threads", "9" * 40), exit_codes.USAGE, "must be a whole number"),
             (("serve", "--store", "sqlite:///a%00b.db"), exit_codes.USAGE, "no file can have a NUL (%00) in its name"),
             (("dlq", "list", "--limit", "9" * 23), exit_codes.USAGE, "is not in the range 1<=x<=1000000"),

@@ -134,7 +134,7 @@ class TestCheck:
             "retention='1s' is shorte",
             "remember='2m' is too lon",
             "on_store_error='unguarde",
-            "[route.crm]: a secret do",
+            "[route.crm]: a secret mu",
             "key json:nothing: there ",
             "serve.handler json:none:",
             "[route.crm], handler jso",

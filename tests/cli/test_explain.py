@@ -73,7 +73,9 @@ class TestDecisions:
         shown = oncegate("keys", "show", str(outcome.key))[1]
         assert "Published to sqs://q?region=eu-central-1 " in shown
         assert "\nProcessed " in shown
-        assert f"the key {dead.key.hex()}; reset that key too" in oncegate("keys", "reset", str(outcome.key), "--yes")[1]
+        assert (
+            f"the key {dead.key.hex()}; reset that key too" in oncegate("keys", "reset", str(outcome.key), "--yes")[1]
+        )
 
     def test_as_it_was_published(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """A file of what a bus has made of an event finds the event by the key that it carries."""
@@ -216,9 +218,7 @@ class TestDecisions:
         """In mark_first mode the failure is a record of its own, which says so."""
         outcome = Gate(gate.store, mode="mark_first").run({"id": "evt-1"}, fail)
         told = first_line(oncegate("explain", str(outcome.kept)))
-        assert told.startswith(
-            "Run and failed after it was marked as done: evt-1 is a dead letter: Val"
-        )
+        assert told.startswith("Run and failed after it was marked as done: evt-1 is a dead letter: Val")
 
 
 class TestFinding:
@@ -248,9 +248,7 @@ class TestFinding:
         for unknown in ("evt-2", "0" * 32):
             code, out, err = oncegate("explain", unknown)
             assert (code, out) == (exit_codes.NOT_FOUND, "")
-            assert err.startswith(
-                f"Error: {unknown} is not known: the event was never seen, its record has expired"
-            )
+            assert err.startswith(f"Error: {unknown} is not known: the event was never seen, its record has expired")
             assert "(retention is 7d)" in " ".join(err.split())
 
     def test_an_id_that_looks_like_a_key(self, oncegate: Run, gate: Gate) -> None:

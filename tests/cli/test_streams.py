@@ -41,7 +41,10 @@ def test_a_full_disk(tmp_path: Path, gate: Gate, command: str, unbuffered: str) 
 def test_no_stdout(tmp_path: Path, gate: Gate, command: str) -> None:
     """With stdout closed nothing is done: a file that is opened next would be taken for it."""
     code, said = shell(tmp_path, f"{command} >&-")
-    assert (code, said) == (exit_codes.FAILED, "Error: stdout is closed; redirect it to /dev/null to discard the output\n")
+    assert (code, said) == (
+        exit_codes.FAILED,
+        "Error: stdout is closed; redirect it to /dev/null to discard the output\n",
+    )
 
 
 def test_no_stderr(tmp_path: Path, gate: Gate) -> None:

@@ -1,4 +1,4 @@
-"""An example as its README has it: its commands, run in a copy of its folder, on ports that are free."""
+"""Run the commands in the README of an example, in a copy of its folder, on free ports."""
 
 import os
 import re
@@ -14,7 +14,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Readme:
-    """The example's folder, in which the commands of a section can be run. Those that end with `&` go on."""
+    """A copy of the folder of an example, in which its commands run. Commands that end with `&` run in the
+    background."""
 
     def __init__(self, name: str, folder: Path, ports: tuple[int, ...]) -> None:
         self.folder = folder / name
@@ -26,7 +27,7 @@ class Readme:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def commands(self, heading: str) -> list[str]:
-        """The commands of a section, for these ports."""
+        """The commands of a section, with free ports."""
         section = re.search(rf"^## {heading}\n(.+?)(?=^## |\Z)", self._text, re.DOTALL | re.MULTILINE)
         assert section, heading
         found = re.findall(r"^ {4}(\S.*)$", section[1], re.MULTILINE)
@@ -38,7 +39,7 @@ class Readme:
         return command
 
     def start(self, command: str) -> None:
-        """Start what goes on by itself."""
+        """Start a command in the background."""
         shell = ["/bin/sh", "-c", f"exec env {command.removesuffix('&')}"]
         with (self.folder / "output.log").open("ab") as output:
             self._started.append(subprocess.Popen(shell, cwd=self.folder, env=self.env, stdout=output, stderr=output))
@@ -48,7 +49,7 @@ class Readme:
         return subprocess.run(shell, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=90)
 
     def done(self, command: str) -> str:
-        """Run a command that must go well; what it prints."""
+        """Run a command that must succeed. Returns its output."""
         ran = self.run(command)
         assert (ran.returncode, ran.stderr) == (0, ""), ran
         return ran.stdout
@@ -58,7 +59,7 @@ class Readme:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def log(self) -> str:
-        """What all that was started has printed, for a test that fails."""
+        """The last output of all background commands, for the message of a failed test."""
         return (self.folder / "output.log").read_text()[-3_000:]
 
     def close(self) -> None:

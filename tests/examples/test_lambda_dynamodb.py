@@ -1,4 +1,4 @@
-"""The example of a Lambda function: what its README says to type, typed against the emulator."""
+"""The example of a Lambda function: the commands of its README, against the emulator."""
 
 import re
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def answers(port: int, path: str) -> bool:
 
 
 def test_it_does_what_it_says(readme: Readme) -> None:
-    """A hundred events with their copies open a hundred cases, through a rule, a queue and the function."""
+    """100 events with their duplicates open 100 cases, through a rule, a queue and the function."""
     crm, emulator, package, up, simulate, verify, show = readme.commands("Try it without AWS")
     readme.start(crm)
     readme.start(emulator)

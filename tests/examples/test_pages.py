@@ -1,4 +1,4 @@
-"""The pages of the examples are true: their commands exist, and their links lead somewhere."""
+"""The pages of the examples are correct: their commands exist and their links work."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ PAGES = sorted(EXAMPLES.rglob("README.md"))
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_commands_exist(page: Path) -> None:
-    """Every command of ours, with its options, is one that there is."""
+    """Every `oncegate` command and option on the page exists."""
     text = page.read_text()
     typed = re.findall(r"^ {4}(oncegate .+?)(?: > .+)?$", text, re.MULTILINE) + re.findall(
         r"`(oncegate \w+ [^`]+)`", text
@@ -25,5 +25,5 @@ def test_commands_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    """A link names a file that is there, and a heading that it has."""
+    """A link names an existing file and heading."""
     test_guide.test_links_lead_somewhere(page)

@@ -10,7 +10,7 @@ from tests.stores.dynamo_server import executable
 
 
 def test_it_does_what_it_says(tmp_path: Path) -> None:
-    """Four of five deliveries are duplicates, whatever they are wrapped in, and it ends with what its page shows."""
+    """Four of five deliveries are duplicates in any wrapping, and the last line is the one on the page."""
     executable()
     command = [sys.executable, str(EXAMPLES / "quickstart" / "run.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)

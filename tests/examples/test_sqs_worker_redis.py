@@ -1,4 +1,4 @@
-"""The example of workers: what its README says to type, typed against the emulator and a Redis of its own."""
+"""The example of workers: the commands of its README, against the emulator and a Redis server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def readme(tmp_path: Path, redis: RedisServer) -> Iterator[Readme]:
 
 
 def test_it_does_what_it_says(readme: Readme) -> None:
-    """A hundred events with their copies open a hundred cases, whichever of two workers takes them."""
+    """100 events with their duplicates open 100 cases, with two workers."""
     _redis, emulator, up, *workers, simulate, verify = readme.commands("Try it without AWS")
     readme.start(emulator)
     until(lambda: answers(readme.ports[AWS], "/_ministack/health"), "the emulator", 30)

@@ -290,7 +290,7 @@ class TestWaiting:
         """A number without a unit is refused when the function is guarded, not when it is called."""
         with pytest.raises(SettingError, match="wait=10"):
             gate.once(wait=10)  # type: ignore[call-overload]
-        with pytest.raises(SettingError, match=r"wait=.*must be longer than nothing"):
+        with pytest.raises(SettingError, match=r"wait=.*must be longer than 0"):
             gate.once(wait=timedelta(seconds=-1))
 
 

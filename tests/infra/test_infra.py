@@ -150,9 +150,7 @@ class TestUp:
         code, out, err = infra("infra", "up", "--name", "silent", "--dry-run", "--output", "json", *options)
         assert (code, bool(json.loads(out))) == (exit_codes.OK, True)
         assert err.count("\n") == silent
-        told = (
-            "Warning: the rule is on the default bus, where no Genesys Cloud events arrive. Name the partner event"
-        )
+        told = "Warning: the rule is on the default bus, where no Genesys Cloud events arrive. Name the partner event"
         assert err.startswith(told) == silent
 
     def test_a_partners_bus(self, infra: Infra, aws: Aws) -> None:

@@ -63,7 +63,7 @@ def _settled_once() -> None:
 def _stolen() -> None:
     """A claim is granted while the lease of another is alive."""
 
-    claims._alive = lambda record, now: False
+    claims._has_live_lease = lambda record, now: False
     _script("CLAIM", b"elseif living then", b"elseif false then")
     _schema(b"WHEN c.state = 'P' AND c.lease_until > now THEN 'held'", b"")
 

@@ -1,7 +1,7 @@
-"""An ablation: the protocol with one rule taken out, and what must find that out.
+"""An ablation: the protocol without one of its rules, and the invariant that must then break.
 
-A rule of the transition function is taken out of the text of the shipped module, so that what is checked is what
-is shipped, but for one expression. A rule of the worker is one switch of `Rules`.
+A rule of the transition function is replaced in the source of `oncegate.claims`, so that the check runs the shipped
+code except for one expression. A rule of the worker is one switch of `Rules`.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ _LIMIT: Final = 300_000
 
 
 class Ablation(NamedTuple):
-    """`instead` says what is done in place of the rule; `invariant` is the one that must catch it."""
+    """`instead` describes the broken behaviour. `invariant` is the number of the invariant that must catch it."""
 
     name: str
     instead: str
@@ -41,7 +41,7 @@ def patched(old: str, new: str) -> ModuleType:
     assert shipped.__file__ is not None
     source = Path(shipped.__file__).read_text()
     if source.count(old) != 1:
-        raise ValueError(f"{old!r} stands {source.count(old)} times in claims.py; an ablation must mean one place")
+        raise ValueError(f"{old!r} occurs {source.count(old)} times in claims.py; an ablation must replace one place")
     module = ModuleType("ablated")
-    exec(compile(source.replace(old, new), "claims.py", "exec"), module.__dict__)  # noqa: S102  # it is our own text
+    exec(compile(source.replace(old, new), "claims.py", "exec"), module.__dict__)  # noqa: S102  # our own source
     return module

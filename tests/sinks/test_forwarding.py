@@ -421,7 +421,7 @@ class TestTls:
             ({"certificate": CA}, "cannot be used: it is no PEM file of one"),
             ({"certificate": CLIENT, "certificate_key": CLIENT.with_name("server.pem")}, "its key is that of another"),
             ({"certificate_key": CLIENT}, "certificate_key needs the certificate that it belongs to"),
-            ({"timeout": "0s"}, "timeout='0s' must be longer than nothing"),
+            ({"timeout": "0s"}, "timeout='0s' must be longer than 0"),
         ],
     )
     def test_wishes_that_cannot_be_meant(self, wishes: Any, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""The contract itself: a store that is wrong in one line does not pass it."""
+"""The contract fails for a store with one broken rule."""
 
 from collections.abc import Callable
 from functools import partial
@@ -58,7 +58,7 @@ def sliding(record: Record | None, operation: Operation, now: int) -> tuple[Reco
 
 
 def counts_every_loss(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
-    """As before a first loss was forgiven."""
+    """Every lost attempt counts, also the first."""
     after, answer = claims.step(record, operation, now)
     lost = record is not None and after is not None and after.lost == record.lost + 1 == 1
     return _changed(after, answer, attempts=after.attempts + 1) if lost else (after, answer)  # type: ignore[union-attr]
@@ -71,14 +71,14 @@ def counts_no_loss(record: Record | None, operation: Operation, now: int) -> tup
 
 
 def forgets_losses(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
-    """A release of what was never started ends the row of losses, as one of what failed does."""
+    """An unstarted release sets the count of lost attempts to 0, as a failed one does."""
     after, answer = claims.step(record, operation, now)
     forgets = isinstance(operation, Release) and operation.unstarted and after is not record
     return _changed(after, answer, lost=0) if forgets else (after, answer)
 
 
 def keeps_losses(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
-    """A completion by the shortest way, which leaves what was counted before in its place."""
+    """A completion keeps `lost`."""
     after, answer = claims.step(record, operation, now)
     completed = isinstance(operation, Complete) and after is not record and record is not None
     return _changed(after, answer, lost=record.lost) if completed else (after, answer)  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ def counts_unavailable(record: Record | None, operation: Operation, now: int) ->
 
 
 def unavailable_since_now(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
-    """The time of the last such release is kept, not of the first."""
+    """`unavailable_since` is the time of the last such release, not of the first."""
     after, answer = claims.step(record, operation, now)
     moved = isinstance(operation, Release) and operation.unavailable and not operation.unstarted and after is not record
     return _changed(after, answer, unavailable_since=now) if moved else (after, answer)
@@ -110,7 +110,7 @@ def redrives_with_losses(record: Record | None, operation: Operation, now: int) 
 
 
 def admits_without_a_loss(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
-    """A payload that is taken in by a lapsed claim leaves its count as it was."""
+    """A payload that is attached to a record with an expired lease does not change the counts."""
     after, answer = claims.step(record, operation, now)
     lapsed = isinstance(operation, Admit) and after is not record and record is not None and record.state == IN_PROGRESS
     if not lapsed or after is None or after.first_seen != record.first_seen:  # type: ignore[union-attr]
@@ -119,14 +119,14 @@ def admits_without_a_loss(record: Record | None, operation: Operation, now: int)
 
 
 def abandons_anything(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
-    """Also the claim of another instance."""
+    """Abandon accepts the claim of another instance."""
     if isinstance(operation, Abandon) and record is not None:
         operation = replace(operation, owner=record.owner, fence=record.fence)
     return claims.step(record, operation, now)
 
 
 def _changed(after: Record | None, answer: Any, **fields: Any) -> tuple[Record | None, Any]:
-    """What a step would leave and answer if some fields were other ones."""
+    """The step with some fields of the record changed."""
     assert after is not None
     wrong = replace(after, **fields)
     return wrong, replace(answer, record=wrong) if isinstance(answer, Struct) else answer
@@ -148,7 +148,7 @@ def _changed(after: Record | None, answer: Any, **fields: Any) -> tuple[Record |
     ],
 )
 def test_the_comparison_catches(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store with one rule broken differs from the model within the histories that are tried."""
+    """A store with one broken rule differs from the model within the histories that are tried."""
     monkeypatch.setattr(memory, "step", step)
     assert_caught(lambda clock: MemoryStore(clock=clock))
 
@@ -168,7 +168,7 @@ def test_the_comparison_catches(step: Step, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_the_rows_catch(step: Step, row: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that counts attempts wrongly fails the row of that rule, which a right one passes."""
+    """A store that counts attempts wrongly fails the test of that rule, and a correct store passes it."""
     clock = ManualClock()
     row(store=MemoryStore(clock=clock), clock=clock)
     monkeypatch.setattr(memory, "step", step)
@@ -177,14 +177,14 @@ def test_the_rows_catch(step: Step, row: Callable[..., None], monkeypatch: pytes
 
 
 def assert_caught(open_empty: Callable[[Clock], MemoryStore]) -> None:
-    # Found is enough here: the shortest history that shows it would take minutes to find.
+    # Without shrinking: to find the shortest history would take minutes.
     tried = settings(max_examples=500, stateful_step_count=40, deadline=None, database=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine(open_empty), settings=tried)
 
 
 def test_the_comparison_catches_a_shared_namespace() -> None:
-    """A store that mixes namespaces up differs from the model."""
+    """A store that mixes namespaces differs from the model."""
 
     class Mixed(MemoryStore):
         def _apply(self, operations: Any, *, admits: bool = False) -> list[Any]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import click
@@ -26,6 +27,7 @@ from oncegate.cli.options import (
 from oncegate.cli.output import print_error, print_note, print_text, readable_time, show_facts, show_json, show_table
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import microseconds, times
+from oncegate.events import Event
 from oncegate.gate.handlers import Handler
 from oncegate.gate.job import is_call_reason
 from oncegate.gate.options import DEFAULTS, GateOptions
@@ -157,14 +159,17 @@ def _namespaces(settings: Settings) -> set[str]:
 def _run_all(settings: Settings, store: Store, namespaces: Sequence[str], handler: Handler) -> int:
     """Run the waiting events of these namespaces; returns the number of events that were not processed."""
     last: dict[tuple[str, str], Outcome] = {}
-    ran = set()
+    ran: set[tuple[str, str]] = set()
+
+    def run(event: Event, namespace: str) -> Any:
+        ran.add((namespace, str(event.key)))
+        return handler(event)
+
     with interrupts_told_apart():
         for namespace in namespaces:
-            for outcome in _run(settings, store, namespace, contained(handler)):
+            for outcome in _run(settings, store, namespace, contained(partial(run, namespace=namespace))):
                 print_text(f"{outcome.key}  {outcome.reason}")
                 last[namespace, str(outcome.key)] = outcome
-                if not outcome.reason.startswith("Not run"):
-                    ran.add((namespace, str(outcome.key)))
     print_text(f"{len(ran)} run.")
     return sum(outcome.status != "processed" for outcome in last.values())
 

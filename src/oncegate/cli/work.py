@@ -23,6 +23,7 @@ from oncegate.errors import MissingExtra, QueueError, SettingError
 from oncegate.gate import Gate, JsonLog, Notice
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer, outcome_of
+from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.service.log import handler_for
@@ -67,7 +68,7 @@ class LiveFigures:
         outcome = outcome_of(notice)
         if outcome is None or outcome.status in ("processed", "duplicate", "skipped", "unguarded"):
             return
-        colour = "yellow" if outcome.status == "in_flight" else "red"
+        colour = STATUSES[outcome.status].colour
         text = f"  {clean(outcome.event.id or '-')}  {clean(outcome.reason)}"
         self._console.print(Text.assemble((outcome.status.ljust(9), colour), text))
 

@@ -1,6 +1,7 @@
-"""Differences: where two bodies say different things."""
+"""Outcomes: what became of a delivery, one row for each status, and the sentence that says why."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import Enum
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
@@ -10,38 +11,6 @@ from msgspec.structs import replace
 from oncegate.claims import DEAD, RELEASED, Record
 from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
-
-_MOST: Final = 5
-_LONGEST: Final = 100
-
-
-def differences(one: Any, other: Any) -> tuple[str, ...]:
-    """The first few paths at which these bodies differ, such as `data.status`; lists differ as a whole. There is none
-    to what is no object."""
-    return tuple(_short(path) for path in islice(_paths(one, other, ""), _MOST) if path)
-
-
-def _short(path: str) -> str:
-    """Whoever sends it may call a member anything, and it stands in logs."""
-    return path if len(path) <= _LONGEST else f"{path[:_LONGEST]}…"
-
-
-def _paths(one: Any, other: Any, at: str) -> Iterator[str]:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        if one != other or type(one) is not type(other):
-            yield at
-        return
-    for name in sorted(one.keys() | other.keys()):
-        name_ = name or '""'
-        path = f"{at}.{name_}" if at else name_
-        if name in one and name in other:
-            yield from _paths(one[name], other[name], path)
-        else:
-            yield path
-
-
-# Outcomes: what became of a delivery, and the sentence that says why.
-
 
 Status: TypeAlias = Literal[
     "processed",
@@ -57,18 +26,26 @@ Status: TypeAlias = Literal[
 ]
 Kind: TypeAlias = Literal["redelivery", "re-emission", "state-echo", "replay", "concurrent"]
 
-_ACKED: Final = frozenset({"processed", "accepted", "duplicate", "conflict", "buried", "unguarded", "skipped"})
+_MOST_DIFFERENCES: Final = 5
+_LONGEST_PATH: Final = 100
+
+
+class Cause(Enum):
+    """Why an event did not run, for code that decides by it. The sentence for people is `Outcome.reason`."""
+
+    STORE_UNAVAILABLE = "the store did not answer the claim"
 
 
 class Outcome(Struct, frozen=True):
     """What became of one event.
 
-    `original` is the record that decided, and `at` the store's time then; both are None when the store was not
-    asked. `kept` is the key under which a copy of a conflicting or unreadable event was kept, `raised` what a log may
-    say of the exception that a handler or a key function raised. `differs` are the first paths at which a conflicting
-    event says something else than the original, where that is still at hand. `retry_after` is how long its handler asks
-    to be left alone before the next attempt, in microseconds. `cut`: only the first part was kept of an unreadable
-    event that is larger than the store can keep.
+    `original` is the record that decided, and `at` the store's time then; both are None if the store was not asked.
+    `kept` is the key of the dead letter that holds a copy of a conflicting or unreadable event. `raised` is what a log
+    may say about the exception of a handler or key function. `differs` lists the first paths at which a conflicting
+    event differs from the original, if the original's content is still available. `retry_after` is how long the
+    handler asks to wait before the next attempt, in microseconds. `cut`: an unreadable event was too large for the
+    store, and only its first part was stored. `stored`: the store holds the event and retries it. `cause` is set where
+    code has to tell one failure from another.
     """
 
     status: Status
@@ -84,23 +61,28 @@ class Outcome(Struct, frozen=True):
     differs: tuple[str, ...] = ()
     retry_after: int | None = None
     cut: bool = False
+    stored: bool = False
+    cause: Cause | None = None
 
     @property
     def acked(self) -> bool:
-        """Whether the delivery may be acknowledged: its effect is done, or a durable copy is kept."""
-        return self.status in _ACKED
+        """Whether the delivery may be acknowledged: the effect is done, or a durable copy is stored."""
+        return STATUSES[self.status].acked
 
     @property
     def reason(self) -> str:
-        """One sentence for a person, on one line; what could steer a terminal is spelt out."""
-        sentence = " ".join(_SENTENCES[self.status](self).split())
+        """One sentence for a person, on one line; control characters are escaped."""
+        sentence = " ".join(STATUSES[self.status].sentence(self).split())
         return sentence if sentence.isprintable() else _printable(sentence)
 
     @property
     def discreet(self) -> str:
-        """The same sentence for a log: without what an exception said, which may be of the payload."""
-        said = self.raised or (self.error and "see its record" if self.original is not None else self.error)
-        return self.reason if said == self.error else replace(self, error=said).reason
+        """The same sentence for a log: without exception text, which may quote the payload."""
+        error = self.raised or (self.error and "see its record" if self.original is not None else self.error)
+        return self.reason if error == self.error else replace(self, error=error).reason
+
+
+# ── one sentence for each status ──────────────────────────────────────────────────────────────────────────
 
 
 def _processed(outcome: Outcome) -> str:
@@ -110,13 +92,13 @@ def _processed(outcome: Outcome) -> str:
 
 
 def _accepted(_outcome: Outcome) -> str:
-    return "Accepted: it is kept, and will be run."
+    return "Accepted: the event is stored and will be run."
 
 
 def _duplicate(outcome: Outcome) -> str:
     original = outcome.original
     if original is not None and original.state == RELEASED:
-        return f"Duplicate of {_original(outcome)}, which is kept and waits to be run."
+        return f"Duplicate of {_original(outcome)}, which is stored and waits to be run."
     lost = f"; {outcome.error}" if outcome.error else ""
     return f"Duplicate of {_original(outcome)}; the handler was not run again{lost}."
 
@@ -126,24 +108,24 @@ def _in_flight(outcome: Outcome) -> str:
         return f"Not run: {outcome.error}; deliver it again."
     original = outcome.original
     left = original.lease_until - outcome.at if original is not None and outcome.at is not None else 0
-    return f"Another worker is at it, for up to {spoken(left)} more; deliver it again after that."
+    return f"In flight: another worker holds the claim for up to {spoken(left)} more; deliver it again after that."
 
 
 def _failed(outcome: Outcome) -> str:
     at = f" at attempt {outcome.event.attempt}" if outcome.event.attempt else ""
-    kept = outcome.key is not None and outcome.key.strategy == "kept"
-    then = "it is kept, and tried again" if kept else "deliver it again"
+    then = "the event is stored and will be retried" if outcome.stored else "deliver it again"
     if outcome.retry_after is not None:
         then = f"{then}, in {spoken(outcome.retry_after)} at the earliest"
-    if kept and outcome.event.entity is not None:
+    if outcome.stored and outcome.event.entity is not None:
         then = f"{then}; later events of its entity wait for it"
     return f"Failed{at}: {outcome.error}; {then}."
 
 
 def _conflict(outcome: Outcome) -> str:
-    kept = f"; it is kept apart, under the key {outcome.kept}" if outcome.kept else ""
-    differs = f" (in {', '.join(outcome.differs)})" if outcome.differs else ""
-    return f"Its key is that of {_original(outcome)}, but its content is another{differs}{kept}."
+    differs = f" (at {', '.join(outcome.differs)})" if outcome.differs else ""
+    stored = f" Stored as dead letter {outcome.kept}." if outcome.kept else ""
+    name, age = _name_and_age(outcome)
+    return f"Conflict: same key as {name}{f' ({age})' if age else ''} but different content{differs}.{stored}"
 
 
 def _buried(outcome: Outcome) -> str:
@@ -153,17 +135,17 @@ def _buried(outcome: Outcome) -> str:
     if outcome.kept is not None:
         return f"Buried as dead letter {outcome.kept}, and marked as done: {outcome.error}."
     if original is not None and original.state == DEAD:
-        return f"Not run: it is dead letter {outcome.key} since an earlier delivery ({outcome.error})."
-    ran = outcome.event.attempt - (outcome.raised is None)  # of the attempt that it was granted no handler knows then
+        return f"Not run: an earlier delivery was buried as dead letter {outcome.key} ({outcome.error})."
+    ran = outcome.event.attempt - (outcome.raised is None)  # without an exception, no handler ran in the last attempt
     if ran < 1:
         return f"Not run, and buried as dead letter {outcome.key}: {outcome.error}."
     return f"Buried as dead letter {outcome.key} after {times(ran, 'attempt')}: {outcome.error}."
 
 
 def _invalid(outcome: Outcome) -> str:
-    what = "it is too large for the store, and its first part" if outcome.cut else "it"
-    kept = f"; {what} is kept under the key {outcome.kept}" if outcome.kept else ""
-    return f"Refused: {outcome.error}{kept}."
+    what = "it is too large for the store, so only its first part is" if outcome.cut else "it is"
+    stored = f"; {what} stored as dead letter {outcome.kept}" if outcome.kept else ""
+    return f"Refused: {outcome.error}{stored}."
 
 
 def _unguarded(outcome: Outcome) -> str:
@@ -179,27 +161,80 @@ def _printable(text: str) -> str:
 
 
 def _original(outcome: Outcome) -> str:
-    """The original by the id it came with, and its age: `evt-1, processed 3 s ago`."""
+    """The original by the id of its delivery, and its age: `evt-1, processed 3 s ago`."""
+    name, age = _name_and_age(outcome)
+    return f"{name}, {age}" if age else name
+
+
+def _name_and_age(outcome: Outcome) -> tuple[str, str]:
     original, at = outcome.original, outcome.at
     if original is None or at is None:
-        return "another copy in the same batch"
+        return "another copy in the same batch", ""
     name = original.about.delivery_id or "an event without an id"
     if original.completed_at is not None and original.handed_to is not None:
-        return f"{name}, published to {original.handed_to} {spoken(at - original.completed_at)} ago"
+        return name, f"published to {original.handed_to} {spoken(at - original.completed_at)} ago"
     if original.completed_at is not None:
-        return f"{name}, processed {spoken(at - original.completed_at)} ago"
-    return f"{name}, first seen {spoken(at - original.first_seen)} ago"
+        return name, f"processed {spoken(at - original.completed_at)} ago"
+    return name, f"first seen {spoken(at - original.first_seen)} ago"
 
 
-_SENTENCES: Final = {
-    "processed": _processed,
-    "accepted": _accepted,
-    "duplicate": _duplicate,
-    "in_flight": _in_flight,
-    "failed": _failed,
-    "conflict": _conflict,
-    "buried": _buried,
-    "invalid": _invalid,
-    "unguarded": _unguarded,
-    "skipped": _skipped,
+# ── the table ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class StatusRule(Struct, frozen=True):
+    """What a status means to every part of the program.
+
+    `acked`: the delivery may be acknowledged. `http` is the status code of the answer; some senders retry on 5xx only,
+    so an event that was not taken is 503. `figure` is the counter of a worker that it adds to. `is_error`: a trace
+    marks it as an error. `colour` is for a terminal.
+    """
+
+    acked: bool
+    http: int
+    figure: str | None
+    is_error: bool
+    colour: str
+    sentence: Callable[[Outcome], str]
+
+
+# To add a status, add it to `Status` and add a row here; a test compares the two.
+STATUSES: Final[dict[Status, StatusRule]] = {
+    "processed": StatusRule(True, 200, "processed", False, "green", _processed),
+    "accepted": StatusRule(True, 200, None, False, "blue", _accepted),
+    "duplicate": StatusRule(True, 200, "duplicates", False, "cyan", _duplicate),
+    "in_flight": StatusRule(False, 503, None, False, "yellow", _in_flight),
+    "failed": StatusRule(False, 503, "failed", True, "red", _failed),
+    "conflict": StatusRule(True, 200, "failed", True, "red", _conflict),
+    "buried": StatusRule(True, 200, "failed", True, "red", _buried),
+    "invalid": StatusRule(False, 400, "failed", True, "red", _invalid),
+    "unguarded": StatusRule(True, 200, "processed", False, "red", _unguarded),
+    "skipped": StatusRule(True, 200, None, False, "red", _skipped),
 }
+
+
+# ── differences between two bodies ────────────────────────────────────────────────────────────────────────
+
+
+def differences(one: Any, other: Any) -> tuple[str, ...]:
+    """The first paths at which two bodies differ, such as `data.status`. Lists differ as a whole. Bodies that are not
+    objects have no paths."""
+    return tuple(_shortened(path) for path in islice(_paths(one, other, ""), _MOST_DIFFERENCES) if path)
+
+
+def _shortened(path: str) -> str:
+    """A sender may give a member a name of any length, and the path goes into logs."""
+    return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
+
+
+def _paths(one: Any, other: Any, at: str) -> Iterator[str]:
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        if one != other or type(one) is not type(other):
+            yield at
+        return
+    for member in sorted(one.keys() | other.keys()):
+        name = member or '""'
+        path = f"{at}.{name}" if at else name
+        if member in one and member in other:
+            yield from _paths(one[member], other[member], path)
+        else:
+            yield path

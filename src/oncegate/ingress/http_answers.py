@@ -7,21 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from oncegate.gate.observers import ascii_only
-from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.outcome import STATUSES, Outcome
 
-# Some senders try again on 5xx only, and lose what gets any other refusal: an event that was not taken is 503.
-_CODES: dict[Status, int] = {
-    "processed": 200,
-    "accepted": 200,
-    "duplicate": 200,
-    "skipped": 200,
-    "unguarded": 200,
-    "conflict": 200,
-    "buried": 200,
-    "invalid": 400,
-    "in_flight": 503,
-    "failed": 503,
-}
 _TITLES = {
     400: "Not a readable event",
     401: "Not signed",
@@ -67,7 +54,7 @@ def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> HttpAnswer:
 
 
 def _code(outcome: Outcome) -> int:
-    return 413 if outcome.cut else _CODES[outcome.status]
+    return 413 if outcome.cut else STATUSES[outcome.status].http
 
 
 def problem(
@@ -107,7 +94,7 @@ def _sentence(outcome: Outcome, *, discreet: bool) -> str:
     """What went wrong on our side is for the log: to a sender it says where to push."""
     if not discreet:
         return outcome.reason
-    return _NOT_TAKEN if outcome.error and _CODES[outcome.status] == 503 else outcome.discreet
+    return _NOT_TAKEN if outcome.error and STATUSES[outcome.status].http == 503 else outcome.discreet
 
 
 def due_in(outcome: Outcome) -> int | None:

@@ -20,7 +20,7 @@ from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publis
 from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to, runs_alone
 from oncegate.gate.limiter import PROCESS, enter_async, first_of
 from oncegate.gate.observers import Observers
-from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.outcome import STATUSES, Outcome
 from oncegate.ingress.dispatcher import Dispatcher, Next
 from oncegate.ingress.handler_wrappers import logged
 from oncegate.ingress.supervision import OutageLogger, stopped_by_signals
@@ -33,7 +33,6 @@ _TURN: Final = 1.0  # seconds that suspects run at a time
 _OTHERS_TURN: Final = 10  # how much longer others go on than suspects have waited in vain
 _LOOK_AMONG_SUSPECTS: Final = 0.5
 _CROWDED: Final = "other handlers ran for longer than {}, so suspects that must run alone wait for another turn"
-_COUNTED: Final[dict[Status, str]] = {"processed": "processed", "failed": "failed", "buried": "failed"}
 
 
 class InboxWorker:
@@ -344,7 +343,7 @@ class InboxWorker:
             PROCESS.leave(job)
         self._ended(job)
         self._observers.outcomes([job.outcome])
-        if name := _COUNTED.get(job.outcome.status):
+        if name := STATUSES[job.outcome.status].figure:
             self._counts[name] += 1
         return "go_on"
 

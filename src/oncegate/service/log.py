@@ -14,11 +14,11 @@ from oncegate.background import Background
 from oncegate.cli.output import clean
 from oncegate.gate import Notice
 from oncegate.gate.observers import ascii_only, outcome_of, spelt
+from oncegate.gate.outcome import STATUSES
 
 _MOST_LINES: Final = 1_000
 _AT_A_TIME: Final = 100
 _PATIENCE: Final = 0.1
-_COLOURS = {"accepted": "blue", "processed": "green", "duplicate": "cyan", "in_flight": "yellow"}
 
 
 def pretty_line(notice: Notice) -> None:
@@ -27,7 +27,7 @@ def pretty_line(notice: Notice) -> None:
     if outcome is None:
         return
     time = datetime.fromtimestamp(notice.at / 1_000_000, UTC).strftime("%H:%M:%S")
-    status = (outcome.status.ljust(9), _COLOURS.get(outcome.status, "red"))
+    status = (outcome.status.ljust(9), STATUSES[outcome.status].colour)
     line = Text.assemble((time, "dim"), "  ", status, "  ", clean(outcome.event.id or "-"), "  ", clean(outcome.reason))
     Console(highlight=False, soft_wrap=True).print(line)
 

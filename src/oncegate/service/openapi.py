@@ -1,21 +1,22 @@
 """The description of the service as OpenAPI, written by hand: nothing here is worth a framework."""
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from oncegate import __version__
+from oncegate.gate.outcome import STATUSES, Kind
 
 _OUTCOME: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["status", "event_id", "key", "kind", "reason"],
     "properties": {
         "status": {
-            "enum": ["accepted", "processed", "duplicate", "conflict", "buried", "skipped", "unguarded"],
+            "enum": [status for status, rule in STATUSES.items() if rule.http == 200],
             "description": "What became of the event.",
         },
         "event_id": {"type": ["string", "null"], "description": "The id that the event came with."},
         "key": {"type": ["string", "null"], "description": "Its identity: 32 hexadecimal digits."},
         "kind": {
-            "enum": ["redelivery", "re-emission", "state-echo", "replay", "concurrent", None],
+            "enum": [*get_args(Kind), None],
             "description": "Why a duplicate exists.",
         },
         "reason": {"type": "string", "description": "One sentence for a person."},

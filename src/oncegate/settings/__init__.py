@@ -1,6 +1,6 @@
-"""Settings: what `oncegate.toml`, then the variables `ONCEGATE_*`, then flags say; the later wins.
+"""Settings from `oncegate.toml`, the variables `ONCEGATE_*` and flags. A later source overrides an earlier one.
 
-Nothing else in the package reads the environment.
+No other part of the package reads the environment.
 """
 
 from oncegate.settings.load import examine, load

@@ -1,4 +1,8 @@
-"""Secrets: read from the variables and files that settings name, when they are needed and not before."""
+"""Load settings from the file, the environment and flags, and collect everything that is wrong with them.
+
+Secrets are not part of the settings. They are read when they are needed, from the variables and files that settings
+name.
+"""
 
 import os
 import re
@@ -18,47 +22,8 @@ from oncegate.settings.schema import CONFIG_FLAG, CONFIG_VARIABLE, PREFIX, SETTI
 from oncegate.settings.settings import DEFAULT, Settings, disagreements
 from oncegate.text import unknown
 
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-
-
-def secrets_of(
-    route: Settings, environ: Mapping[str, str] = os.environ, *, named: str = "serve.secret"
-) -> dict[str, str]:
-    """The secrets of a route by where they stand; SettingError with the place, and never with what may be a secret
-    itself. `named` is what the two settings begin with that name them."""
-    return {**dict(_from_variables(route, environ, f"{named}_env")), **dict(_from_files(route, f"{named}_file"))}
-
-
-def _from_variables(route: Settings, environ: Mapping[str, str], path: str) -> Iterator[tuple[str, str]]:
-    where = route.where(path)
-    for name in route[path]:
-        if not _VARIABLE.fullmatch(name):
-            raise SettingError(f"{where}: it takes the name of a variable that holds the secret, not the secret")
-        if not environ.get(name, "").strip():
-            raise SettingError(f"{where}: the variable {name} is not set; put the secret into it")
-        yield name, environ[name].strip()
-
-
-def _from_files(route: Settings, path: str) -> Iterator[tuple[str, str]]:
-    where = route.where(path)
-    for name in route[path]:
-        try:
-            secret = Path(name).read_text("utf-8").strip()
-        except FileNotFoundError as error:
-            raise SettingError(f"{where}: there is no file {name}") from error
-        except OSError as error:
-            raise SettingError(f"{where}: the file {name} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise SettingError(f"{where}: the file {name} does not hold text") from error
-        if not secret:
-            raise SettingError(f"{where}: the file {name} is empty; it must hold the secret and nothing else")
-        yield name, secret
-
-
-# Reading settings from the three places that have them, and noting all that is wrong with any.
-
-
 FILE: Final = "oncegate.toml"
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NO_FLAGS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -67,10 +32,11 @@ def load(
     environ: Mapping[str, str] = os.environ,
     flags: Mapping[str, Any] = _NO_FLAGS,
 ) -> Settings:
-    """The settings, or SettingError with a line for each thing that is wrong.
+    """Load the settings. Raises SettingError with one line for each problem.
 
-    Without a `path`, the file is the one that the flag `config` or the variable ONCEGATE_CONFIG names, else
-    `oncegate.toml` if the current folder has one. `flags` are by the paths of settings; None is not given.
+    Without a `path`, the flag `config` or the variable ONCEGATE_CONFIG names the file. Without these, the file is
+    `oncegate.toml` in the current folder, if it exists. `flags` maps the paths of settings to values; None means that a
+    flag is not given.
     """
     settings, problems = examine(path, environ, flags)
     if problems:
@@ -83,7 +49,7 @@ def examine(
     environ: Mapping[str, str] = os.environ,
     flags: Mapping[str, Any] = _NO_FLAGS,
 ) -> tuple[Settings, list[str]]:
-    """The settings and all that is wrong with them; what was refused has its default."""
+    """The settings and the problems found. A setting with an invalid value has its default."""
     found = _Found()
     named = _named_file(path, environ, flags)
     if named is not None:
@@ -97,7 +63,7 @@ def examine(
 
 
 class _Found:
-    """What was found so far; the later wins."""
+    """The values found so far. A later value replaces an earlier one."""
 
     def __init__(self) -> None:
         self.values = {path: setting.default for path, setting in SETTINGS.items()}
@@ -118,7 +84,7 @@ class _Found:
 
 
 class _File(Struct, frozen=True):
-    """A settings file, and who named it, for errors."""
+    """A settings file, and the flag or variable that named it, for error messages."""
 
     path: Path
     named_by: str = ""
@@ -146,7 +112,7 @@ def _read_file(file: _File, found: _Found) -> None:
     except FileNotFoundError:
         found.problems.append(f"{file.named_by}there is no settings file {name}")
     except OSError as error:
-        found.problems.append(f"{file.named_by}the settings file {name} cannot be read: {error.strerror}")
+        found.problems.append(f"{file.named_by}cannot read the settings file {name}: {error.strerror}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         found.problems.append(f"{name} is not TOML: {error}")
     else:
@@ -172,7 +138,7 @@ def _no_such(name: str, table: str) -> str:
     if not table:
         return unknown(name, [*SETTINGS, *filter(None, TABLES), ROUTE], "setting")
     if name in SETTINGS:
-        return f"there is no setting {table}.{name}; write {name} above all tables such as [{table}]"
+        return f"there is no setting {table}.{name}; write {name} above the first table such as [{table}]"
     return unknown(f"{table}.{name}", [setting.path for setting in TABLES[table]], "setting")
 
 
@@ -180,7 +146,7 @@ def _no_such(name: str, table: str) -> str:
 
 
 def _read_environment(environ: Mapping[str, str], found: _Found) -> None:
-    """An empty variable counts as unset, since that is how many a tool unsets one."""
+    """Read the variables. An empty variable counts as unset, because many tools unset a variable this way."""
     settings = {setting.variable: setting for setting in SETTINGS.values()}
     names = [*(variable.removeprefix(PREFIX) for variable in settings), CONFIG_VARIABLE.removeprefix(PREFIX)]
     given = sorted(name for name in environ if name.startswith(PREFIX) and environ[name].strip())
@@ -206,3 +172,40 @@ def _read_flags(flags: Mapping[str, Any], found: _Found) -> None:
 
 def _check_together(found: _Found) -> None:
     found.problems += disagreements(found.values, found.origins)
+
+
+# ── secrets ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def secrets_of(
+    route: Settings, environ: Mapping[str, str] = os.environ, *, named: str = "serve.secret"
+) -> dict[str, str]:
+    """The secrets of a route, by the variable or file that holds each. `named` is the common start of the two settings
+    that name them. Raises SettingError; its text names the place and never holds a value that may be a secret."""
+    return {**dict(_from_variables(route, environ, f"{named}_env")), **dict(_from_files(route, f"{named}_file"))}
+
+
+def _from_variables(route: Settings, environ: Mapping[str, str], path: str) -> Iterator[tuple[str, str]]:
+    where = route.where(path)
+    for name in route[path]:
+        if not _VARIABLE.fullmatch(name):
+            raise SettingError(f"{where}: write the name of a variable that holds the secret, not the secret itself")
+        if not environ.get(name, "").strip():
+            raise SettingError(f"{where}: the variable {name} is not set; set it to the secret")
+        yield name, environ[name].strip()
+
+
+def _from_files(route: Settings, path: str) -> Iterator[tuple[str, str]]:
+    where = route.where(path)
+    for name in route[path]:
+        try:
+            secret = Path(name).read_text("utf-8").strip()
+        except FileNotFoundError as error:
+            raise SettingError(f"{where}: there is no file {name}") from error
+        except OSError as error:
+            raise SettingError(f"{where}: cannot read the file {name}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SettingError(f"{where}: the file {name} is not UTF-8 text") from error
+        if not secret:
+            raise SettingError(f"{where}: the file {name} is empty; write the secret, and nothing else, into it")
+        yield name, secret

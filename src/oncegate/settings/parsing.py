@@ -1,4 +1,4 @@
-"""Functions named in settings, as `module:function`."""
+"""Parse and check the values of settings: functions, key strategies, and each kind of value."""
 
 import ast
 import os
@@ -16,15 +16,17 @@ from oncegate.settings.schema import LOG_ONLY, Kind, Setting
 from oncegate.stores import scheme_of
 from oncegate.text import masked, not_a_choice, quoted, unknown
 
-_WRITTEN: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+# ── functions, written `module:function` ──────────────────────────────────────────────────────────────────
+
+_FUNCTION_NAME: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 def names_function(text: str) -> bool:
-    return _WRITTEN.fullmatch(text) is not None
+    return _FUNCTION_NAME.fullmatch(text) is not None
 
 
 def load_function(written: str, where: str) -> Callable[..., Any]:
-    """Import a function; modules in the current folder count, as they do for `python -m`. `where` is for errors."""
+    """Import a function. Modules in the current folder are found, as with `python -m`. `where` starts each error."""
     if not names_function(written):
         raise SettingError(f"{where}: {written!r} must be written module:function, such as app:on_event")
     module, _, attribute = written.partition(":")
@@ -32,56 +34,55 @@ def load_function(written: str, where: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = import_module(module)
-    except (Exception, SystemExit) as error:  # importing runs the user's code, which can raise anything
-        said = f"{type(error).__name__}: {error}"
-        raise SettingError(f"{where} {written}: importing {module} failed with {said}") from error
+    except (Exception, SystemExit) as error:  # an import runs the user's code, which can raise anything
+        cause = f"{type(error).__name__}: {error}"
+        raise SettingError(f"{where} {written}: importing {module} failed with {cause}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise SettingError(f"{where} {written}: there is no {part} in {module}")
         found = getattr(found, part)
     if not callable(found):
-        raise SettingError(f"{where} {written}: {attribute} cannot be called")
+        raise SettingError(f"{where} {written}: {attribute} is not callable")
     function: Callable[..., Any] = found
     return function
 
 
-# Key strategies by name, written as in Python: `auto`, `fields("data.case.id")`, `first(event_id, content)`.
+# ── key strategies, written as in Python: `auto`, `fields("data.case.id")`, `first(event_id, content)` ────────
 #
-# The text is parsed and never evaluated: names of strategies, calls of them, and literals are all that it can hold.
-
+# The text is parsed and never evaluated. It may hold only names of strategies, calls of them, and literals.
 
 _Strategy = Callable[..., Any]
 
-# Which of the names in `keys` stand for a strategy by themselves, and which make one when called.
+# The names in `keys` that are strategies, and those that return a strategy when called.
 _READY: Final = ("auto", "event_id", "webhook_id", "content")
 _MAKERS: Final = ("content", "fields", "first", "once_per", "state_change")
 _OFFERED: Final = {name: getattr(keys, name) for name in dict.fromkeys(_READY + _MAKERS) if hasattr(keys, name)}
 
 
 def strategy_of(written: str, where: str) -> _Strategy:
-    """The strategy that is named; a function of the user's own is imported. `where` is for errors."""
+    """The strategy with this name. A name `module:function` is imported. `where` starts each error."""
     return load_function(written, where) if names_function(written) else parsed(written)
 
 
 def parsed(written: str) -> _Strategy:
-    """A strategy that `keys` offers, or SettingError."""
+    """A strategy of `keys`, from its Python text. Raises SettingError."""
     try:
         return _strategy(ast.parse(written.strip(), mode="eval").body)
     except SettingError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SettingError(f"key={written!r} cannot be read; write it like auto or {_EXAMPLE}") from error
+        raise SettingError(f"key={written!r} cannot be parsed; write it like auto or {_EXAMPLE}") from error
 
 
 def uses_webhook_id(written: str) -> bool:
-    """Whether a strategy is `webhook_id`, or has it among those that it tries."""
+    """Whether a strategy is `webhook_id` or contains it."""
     if names_function(written):
         return False
     try:
         nodes = ast.walk(ast.parse(written.strip(), mode="eval"))
         return any(_is_name(node) and _name(node) == "webhook_id" for node in nodes)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False  # `parsed` says what is wrong with it
+        return False  # `parsed` reports the error
 
 
 def _is_name(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
@@ -97,40 +98,40 @@ def _strategy(node: ast.expr) -> _Strategy:
     name = _name(node)
     offered = _offered(name)
     if name not in _READY:
-        raise SettingError(f"key={name} needs its arguments: {name}(…); by themselves stand {', '.join(_READY)}")
+        raise SettingError(f"key={name} needs its arguments: {name}(…); without arguments use {', '.join(_READY)}")
     return offered
 
 
 def _made(call: ast.Call) -> _Strategy:
     name = _name(call.func)
-    maker, said = _offered(name), ast.unparse(call)
+    maker, text = _offered(name), ast.unparse(call)
     if name not in _MAKERS:
-        raise SettingError(f"key={said}: {name} takes no arguments; write key={name}")
+        raise SettingError(f"key={text}: {name} takes no arguments; write key={name}")
     if name in _READY and (call.args or not call.keywords):
-        raise SettingError(f"key={said}: what {name} takes is named, such as {name}(exclude=[…])")
+        raise SettingError(f"key={text}: {name} takes keyword arguments only, such as {name}(exclude=[…])")
     args = [_argument(node) for node in call.args]
     named = {keyword.arg: _argument(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     if len(named) < len(call.keywords):
-        raise SettingError(f"key={said}: arguments are written out, without **")
+        raise SettingError(f"key={text}: ** is not allowed; write each argument by its name")
     try:
         made: _Strategy = maker(*args, **named)
     except (SettingError, TypeError, ValueError, AttributeError) as error:
-        raise SettingError(f"key={said}: {error}") from error
+        raise SettingError(f"key={text}: {error}") from error
     return made
 
 
 def _name(node: ast.expr) -> str:
-    """The name of a strategy, with or without `keys.` before it."""
+    """The name of a strategy, with or without the prefix `keys.`."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "keys":
         return node.attr
     if isinstance(node, ast.Name):
         return node.id
-    raise SettingError(f"key={ast.unparse(node)} is no strategy; write it like auto or {_EXAMPLE}")
+    raise SettingError(f"key={ast.unparse(node)} is not a strategy; write it like auto or {_EXAMPLE}")
 
 
 def _offered(name: str) -> _Strategy:
     if name not in _OFFERED:
-        raise SettingError(f"{unknown(name, _OFFERED, 'key strategy')} (text is written in quotes)")
+        raise SettingError(f"{unknown(name, _OFFERED, 'key strategy')} (write text in quotes)")
     found: _Strategy = _OFFERED[name]
     return found
 
@@ -153,12 +154,13 @@ OFF: Final = "off"
 _TRUTHS: Final = {"true": True, "false": False}
 _NUMBER: Final = re.compile(r"-?\d{1,18}", re.ASCII)
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.ASCII | re.DOTALL)
-_MOST_PORTS: Final = 65_535
-_MANY: Final = 10**12
+_LARGEST_PORT: Final = 65_535
+_LARGEST_COUNT: Final = 10**12
 
 
 def from_text(setting: Setting, text: str) -> Any:
-    """What a variable or a flag says, as a file would have it; what that cannot be is left for `checked` to refuse."""
+    """The value of a variable or a flag, in the type that a file would have. An invalid text stays text, and `checked`
+    rejects it."""
     text = text.strip()
     if setting.kind == "truth":
         return _TRUTHS.get(text.lower(), text)
@@ -181,7 +183,7 @@ def checked(setting: Setting, value: Any) -> Any:
 
 
 def shown(setting: Setting, value: Any) -> Any:
-    """The value as a file would have it, without secrets."""
+    """The value in the type that a file would have, with secrets masked."""
     if value is None:
         return OFF
     if setting.kind in ("url", "place"):
@@ -201,7 +203,7 @@ def _said(value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """What `shown` gives, as a variable would have it."""
+    """The result of `shown`, as the text of a variable."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(value) if isinstance(value, list) else str(value)
@@ -222,8 +224,8 @@ def _as_gates_do(setting: Setting, value: Any) -> Any:
 
 
 def _count(setting: Setting, value: Any) -> Any:
-    if isinstance(value, int) and value > _MANY:
-        raise SettingError(f"{setting.path}={value!r} is more than can be meant; write at most {_MANY}")
+    if isinstance(value, int) and value > _LARGEST_COUNT:
+        raise SettingError(f"{setting.path}={value!r} is too large; the maximum is {_LARGEST_COUNT}")
     if setting.of_gate:
         return _as_gates_do(setting, value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -263,7 +265,7 @@ def _url(setting: Setting, value: Any) -> Any:
 
 
 def _place(setting: Setting, value: Any) -> Any:
-    """What else is wrong with it, whoever uses it says."""
+    """Check the scheme. The sink or queue that uses the URL checks the rest."""
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
         schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
         raise SettingError(f"{setting.path}={_said(value)} must be a URL that starts with {schemes}")
@@ -287,8 +289,8 @@ def _function(setting: Setting, value: Any) -> Any:
 
 
 def _port(setting: Setting, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_PORTS:
-        raise SettingError(f"{setting.path}={value!r} must be a whole number from 0 to {_MOST_PORTS}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_PORT:
+        raise SettingError(f"{setting.path}={value!r} must be a whole number from 0 to {_LARGEST_PORT}")
     return value
 
 

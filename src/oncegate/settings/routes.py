@@ -1,4 +1,4 @@
-"""Routes: the tables `[route.NAME]`, each for one sender with its own secret, key, handler and policies."""
+"""Settings of routes: the tables `[route.NAME]`, each for one sender with its own secret, key, handler and policies."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -14,10 +14,11 @@ from oncegate.text import unknown
 
 ROUTE: Final = "route"
 UNSIGNED: Final = "none"
-NO_ROUTE: Final = "(no route)"  # no name of a route, so that none is mistaken for it
+NO_ROUTE: Final = "(no route)"  # not a valid name of a route, so it cannot clash with one
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-# By what a route's table calls them: what is the same for all routes, such as the store, is none of theirs.
+# The settings that the table of a route may have, by their names there. Settings that all routes share, such as the
+# store, are not among them.
 _OWN: Final[Mapping[str, Setting]] = {
     **{setting.name: setting for setting in (KEY, *GATE)},
     **{name: SETTINGS[f"serve.{name}"] for name in OF_ROUTE},
@@ -26,7 +27,7 @@ _READ: Final[Mapping[str, Setting]] = {setting.name: setting for setting in READ
 
 
 def named_in(tables: Mapping[str, Any]) -> set[str]:
-    """The variables that hold secrets: they are no settings, whatever they are called."""
+    """The names of the variables that hold secrets. They are not settings, even if they start with ONCEGATE_."""
     found: set[str] = set()
     for table in tables.values():
         named = table.get("secret_env", ()) if isinstance(table, dict) else ()
@@ -39,7 +40,7 @@ def _is_text(value: Any) -> bool:
 
 
 def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tuple[dict[str, Settings], list[str]]:
-    """The settings of each route, and all that is wrong with them."""
+    """The settings of each route, and the problems found."""
     routes: dict[str, Settings] = {}
     problems: list[str] = []
     for name, table in tables.items():
@@ -50,8 +51,9 @@ def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tup
 
 
 def by_route(settings: Settings) -> dict[str, Settings]:
-    """The settings by which events are judged, for each route by its name, those of no route last. A namespace that was
-    chosen by flag or variable leaves only its own. Flags for reading and keys come before what a route says."""
+    """The settings of each route by its name, and last the settings without a route. If a flag or a variable selects a
+    namespace, only routes with this namespace are returned. Flags for `key` and `[read]` override the settings of a
+    route."""
     wanted = settings["namespace"] if _is_given(settings, "namespace", SETTINGS["namespace"].variable) else None
     found = {
         name: _with_flags(route, settings)
@@ -76,7 +78,7 @@ def _with_flags(route: Settings, settings: Settings) -> Settings:
 
 
 class _Route:
-    """One table: what it says stands before what all routes have."""
+    """One table. Its settings override the settings that all routes share."""
 
     def __init__(self, name: str, settings: Settings, origin: str) -> None:
         self._name = name
@@ -88,16 +90,18 @@ class _Route:
 
     def read(self, table: Any) -> Iterator[str]:
         if not _NAME.fullmatch(self._name):
-            yield f"{self._origin}: a route is named with small letters, digits, - and _, as it stands in its URL"
+            yield (
+                f"{self._origin}: invalid name of a route; it is part of the URL, so use small letters, digits, - and _"
+            )
         elif not isinstance(table, dict):
             yield f"{self._origin}: it must be a table: write [{ROUTE}.{self._name}] and its settings below it"
         else:
-            self._go_its_own_way(table)
+            self._drop_inherited_action(table)
             yield from self._take(table)
-            yield from self._together()
+            yield from self._check_together()
 
-    def _go_its_own_way(self, table: Mapping[str, Any]) -> None:
-        """One that says what becomes of its events inherits nothing that says the same."""
+    def _drop_inherited_action(self, table: Mapping[str, Any]) -> None:
+        """A route with `handler`, `forward` or `publish` inherits none of the three."""
         if any(way in table for way in WAYS):
             for path in (f"serve.{way}" for way in WAYS):
                 self.values[path], self.origins[path] = SETTINGS[path].default, DEFAULT
@@ -124,21 +128,21 @@ class _Route:
             self.refused.discard(setting.path)
             self.origins[setting.path] = self._origin
 
-    def _together(self) -> Iterator[str]:
+    def _check_together(self) -> Iterator[str]:
         yield from disagreements(self.values, self.origins)
         signature = self.values["serve.signature"]
         if signature is None and "serve.signature" not in self.refused:
             self.refused.add("serve.signature")
-            yield f'{self._origin}: it has no signature; name how it is signed, or say signature = "{UNSIGNED}"'
+            yield f'{self._origin}: it has no signature; name the signature scheme, or write signature = "{UNSIGNED}"'
         elif signature not in (None, UNSIGNED) and self.values["on_conflict"] == "duplicate":
             yield (
-                f'{self._origin}: on_conflict="duplicate" would drop what was signed;'
-                ' on a signed route it is "bury" or "run"'
+                f'{self._origin}: on_conflict="duplicate" would drop signed events;'
+                ' use "bury" or "run" on a signed route'
             )
 
 
 _INLINE: Final = (
-    'a secret does not belong in this file; put it into a variable and write secret_env = "ITS_NAME",'
+    'a secret must not be in this file; put it into a variable and write secret_env = "ITS_NAME",'
     ' or into a file and write secret_file = "its/path"'
 )
 
@@ -148,7 +152,7 @@ def _names(known: Mapping[str, Setting]) -> Collection[str]:
 
 
 def _shared_namespaces(routes: Mapping[str, Settings], settings: Settings) -> Iterator[str]:
-    """What waits in a namespace is run by the handler of its route, so it must be of one."""
+    """Reject namespaces that two routes share: the handler of a route runs all waiting events of its namespace."""
     owners: dict[str, str] = {}
     if settings["serve.signature"] is not None:
         owners[settings["namespace"]] = "POST /events"
@@ -156,6 +160,6 @@ def _shared_namespaces(routes: Mapping[str, Settings], settings: Settings) -> It
         other = owners.setdefault(route["namespace"], name)
         if other != name:
             yield (
-                f"{route.origins['namespace']}: namespace={route['namespace']!r} is that of {other} too;"
-                " give each route a namespace of its own"
+                f"{route.origins['namespace']}: namespace={route['namespace']!r} is used by {other}, too;"
+                " give each route its own namespace"
             )

@@ -1,4 +1,4 @@
-"""Settings as they were found: each value, where it comes from, and the gate that they describe."""
+"""The loaded settings: each value, its origin, and the store and gate that they describe."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +24,12 @@ DEFAULT: Final = "default"
 
 
 def _in_route(path: str) -> str:
-    """What the table of a route calls a setting."""
+    """The name of a setting in the table of a route."""
     return path.removeprefix("serve.")
 
 
 class Shown(Struct, frozen=True):
-    """A setting for a person to look at, secrets masked."""
+    """A setting for display, with secrets masked."""
 
     setting: str
     value: Any
@@ -37,9 +37,9 @@ class Shown(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """Every setting by its path (`retention`, `serve.port`), and the origin of each: `default`, the file, the variable
-    or the flag. A route has settings of its own: all of these, with what its table says instead. What was `refused` has
-    its default."""
+    """The value of every setting by its path (`retention`, `serve.port`), and its origin: `default`, the file, the
+    variable or the flag. Each route has a full set of settings, with the values of its table. `refused` are the
+    settings with an invalid value; they have their defaults."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -50,11 +50,11 @@ class Settings(Struct, frozen=True):
         return self.values[path]
 
     def chosen(self, path: str) -> Any:
-        """The value if somebody chose it, else None."""
+        """The value if it was set anywhere; None if it is the default."""
         return None if self.origins[path] == DEFAULT else self.values[path]
 
     def where(self, path: str) -> str:
-        """Where to look when the value is wrong, for a sentence."""
+        """The place of a value for an error message: the variable, the flag, or the file and the setting."""
         origin, setting = self.origins[path], SETTINGS[path]
         if origin == DEFAULT:
             return path
@@ -75,11 +75,11 @@ class Settings(Struct, frozen=True):
         return Shown(name, shown(SETTINGS[path], self.values[path]), self.origins[path])
 
     def strategy(self) -> Callable[..., Any]:
-        """The key's strategy; a function of the user's own is imported now."""
+        """The key strategy. A user's function is imported by this call."""
         return strategy_of(self.values["key"], self.where("key"))
 
     def hints(self) -> Hints:
-        """What payloads do not say themselves."""
+        """The hints of `[read]` about fields that payloads do not name."""
         given = {setting.name: self.values[setting.path] for setting in READ}
         topic = given.pop("topic")
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -89,24 +89,24 @@ class Settings(Struct, frozen=True):
         return Hints(topic, paths(**chosen))
 
     def open_store(self, *, create: bool = True, late: bool = False) -> Store:
-        """The store. `late`: one that is away is opened when it is back."""
+        """Open the store. With `late`, a store that is unavailable is opened later, when it is available."""
         with self.placed("store"):
             url = self.values["store"]
             return open_or_defer(url) if late else open_store(url, create=create)
 
     def look_at_store(self) -> Store:
-        """The store, for those who only read it."""
+        """Open the store for reading only."""
         with self.placed("store"):
             return look_at_store(self.values["store"])
 
     def check_store(self) -> None:
-        """Refuse a URL that cannot be meant, as `open_store` would; nothing is opened."""
+        """Raise SettingError for an invalid URL, as `open_store` does, without opening the store."""
         with self.placed("store"):
             check_url(self.values["store"])
 
     @contextmanager
     def placed(self, path: str) -> Iterator[None]:
-        """Say where the value comes from that is found to be wrong in here."""
+        """Add the place of the setting to a SettingError that is raised in this context."""
         try:
             yield
         except SettingError as error:
@@ -115,7 +115,7 @@ class Settings(Struct, frozen=True):
     def gate(
         self, store: Store | None = None, *, observers: Sequence[Observer] | None = None, **wishes: Unpack[GateOptions]
     ) -> Gate:
-        """The gate of these settings; what is given here comes first. `observers` stand in for what `log` says."""
+        """A gate with these settings. Options given here override them, and `observers` replace the setting `log`."""
         if observers is None:
             observers = [JsonLog()] if self.values["log"] == "json" else []
         hints = self.hints()
@@ -123,7 +123,8 @@ class Settings(Struct, frozen=True):
         key = self.strategy()
         if store is None:
             self.check_store()
-        # A gate opens the store at a URL when nothing else is wrong; one that was opened here would stay open.
+        # Pass the URL, not an open store: Gate opens the store after all other checks. A store opened here would stay
+        # open if one of those checks failed.
         place = self.values["store"] if store is None else store
         return Gate(place, key=key, observers=observers, hints=hints, **terms)
 

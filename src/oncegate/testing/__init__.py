@@ -1,17 +1,17 @@
-"""For tests: a clock moved by hand, and the conformance suite that every store passes.
+"""Tools for tests: a manual clock, and the conformance suite that every store passes.
 
-A store joins the suite by saying how it is opened:
+A store joins the suite with a class that opens it:
 
     class TestMyStore(StoreContract):
         def open(self, clock):
             return MyStore(clock=clock)
 
-`SharedStoreContract` adds the races between processes, for stores that several can open at one URL, and
-`InboxContract` what a store must hold to that keeps events until they are run: name it first of the two.
+`SharedStoreContract` adds races between processes, for stores that several processes can open at one URL.
+`InboxContract` adds the inbox, for stores that hold events until they run. Name it first of the two base classes.
 """
 
 try:
-    import hypothesis  # noqa: F401  # asked for here, so that the error can say what to install
+    import hypothesis  # noqa: F401  # imported first, so that the error below names what to install
     import pytest  # noqa: F401
 except ImportError as _error:
     from oncegate.errors import MissingExtra

@@ -1,4 +1,4 @@
-"""The contract: the rows of `claim` and `take`, and what time does to them."""
+"""Contract tests of `claim`, `take` and expiry."""
 
 import pytest
 
@@ -27,7 +27,7 @@ from oncegate.testing.requests import (
 
 
 def _in_state(store: Store, state: str) -> None:
-    """Bring the record to a state by way of the verbs."""
+    """Bring the record to a state with the verbs of the store."""
     record = granted(store)
     if state == RELEASED:
         assert release(store, record)
@@ -41,7 +41,7 @@ class ClaimContract:
     crowd = 1_000
 
     def test_absent_is_granted(self, store: Store, clock: ManualClock) -> None:
-        """The first claim of a key is granted, at attempt 1, for the whole lease, with the clock as its fence."""
+        """The first claim of a key is granted: attempt 1, the whole lease, and the time of the store as its fence."""
         verdict = claim(store)
         assert isinstance(verdict, Granted)
         record = verdict.record
@@ -51,7 +51,7 @@ class ClaimContract:
         assert record.about == ABOUT
 
     def test_lost_reply_is_granted_again(self, store: Store, clock: ManualClock) -> None:
-        """The same request, asked again while its lease lives, gets the same grant and what is left of the lease."""
+        """A retry of a claim during its lease gets the same grant and the rest of the lease."""
         first = granted(store)
         clock.advance(LEASE - 1)
         verdict = claim(store)
@@ -60,14 +60,14 @@ class ClaimContract:
         assert verdict.lease_left == 1
 
     def test_lost_reply_after_the_lease_is_a_new_attempt(self, store: Store, clock: ManualClock) -> None:
-        """The same request, asked again after its lease, is a takeover like any other."""
+        """A retry of a claim after its lease is a new grant with a higher fence."""
         first = granted(store)
         clock.advance(LEASE)
         again = granted(store)
         assert (again.attempts, again.lost, again.fence) == (1, 1, first.fence + 1)
 
     def test_lost_reply_of_a_completed_claim(self, store: Store) -> None:
-        """A delayed copy of the request that completed the event is told so by its own grant, not as a duplicate."""
+        """A late copy of the request that completed the event gets its own grant, in state C, and not a duplicate."""
         first = granted(store)
         assert complete(store, first)
         verdict = claim(store)
@@ -76,7 +76,7 @@ class ClaimContract:
         assert verdict.record.state == COMPLETED
 
     def test_late_copy_of_a_released_claim(self, store: Store) -> None:
-        """A copy of a request that arrives after its claim was released grants nothing and costs no attempt."""
+        """A late copy of a request whose claim was released is not granted and costs no attempt."""
         assert release(store, granted(store))
         before = stored(store)
         assert isinstance(claim(store), InFlight)
@@ -85,7 +85,8 @@ class ClaimContract:
 
     @pytest.mark.parametrize("state", [IN_PROGRESS, RELEASED, COMPLETED, DEAD])
     def test_other_content_is_a_conflict(self, store: Store, state: str) -> None:
-        """In every state, a key that binds content answers other content with a conflict, and nothing changes."""
+        """In every state, a claim with another payload hash is a conflict if the key binds content, and nothing
+        changes."""
         _in_state(store, state)
         before = stored(store)
         verdict = claim(store, "bob", payload_hash=content("two"))
@@ -94,15 +95,16 @@ class ClaimContract:
         assert stored(store) == before
 
     def test_other_content_without_binding(self, store: Store) -> None:
-        """A key that does not bind content takes other content for the same event, while it is at work and when it is
-        done."""
+        """A key that does not bind content treats other content as the same event, during the lease and after
+        completion."""
         first = granted(store)
         assert isinstance(claim(store, "bob", payload_hash=content("two"), binds=False), InFlight)
         assert complete(store, first)
         assert isinstance(claim(store, "bob", payload_hash=content("two"), binds=False), Duplicate)
 
     def test_lease_boundary(self, store: Store, clock: ManualClock) -> None:
-        """Until the last microsecond of a lease others are told how long it lasts; at its end they take over."""
+        """Until the last microsecond of a lease, other claims are in flight and get the time left. At its end they are
+        granted."""
         first = granted(store)
         clock.advance(LEASE - 1)
         verdict = claim(store, "bob")
@@ -114,14 +116,14 @@ class ClaimContract:
         assert second.owner == owner("bob")
 
     def test_released_is_granted(self, store: Store) -> None:
-        """A released key is granted to the next, at the next attempt, under a higher fence."""
+        """A released key is granted to the next claim, with the next attempt and a higher fence."""
         first = granted(store)
         assert release(store, first, error="boom")
         second = granted(store, "bob")
         assert (second.attempts, second.fence, second.error) == (2, first.fence + 1, "boom")
 
     def test_completed_is_a_duplicate(self, store: Store) -> None:
-        """A completed key answers with the original and its result, and nothing changes."""
+        """A completed key answers with the original record and its result, and nothing changes."""
         assert complete(store, granted(store), b"[1]")
         before = stored(store)
         verdict = claim(store, "bob")
@@ -130,7 +132,7 @@ class ClaimContract:
         assert stored(store) == before
 
     def test_dead_letter_is_buried(self, store: Store) -> None:
-        """A dead letter answers that it is one, with its error, and nothing changes."""
+        """A dead letter answers Buried with its error, and nothing changes."""
         assert bury(store, granted(store))
         before = stored(store)
         verdict = claim(store, "bob")
@@ -139,7 +141,7 @@ class ClaimContract:
         assert stored(store) == before
 
     def test_redriven_is_durable_for_deliveries(self, store: Store) -> None:
-        """A record that holds its payload is a duplicate to a delivery: its dispatcher will run it."""
+        """A redriven record with its payload is a duplicate for a delivery: a dispatcher will run it."""
         assert bury(store, granted(store))
         assert redrive(store)
         verdict = claim(store, "bob")
@@ -147,19 +149,19 @@ class ClaimContract:
         assert verdict.record.state == RELEASED
 
     def test_batch_is_judged_in_order(self, store: Store) -> None:
-        """A batch with one key twice grants the first and answers the second as if it came later."""
+        """A batch is processed in order: the first claim of a key is granted, and the second finds that grant."""
         other = b"o" * 16
         verdicts = store.claim([claim_of("ann"), claim_of("bob"), claim_of("cid", key=other), claim_of("ann")])
         assert [type(verdict) for verdict in verdicts] == [Granted, InFlight, Granted, Granted]
         assert verdicts[3].record == verdicts[0].record
 
     def test_batch_with_a_conflict(self, store: Store) -> None:
-        """Two contents under one key in one batch: the first is granted, the other is a conflict."""
+        """Two contents under one key in one batch: the first is granted, the second is a conflict."""
         verdicts = store.claim([claim_of("ann"), claim_of("bob", payload_hash=content("two"))])
         assert [type(verdict) for verdict in verdicts] == [Granted, Conflict]
 
     def test_large_batch(self, store: Store) -> None:
-        """A batch of very many keys is answered in its order, first as new and then as duplicates."""
+        """A batch of very many keys is answered in order, first with grants and then with InFlight."""
         requests = [claim_of("ann", key=number.to_bytes(16), owner=number.to_bytes(16)) for number in range(self.crowd)]
         verdicts = store.claim(requests)
         assert [verdict.record.owner for verdict in verdicts] == [request.owner for request in requests]
@@ -168,7 +170,7 @@ class ClaimContract:
         assert all(isinstance(verdict, InFlight) for verdict in again)
 
     def test_marking_claim(self, store: Store, clock: ManualClock) -> None:
-        """A marking claim is granted and completed in one write; others are told that it is done."""
+        """A marking claim is granted and completed in one write. Later claims are duplicates."""
         verdict = claim(store, marks=True)
         assert isinstance(verdict, Granted)
         assert (verdict.record.state, verdict.record.completed_at) == (COMPLETED, clock.now)
@@ -180,7 +182,7 @@ class ClaimContract:
         assert (again.record, again.lease_left) == (verdict.record, LEASE - 1)
 
     def test_marking_what_was_left(self, store: Store, clock: ManualClock) -> None:
-        """A marking claim takes over what was released or has lapsed, under a higher fence."""
+        """A marking claim is granted a released record or a record with an expired lease, with a higher fence."""
         first = granted(store)
         clock.advance(LEASE)
         second = granted(store, "bob", marks=True)
@@ -190,7 +192,7 @@ class ClaimContract:
         assert complete(store, first) is False
 
     def test_empty_batch(self, store: Store) -> None:
-        """Nothing asked, nothing answered."""
+        """An empty batch has an empty answer."""
         assert store.claim([]) == []
         assert store.settle([]) == []
         assert store.renew([]) == []
@@ -202,7 +204,7 @@ class ExpiryContract:
 
     @pytest.mark.parametrize("state", [IN_PROGRESS, RELEASED, COMPLETED])
     def test_retention_boundary(self, store: Store, clock: ManualClock, state: str) -> None:
-        """A key is remembered until the last microsecond of its retention, and is new at its end."""
+        """A record exists until the last microsecond of its retention. At its end the key is new."""
         _in_state(store, state)
         before = stored(store)
         assert before is not None
@@ -215,7 +217,7 @@ class ExpiryContract:
         assert fresh.fence > before.fence
 
     def test_duplicates_do_not_prolong(self, store: Store, clock: ManualClock) -> None:
-        """A key that is asked for again and again is forgotten when its time has come."""
+        """Duplicates do not extend the retention."""
         assert complete(store, granted(store))
         for _ in range(2):
             clock.advance(RETENTION // 2 - 1)
@@ -224,7 +226,7 @@ class ExpiryContract:
         assert complete(store, granted(store, "bob"))
 
     def test_sliding_in_a_batch(self, store: Store, clock: ManualClock) -> None:
-        """What a duplicate in a batch finds is what a sliding one before it has left."""
+        """A duplicate in a batch sees the expiry that a sliding claim before it has set."""
         assert complete(store, granted(store))
         clock.advance(RETENTION // 2)
         slid, found = store.claim([claim_of("bob", slides=2 * RETENTION), claim_of("cid")])
@@ -232,7 +234,8 @@ class ExpiryContract:
         assert found == slid
 
     def test_sliding_duplicates_prolong(self, store: Store, clock: ManualClock) -> None:
-        """A sliding duplicate starts the retention of a completed record anew, up to the limit and never backwards."""
+        """A sliding duplicate restarts the retention of a completed record, up to the limit, and never moves the expiry
+        back."""
         complete(store, granted(store))
         limit = RETENTION + LEASE
         clock.advance(LEASE - 1)
@@ -247,7 +250,7 @@ class ExpiryContract:
         assert stored(store) == verdict.record
 
     def test_completing_starts_retention_anew(self, store: Store, clock: ManualClock) -> None:
-        """Retention counts from the completion, not from the claim."""
+        """The retention counts from the completion, not from the claim."""
         record = granted(store)
         clock.advance(RETENTION - 1)
         assert complete(store, record)
@@ -255,7 +258,7 @@ class ExpiryContract:
         assert isinstance(claim(store, "bob"), Duplicate)
 
     def test_dead_letters_have_their_own_retention(self, store: Store, clock: ManualClock) -> None:
-        """A dead letter outlives the retention of completed keys, and ends at its own."""
+        """A dead letter outlives the retention of completed keys and expires after its own retention."""
         assert bury(store, granted(store))
         clock.advance(BURIED_FOR - 1)
         assert isinstance(claim(store, "bob"), Buried)
@@ -265,7 +268,7 @@ class ExpiryContract:
         assert isinstance(claim(store, "bob"), Granted)
 
     def test_an_unprocessed_payload_does_not_expire(self, store: Store, clock: ManualClock) -> None:
-        """What holds a payload that is still to be run is there however late it is taken."""
+        """A record with a payload that has not run does not expire."""
         assert bury(store, granted(store))
         assert redrive(store)
         clock.advance(100 * BURIED_FOR)
@@ -274,7 +277,7 @@ class ExpiryContract:
         assert entry.record.payload == b'{"id":"evt-1"}'
 
     def test_many_expired_keys_are_dropped(self, store: Store, clock: ManualClock) -> None:
-        """Work on new keys clears out the expired ones, so the store does not grow with its history."""
+        """Claims of new keys remove expired records, so the store does not grow with its history."""
         for wave in range(8):
             keys = [(wave * self.crowd + number).to_bytes(16) for number in range(self.crowd)]
             requests = [claim_of(f"w{wave}", key=key) for key in keys]
@@ -283,24 +286,24 @@ class ExpiryContract:
         assert self.kept(store) <= 4 * self.crowd
 
     def kept(self, store: Store) -> int:
-        """How many records the store holds, expired ones included. Stores override it with a real count."""
+        """The number of records in the store, including expired ones. Stores override it with a real count."""
         return len(store.browse(limit=1_000_000))
 
 
 class TakeContract:
     def test_nothing_to_take(self, store: Store) -> None:
-        """Records without a payload are no work for a dispatcher."""
+        """A dispatcher takes no record without a payload."""
         granted(store)
         complete(store, granted(store, key=b"c" * 16), key=b"c" * 16)
         assert take(store) is None
 
     def test_dead_letters_are_not_taken(self, store: Store) -> None:
-        """A dead letter waits for a person, not for a dispatcher."""
+        """A dispatcher takes no dead letter."""
         assert bury(store, granted(store))
         assert take(store) is None
 
     def test_redriven_is_taken_once(self, store: Store) -> None:
-        """A redriven record is granted to one dispatcher, with its payload, under a higher fence, at attempt 1."""
+        """A redriven record is granted to one dispatcher, with its payload, a higher fence and attempt 1."""
         first = granted(store)
         assert bury(store, first)
         assert redrive(store)
@@ -312,7 +315,7 @@ class TakeContract:
         assert take(store, "another") is None
 
     def test_taken_and_lost_is_taken_again(self, store: Store, clock: ManualClock) -> None:
-        """When a dispatcher dies with its lease over, another takes the event; to the microsecond."""
+        """When the lease of a dispatcher ends, another takes the event, exact to the microsecond."""
         assert bury(store, granted(store))
         assert redrive(store)
         assert take(store) is not None
@@ -328,7 +331,7 @@ class TakeContract:
         assert (entry.record.attempts, entry.record.lost) == (2, 2)
 
     def test_taken_and_completed_is_done(self, store: Store) -> None:
-        """Completing what was taken lets go of the payload and makes the key an ordinary duplicate."""
+        """Completing a taken record removes the payload; the key is then a normal duplicate."""
         assert bury(store, granted(store))
         assert redrive(store)
         entry = take(store)
@@ -341,7 +344,7 @@ class TakeContract:
         assert verdict.record.expires_at is not None
 
     def test_renewed_is_not_taken(self, store: Store, clock: ManualClock) -> None:
-        """A dispatcher that renews keeps what it took."""
+        """A record whose lease is renewed is not taken."""
         assert bury(store, granted(store))
         assert redrive(store)
         entry = take(store)
@@ -352,7 +355,7 @@ class TakeContract:
         assert take(store, "another") is None
 
     def test_order_is_that_of_letting_go(self, store: Store, clock: ManualClock) -> None:
-        """Of several that wait, the one let go first is taken first, so that a failing one holds up no other."""
+        """The record that was released first is taken first, so that a failing event does not delay the others."""
         keys = [bytes([number]) * 16 for number in (3, 1, 2)]
         for key in keys:
             assert bury(store, granted(store, key=key), key=key)

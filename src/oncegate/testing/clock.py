@@ -1,4 +1,4 @@
-"""A clock that moves only when it is told to."""
+"""A clock that moves only when a test moves it."""
 
 from oncegate.durations import microseconds
 
@@ -11,5 +11,5 @@ class ManualClock:
         return self.now
 
     def advance(self, by: int | str) -> None:
-        """Move on by microseconds, or by a duration such as "30s"."""
+        """Move the clock forward by microseconds, or by a duration such as "30s"."""
         self.now += microseconds(by) if isinstance(by, str) else by

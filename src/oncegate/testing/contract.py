@@ -1,4 +1,4 @@
-"""The conformance suite: every line of the protocol, for any store."""
+"""The conformance suite for stores: every row of the protocol."""
 
 from collections.abc import Iterator
 
@@ -27,17 +27,17 @@ class StoreContract(
     DocumentContract,
     RaceContract,
 ):
-    """Subclass it and say how the store is opened. A store that is slow to ask may be tried with fewer `histories`, and
-    with less of a `crowd` where a test takes very many keys."""
+    """Subclass it and override `open`. For a slow store, set fewer `histories`, and a smaller `crowd` for the tests
+    with very many keys."""
 
     histories = HISTORIES
 
     def open(self, clock: Clock | None) -> Store:
-        """An empty store, or for a second call in one test the same one again."""
+        """Open an empty store. A second call in the same test opens the same store again."""
         raise NotImplementedError
 
     def open_empty(self, clock: Clock) -> Store:
-        """A store of its own for each run of the comparison with the model."""
+        """Open an empty store for each run of the comparison with the model."""
         return self.open(clock)
 
     @pytest.fixture
@@ -51,18 +51,18 @@ class StoreContract(
         store.close()
 
     def test_agrees_with_the_model(self) -> None:
-        """Step by step, over random histories, the store answers as the pure function does."""
+        """Over random histories, the store gives the same answers as the pure function `claims.step`."""
         run_state_machine_as_test(machine(self.open_empty, self.histories))
 
     def test_closing_twice(self, store: Store) -> None:
-        """A store may be closed again."""
+        """A store may be closed twice."""
         store.close()
 
 
 class SharedStoreContract(ProcessRaceContract, StoreContract):
-    """For stores that several processes can open: say their URL too. The store's own clock is used there."""
+    """For stores that several processes can open: override `url`, too. Its tests use the clock of the store."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
-        # Processes in a race read the real clock; the records of this one must not be in their future.
+        # Racing processes read the real clock. The records of this process must not be in their future.
         return ManualClock(1_600_000_000_000_000)

@@ -1,4 +1,4 @@
-"""The contract of stores that keep events until they are run, and give them out in order."""
+"""Contract tests of stores that hold events until they run and hand them out in order."""
 
 import threading
 import time
@@ -43,36 +43,36 @@ from oncegate.testing.requests import (
 )
 
 _PAYLOAD = b'{"id":"evt-1"}'
-_TWO = ((b"x", 2), (b"y", 1))  # two events by their names, the second of which happened first
+_TWO = ((b"x", 2), (b"y", 1))  # two events by name; the second happened first
 
 
 class InboxContract:
-    """`grants`: whether the store grants what is admitted with a lease, where it may."""
+    """`grants`: whether the store grants an admission with a lease where the protocol allows it."""
 
     grants = True
 
     def test_admitted(self, store: Any) -> None:
-        """An event that is new is kept with its payload until it is run, however long that takes."""
+        """A new event is stored with its payload until it runs, without an expiry."""
         assert isinstance(admit(store), Admitted)
         record = _stored(store)
         assert (record.state, record.attempts, record.payload, record.expires_at) == (RELEASED, 0, _PAYLOAD, None)
         assert record.about == ABOUT
 
     def test_admitted_again(self, store: Any) -> None:
-        """The same request again, its answer lost, is admitted as it was; another copy is a duplicate."""
+        """A retry of an admission is admitted again. Another copy is a duplicate."""
         first = admit(store)
         assert admit(store) == first
         assert isinstance(admit(store, "bob"), Duplicate)
         assert isinstance(claim(store, "bob"), Duplicate)
 
     def test_admitted_with_other_content(self, store: Any) -> None:
-        """Other content under a known key is a conflict, unless the key does not bind it."""
+        """Other content under a known key is a conflict, unless the key does not bind content."""
         admit(store)
         assert isinstance(admit(store, "bob", payload_hash=content("two")), Conflict)
         assert isinstance(admit(store, "bob", payload_hash=content("two"), binds=False), Duplicate)
 
     def test_admitted_while_somebody_is_at_it(self, store: Any, clock: ManualClock) -> None:
-        """What a worker is at without a payload is in flight; when its lease is over the payload is taken in."""
+        """An event in progress without a payload is in flight. After its lease, the payload is attached."""
         granted(store)
         assert isinstance(admit(store, "bob"), InFlight)
         clock.advance(LEASE)
@@ -83,7 +83,7 @@ class InboxContract:
         assert (taken.attempts, taken.lost) == (1, 1)
 
     def test_admitted_after_two_losses(self, store: Any, clock: ManualClock) -> None:
-        """What was lost before the payload was taken in counts as if it had been claimed again."""
+        """Attempts that were lost before the payload was attached count as with a claim."""
         granted(store)
         clock.advance(LEASE)
         granted(store, "bob")
@@ -94,7 +94,7 @@ class InboxContract:
         assert (taken.attempts, taken.lost) == (2, 2)
 
     def test_admitted_while_something_is_unavailable(self, store: Any, clock: ManualClock) -> None:
-        """A record that takes a payload in, and is taken, keeps the time since when something is unavailable."""
+        """A record keeps `unavailable_since` when a payload is attached and when it is taken."""
         assert release(store, granted(store), unavailable=True)
         since = clock.now
         clock.advance(1)
@@ -107,13 +107,13 @@ class InboxContract:
         assert _take(store) is None, "not before the delay is over"
 
     def test_admitted_after_a_release(self, store: Any) -> None:
-        """A released claim takes the payload in, and keeps the count of its attempts."""
+        """A released claim gets the payload and keeps its number of attempts."""
         assert release(store, granted(store))
         assert isinstance(admit(store, "bob"), Admitted)
         assert _taken(store).record.attempts == 2
 
     def test_admitted_when_done_or_dead(self, store: Any) -> None:
-        """What is done is a duplicate, and what is a dead letter is told to be one."""
+        """A completed event is a duplicate, and a dead letter is buried."""
         assert complete(store, granted(store))
         assert isinstance(admit(store, "bob"), Duplicate)
         other = b"o" * 16
@@ -121,7 +121,7 @@ class InboxContract:
         assert isinstance(admit(store, "bob", key=other), Buried)
 
     def test_admitted_after_expiry(self, store: Any, clock: ManualClock) -> None:
-        """A key that was forgotten is new, with what is said of the new event."""
+        """After its expiry, a key is new and has the summary of the new event."""
         assert complete(store, granted(store))
         clock.advance(RETENTION)
         about = replace(ABOUT, delivery_id="evt-2")
@@ -129,14 +129,14 @@ class InboxContract:
         assert _stored(store).about == about
 
     def test_batch_of_admissions(self, store: Any) -> None:
-        """A batch is judged in order: the second request for a key finds the first."""
+        """A batch is processed in order: the second request for a key finds the first."""
         answers = store.admit([_admission(b"a", "ann"), _admission(b"b", "bob"), _admission(b"a", "cid")])
         assert [type(answer) for answer in answers] == [Admitted, Admitted, Duplicate]
         assert store.admit([]) == []
 
     def test_kept(self, store: Any) -> None:
-        """What is kept is counted until it is done or dead, while it runs too; what is claimed without a payload, or
-        in another namespace, is not."""
+        """Stored events are counted until they are completed or buried, also while they run. Claims without a payload
+        and other namespaces are not counted."""
         for key in (b"a" * 16, b"b" * 16, b"c" * 16):
             admit(store, key=key)
         admit(store, namespace="other")
@@ -151,17 +151,17 @@ class InboxContract:
         assert store.kept(NAMESPACE) == 1
 
     def test_any_payload(self, store: Any) -> None:
-        """Any bytes are kept as they are, an empty payload too."""
+        """Any bytes are stored unchanged, also an empty payload."""
         for number, payload in enumerate([b"", b"\x00\xff", b"x" * 300_000]):
             key = bytes([number]) * 16
             admit(store, payload=payload, key=key, about=replace(ABOUT, entity=None))
             assert _taken(store).record.payload == payload
 
-    # ── to be run at once ─────────────────────────────────────────────────────────────────────────────────
+    # ── admission with a lease ────────────────────────────────────────────────────────────────────────────
 
     def test_admitted_with_a_lease(self, store: Any, clock: ManualClock) -> None:
-        """Whoever is granted what it brings holds it as if it had taken it: until it is settled, or the lease is over.
-        A store that does not grant keeps it for whoever takes it."""
+        """An admission with a lease that is granted holds the claim like a take: until it is settled or the lease ends.
+        A store that does not grant stores the event for a dispatcher."""
         answer = admit(store, lease=LEASE)
         assert isinstance(answer, Granted if self.grants else Admitted)
         assert answer == admit(store, lease=LEASE), "the same request, its answer lost"
@@ -175,7 +175,7 @@ class InboxContract:
         assert (taken.attempts, taken.lost) == (1, int(self.grants))
 
     def test_granted_is_settled(self, store: Any) -> None:
-        """What is granted with its admission is completed, released and taken again like any other claim."""
+        """A claim granted by an admission is completed, released and taken again like any other claim."""
         first = admit(store, key=_key("a"), lease=LEASE, about=replace(ABOUT, entity="call-1"))
         second = admit(store, key=_key("b"), lease=LEASE, about=replace(ABOUT, entity="call-2"))
         if isinstance(first, Granted) and isinstance(second, Granted):
@@ -185,8 +185,8 @@ class InboxContract:
             assert (_taken(store).key, take(store)) == (_key("b"), None)
 
     def test_not_granted_before_others(self, store: Any) -> None:
-        """Nothing is granted with its admission while something else of its entity waits or runs, nor before what
-        happened earlier in the same batch; that of others is none of its business."""
+        """An admission is not granted while another event of its entity waits or runs, nor before an earlier event of
+        the same batch. Events of other entities do not matter."""
         _line(store, "call-1", a=1)
         assert isinstance(admit(store, key=_key("b"), lease=LEASE, about=_about("call-1", 2)), Admitted)
         running = _taken(store)
@@ -197,10 +197,10 @@ class InboxContract:
         later, _ = store.admit(two)
         assert isinstance(later, Admitted)
 
-    # ── in order ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── the order ─────────────────────────────────────────────────────────────────────────────────────────
 
     def test_one_of_an_entity_at_a_time(self, store: Any) -> None:
-        """Of one entity the event that happened first is given out, and the next when that is done."""
+        """The event of an entity that happened first is handed out first, and the next one after its completion."""
         _line(store, c=3, a=1, b=2)
         first = _taken(store)
         assert first.key == _key("a")
@@ -209,7 +209,7 @@ class InboxContract:
         assert _taken(store).key == _key("b")
 
     def test_in_the_order_of_a_batch(self, store: Any) -> None:
-        """Of one entity what tells no time, or the same, is given out in the order in which it was handed in."""
+        """Events of one entity with equal times, or without a time, are handed out in the order of their admission."""
         for occurred_at in (None, 7):
             about = replace(ABOUT, entity=f"call at {occurred_at}", occurred_at=occurred_at)
             keys = [content(f"{name} at {occurred_at}") for name in "gbfahced"]
@@ -221,7 +221,7 @@ class InboxContract:
             assert given == keys
 
     def test_entities_beside_each_other(self, store: Any) -> None:
-        """Events of other entities, and those without one, are not held up; one call gives out many."""
+        """Events of other entities and events without an entity are not delayed. One call hands out many."""
         _line(store, "call-1", a=1, b=2)
         _line(store, "call-2", c=1, d=2)
         _line(store, None, e=1, f=2)
@@ -230,7 +230,7 @@ class InboxContract:
         assert sorted(taken) == [_key(name) for name in "acef"]
 
     def test_a_long_line_hides_nobody(self, store: Any) -> None:
-        """However much waits for one entity in front of them, the others are found, in one look."""
+        """However many events of one entity wait first, one call finds the events of other entities."""
         about = replace(ABOUT, entity="call-m")
         store.admit([replace(_admission(b"x", "ann"), key=b"%016d" % n, about=about) for n in range(600)])
         for name, entity in (("a", "call-a"), ("z", "call-z"), ("n", None)):
@@ -240,7 +240,7 @@ class InboxContract:
         assert set(taken) == {_key("a"), _key("z"), _key("n"), b"%016d" % 0}
 
     def test_failing_holds_its_entity(self, store: Any, clock: ManualClock) -> None:
-        """An event that failed is not given out again before its delay is over, and those after it wait for it."""
+        """A failed event is not handed out before its delay is over, and later events of its entity wait for it."""
         _line(store, a=1, b=2)
         first = _taken(store)
         assert release(store, first.record, key=first.key, error="boom", delay=5 * SECOND)
@@ -251,7 +251,7 @@ class InboxContract:
         assert _take(store) is None, "somebody is at the entity"
 
     def test_given_out_when_due(self, store: Any, clock: ManualClock) -> None:
-        """To the microsecond."""
+        """A delayed event is handed out when it is due, exact to the microsecond."""
         _line(store, a=1)
         first = _taken(store)
         assert release(store, first.record, key=first.key, delay=5 * SECOND)
@@ -261,14 +261,15 @@ class InboxContract:
         assert _taken(store).record.attempts == 2
 
     def test_buried_lets_its_entity_go_on(self, store: Any) -> None:
-        """A dead letter holds up nothing."""
+        """A dead letter does not delay the other events of its entity."""
         _line(store, a=1, b=2)
         first = _taken(store)
         assert bury(store, first.record, key=first.key)
         assert _taken(store).key == _key("b")
 
     def test_late_arrival(self, store: Any) -> None:
-        """An event that happened before one that somebody is at waits for its end, and then goes before the rest."""
+        """An event that happened before a running event of its entity waits for its end, and is then handed out
+        first."""
         _line(store, b=2, c=3)
         running = _taken(store)
         _line(store, a=1)
@@ -277,7 +278,7 @@ class InboxContract:
         assert _taken(store).key == _key("a")
 
     def test_lost_is_given_out_again_first(self, store: Any, clock: ManualClock) -> None:
-        """When a dispatcher is lost, its event is the first of its entity to be given out again."""
+        """When a dispatcher is lost, its event is handed out again before the others of its entity."""
         _line(store, a=1, b=2)
         assert _taken(store).key == _key("a")
         clock.advance(LEASE)
@@ -285,8 +286,8 @@ class InboxContract:
         assert (again.key, again.record.attempts, again.record.lost) == (_key("a"), 1, 1)
 
     def test_dispatchers_race(self, store: Any) -> None:
-        """However many take at once, and whatever arrives late, each event is given out once, each entity's one at a
-        time."""
+        """With many dispatchers at once and late arrivals, each event is handed out once, and each entity has one
+        running event at a time."""
         crowd = _Crowd(store)
         events = [(f"call-{line}", turn) for turn in range(8) for line in range(6)]
         for name, at in events[::2]:
@@ -302,7 +303,7 @@ class InboxContract:
 
 
 class _Crowd:
-    """Dispatchers that take, note whom they are at, and complete."""
+    """Dispatchers that take events, record the entities in progress, and complete."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -315,7 +316,7 @@ class _Crowd:
         return f"{entity} {at}".encode().ljust(16)
 
     def admit(self, entity: str, at: int) -> None:
-        """Every other one is wanted at once."""
+        """Admit events, every other one with a lease."""
         key, lease = self.key(entity, at), LEASE * (at % 2)
         answer = admit(self._store, key=key, about=_about(entity, at), lease=lease)
         if isinstance(answer, Granted):
@@ -355,7 +356,7 @@ def _admission(name: bytes, by: str) -> Admit:
 
 
 def _line(store: Inbox, entity: str | None = "call-1", **happened: int) -> None:
-    """Admit events of one entity, in this order, that happened at these times."""
+    """Admit events of one entity, in this order, with these event times."""
     for name, at in happened.items():
         admit(store, name, key=_key(name), about=replace(ABOUT, entity=entity, occurred_at=at))
 

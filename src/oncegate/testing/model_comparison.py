@@ -1,4 +1,4 @@
-"""The comparison: random histories, run on a store and on the pure function side by side."""
+"""Compare a store with the pure function `claims.step`: run the same random histories on both."""
 
 from collections.abc import Callable, Iterable
 from itertools import product
@@ -33,7 +33,8 @@ from oncegate.testing.clock import ManualClock
 
 HISTORIES = 200
 
-# Few names, so that histories meet; short times, so that leases and records end within a history.
+# Few keys, so that operations of a history meet on the same key. Short times, so that leases and records end within a
+# history.
 _NAMESPACES = ["a", "b"]
 _KEYS = [bytes([number]) * 16 for number in range(3)]
 _OWNERS = [bytes([number]) * 16 for number in range(1, 5)]
@@ -52,7 +53,7 @@ def _or_none(values: list[Any]) -> list[Any]:
 
 
 def _any_of(*fields: Iterable[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    """One choice among all combinations: to choose field by field takes most of the time of a history."""
+    """One choice among all combinations. A choice for each field takes most of the time of a history."""
     all_of_them = list(product(*fields))
     return st.sampled_from(range(len(all_of_them))).map(lambda number: all_of_them[number])
 
@@ -79,7 +80,7 @@ _ADMITS = _any_of(
     _EITHER,
 ).map(lambda fields: Admit(*fields))
 _GUESSES = _any_of(_NAMESPACES, _KEYS, _OWNERS, range(4))
-# What each of them says beside the proof of the claim.
+# The fields of each settlement besides the proof of the claim.
 _SETTLEMENTS: dict[type, st.SearchStrategy[tuple[Any, ...]]] = {
     Complete: _any_of(_RETENTIONS, _or_none(_BODIES), _or_none(_ERRORS), _or_none(_PLACES)),
     Release: _any_of(_or_none(_ERRORS), _EITHER, [0, 0, 7], _EITHER),
@@ -87,7 +88,7 @@ _SETTLEMENTS: dict[type, st.SearchStrategy[tuple[Any, ...]]] = {
     Renew: _any_of(_LEASES),
     Abandon: st.just(()),
 }
-# How an attempt ends; None: it is lost.
+# How an attempt ends; None means that it is lost.
 _ENDINGS = st.sampled_from([Complete, Release, Release, Bury, None])
 
 
@@ -97,7 +98,8 @@ def _happened(record: Record) -> tuple[int, int]:
 
 
 def machine(open_empty: Callable[[Clock], Store], histories: int = HISTORIES) -> type[RuleBasedStateMachine]:
-    """A state machine whose rules are the verbs; each compares the store's answers with the model's."""
+    """A state machine whose rules are the verbs of a store. Each rule compares the answers of the store and of the
+    model."""
 
     class Comparison(_Comparison):
         open_store = staticmethod(open_empty)
@@ -157,7 +159,8 @@ class _Comparison(RuleBasedStateMachine):
 
     @rule(fields=_any_of(_NAMESPACES, _KEYS, _OWNERS, [0, 1, 10]), data=st.data())
     def attempt(self, fields: tuple[str, bytes, bytes, int], data: st.DataObject) -> None:
-        """A whole attempt, in time, late or lost, so that a key comes through several in one history."""
+        """A whole attempt, settled in time, late or never, so that a key goes through several attempts in one
+        history."""
         namespace, key, owner, duration = fields
         request = Claim(namespace, key, owner, _HASHES[0], 10, 60, EventSummary("plain"), binds=False)
         self.claim([request])
@@ -168,7 +171,7 @@ class _Comparison(RuleBasedStateMachine):
             assert self.store.settle([ending]) == [self.judge(ending)]
 
     def _settlement(self, verb: type) -> st.SearchStrategy[Any]:
-        """Mostly with the proof of a claim that is there; sometimes with an old fence, or with a guess."""
+        """A settlement, mostly with the proof of an existing claim, sometimes with an old fence or a random proof."""
         held = [(*w, r.owner, r.fence - off) for w, r in sorted(self.records.items()) for off in (0, 0, 1)]
         proofs = st.sampled_from(held) | _GUESSES if held else _GUESSES
         return st.tuples(proofs, _SETTLEMENTS[verb]).map(lambda parts: verb(*parts[0], *parts[1]))
@@ -202,7 +205,7 @@ class _Comparison(RuleBasedStateMachine):
             assert entry == Entry(entry.namespace, entry.key, granted.record)
 
     def _is_first(self, where: tuple[str, bytes]) -> bool:
-        """Whether nobody is at its entity, and nothing that waits for it happened before."""
+        """Whether no event of the entity is in progress and no waiting one happened earlier."""
         entity, now = self.records[where].about.entity, self.clock.now
         line = {w: r for w, r in self.living().items() if w[0] == where[0] and r.about.entity == entity}
         line = {w: r for w, r in line.items() if r.payload is not None and r.state != DEAD}

@@ -1,4 +1,4 @@
-"""The contract: what people do, what keeps namespaces apart, and versioned documents."""
+"""Contract tests of the operations of people, of namespaces, and of versioned documents."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def _load(store: Store, where: Address) -> Document:
 
 class OperatorContract:
     def test_redrive(self, store: Store) -> None:
-        """Redriving a dead letter gives it all its attempts back, and keeps payload and error."""
+        """A redrive sets the attempts of a dead letter to 0 and keeps payload and error."""
         assert bury(store, granted(store))
         assert redrive(store)
         after = stored(store)
@@ -44,7 +44,7 @@ class OperatorContract:
         assert store.dead_letters() == []
 
     def test_only_dead_letters_are_redriven(self, store: Store) -> None:
-        """What is absent, held or done is not redriven."""
+        """An absent, claimed or completed record is not redriven."""
         assert redrive(store) is False
         record = granted(store)
         assert redrive(store) is False
@@ -52,7 +52,7 @@ class OperatorContract:
         assert redrive(store) is False
 
     def test_burier_cannot_settle_what_was_redriven(self, store: Store) -> None:
-        """After a redrive the worker that buried the event has no say in it."""
+        """After a redrive, the worker that buried the event cannot settle it."""
         record = granted(store)
         assert bury(store, record)
         assert redrive(store)
@@ -60,7 +60,7 @@ class OperatorContract:
         assert complete(store, record) is False
 
     def test_reset(self, store: Store) -> None:
-        """Resetting forgets a key in any state; its old owner is out, and the next fence is higher."""
+        """A reset removes a record in any state. Its old owner cannot settle it, and the next fence is higher."""
         record = granted(store)
         assert reset(store)
         assert stored(store) is None
@@ -68,14 +68,14 @@ class OperatorContract:
         assert reset(store) is False
 
     def test_fence_rises_over_a_reset(self, store: Store, clock: ManualClock) -> None:
-        """A forgotten key starts above every fence it had."""
+        """After a reset, the fence is higher than all earlier fences of the key."""
         record = granted(store)
         reset(store)
         clock.advance(1)
         assert granted(store, "bob").fence > record.fence
 
     def test_reset_of_dead_letters_only(self, store: Store) -> None:
-        """Dropping a dead letter leaves alone what is none (any more)."""
+        """A reset of dead letters removes no other record, also not a former dead letter."""
         record = granted(store)
         assert reset(store, only_dead=True) is False
         assert bury(store, record)
@@ -83,7 +83,7 @@ class OperatorContract:
         assert stored(store) is None
 
     def test_dead_letters_in_pages(self, store: Store) -> None:
-        """Dead letters are listed in the order of their addresses, a page at a time, each once."""
+        """Dead letters are listed in the order of their addresses, in pages, each once."""
         keys = [bytes([number]) * 16 for number in range(7)]
         for key in keys:
             assert bury(store, granted(store, key=key), key=key)
@@ -97,7 +97,7 @@ class OperatorContract:
         assert seen == keys
 
     def test_browse_in_pages(self, store: Store) -> None:
-        """Records are listed over all namespaces in the order of their addresses, each once."""
+        """Records of all namespaces are listed in the order of their addresses, each once."""
         wanted = [(name, bytes([number]) * 16) for name in ("a", "b") for number in range(4)]
         store.claim([claim_of("ann", namespace=name, key=key) for name, key in reversed(wanted)])
         seen: list[tuple[str, bytes]] = []
@@ -108,14 +108,14 @@ class OperatorContract:
         assert seen == wanted
 
     def test_browse_a_key(self, store: Store) -> None:
-        """A key is found in every namespace that has it, or in the one that is named."""
+        """A key is found in every namespace that has it, or in one given namespace."""
         store.claim([claim_of("ann", namespace=name) for name in ("a", "b")])
         assert [entry.namespace for entry in store.browse(key=KEY)] == ["a", "b"]
         assert [entry.namespace for entry in store.browse("b", key=KEY)] == ["b"]
         assert store.browse("c", key=KEY) == []
 
     def test_walk(self, store: Store, clock: ManualClock) -> None:
-        """A walk comes to all records, or to those of one namespace, but for those that have expired."""
+        """A scan returns all records, or those of one namespace, without expired records."""
         wanted = {(name, bytes([number]) * 16) for name in ("a", "b") for number in range(4)}
         store.claim([claim_of("ann", namespace=name, key=key) for name, key in wanted])
         assert {(entry.namespace, entry.key) for entry in scan(store)} == wanted
@@ -126,7 +126,7 @@ class OperatorContract:
 
 class NamespaceContract:
     def test_namespaces_share_no_record(self, store: Store) -> None:
-        """One key in two namespaces is two events."""
+        """The same key in two namespaces is two events."""
         first = granted(store, namespace="a")
         second = granted(store, "bob", namespace="b")
         assert complete(store, first, namespace="a")
@@ -134,14 +134,14 @@ class NamespaceContract:
         assert complete(store, second, namespace="b")
 
     def test_proof_of_another_namespace(self, store: Store, clock: ManualClock) -> None:
-        """A claim proves nothing in another namespace."""
+        """The proof of a claim is not valid in another namespace."""
         first = granted(store, namespace="a")
         clock.advance(1)
         granted(store, "bob", namespace="b")
         assert complete(store, first, namespace="b") is False
 
     def test_names_are_not_joined_with_keys(self, store: Store) -> None:
-        """No choice of names and keys makes two addresses one."""
+        """No combination of namespaces and keys gives two records the same address."""
         assert isinstance(claim(store, namespace="ab", key=b"c"), Granted)
         assert isinstance(claim(store, namespace="a", key=b"bc"), Granted)
         assert isinstance(claim(store, namespace="a:b", key=b":c"), Granted)
@@ -158,11 +158,11 @@ class NamespaceContract:
 
 class DocumentContract:
     def test_no_document(self, store: Store) -> None:
-        """A document that is not there has version 0 and no body."""
+        """An absent document has version 0 and no body."""
         assert _load(store, address("doc")) == Document(0, None)
 
     def test_swap_and_load(self, store: Store) -> None:
-        """What is swapped in is loaded, under a version that has risen."""
+        """A document that was swapped in is loaded with a higher version."""
         where = address("doc")
         assert _swap(store, where, 0, b"one")
         first = _load(store, where)
@@ -173,7 +173,7 @@ class DocumentContract:
         assert second.version > first.version > 0
 
     def test_stale_swap(self, store: Store) -> None:
-        """A swap from a version that has passed is refused, and changes nothing."""
+        """A swap from an old version fails and changes nothing."""
         where = address("doc")
         assert _swap(store, where, 0, b"one")
         before = _load(store, where)
@@ -182,14 +182,15 @@ class DocumentContract:
         assert _load(store, where) == before
 
     def test_one_document_twice_in_a_batch(self, store: Store) -> None:
-        """Of two swaps from one version the first wins, also within a batch."""
+        """Of two swaps from one version the first succeeds, also within a batch."""
         where = address("doc")
         changes = [Change(where.namespace, where.key, 0, body, RETENTION) for body in (b"one", b"two")]
         assert store.swap(changes) == [True, False]
         assert _load(store, where).body == b"one"
 
     def test_documents_expire(self, store: Store, clock: ManualClock) -> None:
-        """A document is there to the last microsecond of its retention; its successor's version is higher still."""
+        """A document exists until the last microsecond of its retention. The version of its successor is still
+        higher."""
         where = address("doc")
         assert _swap(store, where, 0)
         before = _load(store, where)
@@ -202,7 +203,7 @@ class DocumentContract:
         assert _load(store, where).version > before.version
 
     def test_documents_and_records_are_apart(self, store: Store) -> None:
-        """A document may have the address of a record."""
+        """A document and a record may have the same address."""
         granted(store)
         where = Address(NAMESPACE, KEY)
         assert _load(store, where) == Document()
@@ -211,7 +212,7 @@ class DocumentContract:
         assert _load(store, where).body == b"{}"
 
     def test_batch_of_loads(self, store: Store) -> None:
-        """Documents are loaded in the order they were asked for, from their own namespaces."""
+        """Documents are loaded in the order of the request, each from its namespace."""
         here, there = address("doc"), address("doc", "elsewhere")
         assert _swap(store, here, 0, b"here")
         assert _swap(store, there, 0, b"there")
@@ -220,7 +221,7 @@ class DocumentContract:
 
     @pytest.mark.parametrize("body", [b"", b"\x00\xff", b"x" * 300_000])
     def test_bodies_come_back_as_they_were(self, store: Store, body: bytes) -> None:
-        """Any bytes are kept as a body."""
+        """Any bytes are stored as a body."""
         where = address("doc")
         assert _swap(store, where, 0, body)
         assert _load(store, where).body == body

@@ -1,4 +1,4 @@
-"""The contract: races of threads and of processes, started together by a barrier."""
+"""Contract tests of races between threads and between processes. A barrier starts them together."""
 
 import multiprocessing
 import threading
@@ -34,7 +34,7 @@ _ROUNDS = 20
 
 
 def race(racers: list[Callable[[], Any]]) -> list[Any]:
-    """Run all at once, each in a thread; their answers in order."""
+    """Run all actions at once, each in a thread. Returns the answers in order."""
     barrier = threading.Barrier(len(racers))
     answers: list[Any] = [None] * len(racers)
 
@@ -52,14 +52,14 @@ def race(racers: list[Callable[[], Any]]) -> list[Any]:
 
 class RaceContract:
     def test_one_claimer_wins(self, store: Store) -> None:
-        """Of threads that claim one key at once, exactly one is granted and the others are told it is in flight."""
+        """Of threads that claim one key at once, exactly one is granted. The others are in flight."""
         for round_number in range(_ROUNDS):
             key = round_number.to_bytes(16)
             verdicts = race([partial(claim, store, f"racer-{n}", key=key) for n in range(_RACERS)])
             assert sorted(type(verdict).__name__ for verdict in verdicts) == ["Granted"] + ["InFlight"] * (_RACERS - 1)
 
     def test_one_takeover_wins(self, store: Store, clock: ManualClock) -> None:
-        """Of threads that find a lease over, exactly one takes the claim, and the fence rises by one."""
+        """Of threads that claim a key with an expired lease, exactly one is granted, and the fence rises by one."""
         for round_number in range(_ROUNDS):
             key = round_number.to_bytes(16)
             first = granted(store, key=key)
@@ -69,7 +69,7 @@ class RaceContract:
             assert [grant.record.fence for grant in grants] == [first.fence + 1]
 
     def test_owner_and_successor(self, store: Store, clock: ManualClock) -> None:
-        """An owner that completes while another takes over: one of the two happens, never both."""
+        """An owner completes while another claims: either the completion or the grant succeeds, never both."""
         for round_number in range(_ROUNDS):
             key = round_number.to_bytes(16)
             first = granted(store, key=key)
@@ -83,7 +83,7 @@ class RaceContract:
             assert completed is not isinstance(verdict, Granted)
 
     def test_one_dispatcher_takes(self, store: Store) -> None:
-        """Of threads that look for work at once, each waiting event goes to one."""
+        """Of dispatchers that take at once, each waiting event goes to exactly one."""
         keys = [number.to_bytes(16) for number in range(5)]
         for key in keys:
             assert bury(store, granted(store, key=key), key=key)
@@ -93,7 +93,7 @@ class RaceContract:
         assert sorted(taken) == keys
 
     def test_one_swap_wins(self, store: Store) -> None:
-        """Of threads that swap from one version, exactly one succeeds, and its body is there."""
+        """Of threads that swap from one version, exactly one succeeds, and its body is stored."""
         for round_number in range(_ROUNDS):
             where = address(f"doc-{round_number}")
             answers = race([partial(_swapped, store, where, n) for n in range(_RACERS)])
@@ -102,7 +102,7 @@ class RaceContract:
             assert document.body == str(answers.index(True)).encode()
 
     def test_batches_in_opposite_order(self, store: Store) -> None:
-        """Batches that name the same keys in opposite order neither block each other nor share a grant."""
+        """Batches with the same keys in opposite order do not deadlock and share no grant."""
         for round_number in range(_ROUNDS):
             keys = [(round_number * 100 + number).to_bytes(16) for number in range(50)]
             forth = [claim_of("forth", key=key) for key in keys]
@@ -118,10 +118,12 @@ def _swapped(store: Store, where: Address, number: int) -> bool:
 
 
 class ProcessRaceContract:
-    """Races of processes on one store, which must be reachable by a URL.
+    """Races between processes on one store, which must have a URL.
 
-    `processes` is how they are started. With a "forkserver" that has imported `oncegate.testing` that is far quicker,
-    but they have the environment of when it began: not for a store that finds credentials in one that tests set."""
+    `processes` is the start method. A "forkserver" that has imported `oncegate.testing` is much faster. Its processes
+    have the environment from its start, so do not use it for a store that reads credentials from variables that tests
+    set.
+    """
 
     processes: "SpawnContext | ForkServerContext" = multiprocessing.get_context("spawn")
 
@@ -137,14 +139,14 @@ class ProcessRaceContract:
         assert all(isinstance(claim(store, "late", key=key), InFlight) for key in keys)
 
     def test_one_process_swaps(self, store: Store) -> None:
-        """Of processes that count up one document, none loses a count."""
+        """Of processes that increment a counter in one document, none loses an increment."""
         counts = self._race(_count_in_process, 25)
         (document,) = store.load([address("counter")])
         assert document.body is not None
         assert int(document.body) == sum(counts) == 4 * 25
 
     def test_what_one_process_completes_others_see(self, store: Store) -> None:
-        """A completion is seen by every other process as soon as it was answered."""
+        """Other processes see a completion as soon as the store has answered it."""
         results = self._race(_complete_in_process, [number.to_bytes(16) for number in range(50)])
         assert sum(results) == 50
         for number in range(50):
@@ -177,7 +179,7 @@ def _run_racer(
         barrier.wait(60)
         answer = racer(store, argument, f"process-{number}")
         store.close()
-    except BaseException as error:  # noqa: BLE001  # the parent raises it again
+    except BaseException as error:  # noqa: BLE001  # the parent process raises it
         answer = error
     answers.put(answer)
 

@@ -1,4 +1,4 @@
-"""Short ways to ask a store, shared by the parts of the contract."""
+"""Short functions for requests to a store, shared by the contract tests."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def content(name: str) -> bytes:
 
 
 def claim_of(by: str = "ann", **changed: Any) -> Claim:
-    """A claim by a worker of this name, usual in all but what is said."""
+    """A claim by the worker of this name, with usual values for everything that is not given."""
     asked: dict[str, Any] = {
         "namespace": NAMESPACE,
         "key": KEY,
@@ -61,7 +61,7 @@ def granted(store: Store, by: str = "ann", **changed: Any) -> Record:
 
 
 def admit(store: Inbox, by: str = "ann", payload: bytes = b'{"id":"evt-1"}', **changed: Any) -> Any:
-    """Ask that a payload be kept, usual in all but what is said."""
+    """Admit a payload, with usual values for everything that is not given."""
     asked: dict[str, Any] = {"namespace": NAMESPACE, "key": KEY, "owner": owner(by), "payload": payload}
     (answer,) = store.admit([Admit(**(asked | {"payload_hash": content("one"), "about": ABOUT} | changed))])
     return answer
@@ -109,7 +109,7 @@ def take(store: Store, by: str = "dispatcher", namespace: str = NAMESPACE, *, in
 
 
 def stored(store: Store, key: bytes = KEY, namespace: str = NAMESPACE) -> Record | None:
-    """The record as a person would see it."""
+    """The record as an operator sees it."""
     entries = store.browse(namespace, key=key)
     return entries[0].record if entries else None
 

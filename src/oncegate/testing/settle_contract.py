@@ -1,4 +1,4 @@
-"""The contract: the rows of `settle` and `renew`, early, late and twice, and which attempts count."""
+"""Contract tests of `settle` and `renew` (in time, late and repeated), and of which attempts count."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ SETTLES = [
 
 class SettleContract:
     def test_complete(self, store: Store, clock: ManualClock) -> None:
-        """Completing keeps the result and what explains the record, and starts the retention."""
+        """Complete stores the result, keeps the summary of the event, and starts the retention."""
         record = granted(store)
         clock.advance(5)
         assert complete(store, record, b"0", error="its result was cut")
@@ -51,7 +51,7 @@ class SettleContract:
         assert after.expires_at == clock.now + RETENTION
 
     def test_release(self, store: Store) -> None:
-        """Releasing keeps attempts, fence and the error; the record is not deleted."""
+        """Release keeps attempts, fence and error. It does not delete the record."""
         record = granted(store)
         assert release(store, record, error="boom")
         after = stored(store)
@@ -59,13 +59,13 @@ class SettleContract:
         assert (after.state, after.attempts, after.fence, after.error) == (RELEASED, 1, record.fence, "boom")
 
     def test_release_unstarted(self, store: Store) -> None:
-        """Releasing what never started gives the attempt back."""
+        """An unstarted release gives the attempt back."""
         assert release(store, granted(store), unstarted=True)
         again = granted(store, "bob")
         assert again.attempts == 1
 
     def test_bury(self, store: Store, clock: ManualClock) -> None:
-        """Burying keeps payload and error in one write, for the retention of dead letters."""
+        """Bury stores payload and error in one write, for the retention of dead letters."""
         assert bury(store, granted(store), payload=b"\x00raw\xff", error="no \N{SNOWMAN}")
         after = stored(store)
         assert after is not None
@@ -74,7 +74,7 @@ class SettleContract:
 
     @pytest.mark.parametrize("result", [None, b"", b"null", b"0", b'"' + b"x" * 1_000_000 + b'"'])
     def test_results_come_back_as_they_were(self, store: Store, result: bytes | None) -> None:
-        """Any bytes, none and very many included, are kept as the result."""
+        """Any bytes are stored as the result, also none and very many."""
         assert complete(store, granted(store), result)
         after = stored(store)
         assert after is not None
@@ -82,7 +82,7 @@ class SettleContract:
 
     @pytest.mark.parametrize(("settle", "state"), SETTLES)
     def test_same_settle_again(self, store: Store, clock: ManualClock, settle: Settle, state: str) -> None:
-        """A settle whose reply was lost is asked again: true, and nothing changes."""
+        """A retry of a settlement whose reply was lost answers True and changes nothing."""
         record = granted(store)
         assert settle(store, record)
         before = stored(store)
@@ -95,7 +95,7 @@ class SettleContract:
     @pytest.mark.parametrize(("first", "_state"), SETTLES)
     @pytest.mark.parametrize(("second", "_other"), SETTLES)
     def test_another_settle_after(self, store: Store, first: Settle, second: Settle, _state: str, _other: str) -> None:
-        """What has ended one way cannot end another way."""
+        """A settled claim cannot be settled in another way."""
         record = granted(store)
         assert first(store, record)
         before = stored(store)
@@ -104,7 +104,7 @@ class SettleContract:
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     def test_not_the_owner(self, store: Store, settle: Settle) -> None:
-        """The right fence with another's owner is refused, and nothing is written."""
+        """A settlement with the right fence and another owner fails, and nothing is written."""
         record = granted(store)
         before = stored(store)
         assert settle(store, record, owner=owner("eve")) is False
@@ -113,7 +113,7 @@ class SettleContract:
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     @pytest.mark.parametrize("state", ["claimed", "redriven"])
     def test_no_owner(self, store: Store, settle: Settle, state: str) -> None:
-        """An empty owner proves nothing: not even what was claimed with one, or belongs to nobody, is settled by it."""
+        """An empty owner never proves a claim, also not of a record that has an empty owner."""
         record = granted(store) if state == "redriven" else granted(store, owner=b"")
         if state == "redriven":
             assert bury(store, record)
@@ -126,7 +126,7 @@ class SettleContract:
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     @pytest.mark.parametrize("off", [-1, 1])
     def test_not_the_fence(self, store: Store, settle: Settle, off: int) -> None:
-        """The right owner with another fence is refused, and nothing is written."""
+        """A settlement with the right owner and another fence fails, and nothing is written."""
         record = granted(store)
         before = stored(store)
         assert settle(store, record, fence=record.fence + off) is False
@@ -134,21 +134,21 @@ class SettleContract:
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     def test_absent(self, store: Store, settle: Settle) -> None:
-        """What was never claimed cannot be settled or renewed."""
+        """An absent record cannot be settled or renewed."""
         record = granted(store)
         assert settle(store, record, key=b"?" * 16) is False
         assert stored(store, b"?" * 16) is None
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     def test_late_but_nobody_came(self, store: Store, clock: ManualClock, settle: Settle) -> None:
-        """After its lease a claim that nobody took over can still be settled by its owner."""
+        """After its lease, a claim that was not granted to another can still be settled by its owner."""
         record = granted(store)
         clock.advance(LEASE)
         assert settle(store, record)
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     def test_late_and_taken_over(self, store: Store, clock: ManualClock, settle: Settle) -> None:
-        """After a takeover nothing of the old owner's is accepted, and the new owner's claim stands."""
+        """After another grant, every settlement of the old owner fails, and the new claim stays."""
         record = granted(store)
         clock.advance(LEASE)
         successor = granted(store, "bob")
@@ -158,14 +158,14 @@ class SettleContract:
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     def test_late_and_expired(self, store: Store, clock: ManualClock, settle: Settle) -> None:
-        """A settle that comes after the record has expired is lost, and brings nothing back."""
+        """A settlement after the expiry of the record fails and does not bring the record back."""
         record = granted(store)
         clock.advance(RETENTION)
         assert settle(store, record) is False
         assert stored(store) is None
 
     def test_late_and_done_by_another(self, store: Store, clock: ManualClock) -> None:
-        """A stale owner learns that it has lost even when its successor has completed."""
+        """The settlement of an old owner fails even after its successor has completed."""
         record = granted(store)
         clock.advance(LEASE)
         assert complete(store, granted(store, "bob"), b'"bob"')
@@ -175,7 +175,7 @@ class SettleContract:
         assert after.result == b'"bob"'
 
     def test_batch_of_settles(self, store: Store) -> None:
-        """Each settle of a batch is answered by itself; one that is lost does not stop its neighbours."""
+        """Each settlement of a batch is answered on its own. A failed one does not stop the others."""
         keys = [bytes([number]) * 16 for number in range(3)]
         records = [verdict.record for verdict in store.claim([claim_of("ann", key=key) for key in keys])]
         answers = store.settle(
@@ -190,7 +190,7 @@ class SettleContract:
         assert [_state(store, key) for key in keys] == [COMPLETED, IN_PROGRESS, RELEASED]
 
     def test_two_endings_of_one_claim(self, store: Store) -> None:
-        """Of two endings of one claim in a batch the first counts, whatever it is."""
+        """Of two settlements of one claim in a batch, the first counts."""
         record = granted(store)
         released = Release(NAMESPACE, KEY, record.owner, record.fence)
         completed = Complete(NAMESPACE, KEY, record.owner, record.fence, RETENTION, b"null")
@@ -199,11 +199,11 @@ class SettleContract:
 
 
 class AttemptContract:
-    """Which attempts count: lost ones, and those that found something unavailable."""
+    """Which attempts count: lost attempts, and attempts that found a service unavailable."""
 
     def test_the_first_loss_does_not_count(self, store: Store, clock: ManualClock) -> None:
-        """An attempt that was never settled may have died with a neighbour: the next has its number. Every further loss
-        in a row counts."""
+        """The first lost attempt does not count, because the worker may have died of another event. Every further
+        consecutive loss counts."""
         granted(store)
         for attempts, lost in [(1, 1), (2, 2), (3, 3)]:
             clock.advance(LEASE)
@@ -212,7 +212,7 @@ class AttemptContract:
             assert _stored(store) == record
 
     def test_a_failure_ends_a_row_of_losses(self, store: Store, clock: ManualClock) -> None:
-        """What fails and says so counts; the first loss after it does not count again."""
+        """A recorded failure counts and ends a row of losses. The first loss after it does not count."""
         granted(store)
         clock.advance(LEASE)
         assert release(store, granted(store, "bob"), error="boom")
@@ -224,7 +224,7 @@ class AttemptContract:
         assert (record.attempts, record.lost) == (2, 1)
 
     def test_unstarted_keeps_a_row_of_losses(self, store: Store, clock: ManualClock) -> None:
-        """A claim that is given back unstarted has shown nothing about the event: what it lost is still known."""
+        """An unstarted release shows nothing about the event, so it keeps the count of lost attempts."""
         granted(store)
         clock.advance(LEASE)
         assert release(store, granted(store, "bob"), unstarted=True)
@@ -233,7 +233,7 @@ class AttemptContract:
         assert (record.attempts, record.lost) == (1, 1)
 
     def test_renewing_keeps_what_was_counted(self, store: Store, clock: ManualClock) -> None:
-        """A renewal changes neither what was lost nor since when something is unavailable."""
+        """A renewal keeps `lost` and `unavailable_since`."""
         assert release(store, granted(store), unavailable=True)
         granted(store, "bob")
         clock.advance(LEASE)
@@ -244,7 +244,8 @@ class AttemptContract:
         assert _stored(store) == replace(record, lease_until=clock.now + LEASE)
 
     def test_unavailable_gives_the_attempt_back(self, store: Store, clock: ManualClock) -> None:
-        """An attempt that found something unavailable does not count; the time of the first such in a row is kept."""
+        """An attempt that found a service unavailable does not count. The time of the first such release in a row is
+        kept."""
         first = clock.now
         for _ in range(3):
             record = granted(store, f"at {clock.now}")
@@ -256,15 +257,14 @@ class AttemptContract:
             clock.advance(5)
 
     def test_unavailable_ends_a_row_of_losses(self, store: Store, clock: ManualClock) -> None:
-        """A release of any kind but unstarted shows that the worker lives."""
+        """Every release except an unstarted one sets `lost` to 0, because it shows that the worker lives."""
         granted(store)
         clock.advance(LEASE)
         assert release(store, granted(store, "bob"), unavailable=True)
         assert _tries(store) == (0, 0)
 
     def test_unstarted_keeps_since_when(self, store: Store, clock: ManualClock) -> None:
-        """A claim given back unstarted does not end the time for which something is unavailable, nor does it give the
-        attempt back twice."""
+        """An unstarted release keeps `unavailable_since` and gives the attempt back only once."""
         assert release(store, granted(store), unavailable=True)
         since = clock.now
         clock.advance(5)
@@ -273,7 +273,7 @@ class AttemptContract:
         assert (after.attempts, after.unavailable_since, after.lease_until) == (0, since, 0)
 
     def test_a_failure_ends_unavailability(self, store: Store) -> None:
-        """What fails for a reason of its own was not held up by something else."""
+        """A normal failure sets `unavailable_since` to None."""
         assert release(store, granted(store), unavailable=True)
         assert release(store, granted(store, "bob"), error="boom")
         after = _stored(store)
@@ -284,7 +284,7 @@ class AttemptContract:
     def test_completing_what_was_tried_before(
         self, store: Store, clock: ManualClock, result: bytes | None, handed_to: str | None
     ) -> None:
-        """A completed record says nothing more of losses and unavailability."""
+        """A completed record has no `lost` and no `unavailable_since`."""
         assert release(store, granted(store), error="refused", unavailable=True)
         granted(store, "bob")
         clock.advance(LEASE)
@@ -299,7 +299,7 @@ class AttemptContract:
     @pytest.mark.parametrize("result", [None, b"null", b'"done"'])
     @pytest.mark.parametrize("error", [None, "its result was cut"])
     def test_handed_on(self, store: Store, result: bytes | None, error: str | None) -> None:
-        """A completion can say to which place the event was published; a duplicate is told, and a second completion
+        """A completion can name the place that the event was published to. A duplicate gets it, and a second completion
         changes nothing."""
         record = granted(store)
         assert complete(store, record, result, error=error, handed_to="sqs://queue")
@@ -311,7 +311,7 @@ class AttemptContract:
         assert claim(store, "bob").record == after
 
     def test_handed_on_in_a_batch(self, store: Store) -> None:
-        """Each completion of a batch says where its own event was published, or nothing."""
+        """Each completion of a batch names its own place, or none."""
         keys = [bytes([number]) * 16 for number in range(3)]
         records = [verdict.record for verdict in store.claim([claim_of("ann", key=key) for key in keys])]
         places = [None, "sqs://queue", None]
@@ -323,7 +323,7 @@ class AttemptContract:
         assert [_stored(store, key).handed_to for key in keys] == places
 
     def test_buried_with_what_was_counted(self, store: Store, clock: ManualClock) -> None:
-        """A dead letter keeps what was lost and since when something was unavailable; redriving starts anew."""
+        """A dead letter keeps `lost` and `unavailable_since`. A redrive resets them."""
         assert release(store, granted(store), unavailable=True)
         since = clock.now
         granted(store, "bob")
@@ -339,7 +339,7 @@ class AttemptContract:
         assert (entry.record.attempts, entry.record.lost) == (1, 0)
 
     def test_marking_what_was_tried_before(self, store: Store, clock: ManualClock) -> None:
-        """A marking claim is a completion: it says nothing more of losses and unavailability."""
+        """A marking claim completes the record, so it resets `lost` and `unavailable_since`."""
         assert release(store, granted(store), unavailable=True)
         granted(store, "bob")
         clock.advance(LEASE)
@@ -350,7 +350,7 @@ class AttemptContract:
 
 class RenewContract:
     def test_renewing_moves_the_lease(self, store: Store, clock: ManualClock) -> None:
-        """A renewed lease lasts from now, and changes neither fence nor attempts."""
+        """A renewed lease counts from now. Fence and attempts do not change."""
         record = granted(store)
         clock.advance(LEASE - 1)
         assert renew(store, record, lease=2 * LEASE)
@@ -360,7 +360,7 @@ class RenewContract:
         assert (after.fence, after.attempts, after.expires_at) == (record.fence, record.attempts, record.expires_at)
 
     def test_a_renewed_claim_is_not_forgotten(self, store: Store, clock: ManualClock) -> None:
-        """However short the retention, a record lives as long as its lease: nobody else is granted meanwhile."""
+        """However short the retention, a record lives as long as its lease, and no other claim is granted."""
         record = granted(store, retention=LEASE)
         clock.advance(LEASE - 1)
         assert renew(store, record)
@@ -370,7 +370,7 @@ class RenewContract:
 
     @pytest.mark.parametrize("settle", [complete, release, bury])
     def test_what_has_ended_is_not_renewed(self, store: Store, settle: Settle) -> None:
-        """There is no lease to renew once the claim is settled."""
+        """A settled claim cannot be renewed."""
         record = granted(store)
         assert settle(store, record)
         assert renew(store, record) is False

@@ -13,7 +13,7 @@ from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, publish_target_of
 from oncegate.gate.job import Identified, handed_to
 from oncegate.gate.options import outlasts_lease
-from oncegate.gate.outcome import Outcome, Status
+from oncegate.gate.outcome import STATUSES, Outcome
 from oncegate.ingress.call_threads import CallThreads
 from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 from oncegate.ingress.handler_wrappers import logged
@@ -33,16 +33,6 @@ _LAST_POLL: Final = SHORT + 0.5
 _FLUSH_WITHIN: Final = 5.0
 _LOOK_AGAIN: Final = 0.1
 _LOOKS: Final = 20
-_COUNTED: Final[dict[Status, str]] = {
-    "processed": "processed",
-    "unguarded": "processed",
-    "duplicate": "duplicates",
-    "failed": "failed",
-    "invalid": "failed",
-    "conflict": "failed",
-    "buried": "failed",
-}
-
 # What nothing but the store can have said; a duplicate may be known without it.
 _ASKED: Final = ("processed", "failed", "in_flight")
 
@@ -194,7 +184,7 @@ class SqsSession:
 
     def _tell(self, outcome: Outcome) -> None:
         self._lent.observers.outcomes([outcome])
-        if name := _COUNTED.get(outcome.status):
+        if name := STATUSES[outcome.status].figure:
             self._counts[name] += 1
         if outcome.status in _ASKED:
             self._receiver.store.over("events can be claimed")
