@@ -96,7 +96,8 @@ def _problem_with(url: str, settings: Settings, names: Sequence[str]) -> str | N
     try:
         forward(url, **_options(settings, names))
     except SettingError as error:
-        return str(error)
+        related = ", ".join(f"forward.{name}" for name in error.settings)
+        return f"{error} (see {related})" if related else str(error)
     return None
 
 

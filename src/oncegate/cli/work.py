@@ -197,25 +197,25 @@ def open_inboxes(settings: Settings, observers: Sequence[Observer], stack: ExitS
 
 
 def open_worker(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
-    """The worker of a queue; what it cannot be told is told with where that was said."""
+    """The worker of a queue. A SettingError about one of its options starts with the place of that setting."""
     try:
         return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in WORKER_OPTIONS})
     except SettingError as error:
-        name = str(error).partition("=")[0]
-        raise SettingError(
-            f"{settings.where(f'work.{name}')}: {error}" if name in WORKER_OPTIONS else str(error)
-        ) from error
+        own = [name for name in error.settings if name in WORKER_OPTIONS]
+        if not own:
+            raise
+        raise SettingError(f"{settings.where(f'work.{own[0]}')}: {error}", settings=error.settings) from error
 
 
 def check_work_option(settings: Settings, name: str) -> None:
-    """Refuse what SQS would not allow of one setting, as the worker of a queue does."""
+    """Refuse a value that SQS does not allow. The other options have their defaults, to report only this one."""
     try:
         from oncegate.ingress.sqs.options import validate
     except MissingExtra:
-        return  # there is no worker of a queue here
-    usual = {each: SETTINGS[f"work.{each}"].default for each in WORKER_OPTIONS}
+        return  # queue workers need the extra aws
+    defaults = {each: SETTINGS[f"work.{each}"].default for each in WORKER_OPTIONS}
     try:
-        validate(**usual | {name: settings[f"work.{name}"]})
+        validate(**defaults | {name: settings[f"work.{name}"]})
     except SettingError as error:
         raise SettingError(f"{settings.where(f'work.{name}')}: {error}") from error
 

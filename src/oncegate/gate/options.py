@@ -193,11 +193,11 @@ def validate(wishes: Mapping[str, Any]) -> GateConfig:
     asked = {**DEFAULTS, **wishes}
     for name, choices in CHOICES.items():
         if asked[name] not in choices:
-            raise SettingError(not_a_choice(name, asked[name], choices))
+            raise SettingError(not_a_choice(name, asked[name], choices), settings=[name])
     for name in COUNTS:
         _check_count(name, asked[name])
     if not isinstance(asked["sliding"], bool):
-        raise SettingError(f"sliding={asked['sliding']!r} must be True or False")
+        raise SettingError(f"sliding={asked['sliding']!r} must be True or False", settings=["sliding"])
     read = {name: _duration(name, asked[name]) for name in DURATIONS}
     types = _types(asked["unguarded_types"])
     config = GateConfig(**{**asked, **read, "namespace": _named(asked["namespace"]), "unguarded_types": types})
@@ -215,46 +215,55 @@ def _check_count(name: str, value: Any) -> None:
         return
     least = 0 if name == "max_result" else 1
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        nothing = ", or None to leave it to the platform" if name in OPTIONAL else ""
-        raise SettingError(f"{name}={value!r} must be a whole number, {least} or more{nothing}")
+        or_none = "to leave it to the platform" if name in OPTIONAL else None
+        text = f"{name}={value!r} must be a whole number, {least} or more"
+        raise SettingError(text, settings=[name], or_none=or_none)
 
 
 def _check_times(config: GateConfig, asked: Mapping[str, Any]) -> None:
     if config.lease < _SHORTEST_LEASE:
-        raise SettingError(f"lease={asked['lease']!r} is too short to do anything in; 10ms is the least")
+        text = f"lease={asked['lease']!r} is too short to do anything in; 10ms is the least"
+        raise SettingError(text, settings=["lease"])
     if config.retention < config.lease and not config.marks_first:
         raise SettingError(
             f"retention={asked['retention']!r} is shorter than lease={asked['lease']!r}:"
-            " a key would be forgotten while it is held"
+            " a key would be forgotten while it is held",
+            settings=["retention", "lease"],
         )
     if config.sliding and config.sliding_limit < config.retention:
         raise SettingError(
             f"sliding_limit={asked['sliding_limit']!r} is shorter than retention={asked['retention']!r}:"
-            " there would be nothing to slide"
+            " there would be nothing to slide",
+            settings=["sliding_limit", "retention"],
         )
     if config.on_too_old == "bury" and config.max_age is None:
-        raise SettingError("on_too_old='bury' means nothing without max_age=…: how old is too old")
+        text = "on_too_old='bury' means nothing without max_age=…: how old is too old"
+        raise SettingError(text, settings=["on_too_old", "max_age"])
     if config.remember is not None and config.remember > _LONGEST_MEMORY:
-        raise SettingError(f"remember={asked['remember']!r} is too long: what others did meanwhile counts after 60s")
+        text = f"remember={asked['remember']!r} is too long: what others did meanwhile counts after 60s"
+        raise SettingError(text, settings=["remember"])
 
 
 def _check_types(config: GateConfig) -> None:
     """Running without a claim is for types that were thought about one by one."""
     if config.on_store_error == "unguarded" and not config.unguarded_types:
-        raise SettingError("on_store_error='unguarded' needs unguarded_types=[…]: the event types that may run twice")
+        text = "on_store_error='unguarded' needs unguarded_types=[…]: the event types that may run twice"
+        raise SettingError(text, settings=["on_store_error", "unguarded_types"])
     if config.on_store_error == "refuse" and config.unguarded_types:
-        raise SettingError("unguarded_types=[…] means nothing without on_store_error='unguarded'")
+        text = "unguarded_types=[…] means nothing without on_store_error='unguarded'"
+        raise SettingError(text, settings=["unguarded_types", "on_store_error"])
 
 
 def _types(types: Sequence[str]) -> frozenset[str]:
     if not isinstance(types, LISTS) or not all(isinstance(name, str) and name for name in types):
-        raise SettingError(f"unguarded_types={types!r} must be a list of event types")
+        raise SettingError(f"unguarded_types={types!r} must be a list of event types", settings=["unguarded_types"])
     return frozenset(types)
 
 
 def _named(namespace: str) -> str:
     if not isinstance(namespace, str) or not namespace.isprintable() or not 0 < len(namespace) <= _LONGEST_NAMESPACE:
-        raise SettingError(f"namespace={namespace!r} must be printable text of 1 to {_LONGEST_NAMESPACE} characters")
+        text = f"namespace={namespace!r} must be printable text of 1 to {_LONGEST_NAMESPACE} characters"
+        raise SettingError(text, settings=["namespace"])
     return namespace
 
 

@@ -137,7 +137,8 @@ class Forward:
         secure = parts.scheme == "https"
         if not secure and (not allow_private or pins or certificate):
             raise SettingError(
-                f"{_named(parts)} is not encrypted: write https://, or allow_private for a place in your own network"
+                f"{_named(parts)} is not encrypted: write https://, or allow_private for a place in your own network",
+                settings=["allow_private"],
             )
         self._url = httpcore.URL(url)
         self._host = (b"Host", parts.netloc.encode())  # as it is written: httpcore would leave out the brackets of IPv6
