@@ -111,7 +111,7 @@ def test_what_is_never_ended_is_forgotten() -> None:
 def test_a_process_without_an_sdk() -> None:
     """Tracing without an SDK is rejected, with the command to use."""
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-    with pytest.raises(SettingError, match="start it with opentelemetry-instrument oncegate"):
+    with pytest.raises(SettingError, match="start the service with opentelemetry-instrument oncegate"):
         tracing()
     with pytest.raises(SettingError, match="no OpenTelemetry SDK is configured"):
         _observers(load(environ={}, flags={"serve.trace": True}))

@@ -176,7 +176,7 @@ class TestDeadLetters:
         assert code == exit_codes.FAILED
         assert out.startswith("2 redriven.\n")
         assert "Processed at the first attempt." in out
-        assert "Failed at attempt 1: AssertionError: still broken; it is kept, and tried again." in out
+        assert "Failed at attempt 1: AssertionError: still broken; the event is stored and will be retried." in out
         assert "after 5 attempts: AssertionError: still broken" in out
         assert gate.run({"id": 1}, fail).status == "duplicate"
         assert [entry.record.about.delivery_id for entry in gate.store.dead_letters()] == ["2"]
@@ -210,7 +210,7 @@ class TestDeadLetters:
         for command in ("redrive", "drop"):
             code, _, err = oncegate("dlq", command, *arguments)
             assert code == exit_codes.USAGE
-            assert "name the keys of dead letters, or --all" in err
+            assert "name the keys of dead letters, or use --all" in err
 
 
 class TestErrors:

@@ -51,7 +51,7 @@ def test_a_handler_that_ends_the_process(oncegate: Run, gate: Gate, handler: str
     code, out, err = oncegate("dlq", "redrive", "--all", "--handler", f"ends:{handler}")
     assert (code, err) == (exit_codes.FAILED, "Error: 2 events could not be processed\n")
     assert out.startswith("2 redriven.\n")
-    assert out.count(f"Failed at attempt 1: RuntimeError: {said}; it is kept, and tried again.") == 2
+    assert out.count(f"Failed at attempt 1: RuntimeError: {said}; the event is stored and will be retried.") == 2
     assert out.endswith("\n2 run.\n")
     assert len(gate.store.dead_letters()) == 2
 

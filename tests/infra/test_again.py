@@ -26,7 +26,7 @@ def test_a_rule_on_another_bus_keeps_its_rights(infra: Infra, aws: Aws, package:
     assert (code, err) == (exit_codes.OK, "")
     assert f"left     rule        again-events  (on the bus {source[1]}, it sends to again-events)" in out
     assert "An earlier run created 2 parts of again that these options do not include." in out
-    assert "with --prune deletes what is left." in out
+    assert "They were not changed; add --prune to delete them." in out
     for name in ("again-events", "again-dead"):
         assert rules_in(attributes(aws, name)[1]["Policy"]) == {f"{source[1]}/again-events", "again-events"}
     for more in ((), source):

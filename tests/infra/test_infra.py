@@ -267,7 +267,7 @@ class TestFunctions:
         assert [part["why"] for part in json.loads(out)["parts"] if part["action"] == "change"] == ["Code"]
         code, out, _ = infra("infra", "down", "--name", "queued", "--yes")
         assert (code, out.count("deleted  ")) == (exit_codes.OK, 7)
-        assert "nothing of queued" in infra("infra", "show", "--name", "queued")[1]
+        assert "No parts with the name queued exist" in infra("infra", "show", "--name", "queued")[1]
 
 
 class TestDown:

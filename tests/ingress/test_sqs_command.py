@@ -259,7 +259,7 @@ def test_what_is_said_of_a_refusal(queue: Queue, said: Any, hook: Hook, code: st
 def test_a_handler_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
     """What is taken from a queue leaves it, so there must be somebody to give it to."""
     assert run(["work", "sqs://q"]) == exit_codes.USAGE
-    assert "--handler module:function" in capfd.readouterr().err
+    assert "--handler MODULE:FUNCTION" in capfd.readouterr().err
 
 
 def test_what_is_missing_is_named() -> None:
