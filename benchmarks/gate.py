@@ -21,7 +21,7 @@ from oncegate.stores.memory import MemoryStore
 
 _CALLERS = 64
 
-_Kept = TypeVar("_Kept")
+_Target = TypeVar("_Target")
 
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
@@ -63,22 +63,22 @@ def _from_bytes(sizes: Sizes, progress: Progress) -> Row:
     )
 
 
-class _Batches(Generic[_Kept]):
+class _Batches(Generic[_Target]):
     """A competitor that processes many batches in each turn, on a new object, and records the time of each batch.
 
     Other processes can only add to the time, so the minimum is the time of the code itself, as the documentation of
     timeit says. The median is the time on this machine under its current load.
     """
 
-    def __init__(self, batches: int, new: Callable[[], _Kept], batch: Callable[[_Kept], float]) -> None:
+    def __init__(self, batches: int, new: Callable[[], _Target], batch: Callable[[_Target], float]) -> None:
         self._batches = batches
         self._new = new
         self._batch = batch
         self._took: list[float] = []
 
     def __call__(self) -> float:
-        kept = self._new()
-        took = [self._batch(kept) for _ in range(self._batches)]
+        target = self._new()
+        took = [self._batch(target) for _ in range(self._batches)]
         self._took += took
         return sum(took)
 
@@ -99,7 +99,7 @@ def _new_gate() -> Gate:
 def _gate_batch(gate: Gate) -> float:
     jobs = [_job() for _ in range(BATCH)]
     start = time.perf_counter()
-    outcomes = gate._told(gate._engine.through(jobs, _nothing))
+    outcomes = gate._observed(gate._engine.run_batch(jobs, _nothing))
     seconds = time.perf_counter() - start
     assert outcomes[-1].status == "processed"
     return seconds

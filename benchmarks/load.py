@@ -24,9 +24,11 @@ _LENGTH = b"content-length: "
 class Connection(asyncio.Protocol):
     """One sender: it sends a request, waits for the whole response, and repeats."""
 
-    def __init__(self, bodies: Iterator[bytes], told: Callable[[float, bytes], None], done: Callable[[], None]) -> None:
+    def __init__(
+        self, bodies: Iterator[bytes], report: Callable[[float, bytes], None], done: Callable[[], None]
+    ) -> None:
         self._bodies = bodies
-        self._told = told
+        self._report = report
         self._done = done
         self._answer = b""
 
@@ -39,7 +41,7 @@ class Connection(asyncio.Protocol):
         if body is None:
             self._transport.close()
             return
-        self._asked = time.perf_counter()
+        self._sent_at = time.perf_counter()
         head = b"POST /events HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         self._transport.write(head % len(body) + body)
 
@@ -52,7 +54,7 @@ class Connection(asyncio.Protocol):
         length = int(self._answer[at : self._answer.index(b"\r", at)])
         if len(self._answer) < end + len(_END) + length:
             return
-        self._told(time.perf_counter() - self._asked, self._answer[9:12])
+        self._report(time.perf_counter() - self._sent_at, self._answer[9:12])
         self._answer = b""
         self._ask()
 
@@ -70,13 +72,13 @@ async def load(url: str, bodies: Iterator[bytes], connections: int) -> dict[str,
     codes: Counter[str] = Counter()
     open_connections = asyncio.Semaphore(0)
 
-    def told(seconds: float, code: bytes) -> None:
+    def report(seconds: float, code: bytes) -> None:
         latencies.append(seconds)
         codes[code.decode()] += 1
 
     start = time.perf_counter()
     for _ in range(connections):
-        await loop.create_connection(lambda: Connection(bodies, told, open_connections.release), host, port)
+        await loop.create_connection(lambda: Connection(bodies, report, open_connections.release), host, port)
     for _ in range(connections):
         await open_connections.acquire()
     seconds = time.perf_counter() - start

@@ -54,11 +54,11 @@ def _resident(kind: str, keys: int) -> float:
 
 
 def _turn(events: int, new: Callable[[], Kept], fill: Callable[[Kept, Batch], None]) -> float:
-    kept, batches = new(), fresh(events)
+    target, batches = new(), fresh(events)
 
     def work() -> None:
         for batch in batches:
-            fill(kept, batch)
+            fill(target, batch)
 
     return timed(work)
 

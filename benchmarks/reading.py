@@ -22,7 +22,7 @@ _IDS = (
 def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     progress.stage("reading")
     payloads = deliveries(sizes.read_events)
-    turns = {name: partial(_turn, way, payloads) for name, way in (("ours", _ours), ("raw", decoded))}
+    turns = {name: partial(_turn, reader, payloads) for name, reader in (("ours", _ours), ("raw", decoded))}
     rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
     events = sizes.read_events
     return [
@@ -38,10 +38,10 @@ def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     ]
 
 
-def _turn(way: Callable[[bytes], object], payloads: list[bytes]) -> float:
+def _turn(reader: Callable[[bytes], object], payloads: list[bytes]) -> float:
     def work() -> None:
         for payload in payloads:
-            way(payload)
+            reader(payload)
 
     return timed(work)
 

@@ -18,23 +18,23 @@ _WARM_UPS = 2
 _CHUNK = 1 << 24
 
 
-def rows(sizes: Sizes, kept: Path, passing: Path, progress: Progress) -> list[Row]:
-    """The large file is found or built in `kept`. The empty files are in `passing`."""
+def rows(sizes: Sizes, reused: Path, temporary: Path, progress: Progress) -> list[Row]:
+    """The large file is found or built in `reused`. The empty files are in `temporary`."""
     progress.stage(f"SQLite, file of {sizes.scale_keys:,} keys")
-    path = grown(kept, sizes.scale_keys, progress)
+    path = grown(reused, sizes.scale_keys, progress)
     _read_through(path, progress)
-    rounds = _rounds(sizes, path, passing, progress)
+    rounds = _rounds(sizes, path, temporary, progress)
     name = f"SQLite claim + complete, {sizes.scale_keys:,} keys"
     return [sqlite.compared(name, rounds, sizes.sqlite_events), _growth(rounds, sizes)]
 
 
-def _rounds(sizes: Sizes, path: Path, passing: Path, progress: Progress) -> list[Round]:
+def _rounds(sizes: Sizes, path: Path, temporary: Path, progress: Progress) -> list[Round]:
     events = sizes.sqlite_events
     ours, raw = sqlite.Ours(path), sqlite.Raw(path)
     turns = {
         "ours": partial(ours.turn, events),
         "raw": partial(raw.turn, events),
-        "empty": partial(sqlite.on_new_file, sqlite.Ours, passing, events),
+        "empty": partial(sqlite.on_new_file, sqlite.Ours, temporary, events),
     }
     rounds = by_turns(turns, sizes.rounds, _WARM_UPS, progress)
     ours.close()

@@ -19,7 +19,7 @@ _START_WITHIN = 30.0
 _CONNECTIONS = 64
 
 # The result of one run of the load generator.
-Told = dict[str, Any]
+LoadResult = dict[str, Any]
 
 
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
@@ -32,74 +32,74 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
         _started(folder, "keeping", keeping_server) as keeping,
         _started(folder, "service", serve) as service,
     ):
-        rounds: list[dict[str, Told]] = []
+        rounds: list[dict[str, LoadResult]] = []
         for number in range(1 - sizes.warm_ups, sizes.rounds + 1):
             progress.step(f"round {number} of {sizes.rounds}" if number > 0 else "warming up")
             rounds.append(
                 {
                     "bare": _load(bare, sizes.http_requests),
                     "new": _load(service, sizes.http_requests),
-                    "kept": _load(keeping, sizes.http_requests),
+                    "stored": _load(keeping, sizes.http_requests),
                     "storm": _load(service, sizes.http_requests, "--storm"),
                 }
             )
     counted = rounds[sizes.warm_ups :]
     return [
         _rate("webhooks stored and run, SQLite FULL", "new", counted, Aim("at least", 0.35)),
-        _rate("webhooks stored, not run", "kept", counted),
+        _rate("webhooks stored, not run", "stored", counted),
         _latency(counted),
         _rate("webhooks, storm of duplicates", "storm", counted, Aim("at least", 0.5)),
     ]
 
 
-def _rate(name: str, ours: str, rounds: Sequence[dict[str, Told]], aim: Aim | None = None) -> Row:
+def _rate(name: str, ours: str, rounds: Sequence[dict[str, LoadResult]], aim: Aim | None = None) -> Row:
     return Row(
         name,
         "requests/s",
-        _median(rounds, lambda told: told[ours]["rate"]),
-        _median(rounds, lambda told: told["bare"]["rate"]),
+        _median(rounds, lambda result: result[ours]["rate"]),
+        _median(rounds, lambda result: result["bare"]["rate"]),
         "parsed only",
-        _median(rounds, lambda told: told[ours]["rate"] / told["bare"]["rate"]),
+        _median(rounds, lambda result: result[ours]["rate"] / result["bare"]["rate"]),
         aim,
     )
 
 
-def _latency(rounds: Sequence[dict[str, Told]]) -> Row:
+def _latency(rounds: Sequence[dict[str, LoadResult]]) -> Row:
     return Row(
         "webhooks stored and run, p99",
         "ms",
-        _median(rounds, lambda told: 1e3 * told["new"]["p99"]),
-        _median(rounds, lambda told: 1e3 * told["bare"]["p99"]),
+        _median(rounds, lambda result: 1e3 * result["new"]["p99"]),
+        _median(rounds, lambda result: 1e3 * result["bare"]["p99"]),
         "parsed only",
-        _median(rounds, lambda told: told["new"]["p99"] / told["bare"]["p99"]),
+        _median(rounds, lambda result: result["new"]["p99"] / result["bare"]["p99"]),
         Aim("at most", 3),
     )
 
 
-def _median(rounds: Sequence[dict[str, Told]], figure: Callable[[dict[str, Told]], float]) -> float:
-    return statistics.median(figure(told) for told in rounds)
+def _median(rounds: Sequence[dict[str, LoadResult]], figure: Callable[[dict[str, LoadResult]], float]) -> float:
+    return statistics.median(figure(result) for result in rounds)
 
 
-def _load(url: str, requests: int, *options: str) -> Told:
+def _load(url: str, requests: int, *options: str) -> LoadResult:
     command = [sys.executable, "-m", "benchmarks.load", url, "--requests", str(requests), *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    told: Told = json.loads(done.stdout)
-    assert told["codes"] == {"200": requests}, told["codes"]
-    return told
+    result: LoadResult = json.loads(done.stdout)
+    assert result["codes"] == {"200": requests}, result["codes"]
+    return result
 
 
 @contextmanager
 def _started(folder: Path, name: str, command: list[str]) -> Iterator[str]:
     """Start a server in its own process. Returns its address, which is the first line that it prints."""
-    said = folder / f"{name}.said"
+    output = folder / f"{name}.out"
     root = Path(__file__).parent.parent
-    with said.open("w") as out, _running([sys.executable, *command], folder, out, root) as process:
+    with output.open("w") as out, _running([sys.executable, *command], folder, out, root) as process:
         deadline = time.monotonic() + _START_WITHIN
-        while "http://" not in said.read_text():
-            assert process.poll() is None, said.read_text()
-            assert time.monotonic() < deadline, said.read_text()
+        while "http://" not in output.read_text():
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.05)
-        yield "http://" + said.read_text().partition("http://")[2].split()[0].partition("/")[0]
+        yield "http://" + output.read_text().partition("http://")[2].split()[0].partition("/")[0]
 
 
 @contextmanager

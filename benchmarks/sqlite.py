@@ -55,11 +55,11 @@ def compared(name: str, rounds: list[Round], events: int) -> Row:
     )
 
 
-def on_new_file(way: "type[Ours | Raw]", folder: Path, events: int) -> float:
-    path = folder / f"{way.__name__}-{time.monotonic_ns()}.db"
-    contestant = way(path)
-    seconds = contestant.turn(events)
-    contestant.close()
+def on_new_file(kind: "type[Ours | Raw]", folder: Path, events: int) -> float:
+    path = folder / f"{kind.__name__}-{time.monotonic_ns()}.db"
+    competitor = kind(path)
+    seconds = competitor.turn(events)
+    competitor.close()
     path.unlink()
     return seconds
 

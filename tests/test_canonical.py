@@ -72,7 +72,7 @@ def test_parsed_and_written_agree(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"", "the text is empty"),
         (b'{"id":"a\\ud800"}', r"^an escape from \\ud800 to \\udfff stands alone"),
@@ -93,9 +93,9 @@ def test_parsed_and_written_agree(value: Any) -> None:
         (b"[" * 100_000, "deeper than 64"),
     ],
 )
-def test_no_json(raw: bytes, said: str) -> None:
+def test_no_json(raw: bytes, message: str) -> None:
     """Everything except strict JSON in strict UTF-8 is rejected with a clear message."""
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         decode(raw)
 
 

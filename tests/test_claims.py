@@ -44,7 +44,7 @@ TAKEN = replace(HELD, payload=b"{}", expires_at=None)
 
 
 def admit(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "namespace": "n",
         "key": b"k",
         "owner": BOB,
@@ -52,7 +52,7 @@ def admit(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
         "payload": b"{}",
         "about": ABOUT,
     }
-    return step(record, Admit(**(asked | changed)), NOW)
+    return step(record, Admit(**(fields | changed)), NOW)
 
 
 def abandon(record: Record | None, owner: bytes = ANN, fence: int = 7) -> tuple[Record | None, Any]:
@@ -60,7 +60,7 @@ def abandon(record: Record | None, owner: bytes = ANN, fence: int = 7) -> tuple[
 
 
 def claim(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "namespace": "n",
         "key": b"k",
         "owner": BOB,
@@ -69,7 +69,7 @@ def claim(record: Record | None, **changed: Any) -> tuple[Record | None, Any]:
         "retention": 60,
         "about": ABOUT,
     }
-    return step(record, Claim(**(asked | changed)), NOW)
+    return step(record, Claim(**(fields | changed)), NOW)
 
 
 class TestAdmit:
@@ -197,9 +197,9 @@ class TestAbandon:
 @pytest.mark.parametrize("before", [None, HELD, LAPSED, FREE, WAITING, TAKEN, DONE, BURIED])
 def test_same_question_same_answer(before: Record | None) -> None:
     """The function is pure: equal arguments give equal answers, and it does not change its arguments."""
-    kept = replace(before) if before is not None else None
+    copy = replace(before) if before is not None else None
     assert claim(before) == claim(before)
-    assert before == kept
+    assert before == copy
 
 
 def test_no_clock_no_chance_no_io() -> None:

@@ -52,12 +52,12 @@ def test_none_at_all(written: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("duration", "said"),
+    ("duration", "text"),
     [(-5, "0 ms"), (0, "0 ms"), (999_999, "999 ms"), (1_000_000, "1 s"), (119_000_000, "1 m"), (10**12, "11 d")],
 )
-def test_speaking(duration: int, said: str) -> None:
+def test_speaking(duration: int, text: str) -> None:
     """A duration is printed in one unit, rounded down."""
-    assert spoken(duration) == said
+    assert spoken(duration) == text
 
 
 def test_counting() -> None:

@@ -15,7 +15,7 @@ faulthandler.dump_traceback_later(20, exit=True)
 gate = Gate("sqlite:///store.db")
 gate.run({"id": "0"}, lambda event: None)
 failed = []
-sys.unraisablehook = lambda told: failed.append(type(told.exc_value).__name__)
+sys.unraisablehook = lambda raised: failed.append(type(raised.exc_value).__name__)
 
 def fork():
     "0, if the child has a connection of its own and can use the gate."

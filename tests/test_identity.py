@@ -330,12 +330,12 @@ def test_cloudevents_in_base64(kind: str, data: bytes) -> None:
 def test_cloudevents_whose_base64_is_none() -> None:
     """Invalid base64, or invalid JSON where JSON is announced, cannot be read. `data` takes precedence over
     `data_base64`."""
-    said = [
+    read_events = [
         read({**CLOUD, "data_base64": "?"}),
         read({**CLOUD, "data_base64": 7}),
         read({**CLOUD, "datacontenttype": "application/json", "data_base64": "eA=="}),
     ]
-    assert all(event.problem for (event,) in said)
+    assert all(event.problem for (event,) in read_events)
     assert only({**CLOUD, "data_base64": "eA=="}).body == "x"
     assert only({**CLOUD, "data": {"a": 1}, "data_base64": "eA=="}).body == {"a": 1}
 

@@ -19,7 +19,7 @@ TESTS = Path(__file__).parent
 LAYERS = [
     ["errors", "text", "backoff", "background", "durations", "clocks", "canonical", "forks", "instances", "times"],
     ["signatures"],
-    ["events"],
+    ["events", "handler_threads"],
     ["carriers"],
     ["sources"],
     ["lifecycles"],
@@ -61,7 +61,9 @@ LAZY = {
     ("gate/gate.py", "oncegate.ingress.inbox"): "cold start: asyncio, only for `inbox`",
     ("gate/gate.py", "oncegate.ingress.lambda_handler"): "cold start: only for `lambda_handler`",
     ("gate/gate.py", "oncegate.ingress.sqs"): "optional dependency: the extra `aws`",
+    ("gate/gate.py", "oncegate.ingress.worker"): "cold start: only for `worker`",
     ("gate/limiter.py", "asyncio"): "cold start: only for coroutines",
+    ("gate/once.py", "asyncio"): "cold start: only for coroutines",
     ("ingress/lambda_handler.py", "asyncio"): "cold start: only for async handlers",
     ("simulate/targets.py", "httpx"): "cold start: only for targets with http:// URLs",
     ("simulate/targets.py", "oncegate.simulate.aws"): "optional dependency: the extra `aws`",
@@ -90,7 +92,7 @@ SAME_NAME = {
     "InFlight": "errors.InFlight is the public exception for the verdict claims.InFlight",
 }
 
-MOST_GATE_MODULES = 20
+MOST_GATE_MODULES = 19
 MOST_LINES = 60  # of a function
 
 MIRRORED = ("gate", "ingress", "stores", "service")
@@ -103,10 +105,10 @@ WITHOUT_TESTS = {
 }
 # Modules whose test file is still missing.
 MISSING: set[str] = {
-    "gate/admitter.py",
     "gate/async_runner.py",
     "gate/batch_writer.py",
     "gate/claimer.py",
+    "gate/dead_letters.py",
     "gate/completion_cache.py",
     "gate/engine.py",
     "gate/job.py",
@@ -117,7 +119,6 @@ MISSING: set[str] = {
     "gate/settlement.py",
     "gate/state_changes.py",
     "gate/sync_runner.py",
-    "gate/thread_pool.py",
     "ingress/call_threads.py",
     "ingress/handler_wrappers.py",
     "ingress/http_answers.py",

@@ -89,7 +89,7 @@ class TestRoutes:
         assert is_open(settings(""))
 
     @pytest.mark.parametrize(
-        ("table", "said"),
+        ("table", "message"),
         [
             ('key = "auto"', 'it has no signature; name the signature scheme, or write signature = "none"'),
             ('signature = "none"\nsecret = "hunter2"', 'write secret_env = "ITS_NAME"'),
@@ -111,18 +111,18 @@ class TestRoutes:
             ),
         ],
     )
-    def test_mistakes(self, table: str, said: str) -> None:
+    def test_mistakes(self, table: str, message: str) -> None:
         """A mistake is reported with its route, and never with a value that may be a secret."""
         (problem,) = problems(table)
         assert problem.startswith("oncegate.toml [route.")
-        assert said in problem
+        assert message in problem
         assert "hunter2" not in problem
 
     def test_no_tables(self) -> None:
         """A value that must be a table is reported."""
-        for toml, said in (("route = 5", "route=5 must be a table"), ("[route]\ncrm = 5", "it must be a table")):
+        for toml, message in (("route = 5", "route=5 must be a table"), ("[route]\ncrm = 5", "it must be a table")):
             Path("oncegate.toml").write_text(toml)
-            assert said in examine(environ={})[1][0]
+            assert message in examine(environ={})[1][0]
 
 
 def test_the_guide() -> None:
@@ -149,7 +149,7 @@ class TestSecrets:
         assert verifier.labels == ("crm.secret",)
 
     @pytest.mark.parametrize(
-        ("table", "said"),
+        ("table", "message"),
         [
             ('signature = "cxone"', "needs its secret"),
             ('signature = "cxone"\nsecret_env = "UNSET_HERE"', "the variable UNSET_HERE is not set"),
@@ -164,7 +164,7 @@ class TestSecrets:
             ('signature = "hmac"\nsignature_options = ["header"]\nsecret_file = "good"', "write it like header=x-sig"),
         ],
     )
-    def test_that_cannot_be_used(self, folder: Path, table: str, said: str) -> None:
+    def test_that_cannot_be_used(self, folder: Path, table: str, message: str) -> None:
         """A problem with a secret is reported with its place, and never with a value that may be the secret."""
         (folder / "empty").write_text(" \n")
         (folder / "bytes").write_bytes(b"\xff\xfe\x00")
@@ -173,6 +173,6 @@ class TestSecrets:
         route = settings(f"[route.crm]\n{table}").routes["crm"]
         with pytest.raises(SettingError) as error:
             verifier_for(route)
-        assert said in str(error.value)
+        assert message in str(error.value)
         assert str(error.value).startswith("oncegate.toml [route.crm], ")
         assert "hunter2" not in str(error.value)

@@ -152,8 +152,8 @@ class TestGuarantees:
         model, timeline = Model(window), Timeline()
         ranks = dict(zip(RANKS, order, strict=True))
         for state, at in emissions:
-            said = StateChange(b"t" * 16, state, at, ranks[state], window)
-            placed = place(timeline, said, own_key(state, at))
+            emitted = StateChange(b"t" * 16, state, at, ranks[state], window)
+            placed = place(timeline, emitted, own_key(state, at))
             timeline = placed.timeline
             assert placed.key == own_key(*model.place(state, at))
         assert {(anchor.state, anchor.at) for anchor in timeline.anchors} == set(model.anchors)

@@ -15,7 +15,7 @@ MICROS = WHEN + timedelta(microseconds=123456)
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected"),
     [
         ("2026-02-03T04:05:06Z", WHEN),
         ("2026-02-03T04:05:06.123Z", MILLIS),
@@ -41,10 +41,10 @@ MICROS = WHEN + timedelta(microseconds=123456)
         ({"seconds": "1770091506", "nanos": "123456789"}, MICROS),
     ],
 )
-def test_every_format(written: Any, told: datetime) -> None:
+def test_every_format(written: Any, expected: datetime) -> None:
     """All of these formats give one second of 2026, as exact as they are written, in UTC."""
     found = moment(written)
-    assert found == told
+    assert found == expected
     assert found is not None
     assert found.utcoffset() == timedelta(0)
 

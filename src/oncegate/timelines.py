@@ -82,8 +82,8 @@ def place(timeline: Timeline, change: StateChange, key: bytes, *, until: int | N
         return Placed(_widened(timeline, joined, change.at), joined.key, False, stale)
     fresh = Anchor(change.at, change.rank, change.state, key, change.at, change.at)
     splits = any(anchor.first < change.at < anchor.last for anchor in others if anchor.state != change.state)
-    kept = sorted([*anchors, fresh], key=_position)[-MOST_ANCHORS:]
-    return Placed(Timeline(tuple(kept)), key, splits, stale)
+    newest = sorted([*anchors, fresh], key=_position)[-MOST_ANCHORS:]
+    return Placed(Timeline(tuple(newest)), key, splits, stale)
 
 
 def _joined_before(anchors: Sequence[Anchor], change: StateChange) -> Anchor | None:

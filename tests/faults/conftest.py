@@ -1,4 +1,4 @@
-"""Grounds that all tests of faults share, each started when it is first asked for."""
+"""The servers that all tests of faults share, each started at its first use."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

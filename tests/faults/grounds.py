@@ -1,7 +1,7 @@
-"""Grounds: the servers on which faults are tried, each with the place that workers share on it.
+"""The servers on which faults are tested, each with the place that workers share on it.
 
-Another store joins with a function that starts its server, a row in `GROUNDS`, and for transactions a way to write
-rows in `tests.kills.places`.
+To add a store, add a function that starts its server, a row in `GROUNDS`, and for transactions a way to write rows in
+`tests.kills.places`.
 """
 
 import os
@@ -29,8 +29,8 @@ def _nothing(*_: Any) -> Any:
 
 
 class Ground(Struct, frozen=True):
-    """A store on a server of its own. `at(port)` is the same place by way of a proxy, with a client that waits for an
-    answer for a short while only; `crash` and `start` are for restarts."""
+    """A store on its own server. `at(port)` is the same place through a proxy, with a client that has a short timeout.
+    `crash` and `start` are for restarts."""
 
     place: Place
     folder: Path | None = None
@@ -68,8 +68,8 @@ def _redis_at(port: int, wait: str = "5s") -> Place:
 @contextmanager
 def redis_cluster() -> Iterator[Ground]:
     with tempfile.TemporaryDirectory(prefix="oncegate-cluster-") as folder:
-        # Slow to fail over: a promotion on a busy machine would lose what was not replicated yet, and no test here is
-        # about that.
+        # A long failover timeout: a promotion on a busy machine would lose data that was not replicated yet, and no
+        # test here is about that.
         cluster = RedisCluster(Path(folder), node_timeout=15_000)
         try:
             yield Ground(Place("Redis Cluster", f"{cluster.url}?prefix={_NAME}"))
@@ -79,8 +79,8 @@ def redis_cluster() -> Iterator[Ground]:
 
 @contextmanager
 def promoting(wait_replicas: int, lag: float = 0.0) -> Iterator[Ground]:
-    """A cluster of which a primary is killed, each in turn, and joins again when its replica has taken over. For so
-    many seconds before, the replica hears nothing of what is written."""
+    """A cluster whose primaries are killed in turn. Each joins again when its replica has taken over. For so many
+    seconds before the kill, the replica receives no writes."""
     with tempfile.TemporaryDirectory(prefix="oncegate-cluster-") as folder:
         cluster = RedisCluster(Path(folder))
         killed: list[RedisServer] = []
@@ -108,8 +108,8 @@ def promoting(wait_replicas: int, lag: float = 0.0) -> Iterator[Ground]:
 
 @contextmanager
 def behind(replica: RedisServer, primary: RedisServer, lag: float) -> Iterator[None]:
-    """Have a replica hear nothing for so many seconds, if any, and then go on. What was sent to it would wait for it,
-    so the connection is cut while it is stopped."""
+    """Stop a replica for so many seconds, if any, and continue it. Its connection is cut while it is stopped; otherwise
+    the data would wait in the connection."""
     if lag:
         os.kill(replica.pid, signal.SIGSTOP)
         primary.client.client_kill_filter(_type="replica")

@@ -25,7 +25,7 @@ _CUTS: Final = 500
 _RESTARTS: Final = 20
 _PROMOTIONS: Final = 50
 _LAGGING: Final = 10
-_PROMOTIONS_OF_A_WORLD: Final = 10  # a worker does not live for longer
+_PROMOTIONS_OF_A_WORLD: Final = 10  # no worker lives longer
 _LAG: Final = 0.2
 _OPERATIONS: Final = 250_000
 _OPERATIONS_OF_A_WORLD: Final = 25_000
@@ -255,7 +255,7 @@ def _checked(found: Check) -> str:
 
 
 def _servers(say: Say, seed: int | None = None, without: str | None = "sqlite") -> Iterator[Ground]:
-    """Each ground in turn; `without` a file, unless something else is to be left out as well."""
+    """Start each server in turn. SQLite and the store `without` are left out; with None, no store is."""
     if seed is not None:
         say(f"  seed {seed}")
     left_out = () if without is None else ("sqlite", without)

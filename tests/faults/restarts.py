@@ -1,4 +1,4 @@
-"""Restarts: a server that is killed and started again while workers work."""
+"""A server that is killed and started again while workers run."""
 
 import random
 import time
@@ -28,9 +28,9 @@ def restart(
     breaker: Duration | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Kill the server so many times under workers that are at their events, and wait each time until they go on by
-    themselves. `meanwhile`, while it is away, something may happen to its disk."""
-    chance = random.Random(seed)  # noqa: S311  # to be repeated
+    """Kill the server so many times while workers run, and wait each time until they continue on their own. `meanwhile`
+    is called while the server is down, for example to change its disk."""
+    chance = random.Random(seed)  # noqa: S311  # must be repeatable
     events = times * _EVENTS_FOR_A_RESTART
     with new_world(way, events, place=ground.place, pause=_PAUSE, breaker=breaker) as plan, crew() as hands:
         for number in range(_WORKERS):

@@ -1,4 +1,4 @@
-"""A rough network: a proxy that cuts, resets and holds back, as a seed decides."""
+"""A proxy that cuts, resets and delays connections, as a seed decides."""
 
 import random
 import socket
@@ -11,22 +11,22 @@ from typing import Final
 
 from tests.stores.proxy import Proxy
 
-# Before: the request never reaches the server. After: the server has done what it was asked, and the answer is lost.
+# Before: the request never reaches the server. After: the server has processed the request, and the answer is lost.
 BEFORE: Final = ("cut before", "reset before")
 AFTER: Final = ("cut after", "reset after")
 KINDS: Final = (*BEFORE, *AFTER, "delay")
 _CHUNK: Final = 65_536
 _ODDS: Final = 0.12
-_CALM: Final = 2  # requests that pass after one that was struck, so that who asks again at once has an answer
+_CALM: Final = 2  # requests that pass after a disturbed one, so that an immediate retry gets an answer
 _LONGER_THAN_PATIENCE: Final = 0.25
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Weather:
-    """Decides what befalls a request, as long as there is any of `left`; at first there is none."""
+    """Decides what happens to a request, as long as `left` is not used up; initially it is 0."""
 
     def __init__(self, seed: int, kinds: tuple[str, ...] = KINDS) -> None:
-        self._chance = random.Random(seed)  # noqa: S311  # to be repeated
+        self._chance = random.Random(seed)  # noqa: S311  # must be repeatable
         self._lock = threading.Lock()
         self._kinds = kinds
         self._calm = 0
@@ -46,7 +46,7 @@ class Weather:
 
 
 class _Line:
-    """One connection through the proxy, and what befalls the request that is under way on it."""
+    """One connection through the proxy, and the fault for its current request."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -54,7 +54,8 @@ class _Line:
         self.fault: str | None = None
 
     def end(self) -> None:
-        """Close both sides, under the thread that reads too; a shutdown wakes it, one for reading says nothing yet."""
+        """Close both sides, also while a thread reads. A shutdown wakes that thread; a shutdown for reading sends
+        nothing."""
         reset = self.fault is not None and self.fault.startswith("reset")
         with suppress(OSError):
             if reset:
@@ -67,7 +68,7 @@ class _Line:
 
 
 class RoughProxy(Proxy):
-    """Forwards to a port of this machine, as far as the weather lets it."""
+    """Forwards to a port of this machine, with faults."""
 
     def __init__(self, port: int, weather: Weather) -> None:
         self._weather = weather
@@ -80,7 +81,7 @@ class RoughProxy(Proxy):
             self._requests(line)
 
     def _requests(self, line: _Line) -> None:
-        """One arrival of bytes is one request: clients wait for an answer before they ask on."""
+        """One arrival of bytes is one request: clients wait for an answer before the next request."""
         with suppress(OSError):
             while asked := line.client.recv(_CHUNK):
                 line.fault = self._weather.strike()

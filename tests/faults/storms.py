@@ -1,4 +1,4 @@
-"""Storms: workers whose network is cut, reset and held up while they work."""
+"""Workers whose network is cut, reset and delayed while they run."""
 
 import random
 from contextlib import ExitStack, closing
@@ -25,8 +25,8 @@ _ROOMY: Final = "1s"
 
 
 class Storm(Struct, frozen=True):
-    """What struck how often, what was found in the end, how its history was, and how many grants there were that were
-    never begun: what lost answers to claims have cost."""
+    """The number of faults by kind, the final findings, the check of the history, and the number of grants that never
+    started: the cost of lost answers to claims."""
 
     struck: dict[str, int]
     finding: Finding
@@ -47,8 +47,8 @@ class Storm(Struct, frozen=True):
 
 
 def storm(ground: Ground, way: Way, cuts: int, seed: int, **changes: Any) -> Storm:
-    """Workers in as many worlds as it takes until so many requests were struck."""
-    chance = random.Random(seed)  # noqa: S311  # to be repeated
+    """Run workers in as many worlds as needed until so many requests were disturbed."""
+    chance = random.Random(seed)  # noqa: S311  # must be repeatable
     storms: list[Storm] = []
     while (left := cuts - sum(each.cuts for each in storms)) > 0:
         weather = Weather(chance.getrandbits(32))
@@ -57,7 +57,7 @@ def storm(ground: Ground, way: Way, cuts: int, seed: int, **changes: Any) -> Sto
 
 
 def lost_answers(ground: Ground, way: Way, kind: str, cuts: int, seed: int, **changes: Any) -> Storm:
-    """One worker that loses nothing but answers, and has time to ask for them again."""
+    """One worker that only loses answers and has time to retry."""
     return _weathered(ground, way, Weather(seed, (kind,)), cuts, 1, lease=_ROOMY, **changes)
 
 
@@ -66,7 +66,7 @@ def _weathered(ground: Ground, way: Way, weather: Weather, cuts: int, workers: i
         proxy = stack.enter_context(closing(RoughProxy(ground.port, weather)))
         place = ground.at(proxy.port)
         plan = stack.enter_context(new_world(way, cuts * _EVENTS_FOR_A_CUT, place=place, **changes))
-        stack.callback(setattr, weather, "left", 0)  # also for those who clean up
+        stack.callback(setattr, weather, "left", 0)  # also for the cleanup
         hands = stack.enter_context(crew())
         weather.left = cuts
         for number in range(workers):

@@ -1,4 +1,4 @@
-"""Stress: workers that ask a store for everything at once, on keys they share, for the sake of the history."""
+"""Workers that send all kinds of requests for shared keys, to produce a history."""
 
 import os
 import random
@@ -26,7 +26,7 @@ from tests.kills.worker import Plan
 _WORKERS: Final = 3
 _BATCH: Final = 16
 _KEYS: Final = 24
-_FOR_A_KEY: Final = 0.06  # seconds for which workers are at the same keys; what they still hold is settled late
+_FOR_A_KEY: Final = 0.06  # seconds for which workers use the same keys; claims that they still hold are settled late
 _LEASE: Final = 8_000
 _RETENTION: Final = 3_600_000_000
 _REMEMBERED: Final = 64
@@ -34,8 +34,8 @@ _LONGEST_LIFE: Final = 300
 
 
 def stressed(ground: Ground, operations: int, seed: int, ablation: str | None = None) -> Check:
-    """The history of workers that have asked for about so many operations."""
-    chance = random.Random(seed)  # noqa: S311  # to be repeated
+    """The history of workers that have sent about so many operations."""
+    chance = random.Random(seed)  # noqa: S311  # must be repeatable
     with new_world("run", operations // _WORKERS, place=ground.place, ablation=ablation) as plan, crew() as hands:
         for number in range(_WORKERS):
             hands.start(replace(plan, name=f"worker-{number}", seed=chance.getrandbits(32)), ask_for_everything)
@@ -44,17 +44,17 @@ def stressed(ground: Ground, operations: int, seed: int, ablation: str | None = 
 
 
 def ask_for_everything(plan: Plan) -> None:
-    """What a worker's process does; `plan.events` is how many operations it asks for."""
+    """The main function of a worker process. `plan.events` is the number of operations."""
     signal.alarm(_LONGEST_LIFE)
     if plan.ablation is not None:
         ablate(plan.ablation)
     with closing(open_store(plan.world.url)) as store:
         Recorder(plan.folder, plan.name).watch(store)
-        _Asker(store, random.Random(plan.seed), plan.events).run()  # noqa: S311  # to be repeated
+        _Asker(store, random.Random(plan.seed), plan.events).run()  # noqa: S311  # must be repeatable
 
 
 class _Asker:
-    """Claims keys of the present, and does with what it is granted, now or later, anything that can be done."""
+    """Claims the current keys, and settles or renews its grants in all possible ways, at once or later."""
 
     def __init__(self, store: Store, chance: random.Random, operations: int) -> None:
         self._store = store
@@ -78,7 +78,7 @@ class _Asker:
         self._ask([_claim_of(f"{present}-{key}".rjust(16)[-16:].encode()) for key in keys])
 
     def _claim_again(self) -> None:
-        """As if the answer had been lost."""
+        """Repeat a claim as if its answer had been lost."""
         self._ask(self._some(self._asked))
 
     def _ask(self, claims: list[Claim]) -> None:

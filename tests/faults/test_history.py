@@ -1,4 +1,4 @@
-"""The history of all that was asked and answered, and the checker that reads it."""
+"""The history of all requests and answers, and the checker that reads it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ _GROUNDS = ["sqlite", "redis", "redis-cluster", "postgres"]
 
 @pytest.mark.parametrize("name", _GROUNDS)
 def test_nothing_that_cannot_be(ground_of: Callable[[str], Ground], name: str, seed: int) -> None:
-    """Workers that claim, renew and settle the same keys, late and again, get answers that one order explains."""
+    """Workers that claim, renew and settle the same keys, late and repeatedly, get answers that one order explains."""
     found = stressed(ground_of(name), 6_000, seed)
     assert found.complaints == []
     assert found.operations >= 6_000
@@ -40,7 +40,7 @@ def test_nothing_that_cannot_be(ground_of: Callable[[str], Ground], name: str, s
 def test_an_ablation_is_caught(
     ground_of: Callable[[str], Ground], name: str, ablation: str, sign: str, seed: int
 ) -> None:
-    """With this one rule taken out of the store, its history breaks one too, and no order explains it."""
+    """Without this rule, the history of the store violates the protocol, and no order explains it."""
     broken = stressed(ground_of(name), 1_500, seed, ablation).broken
     assert any(sign in line for line in broken)
     assert any("no order explains it" in line for line in broken)
@@ -52,7 +52,7 @@ _LEASE = 1_000
 
 
 def _claimed(asker: bytes, begin: int, verdict: str = "Granted", **shown: Any) -> Operation:
-    """A claim that was answered two ticks later, at a store whose clock is that of the workers."""
+    """A claim that was answered two ticks later. The store and the workers have the same clock."""
     fields: dict[str, Any] = {"state": "P", "owner": asker, "fence": 7, "attempts": 1, "lease_until": begin + _LEASE}
     answer = Shown(verdict, begin + 1, **fields | shown)
     return Operation(Item("n", b"k", asker, "claim", lease=_LEASE), begin, begin + 2, answer)
@@ -81,7 +81,7 @@ _LATER = _claimed(b"bob", 2_000, fence=8, lost=1, lease_until=3_000)
     ],
 )
 def test_what_can_be(history: list[Operation]) -> None:
-    """Histories of the protocol, those with lost answers included, are not complained of."""
+    """Valid histories of the protocol, also with lost answers, cause no complaint."""
     assert check(history).complaints == []
 
 
@@ -112,7 +112,7 @@ def test_what_can_be(history: list[Operation]) -> None:
     ],
 )
 def test_what_cannot_be(history: list[Operation], sign: str) -> None:
-    """Each of these breaks one rule, and is told by it."""
+    """Each of these histories breaks one rule, and the complaint names it."""
     assert any(sign in complaint for complaint in check(history).complaints), check(history).complaints
 
 
@@ -122,7 +122,7 @@ _TAKEN = _claimed(_NEXT, 500, fence=8)
 
 
 def test_a_process_that_has_ended() -> None:
-    """Where a store may abandon claims, a lease may be cut short, but only of a process that asks for nothing more."""
+    """If a store may abandon claims, a lease may be cut short, but only for a process that sends no further request."""
     assert check([_HELD, _TAKEN], abandons=True).complaints == []
     alive = _asked("renew", b"dead.pid" + b"2" * 8, 600, answer=False)
     for history, abandons in [([_HELD, _TAKEN], False), ([_HELD, _TAKEN, alive], True)]:
@@ -153,5 +153,6 @@ _RENEWED = _asked("renew", b"ann", 900, fence=11)
     ],
 )
 def test_an_order_is_found(history: list[Operation], possible: bool) -> None:
-    """What overlaps in time may be put in any order, and nothing else; then the function must give the same answers."""
+    """Operations that overlap in time may be put in any order, and no others. The function must then give the same
+    answers."""
     assert explained(history, 0) is possible

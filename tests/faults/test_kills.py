@@ -1,4 +1,4 @@
-"""Killed workers on stores that are asked over a network: before a request is sent, before and after its answer."""
+"""Killed workers on stores over a network: before a request is sent, and before and after its answer."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ _BATCHES: list[tuple[str, Way, str]] = [("redis", "batch", "settle sent"), ("pos
 _BATCHES += [("redis-cluster", "batch", point) for point in ("claim sent", "half-way", "settle sent", "settle written")]
 
 
-# What is told apart by its changes of state has a timeline that is read and written before the claim.
+# Events with state changes have a timeline that is read and written before the claim.
 _CHANGES: list[tuple[str, Way, str]] = [
     (name, "change", point) for name in ("sqlite", "redis", "postgres") for point in ("load written", "swap written")
 ]
@@ -25,7 +25,7 @@ _CHANGES += [(name, "change", "swap sent") for name in ("redis", "postgres")]
 
 @pytest.mark.parametrize(("name", "way", "point"), _NAMED + _BATCHES + _CHANGES)
 def test_once_each(ground_of: Callable[[str], Ground], name: str, way: Way, point: str) -> None:
-    """Killed at this point, a worker leaves nothing that the next cannot bring to one effect for each event."""
+    """A worker killed at this point leaves a state from which the next worker gives each event one effect."""
     run = strike_at(way, point, place=ground_of(name).place)
     assert run.kills == 1
     assert run.complaints == []
@@ -36,7 +36,8 @@ def test_once_each(ground_of: Callable[[str], Ground], name: str, way: Way, poin
 
 @pytest.mark.parametrize(("name", "way", "requests"), [("redis", "run", 6), ("postgres", "transaction", 15)])
 def test_whatever_is_sent(ground_of: Callable[[str], Ground], name: str, way: Way, requests: int) -> None:
-    """Killed with any one of its requests out and unanswered, those that make the store included, it harms nothing."""
+    """A worker killed after any request was sent and before its answer, also while it creates the store, does no
+    harm."""
     runs = list(sweep(way, "sent", events=1, place=ground_of(name).place))
     assert len(runs) > requests
     assert [run.complaints for run in runs if run.complaints] == []

@@ -1,4 +1,4 @@
-"""A rough network between workers and their store: requests and answers that are lost, late or cut off."""
+"""Network faults between workers and their store: requests and answers that are lost, late or cut off."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,8 @@ from tests.kills.worker import Way
 
 @pytest.mark.parametrize(("name", "way"), [("redis", "run"), ("postgres", "run"), ("postgres", "transaction")])
 def test_once_each(ground_of: Callable[[str], Ground], name: str, way: Way, seed: int) -> None:
-    """Workers whose requests are cut off before or after they are done, or held up, leave one effect for each event."""
+    """Workers whose requests are cut off before or after they are processed, or delayed, leave one effect for each
+    event."""
     run = storm(ground_of(name), way, 30, seed)
     assert run.cuts == 30
     assert set(run.struck) <= set(KINDS)
@@ -23,7 +24,7 @@ def test_once_each(ground_of: Callable[[str], Ground], name: str, way: Way, seed
 
 @pytest.mark.parametrize("kind", ["cut after", "reset after"])
 def test_a_lost_answer_costs_nothing(ground_of: Callable[[str], Ground], kind: str, seed: int) -> None:
-    """Redis is asked again with the same owner: no lost answer costs a grant or has an effect redone."""
+    """A retry to Redis has the same owner, so a lost answer costs no grant and repeats no effect."""
     run = lost_answers(ground_of("redis"), "run", kind, 10, seed)
     assert run.cuts > 0
     assert run.complaints == []
@@ -31,7 +32,7 @@ def test_a_lost_answer_costs_nothing(ground_of: Callable[[str], Ground], kind: s
 
 
 def test_an_owner_drawn_anew_is_caught(ground_of: Callable[[str], Ground], seed: int) -> None:
-    """If the owner were drawn anew whenever a claim is sent again, lost answers would cost grants."""
+    """If each retry of a claim drew a new owner, lost answers would cost grants."""
     run = lost_answers(ground_of("redis"), "run", "cut after", 14, seed, ablation="redrawn")
     assert run.spent > 0
     assert any("was granted to one who did not ask" in complaint for complaint in run.complaints)
@@ -39,6 +40,6 @@ def test_an_owner_drawn_anew_is_caught(ground_of: Callable[[str], Ground], seed:
 
 @pytest.mark.parametrize("name", ["redis", "postgres"])
 def test_a_settlement_accepted_once_is_caught(ground_of: Callable[[str], Ground], name: str, seed: int) -> None:
-    """If the same settlement again were refused, its owner would be told that it lost what it has completed."""
+    """If a retry of a settlement were rejected, its owner would get LeaseLost for an event that it has completed."""
     run = lost_answers(ground_of(name), "run", "reset after", 14, seed, ablation="settled once")
     assert any("was refused to its owner" in complaint for complaint in run.complaints)

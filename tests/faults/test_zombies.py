@@ -1,4 +1,4 @@
-"""Stopped workers on stores that are asked over a network: what a zombie still tries is not accepted."""
+"""Stopped workers on stores over a network: writes of a zombie are rejected."""
 
 import signal
 from collections.abc import Callable
@@ -29,7 +29,8 @@ _STOPS: list[tuple[str, Way, str]] = [
 
 @pytest.mark.parametrize(("name", "way", "point"), _STOPS)
 def test_taken_over(ground_of: Callable[[str], Ground], name: str, way: Way, point: str) -> None:
-    """Stopped here past its lease and let go after its successor is done, a worker changes nothing and is told so."""
+    """A worker stopped here past its lease, and continued after its successor has finished, changes nothing and gets
+    LeaseLost."""
     rising = rise(way, point, 3, place=ground_of(name).place)
     assert rising.complaints == []
     assert rising.finding.applied == rising.finding.events
@@ -39,12 +40,12 @@ def test_taken_over(ground_of: Callable[[str], Ground], name: str, way: Way, poi
     ("name", "sign"), [("redis", "zombie-0 has event-0 processed"), ("postgres", "the record of event-0 was changed")]
 )
 def test_an_unfenced_store_is_caught(ground_of: Callable[[str], Ground], name: str, sign: str) -> None:
-    """Where neither owner nor fence is looked at, what a zombie writes is found out."""
+    """If neither owner nor fence were checked, the write of a zombie would be found."""
     assert sign in rise("run", "half-way", 2, place=ground_of(name).place, ablation="unfenced").complaints
 
 
 def test_in_a_transaction(ground_of: Callable[[str], Ground]) -> None:
-    """A worker stopped in its transaction keeps all others out past its lease, and then has the one effect."""
+    """A worker stopped in its transaction blocks all others past its lease, and then has the one effect."""
     with new_world("transaction", 1, place=ground_of("postgres").place, lease="50ms") as plan, crew() as hands:
         zombie = hands.start(replace(plan, strike=Strike("half-way", 1, signal.SIGSTOP)))
         wait_until(partial(stopped, zombie), "a worker stopped in its transaction")

@@ -9,7 +9,7 @@ import pytest
 from oncegate import Event, Gate, keys, read
 from oncegate.claims import RELEASED
 from oncegate.errors import SettingError
-from oncegate.gate.async_runner import MOST_AT_A_TIME
+from oncegate.gate.async_runner import MOST_IN_A_BATCH
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -24,11 +24,11 @@ def statuses(gate: Gate, *payloads: object) -> list[str]:
 def test_accepted_once(gate: Gate) -> None:
     """What is new is accepted, and every copy is a duplicate that says so: in the batch, later, and by `run`."""
     first, copy = gate.admit([CALL, CALL])
-    assert (first.status, first.reason) == ("accepted", "Accepted: it is kept, and will be run.")
+    assert (first.status, first.reason) == ("accepted", "Accepted: the event is stored and will be run.")
     assert (copy.status, copy.kind) == ("duplicate", "redelivery")
     (again,) = gate.admit([CALL])
     assert again.reason.startswith("Duplicate of evt-1, first seen ")
-    assert again.reason.endswith(", which is kept and waits to be run.")
+    assert again.reason.endswith(", which is stored and waits to be run.")
     assert gate.run(CALL, lambda event: None).status == "duplicate"
     assert gate.counts["event.accepted"] == 1
 
@@ -118,9 +118,9 @@ def test_stores_and_modes_that_do_not_do(gate: Gate, store: MemoryStore) -> None
 
         claim = MemoryStore.claim
 
-    with pytest.raises(SettingError, match="needs a store that keeps events"):
+    with pytest.raises(SettingError, match="needs a store with an inbox"):
         Gate(Plain()).admit([CALL])  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="would mark them before"):
+    with pytest.raises(SettingError, match="would complete them before"):
         Gate(store, mode="mark_first").admit([CALL])
     with pytest.raises(SettingError, match=r"admit\(\) takes several payloads in a list"):
         gate.admit(CALL)
@@ -167,12 +167,12 @@ def test_more_than_one_write() -> None:
 
     store = Breaking()
     gate = Gate(store)
-    items = [gate._identify(event) for event in read([{"id": str(number)} for number in range(MOST_AT_A_TIME + 1)])]
+    items = [gate._identify(event) for event in read([{"id": str(number)} for number in range(MOST_IN_A_BATCH + 1)])]
     with pytest.raises(RuntimeError):
         asyncio.run(gate._engine.aadmit(items, len(items)))
     gate.close()
     kept = store.browse(limit=len(items))
-    assert (len(kept), {entry.record.state for entry in kept}) == (MOST_AT_A_TIME, {RELEASED})
+    assert (len(kept), {entry.record.state for entry in kept}) == (MOST_IN_A_BATCH, {RELEASED})
 
 
 def test_failures_wait_longer_and_longer(store: MemoryStore, clock: ManualClock) -> None:
@@ -181,7 +181,7 @@ def test_failures_wait_longer_and_longer(store: MemoryStore, clock: ManualClock)
     gate.admit([CALL])
     for longest in (1, 2, 3, 3):
         (outcome,) = gate.run_waiting(lambda event: 1 / 0)
-        assert outcome.reason.endswith("ZeroDivisionError: division by zero; it is kept, and tried again.")
+        assert outcome.reason.endswith("ZeroDivisionError: division by zero; the event is stored and will be retried.")
         clock.advance(longest * 500_000 - 1)
         assert gate.run_waiting(lambda event: None) == []
         clock.advance(longest * 500_000 + 1)

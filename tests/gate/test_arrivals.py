@@ -580,5 +580,5 @@ def test_what_is_no_event(store: MemoryStore, event: Any) -> None:
 def test_what_is_no_event_and_cannot_be_kept(stumbling: Stumbling) -> None:
     """Then it has to come again."""
     stumbling.failures = {"claim": 99}
-    with pytest.raises(NotTaken, match="no copy could be kept"):
+    with pytest.raises(NotTaken, match="no copy could be stored"):
         Gate(stumbling).lambda_handler(boom)("no JSON", Context())

@@ -170,7 +170,7 @@ class TestFailures:
             return object()
 
         make(1)
-        with pytest.raises(NoResult, match="no JSON value"):
+        with pytest.raises(NoResult, match="not a JSON value"):
             make(1)
 
     @pytest.mark.parametrize("result", [math.nan, {"rate": [None, -math.inf]}])
@@ -178,7 +178,7 @@ class TestFailures:
         """Nor does it pass off a number that JSON does not have as None."""
         once = gate.once(name="rate")(lambda number: result)
         assert once(1) is result
-        with pytest.raises(NoResult, match="nan and infinity are no JSON values"):
+        with pytest.raises(NoResult, match="nan and infinity are not JSON values"):
             once(1)
 
     def test_a_store_that_does_not_answer(self, stumbling: Stumbling) -> None:
@@ -227,7 +227,7 @@ class TestWaiting:
         @gate.once(name="nested", wait="50ms")
         def nested(number: int) -> None:
             start = time.monotonic()
-            with pytest.raises(InFlight, match="Another worker is at it"):
+            with pytest.raises(InFlight, match="In flight: another worker holds the claim"):
                 nested(number)
             assert 0.02 < time.monotonic() - start < 1
 

@@ -141,7 +141,7 @@ class TestTheClaimJudges:
         assert (first.status, second.status, len(handler.runs)) == ("buried", "buried", 1)
         assert second.kept is not None
         assert second.kept != first.key
-        assert f"it says the same as dead letter {first.key}" in second.reason
+        assert f"same state change as dead letter {first.key}" in second.reason
         assert second.acked
         payloads = {entry.key: entry.record.payload for entry in store.dead_letters()}
         assert len(payloads) == 2
@@ -311,7 +311,7 @@ class TestSplitsAndStaleness:
 class TestStoreTrouble:
     def test_swaps_that_run_out(self, handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
         """Who never gets to swap is told to come again, and never given a key of its own."""
-        monkeypatch.setattr(state_changes, "_PAUSE", 0.0)
+        monkeypatch.setattr(state_changes, "_FIRST_PAUSE", 0.0)
 
         class Contested(MemoryStore):
             def swap(self, changes: Sequence[Change]) -> list[bool]:

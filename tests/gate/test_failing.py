@@ -183,7 +183,7 @@ class TestMadeByHand:
         events = [Event(source="crm", id="7", body={"handle": object()}), Event(source="crm", id="8", body={})]
         outcomes = Gate(store).run_batch(events, succeed)
         assert [outcome.status for outcome in outcomes] == ["invalid", "processed"]
-        assert outcomes[0].reason.startswith("Refused: its body is no JSON value (")
+        assert outcomes[0].reason.startswith("Refused: its body is not a JSON value (")
         assert len(store.browse()) == 1
 
     @pytest.mark.parametrize("mode", ["lease", "mark_first"])
@@ -196,7 +196,10 @@ class TestMadeByHand:
 
         outcome = Gate(store, mode=mode, max_attempts=1).run(Event(source="crm", id="7", body={}), spoils)
         assert (outcome.status, outcome.acked) == ("failed", False)
-        assert "and no copy could be kept: it was made by hand, and its body is no JSON value" in outcome.reason
+        assert (
+            "and no copy could be stored: the event was made by hand, and its body is not a JSON value"
+            in outcome.reason
+        )
         assert store.dead_letters() == []
 
 
@@ -273,13 +276,13 @@ class TestResults:
         assert "102 bytes are more than max_result=10" in outcome.reason
         again = gate.run({"id": 1}, succeed)
         assert (again.status, again.result) == ("duplicate", None)
-        assert "was not kept" in again.reason
+        assert "was not stored" in again.reason
 
     def test_no_json(self, gate: Gate) -> None:
         """A result that is no JSON value does not undo what was done."""
         outcome = gate.run({"id": 1}, lambda event: object())
         assert outcome.status == "processed"
-        assert "no JSON value" in outcome.reason
+        assert "not a JSON value" in outcome.reason
         assert gate.run({"id": 1}, succeed).status == "duplicate"
 
 
@@ -324,7 +327,7 @@ class TestFailingStores:
         monkeypatch.setattr(stumbling, "claim", judged_then_away)
         outcome = gate.run({"id": 1, "n": 2}, succeed)
         assert (outcome.status, outcome.acked) == ("failed", False)
-        assert "no copy could be kept" in outcome.reason
+        assert "no copy could be stored" in outcome.reason
 
     def test_keep(self, stumbling: Stumbling) -> None:
         """A refused event whose copy could not be kept is not refused for good."""
@@ -365,7 +368,7 @@ class TestInterrupted:
         with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, SettlementFlusher, "begin"):
             gate.run_batch([{"id": 1}, {"id": 2}], succeed)
         assert [(entry.record.state, entry.record.attempts) for entry in gate.store.browse()] == [(RELEASED, 0)] * 2
-        assert gate._engine.runner._flusher._under_way == {}
+        assert gate._engine.runner._flusher._buffers == {}
 
     @pytest.mark.parametrize("together", [False, True])
     def test_as_a_suspect_begins(

@@ -158,7 +158,7 @@ class TestConflicts:
         gate.run(ONE, succeed)
         outcome = gate.run(OTHER, succeed)
         assert outcome.differs == ("data.status", "n")
-        assert "but its content is another (in data.status, n); it is kept apart" in outcome.reason
+        assert "but different content (at data.status, n). Stored as dead letter" in outcome.reason
 
     def test_in_one_batch(self, gate: Gate) -> None:
         """Also if both come together."""
@@ -175,7 +175,7 @@ class TestConflicts:
         Gate(store).run(ONE, succeed)
         outcome = Gate(store).run(OTHER, succeed)
         assert (outcome.status, outcome.differs) == ("conflict", ())
-        assert "but its content is another; it is kept apart" in outcome.reason
+        assert "but different content. Stored as dead letter" in outcome.reason
 
 
 class TestDifferences:

@@ -133,7 +133,7 @@ class TestLeases:
         def hang(event: Event) -> None:
             retry = gate.lambda_handler(nothing)
             clock.advance("49s")
-            with pytest.raises(NotTaken, match="Another worker is at it"):
+            with pytest.raises(NotTaken, match="In flight: another worker holds the claim"):
                 retry(envelope(), Context(900_000, clock))
             clock.advance("11s")
             answers.append(retry(envelope(), Context(900_000, clock))["statusCode"])

@@ -120,7 +120,7 @@ def test_discreet_of_what_joins_a_dead_letter(stumbling: Stumbling) -> None:
     buried = gate.run({**change, "timestamp": 1_765_551_600_000}, fail)
     stumbling.failures = {"settle": 99}
     outcome = gate.run({**change, "timestamp": 1_765_551_600_100}, fail)
-    assert f"Failed: see dead letter {buried.key}, and no copy could be kept" in outcome.discreet
+    assert f"Failed: dead letter {buried.key}, and no copy could be stored" in outcome.discreet
     assert "Lovelace" not in outcome.discreet
 
 

@@ -116,7 +116,7 @@ class TestMarkFirst:
         stumbling.failures = {"settle": 99}
         outcome = Gate(stumbling, mode="mark_first").run({"id": 1}, fail)
         assert (outcome.status, outcome.acked) == ("failed", False)
-        assert "no copy could be kept" in outcome.reason
+        assert "no copy could be stored" in outcome.reason
 
     def test_retention_may_be_short(self, store: MemoryStore, clock: ManualClock) -> None:
         """Nothing is held, so a key may be forgotten sooner than a lease would last."""

@@ -28,11 +28,10 @@ def test_reasons(store: MemoryStore, clock: ManualClock) -> None:
     assert said == [
         "Processed at the first attempt.",
         "Duplicate of a, processed 3 s ago; the handler was not run again.",
-        "Its key is that of a, processed 3 s ago, but its content is another;"
-        f" it is kept apart, under the key {conflict.kept}.",
+        f"Conflict: same key as a (processed 3 s ago) but different content. Stored as dead letter {conflict.kept}.",
         "Failed at attempt 1: ValueError: two lines; deliver it again.",
         f"Buried as dead letter {buried.key} after 2 attempts: ValueError: two lines.",
-        f"Not run: it is dead letter {buried.key} since an earlier delivery (ValueError: two lines).",
+        f"Not run: an earlier delivery was buried as dead letter {buried.key} (ValueError: two lines).",
         "Refused: id must be a string or a whole number.",
         "Duplicate of another copy in the same batch; the handler was not run again.",
     ]
@@ -47,7 +46,7 @@ def test_reason_in_flight(gate: Gate, clock: ManualClock) -> None:
         reasons.append(gate.run({"id": "a"}, succeed).reason)
 
     gate.run({"id": "a"}, handler)
-    assert reasons == ["Another worker is at it, for up to 20 s more; deliver it again after that."]
+    assert reasons == ["In flight: another worker holds the claim for up to 20 s more; deliver it again after that."]
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "\x7f", "\u202e"])

@@ -245,7 +245,7 @@ class TestConflict:
         stumbling.failures["settle"] = 0
         outcome = gate.run(self.OTHER, handler)
         assert (outcome.status, outcome.acked) == ("in_flight", False)
-        assert outcome.reason.endswith("another worker is keeping the same copy just now; deliver it again.")
+        assert outcome.reason.endswith("another worker is storing the same copy at this moment; deliver it again.")
 
     def test_run(self, store: MemoryStore, handler: Handler) -> None:
         """On request it runs as an event of its own, once."""
@@ -422,8 +422,8 @@ class TestSliding:
         assert statuses == ["processed", "duplicate", "processed"]
 
     def test_a_limit_shorter_than_the_retention(self) -> None:
-        """Such a limit would leave nothing to slide."""
-        with pytest.raises(SettingError, match="nothing to slide"):
+        """Such a limit would leave could not slide."""
+        with pytest.raises(SettingError, match="could not slide"):
             Gate("memory://", sliding=True, retention="7d", sliding_limit="1d")
 
 
@@ -443,7 +443,7 @@ def test_a_misspelt_setting() -> None:
         ("observers", None, "observers=None must be a list of things that can be called"),
         ("observers", iter([print]), "must be a list of things that can be called"),
         ("hints", {}, "hints={} must be oncegate.sources.Hints"),
-        ("on_too_old", "bury", "on_too_old='bury' means nothing without max_age"),
+        ("on_too_old", "bury", "on_too_old='bury' needs max_age"),
     ],
 )
 def test_a_value_of_another_type(name: str, value: Any, sentence: str) -> None:
@@ -455,7 +455,7 @@ def test_a_value_of_another_type(name: str, value: Any, sentence: str) -> None:
 @pytest.mark.parametrize("store", [None, b"redis://me:secret@localhost", MemoryStore, object()])
 def test_what_is_no_store(store: Any) -> None:
     """A gate without a store is refused at once, not at its first event."""
-    with pytest.raises(SettingError, match=f"a store is a URL, .*, and no {type(store).__name__}$"):
+    with pytest.raises(SettingError, match=f"store must be a URL, .*, not {type(store).__name__}$"):
         Gate(store)
 
 

@@ -146,7 +146,7 @@ def test_bounded(stumbling: Stumbling) -> None:
     gate = Gate(stumbling)
     for start in range(0, 30_000, 500):
         gate.run_batch([{"id": number} for number in range(start, start + 500)], succeed)
-    memory = gate._engine.claimer._memory
+    memory = gate._engine.claimer._cache
     assert len(memory._new) + len(memory._old) <= 11_000
     before = claims(stumbling)
     gate.run({"id": 29_999}, succeed)
@@ -158,7 +158,7 @@ def test_large_documents_are_not_kept(stumbling: Stumbling) -> None:
     """A document only serves to say where a conflict differs, so a large one is not worth its room."""
     gate = Gate(stumbling)
     gate.run({"id": "a", "text": "x" * 10_000}, succeed)
-    assert [known.document for known in gate._engine.claimer._memory._new.values()] == [None]
+    assert [known.document for known in gate._engine.claimer._cache._new.values()] == [None]
 
 
 def test_what_is_over_is_let_go(stumbling: Stumbling) -> None:
@@ -169,7 +169,7 @@ def test_what_is_over_is_let_go(stumbling: Stumbling) -> None:
     for _ in range(2):
         boot.advance("10s")
         gate.run({"id": str(boot.now)}, succeed)
-    memory = gate._engine.claimer._memory
+    memory = gate._engine.claimer._cache
     assert len(memory._new) + len(memory._old) == 2
 
 

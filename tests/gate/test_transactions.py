@@ -148,7 +148,7 @@ class TestTransaction:
             assert (told[0]["warning"], told[0]["event_id"]) == ("transaction.held", "evt-1")
             assert (told[0]["key"], told[0]["attempt"]) == (str(outcome.key), 1)
             assert told[0]["reason"].startswith(
-                "its handler held the store's file for 31 s, longer than the lease of 30 s: "
+                "its handler held the store's write lock for 31 s, longer than the lease of 30 s: "
             )
             (notice,) = [notice for notice in notices if notice.name == "transaction.held"]
             assert (notice.event and notice.event.id, notice.key) == ("evt-1", outcome.key)

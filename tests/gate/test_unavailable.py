@@ -151,7 +151,7 @@ def test_an_hour_without_using_up_attempts(clock: ManualClock) -> None:
     assert set(handler.attempts) == {1}
     assert len(pauses) > 60
     assert microseconds("1h") <= clock.now - begun < microseconds("1h") + 2_000_000
-    over = "; it was tried for 1 h, and retry_for is 1 h"
+    over = "; retried for 1 h, and retry_for is 1 h"
     assert (record(gate).state, record(gate).error) == ("D", f"ConnectionRefusedError: down{over}")
     assert outcomes[0].discreet.endswith(f"ConnectionRefusedError{over}.")
 
@@ -183,7 +183,7 @@ def test_not_before_it_said(clock: ManualClock) -> None:
     gate = kept(clock)
     (outcome,) = gate.run_waiting(Failing(RetryLater("busy", after=600)))
     assert record(gate).lease_until - clock.now == 600_000_000
-    assert "uses up no attempt for up to 1 h more" in outcome.reason
+    assert "use up no attempt for up to 1 h more" in outcome.reason
     assert "in 10 m at the earliest" in outcome.reason
 
 

@@ -220,7 +220,7 @@ class TestEnds:
             gate.run({PAYLOAD!r}, effect)
             child = os.fork()
             if child == 0:
-                os._exit(len(gate._engine._unsettled._left))
+                os._exit(len(gate._engine._retrier._left))
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
             """
         with _started(code) as process:

@@ -35,7 +35,7 @@ class Held:
 
 async def wait_for_copies(gate: Gate, number: int) -> None:
     """Until so many copies wait."""
-    while gate._engine.concurrent.copies._waiting < number:
+    while gate._engine.concurrent.in_flight_waiters._waiting < number:
         await asyncio.sleep(0)
 
 
@@ -183,7 +183,10 @@ def test_the_wait_is_over() -> None:
         assert 0.1 <= time.monotonic() - began < 2
         handler.go.set()
         await first
-        assert (gate._engine.concurrent.copies._at, gate._engine.concurrent.copies._waiting) == ({}, 0)
+        assert (gate._engine.concurrent.in_flight_waiters._at, gate._engine.concurrent.in_flight_waiters._waiting) == (
+            {},
+            0,
+        )
 
     run(main)
 

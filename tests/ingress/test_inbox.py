@@ -228,7 +228,7 @@ class TestAtOnce:
         gate = Gate(MemoryStore(), backoff="20ms", backoff_limit="40ms", observers=[_reasons(told)])
         working(gate, handler, then)
         assert seen == [f"evt-1 {attempt}" for attempt in range(1, 6)] + ["evt-2 1"]
-        tail = "it is kept, and tried again; later events of its entity wait for it."
+        tail = "the event is stored and will be retried; later events of its entity wait for it."
         assert told[0] == f"Failed at attempt 1: ValueError: boom; {tail}"
 
     def test_no_more_than_there_is_room_for(self, gate: Gate) -> None:
@@ -387,7 +387,7 @@ class TestAtOnce:
             await until(lambda: gate.counts.get("event.processed") == 1)
 
         working(gate, lambda event: None, then)
-        (known,) = gate._engine._memory._new.values()
+        (known,) = gate._engine._cache._new.values()
         assert (known.record.payload, known.document) == (None, None)
 
 

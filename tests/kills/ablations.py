@@ -1,4 +1,4 @@
-"""Ablations: a worker's gate or store with one rule taken out, to show that the judge would notice."""
+"""Ablations: the gate or store of a worker without one rule, to show that the checks would notice."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from oncegate.stores.sqlite.instance_locks import InstanceLocks
 
 
 def ablate(name: str) -> None:
-    """Take a rule out of this process."""
+    """Remove a rule from this process."""
     ABLATIONS[name]()
 
 
 def _unfenced() -> None:
-    """Whoever asks is taken for the owner, and what it writes is accepted."""
+    """Owner and fence are not checked, and every write is accepted."""
 
     def renew(record: Record | None, renew: Renew, now: int) -> tuple[Record, bool]:
         assert record is not None
@@ -48,7 +48,7 @@ def _unfenced() -> None:
 
 
 def _settled_once() -> None:
-    """The same settlement again is refused."""
+    """A retry of a settlement is rejected."""
 
     ended = claims._RULES[Complete]
 
@@ -61,7 +61,7 @@ def _settled_once() -> None:
 
 
 def _stolen() -> None:
-    """A claim is granted while the lease of another is alive."""
+    """A claim is granted while another owner has a live lease."""
 
     claims._has_live_lease = lambda record, now: False
     _script("CLAIM", b"elseif living then", b"elseif false then")
@@ -69,9 +69,9 @@ def _stolen() -> None:
 
 
 def _redrawn() -> None:
-    """The owner is drawn anew each time that a claim is sent."""
+    """The owner is drawn again each time that a claim is sent."""
 
-    setattr(script_calls, "_PAUSES", ())  # noqa: B010  # it is fixed; asked again is here instead
+    setattr(script_calls, "_PAUSES", ())  # noqa: B010  # it is Final; the retry is below
     claim = RedisStore.claim
 
     def redrawing(self: RedisStore, requests: Sequence[Claim]) -> list[Verdict]:
@@ -81,7 +81,7 @@ def _redrawn() -> None:
             except StoreUnavailable:
                 self._open().servers.look_again()
 
-    setattr(RedisStore, "claim", redrawing)  # noqa: B010  # mypy takes a method for fixed
+    setattr(RedisStore, "claim", redrawing)  # noqa: B010  # mypy does not allow assignment to a method
 
 
 def _script(name: str, text: bytes, instead: bytes) -> None:
@@ -93,37 +93,37 @@ def _script(name: str, text: bytes, instead: bytes) -> None:
 
 
 def _schema(text: bytes, instead: bytes) -> None:
-    """Change the functions that this process creates in Postgres, where they are not there yet."""
+    """Change the functions that this process creates in Postgres, if they do not exist yet."""
     if b"".join(schema.migrations(arrays.statements("any"))).count(text) != 1:
         raise ValueError(f"{text!r} must mean one place")
 
     def changed(name: str) -> dict[str, bytes]:
         return {part: sql.replace(text, instead) for part, sql in arrays.statements(name).items()}
 
-    setattr(schema, "statements", changed)  # noqa: B010  # it is not the module's own
+    setattr(schema, "statements", changed)  # noqa: B010  # it is not defined in that module
 
 
 def _committed_apart() -> None:
-    """The effect is committed in a transaction of its own, and the completion after it."""
+    """The effect is committed in its own transaction, and the completion after it."""
 
     def transact(self: SqliteStore, held: ClaimProof, effect: Callable[[Any], Complete]) -> bool:
         complete = self._write(lambda db, _now: effect(db))
         return self.settle([complete])[0]
 
-    setattr(SqliteStore, "transact", transact)  # noqa: B010  # mypy takes a method for fixed
+    setattr(SqliteStore, "transact", transact)  # noqa: B010  # mypy does not allow assignment to a method
 
 
 def _in_company() -> None:
-    """What was tried before is run together with its batch."""
+    """An event with a lost attempt runs together with its batch."""
 
     def run(self: SyncRunner, jobs: Sequence[Job], handler: Handler) -> None:
         self._run_together([job for job in jobs if job.held], handler)
 
-    setattr(SyncRunner, "run", run)  # noqa: B010  # mypy takes a method for fixed
+    setattr(SyncRunner, "run", run)  # noqa: B010  # mypy does not allow assignment to a method
 
 
 def _started_late() -> None:
-    """An effect starts without a look at the clock."""
+    """An effect starts without a check of the lease."""
 
     checked = SyncRunner._attempt_each
 
@@ -131,16 +131,16 @@ def _started_late() -> None:
         self._context = replace(self._context, boot=lambda: 0)
         checked(self, jobs, handle)
 
-    setattr(SyncRunner, "_attempt_each", attempt_each)  # noqa: B010  # mypy takes a method for fixed
+    setattr(SyncRunner, "_attempt_each", attempt_each)  # noqa: B010  # mypy does not allow assignment to a method
 
 
 def _abandons_the_living() -> None:
-    """Every other process is taken for ended, whatever its lock says."""
+    """Every other process counts as ended, even if it holds its lock."""
 
     def has_ended(_locks: InstanceLocks, owner: bytes) -> bool:
         return instance_of(owner) != instance()
 
-    setattr(InstanceLocks, "has_ended", has_ended)  # noqa: B010  # mypy takes a method for fixed
+    setattr(InstanceLocks, "has_ended", has_ended)  # noqa: B010  # mypy does not allow assignment to a method
 
 
 ABLATIONS: Final[dict[str, Callable[[], None]]] = {

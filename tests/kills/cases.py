@@ -1,4 +1,4 @@
-"""Cases: what is struck with one rule taken out, and the complaint that must come of it."""
+"""Cases: the run for each ablation, and the complaint that it must cause."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +11,7 @@ from tests.kills.zombies import Rising, rise
 
 
 class Case(NamedTuple):
-    """`instead` says what is done in place of the rule; `sign` is in the complaint that must come of it."""
+    """`instead` describes the broken behaviour. `sign` is part of the complaint that must follow."""
 
     name: str
     instead: str

@@ -1,16 +1,16 @@
-"""The checker: whether a history is one that the claim protocol can have, key by key.
+"""The checker: whether a history is possible under the claim protocol, key by key.
 
-It looks for what no order of the operations could explain:
+It reports what no order of the operations could explain:
 
-- two owners at once: a grant before the lease of the one before it was over, or two owners of one fence;
-- a fence that does not rise from a grant to the next;
-- a settlement or renewal accepted from one who was not granted it, or after a later grant was known;
-- a completed or buried record that was left, or ended twice;
-- a settlement or renewal refused to its owner although nobody else can have come between;
-- a record shown whose owner never asked.
+- two owners at once: a grant before the end of the previous lease, or two owners of one fence;
+- a fence that does not rise from one grant to the next;
+- a settlement or renewal that was accepted without a grant, or after a later grant was known;
+- a completed or buried record that changed, or a claim that ended twice;
+- a settlement or renewal of the owner that was rejected although no other grant is possible in between;
+- a record whose owner never sent a request.
 
 An operation without an answer may have been done or not, at any time since it began. A store may send a request again
-whose first answer was lost; here both are one, which was done at any time until it was answered.
+after a lost answer. Both are one operation here, which was done at any time until its answer.
 """
 
 from bisect import bisect_left
@@ -34,7 +34,7 @@ _TOLD: Final = 12
 
 
 class Check(Struct, frozen=True):
-    """`unanswered` operations ended in an error or with their process; `takeovers` are grants after the first."""
+    """`unanswered` operations ended in an error or with their process. `takeovers` are grants after the first."""
 
     operations: int = 0
     keys: int = 0
@@ -53,8 +53,9 @@ class Check(Struct, frozen=True):
 
 
 def check(history: Iterable[Operation], *, search: bool = False, abandons: bool = False) -> Check:
-    """With `search`, for a history that is answered in whole, an order of all operations is searched for as well. With
-    `abandons`, the store may end the lease of a process that has ended: one that asks for nothing from then on."""
+    """Check a history. With `search`, also search an order of all operations; for histories in which every request was
+    answered. With `abandons`, the store may end the lease of a process that has ended: it sends no request from then
+    on."""
     by_key: dict[tuple[str, bytes], list[Operation]] = defaultdict(list)
     heard: dict[bytes | None, int] = defaultdict(int)
     for operation in history:
@@ -72,7 +73,7 @@ def check(history: Iterable[Operation], *, search: bool = False, abandons: bool 
 
 
 def _ahead(operations: Iterable[Operation]) -> int:
-    """What the store's clock is ahead of ours at least: it showed its time before the answer came here."""
+    """How far the clock of the store is ahead of ours at least: it showed its time before the answer arrived here."""
     shown = (each.answer.at - each.end for each in operations if each.end and isinstance(each.answer, Shown))
     return max(shown, default=0)
 
@@ -87,7 +88,7 @@ class _Key:
 
     def __init__(self, name: str, operations: list[Operation], ahead: int, heard: Mapping[bytes | None, int]) -> None:
         self._name = name
-        self._heard = heard  # when each process last asked for something
+        self._heard = heard  # the time of the last request of each process
         self._ahead = ahead
         self._all = operations
         self._claims = [each for each in operations if each.item.verb == "claim"]
@@ -132,7 +133,7 @@ class _Key:
                 yield f"two owners at once: {after.fence} was granted {until - after.at} µs before {before.fence} ended"
 
     def _first_grants(self) -> list[tuple[Operation, Shown]]:
-        """Each grant once, as it was first shown, by its fence."""
+        """Each grant once, as first shown, by its fence."""
         first: dict[int, tuple[Operation, Shown]] = {}
         for operation, answer in self._grants:
             known = first.get(answer.fence)
@@ -141,7 +142,7 @@ class _Key:
         return [first[fence] for fence in sorted(first)]
 
     def _held_until(self, grant: Shown, by: Operation) -> int:
-        """When the lease of a grant ended at the earliest: as granted, or as renewed before `by` was asked."""
+        """The earliest possible end of the lease of a grant: as granted, or as renewed before the request `by`."""
         renewed = (
             each.begin + self._ahead + each.item.lease
             for each in self._of(grant)
@@ -150,12 +151,12 @@ class _Key:
         return max([grant.lease_until, *renewed])
 
     def _given_back(self, grant: Shown, by: Operation) -> bool:
-        """A release that was refused may have been accepted when it was first sent: then the grant fell in between."""
+        """A rejected release may have been accepted when it was first sent. Then the grant happened in between."""
         releases = [each for each in self._of(grant) if each.item.verb == "release" and _begun(each, by)]
         return any(each.answer is not False or _begun(by, each) for each in releases)
 
     def _ended(self, grant: Shown, by: Operation) -> bool:
-        """Whether the process that held a grant can have ended before another was granted it."""
+        """Whether the holder of a grant can have ended before the next grant."""
         last = self._heard.get(instance_of(grant.owner) or b"")
         return last is not None and by.end is not None and last < by.end
 
@@ -165,7 +166,7 @@ class _Key:
     # ── fences ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _highest_before(self, moment: int) -> int:
-        """The highest fence whose grant had been answered by then."""
+        """The highest fence whose grant was answered by then."""
         known = bisect_left(self._answered, moment)
         return self._highest[known - 1] if known else 0
 
@@ -205,7 +206,7 @@ class _Key:
                     yield f"it was {answer.state} after {fence} had ended it"
 
     def _ends(self) -> list[tuple[tuple[bytes, int], int]]:
-        """The proofs under which it was ended, each with when that was known; the earliest first."""
+        """The proofs of all settlements, each with the time when it was known; the earliest first."""
         accepted = [
             ((each.item.owner, each.item.fence), each.end or 0)
             for each in self._held
@@ -231,7 +232,7 @@ class _Key:
                 yield f"{each.item.verb} of {each.item.fence} was refused to its owner"
 
     def _has_reason(self, refused: Operation) -> bool:
-        """Whether another can have been granted it, or the same claim can have ended otherwise."""
+        """Whether another grant, or another settlement of the same claim, is possible."""
         item = refused.item
         if any(_begun(each, refused) for each, answer in self._grants if answer.fence > item.fence):
             return True
@@ -254,5 +255,5 @@ class _Key:
 
 
 def _begun(one: Operation, other: Operation) -> bool:
-    """Whether one can have been done before the other was answered."""
+    """Whether one operation can have been done before the other was answered."""
     return other.end is None or one.begin < other.end

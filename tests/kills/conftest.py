@@ -1,4 +1,4 @@
-"""A seed that is told when a test fails, so that its run can be repeated."""
+"""A seed that is printed when a test fails, so that its run can be repeated."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""The crew: the workers of one run, each a process of its own, none of which outlives the run."""
+"""The worker processes of one run. None of them outlives the run."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ _LOOK: Final = 0.002
 
 
 class Stuck(Exception):
-    """A worker did not do what was waited for."""
+    """A worker did not reach the expected state in time."""
 
 
 class Crew:
@@ -31,24 +31,24 @@ class Crew:
         return worker
 
     def run(self, plan: Plan) -> int:
-        """Start a worker and wait for its end; its exit code, negative for a signal."""
+        """Start a worker and wait for its end. Returns its exit code, negative for a signal."""
         return ended(self.start(plan))
 
     def finish(self) -> None:
-        """Wait until all have ended."""
+        """Wait until all workers have ended."""
         for worker in self._started:
             ended(worker)
 
     def dismiss(self) -> None:
         for worker in self._started:
-            worker.kill()  # a stopped process too
+            worker.kill()  # also ends a stopped process
             worker.join()
             worker.close()
 
 
 @contextmanager
 def crew() -> Iterator[Crew]:
-    """A crew that is gone in the end, however it ends."""
+    """A crew whose processes are killed at the end in any case."""
     hands = Crew()
     try:
         yield hands
@@ -66,7 +66,7 @@ def ended(worker: ForkServerProcess) -> int:
 
 
 def killed(worker: ForkServerProcess) -> bool:
-    """Kill a worker; whether it was alive until then."""
+    """Kill a worker. Returns whether it was alive."""
     worker.kill()
     return ended(worker) == -signal.SIGKILL
 
@@ -80,12 +80,12 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 
 def begun(plan: Plan, worker: ForkServerProcess) -> bool:
-    """Whether a worker is at work, or was."""
+    """Whether a worker has started its work."""
     return "begun" in plan.world.said(plan.name) or worker.exitcode is not None
 
 
 def stopped(worker: ForkServerProcess) -> bool:
-    """Whether the kernel has the process stopped, all its threads."""
+    """Whether the kernel has stopped the process with all its threads."""
     if worker.exitcode is not None:
         raise Stuck(f"{worker.name} ended with {worker.exitcode} before it could be stopped")
     tasks = Path(f"/proc/{worker.pid}/task")

@@ -1,4 +1,4 @@
-"""The history: what every worker asked a store and was answered, one line before and one after each call."""
+"""The history: every request of a worker and its answer, one line before and one after each call."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ _PREFIX: Final = "history-"
 
 
 class Shown(Struct, frozen=True, array_like=True, gc=False):
-    """A verdict: its name, the store's time, and the record as it was shown."""
+    """A verdict: its name, the time of the store, and the record."""
 
     verdict: str
     at: int
@@ -31,7 +31,7 @@ class Shown(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Item(Struct, frozen=True, array_like=True, gc=False):
-    """One item of a batch. A claim has no fence, and only claims and renewals have a lease."""
+    """One item of a batch. A claim has no fence. Only claims and renewals have a lease."""
 
     namespace: str
     key: bytes
@@ -48,7 +48,7 @@ class Asked(Struct, frozen=True, array_like=True, tag="asked", gc=False):
 
 
 class Answered(Struct, frozen=True, array_like=True, tag="answered", gc=False):
-    """Answers to a batch; None if it is known that nothing was done."""
+    """The answers to a batch; None if certainly nothing was done."""
 
     number: int
     at: int
@@ -56,9 +56,10 @@ class Answered(Struct, frozen=True, array_like=True, tag="answered", gc=False):
 
 
 class Operation(Struct, frozen=True, gc=False):
-    """One item as the checker sees it. Without an answer it may have been done or not, at any time since its begin.
+    """One item for the checker. Without an answer, it may have been done or not, at any time since `begin`.
 
-    `begin` and `end` are of the machine's monotonic clock, which all processes share."""
+    `begin` and `end` are times of the monotonic clock, which all processes of the machine share.
+    """
 
     item: Item
     begin: int
@@ -79,7 +80,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Recorder:
-    """Writes the calls of one process. Each line is one write, which a killed process leaves whole or not at all."""
+    """Writes the calls of one process. Each line is one write, so a killed process leaves a whole line or none."""
 
     def __init__(self, folder: str, worker: str) -> None:
         path = Path(folder) / f"{_PREFIX}{worker}"
@@ -87,12 +88,12 @@ class Recorder:
         self._numbers = itertools.count()
 
     def watch(self, store: Store) -> None:
-        """Have all that is asked of this store written down."""
+        """Record all calls of this store."""
         for verb in ("claim", "settle", "renew"):
             setattr(store, verb, partial(self._call, getattr(store, verb)))
         if hasattr(store, "transact"):
             transact = partial(self._transact, store.transact)
-            setattr(store, "transact", transact)  # noqa: B010  # it has no such slot
+            setattr(store, "transact", transact)  # noqa: B010  # the class has no such slot
 
     def _call(self, verb: Callable[[Any], list[Any]], batch: Sequence[Any]) -> list[Any]:
         number = self._ask([_item(each) for each in batch])
@@ -123,7 +124,7 @@ class Recorder:
 
 
 def read_history(folder: str) -> Iterator[Operation]:
-    """All operations of all workers, in no particular order."""
+    """All operations of all workers, in any order."""
     for path in sorted(Path(folder).glob(f"{_PREFIX}*")):
         with path.open("rb") as lines:
             yield from _operations(_decoder.decode(line) for line in lines)

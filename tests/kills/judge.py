@@ -1,4 +1,4 @@
-"""The judge: what has become of the events of a world, when all is over."""
+"""The judge: the final state of the events of a world."""
 
 from collections import Counter
 from contextlib import closing
@@ -12,9 +12,11 @@ from tests.kills.world import World
 
 
 class Finding(Struct, frozen=True):
-    """`attempted` counts the effects that were begun, `applied` those that stand; the rest names events.
+    """`attempted` counts the effects that were started, `applied` the effects that remain. The other fields name
+    events.
 
-    `wronged` are those of the buried that have harmed nobody."""
+    `wronged` are buried events that did not kill a worker.
+    """
 
     events: int
     attempted: int
@@ -34,7 +36,7 @@ class Finding(Struct, frozen=True):
 
     @property
     def complaints(self) -> list[str]:
-        """What must not be."""
+        """The violations."""
         wrong = {
             "lost": self.lost,
             "doubled": self.doubled,
@@ -45,7 +47,7 @@ class Finding(Struct, frozen=True):
 
 
 def judge(plan: Plan) -> Finding:
-    """Look at the sinks and the records of a world that was drained. A dead letter without its payload is none."""
+    """Check the sinks and the records of a finished world. A dead letter without its payload does not count as one."""
     world = plan.world
     effects, records = _effects(world, plan.way), records_of(world)
     completed = {event for event, record in records.items() if record.state == COMPLETED}
@@ -64,7 +66,7 @@ def judge(plan: Plan) -> Finding:
 
 
 def _effects(world: World, way: Way) -> dict[str, list[int]]:
-    """For each event how often each half of its effect stands. Without the gate, an attempt is an effect."""
+    """For each event, how often each half of its effect was written. Without the gate, an attempt is an effect."""
     if way == "bare":
         attempts = Counter(world.attempts())
         return {event: [attempts[event]] for event in world.events}

@@ -1,4 +1,4 @@
-"""Kills: workers killed at a named point, at any statement, by a poisonous event, and at random."""
+"""Workers killed at a named point, at any statement, by a poisonous event, and at random."""
 
 import random
 import signal
@@ -33,7 +33,7 @@ _BETWEEN: Final = (0.002, 0.04)
 
 
 class Run(Struct, frozen=True):
-    """How many workers were killed, what was found when the last had drained the world, and how its history was."""
+    """How many workers were killed, the findings after the last worker finished, and the check of the history."""
 
     kills: int
     finding: Finding
@@ -53,7 +53,7 @@ def found(kills: int, plan: Plan) -> Run:
 
 @contextmanager
 def new_world(way: Way, events: int = FEW, **changes: Any) -> Iterator[Plan]:
-    """A plan for a world in a folder of its own, which is removed in the end."""
+    """A plan for a world in a new folder, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="oncegate-kills-") as folder:
         plan = Plan(folder, events, way, **changes)
         plan.world.begin()
@@ -64,7 +64,7 @@ def new_world(way: Way, events: int = FEW, **changes: Any) -> Iterator[Plan]:
 
 
 def strike(way: Way, blow: Strike, **changes: Any) -> Run:
-    """Have one worker struck, and the next drain the world."""
+    """Kill or stop one worker, and let the next finish the world."""
     with new_world(way, **changes) as plan, crew() as hands:
         code = hands.run(replace(plan, strike=blow, name="struck"))
         _drain(hands, plan)
@@ -72,15 +72,15 @@ def strike(way: Way, blow: Strike, **changes: Any) -> Run:
 
 
 def strike_at(way: Way, point: str, **changes: Any) -> Run:
-    """Have a worker struck at a named point of its second event; at a renewal, in an effect that takes longer."""
+    """Strike a worker at a named point of its second event. For a renewal, its effect takes longer."""
     beating = point.startswith("renew")
     pause = _LONGER_THAN_A_BEAT if beating else 0.0
     return strike(way, Strike(point, 1 if beating else 2), pause=pause, **changes)
 
 
 def sweep(way: Way, point: str = "statement", **changes: Any) -> Iterator[Run]:
-    """Strike at the first SQL statement, or whatever is sent to a server, at the second and so on, until a worker ends
-    before it can be struck."""
+    """Strike at the first SQL statement or request to a server, then at the second and so on, until a worker ends
+    before its strike."""
     for passage in count(1):
         run = strike(way, Strike(point, passage), **changes)
         yield run
@@ -98,8 +98,9 @@ def poison(way: Way, events: tuple[str, ...], **changes: Any) -> Run:
 
 
 def at_random(way: Way, kills: int, seed: int, workers: int = 2, place: Place = SQLITE) -> Run:
-    """Keep so many workers going and kill them at random moments, in as many worlds as it takes; all together."""
-    chance = random.Random(seed)  # noqa: S311  # to be repeated
+    """Keep so many workers running and kill them at random, in as many worlds as needed. Returns all results
+    together."""
+    chance = random.Random(seed)  # noqa: S311  # must be repeatable
     runs: list[Run] = []
     while (left := kills - sum(run.kills for run in runs)) > 0:
         runs.append(_harried(way, min(left, _KILLS_OF_A_WORLD), workers, chance, place))
@@ -114,7 +115,7 @@ def _harried(way: Way, kills: int, workers: int, chance: random.Random, place: P
 
 
 def _harry(hands: Crew, plans: list[Plan], kills: int, chance: random.Random) -> int:
-    """Kill one of the workers now and then and start another, until enough were or there is no work left."""
+    """Kill one of the workers from time to time and start another, until enough were killed or no work is left."""
     workers = [hands.start(plan) for plan in plans]
     for struck in range(kills):
         victim = chance.randrange(len(workers))
@@ -132,6 +133,6 @@ def _next(plan: Plan, number: int, chance: random.Random) -> Plan:
 
 
 def _drain(hands: Crew, plan: Plan) -> None:
-    """Let those who live bring everything to its end, and one more, whom nothing befalls, see to it."""
+    """Let the surviving workers finish, and then one more worker without faults."""
     hands.finish()
     hands.run(replace(plan, name="last", pause=0.0))

@@ -1,15 +1,17 @@
-"""Whether the answers to a key can be explained by `oncegate.claims.step`, one operation after the other.
+"""Whether `oncegate.claims.step` can explain the answers for a key, one operation after the other.
 
-For histories in which everything was answered and sent once. An order is searched that keeps to real time (what was
-answered before another was asked comes before it) and in which the shipped function gives each answer that was given.
+This is for histories in which every request was sent once and answered. The search looks for an order that respects
+real time (an operation that was answered before another was requested comes first) and in which the shipped function
+gives each recorded answer.
 
-A claim is judged at the time that it showed, or, since a store may look at its clock again before it answers, at that
-which the lease of its grant is counted from. Settlements and renewals show no time: they are judged at the earliest
-possible, so a renewed lease ends in the model no later than in the store, and when a later end is shown the model takes
-it over. What else was shown must be equal. One answer is allowed beyond the function's: a claim that meets another
-operation on its key may be told that it is in flight, as a store does that does not wait for locks. And one is judged
-twice: Postgres writes what is absent first and then looks at the whole batch, so where that takes longer than the lease
-the claim takes over from itself.
+A claim is applied at the time that its answer shows, or at the start of the lease of its grant, because a store may
+read its clock again before it answers. Settlements and renewals show no time. They are applied at the earliest possible
+time, so a renewed lease ends in the model no later than in the store. When a record shows a later end, the model uses
+it. Everything else must be equal.
+
+Two answers are allowed beyond those of the function. A claim that overlaps another operation on its key may be in
+flight, as for a store that does not wait for locks. And a claim may be applied twice: Postgres first writes absent
+records and then reads the whole batch, so if this takes longer than the lease, the claim takes over from itself.
 """
 
 import sys
@@ -34,7 +36,7 @@ from oncegate.claims import (
 )
 from tests.kills.history import Item, Operation, Shown
 
-_LONG: Final = 3_600_000_000  # longer than any history, so that nothing in it expires
+_LONG: Final = 3_600_000_000  # longer than any history, so that no record expires
 _ABOUT: Final = EventSummary("plain")
 
 
@@ -44,14 +46,14 @@ class _State(Struct, frozen=True, gc=False):
 
 
 class _Node(Struct, frozen=True, gc=False):
-    """The operations that were put in order, as bits, and what they come to."""
+    """The operations that are in order, as bits, and the resulting record."""
 
     done: int
     state: _State
 
 
 class _Placed(Struct, frozen=True, gc=False):
-    """An operation in the order of the asking; `alone` if no other was under way at the same time."""
+    """An operation by the time of its request. `alone`: no other operation overlaps it."""
 
     operation: Operation
     begin: int
@@ -60,7 +62,8 @@ class _Placed(Struct, frozen=True, gc=False):
 
 
 def explained(operations: list[Operation], ahead: int) -> bool:
-    """Whether there is such an order for the history of one key; `ahead` is what the store's clock is before ours."""
+    """Whether such an order exists for the history of one key. `ahead` is how far the clock of the store is ahead of
+    ours."""
     placed = _placed(operations)
     everything = (1 << len(placed)) - 1
     nodes, seen = [_Node(0, _State())], set()
@@ -86,7 +89,7 @@ def _placed(operations: list[Operation]) -> list[_Placed]:
 
 
 def _next(placed: list[_Placed], node: _Node, ahead: int) -> list[tuple[int, _State]]:
-    """Every operation that can come next: it was asked before any that is left was answered."""
+    """Every operation that can come next: it was requested before any remaining one was answered."""
     left = [place for place in range(_first(node.done), len(placed)) if not node.done >> place & 1]
     until = min(placed[place].end for place in left)
     possible = ((place, _after(placed[place], node.state, ahead)) for place in left if placed[place].begin <= until)
@@ -94,12 +97,12 @@ def _next(placed: list[_Placed], node: _Node, ahead: int) -> list[tuple[int, _St
 
 
 def _first(done: int) -> int:
-    """The place of the first that is not done."""
+    """The position of the first operation that is not done."""
     return (~done & (done + 1)).bit_length() - 1
 
 
 def _after(placed: _Placed, state: _State, ahead: int) -> _State | None:
-    """The state after an operation, if it can have been answered as it was."""
+    """The state after an operation, if its answer is possible."""
     item, answer = placed.operation.item, placed.operation.answer
     if isinstance(answer, Shown):
         return _claimed(item, answer, state, alone=placed.alone)
@@ -123,7 +126,7 @@ def _claimed(item: Item, shown: Shown, state: _State, *, alone: bool) -> _State 
 
 
 def _caught_up(shown: Shown, state: _State) -> _State:
-    """A renewed lease ends when it is shown to, if that is no earlier than it can."""
+    """A renewed lease ends when a record shows it, if that is not before its earliest possible end."""
     record = state.record
     if record is None or not state.renewed or (record.owner, record.fence) != (shown.owner, shown.fence):
         return state

@@ -1,4 +1,4 @@
-"""Places: the durable stores that workers can share, each by its URL, and the rows that are written in transactions."""
+"""The durable stores that workers can share, by URL, and the rows that are written in transactions."""
 
 import sqlite3
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Row = tuple[str, int, str]
 
 
 class Place(Struct, frozen=True):
-    """A store for workers. In its URL `{folder}` stands for the folder of a world, `{world}` for the world's name."""
+    """A store for workers. In its URL, `{folder}` is the folder of a world and `{world}` the name of the world."""
 
     name: str
     url: str
@@ -39,7 +39,7 @@ class Place(Struct, frozen=True):
 
 
 def _name(folder: Path) -> str:
-    """What the random part of a folder's name makes unique: a name for tables and for the beginnings of keys."""
+    """A unique name for tables and prefixes of keys, from the random part of the name of a folder."""
     return f"w{folder.name.rpartition('-')[2]}"
 
 
@@ -47,17 +47,17 @@ SQLITE: Final = Place("SQLite", "sqlite:///{folder}/store.db?busy_timeout=20s")
 
 
 class Rows(Protocol):
-    """The effects that are rows, committed by the store's own transactions: event, half, worker."""
+    """Effects as rows, committed by the transactions of the store: event, half, worker."""
 
     def prepare(self) -> None:
-        """Make the table; once, before anybody writes."""
+        """Create the table, once, before the first write."""
 
     def write(self, connection: Any, row: Row) -> None: ...
 
     def all(self) -> list[Row]: ...
 
     def remove(self) -> None:
-        """Leave nothing of the world behind on a server."""
+        """Remove everything of the world from a server."""
 
 
 class _SqliteRows:
@@ -65,7 +65,7 @@ class _SqliteRows:
         self._path = urlsplit(url).path[1:]
 
     def prepare(self) -> None:
-        """Left to the first who writes: the store makes the file, and it is watched making it."""
+        """Left to the first writer: the store creates the file, and that is a part of the test."""
 
     def write(self, connection: Any, row: Row) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS effects (event TEXT, half INTEGER, worker TEXT)")
@@ -77,7 +77,7 @@ class _SqliteRows:
             return db.execute("SELECT event, half, worker FROM effects").fetchall()
 
     def remove(self) -> None:
-        """It goes with its folder."""
+        """The file is removed with its folder."""
 
 
 class _PostgresRows:

@@ -1,4 +1,4 @@
-"""Points: the named places at which a worker can be struck. A store is watched from outside; it knows of none."""
+"""The named points at which a worker can be struck. A store is observed from outside and has no code for it."""
 
 import signal
 import sqlite3
@@ -12,9 +12,8 @@ from msgspec import Struct
 from oncegate.claims import ClaimProof, Complete
 from oncegate.stores.base import Store
 
-# In the order in which an event passes them. A verb is "called" before its first statement, "sent" when its first bytes
-# are out to a server and nothing of the answer was read, and "written" when its commit is done, but nobody has used the
-# answer yet.
+# In the order of an event. A verb is "called" before its first statement, "sent" when its first bytes were sent to a
+# server and no part of the answer was read, and "written" when its commit is done and the answer is not used yet.
 LEASED: Final = (
     "claim called",
     "claim written",
@@ -40,12 +39,12 @@ TRANSACTED: Final = (
 )
 
 
-# What is told apart by its changes of state has its timeline read and written first.
+# Events with state changes have their timeline read and written first.
 CHANGED: Final = ("load called", "load written", "swap called", "swap written", "half-way", "before the ack")
 
 
 class _Asking(threading.local):
-    """What this thread asks of its store just now, until its first bytes are out."""
+    """The current call of this thread to its store, until its first bytes are sent."""
 
     verb: str | None = None
 
@@ -54,7 +53,7 @@ asking: Final = _Asking()
 
 
 class Strike(Struct, frozen=True):
-    """What befalls a worker when it passes a point for the n-th time."""
+    """What happens to a worker when it passes a point for the n-th time."""
 
     point: str
     passage: int = 1
@@ -66,7 +65,7 @@ at_rest: Final = threading.RLock()
 
 
 class Trap:
-    """Called at every point; strikes its own process at the one it was set for, and tells whether it has."""
+    """Called at every point. Strikes its own process at the chosen point, and knows whether it has."""
 
     def __init__(self, strike: Strike | None) -> None:
         self._strike = strike
@@ -81,17 +80,18 @@ class Trap:
         if self._passed == strike.passage:
             self.sprung = True
             with at_rest:
-                # To this very thread: a signal to the process would let it run on for a while if another one takes it.
+                # To this thread: with a signal to the process, another thread could take it, and this one would run on
+                # for a while.
                 signal.pthread_kill(threading.get_ident(), strike.signal)
 
 
 def watch(store: Store, trap: Trap) -> None:
-    """Let the verbs of any store pass their points."""
+    """Make the verbs of a store pass their points."""
     for verb in ("claim", "settle", "renew", "load", "swap"):
         setattr(store, verb, partial(_passing, trap, verb, getattr(store, verb)))
     if hasattr(store, "transact"):
         transact = partial(_transact, trap, store.transact)
-        setattr(store, "transact", partial(_passing, trap, "transact", transact))  # noqa: B010  # it has no such slot
+        setattr(store, "transact", partial(_passing, trap, "transact", transact))  # noqa: B010  # the class has no such slot
 
 
 def _passing(trap: Trap, name: str, verb: Callable[..., Any], *arguments: Any) -> Any:
@@ -115,7 +115,7 @@ def _transact(trap: Trap, transact: Callable[..., bool], held: ClaimProof, effec
 
 
 def watch_statements(trap: Trap) -> None:
-    """Let every SQL statement of this process pass the point "statement", before it is run."""
+    """Make every SQL statement of this process pass the point "statement" before it runs."""
 
     connect = sqlite3.connect
 
@@ -133,6 +133,6 @@ def points_of(way: str, *, remote: bool = False) -> Sequence[str]:
 
 
 def _around(point: str, *, remote: bool) -> list[str]:
-    """Before its answer was read, what is written was sent."""
+    """A call that wrote something has sent it before its answer was read."""
     verb = point.removesuffix(" written")
     return [f"{verb} sent", point] if remote and verb != point else [point]

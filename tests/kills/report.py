@@ -1,4 +1,4 @@
-"""The long figures of kills and zombies, each as a section of docs/proof.md."""
+"""The long figures of killed and stopped workers, each as a section of docs/proof.md."""
 
 import random
 import time
@@ -85,7 +85,7 @@ _Found = TypeVar("_Found", Run, Rising, Check)
 
 
 class Wrong(Exception):
-    """The judge has complained, or has not when it should."""
+    """The judge complained without a reason, or did not complain with one."""
 
 
 def kills(say: Say) -> str:

@@ -28,7 +28,7 @@ _NAMED = [(way, point) for way in WAYS for point in points_of(way)]
 class TestNamedPoints:
     @pytest.mark.parametrize(("way", "point"), _NAMED)
     def test_once_each(self, way: Way, point: str) -> None:
-        """Killed at this point, a worker leaves nothing that the next cannot bring to one effect for each event."""
+        """A worker killed at this point leaves a state from which the next worker gives each event one effect."""
         run = strike_at(way, point)
         assert run.kills == 1
         assert run.complaints == []
@@ -36,13 +36,14 @@ class TestNamedPoints:
         self.check_redos(run.finding, way, begun=point in _BEGUN)
 
     def check_redos(self, finding: Finding, way: Way, *, begun: bool) -> None:
-        """What was begun and not settled is begun again, and nothing else; a batch settles its first later."""
+        """Effects that were started and not settled start again, and no others. A batch settles its first event
+        later."""
         assert finding.redos >= begun
         assert finding.redos <= (BATCH if way == "batch" else begun)
 
     @pytest.mark.parametrize("way", WAYS)
     def test_any_statement(self, way: Way) -> None:
-        """Killed before any one of its SQL statements, those that make the file included, a worker harms nothing."""
+        """A worker killed before any of its SQL statements, also those that create the file, does no harm."""
         runs = list(sweep(way, events=2 if way == "batch" else 1))
         assert len(runs) > 30
         assert [run.complaints for run in runs if run.complaints] == []
@@ -53,8 +54,8 @@ class TestPoison:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("attempts", [1, 2, 3])
     def test_no_neighbour_goes_with_it(self, way: Way, attempts: int) -> None:
-        """An event that kills every worker is a dead letter after its last attempt; all others are completed. The first
-        death may be a neighbour's fault, and does not count."""
+        """An event that kills every worker is a dead letter after its last attempt, and all others are completed. The
+        first death does not count, because another event may have caused it."""
         run = poison(way, ("event-1",), max_attempts=attempts)
         assert run.kills == attempts + 1
         assert run.complaints == []
@@ -62,7 +63,7 @@ class TestPoison:
         assert run.finding.applied == FEW - 1
 
     def test_two_in_one_batch(self) -> None:
-        """Two poisonous events of one batch are both buried, and take none of the others with them."""
+        """Two poisonous events of one batch are both buried, and all others are completed."""
         run = poison("batch", ("event-1", "event-2"), max_attempts=3)
         assert run.complaints == []
         assert run.finding.buried == ("event-1", "event-2")
@@ -80,7 +81,7 @@ class TestAtRandom:
         assert run.finding.redos > 0, "no kill fell between an effect and its completion: nothing was tested"
 
     def test_without_the_gate(self, seed: int) -> None:
-        """Without the gate, one worker at a time, such kills double effects: they fall where they hurt."""
+        """Without the gate, with one worker at a time, such kills repeat effects: the kills hit critical moments."""
         run = at_random("bare", 34, seed, workers=1)
         assert run.kills == 34
         assert run.finding.doubled
@@ -89,13 +90,13 @@ class TestAtRandom:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_an_ablation_is_caught(case: Case) -> None:
-    """With this one rule taken out, the judge complains of what the rule is there for."""
+    """Without this rule, the judge makes the complaint that the rule prevents."""
     complaints = case.complaints()
     assert any(case.sign in complaint for complaint in complaints), complaints
 
 
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that fails in the middle leaves neither a process, running or stopped, nor a file behind."""
+    """A run that fails in the middle leaves no process, running or stopped, and no file."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pids: list[int | None] = []
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Stopped workers: what a zombie still tries after another has taken over is not accepted."""
+"""Stopped workers: writes of a zombie after a takeover are rejected."""
 
 import signal
 from contextlib import closing
@@ -20,19 +20,20 @@ _STOPS = [(way, point) for way, points in STOPS.items() for point in points]
 
 @pytest.mark.parametrize(("way", "point"), _STOPS)
 def test_taken_over(way: Way, point: str) -> None:
-    """Stopped here past its lease and let go after its successor is done, a worker changes nothing and is told so."""
+    """A worker stopped here past its lease, and continued after its successor has finished, changes nothing and gets
+    LeaseLost."""
     rising = rise(way, point, 3)
     assert rising.complaints == []
     assert rising.finding.applied == rising.finding.events
 
 
 def test_a_stale_failure() -> None:
-    """A zombie whose handler fails when it goes on does not release what its successor has completed."""
+    """A zombie whose handler fails does not release an event that its successor has completed."""
     assert rise("run", "half-way", 3, fails=True).complaints == []
 
 
 def test_in_a_transaction() -> None:
-    """A worker stopped in its transaction keeps all others out past its lease, and then has the one effect."""
+    """A worker stopped in its transaction blocks all others past its lease, and then has the one effect."""
     with new_world("transaction", 1, lease="50ms") as plan, crew() as hands:
         with closing(open_store(plan.world.url.replace("=20s", "=100ms"))) as store:
             zombie = hands.start(replace(plan, strike=Strike("half-way", 1, signal.SIGSTOP)))

@@ -1,4 +1,4 @@
-"""The wire: lets a worker pass a point when the bytes of a request are out and nothing of the answer was read."""
+"""Make a worker pass a point when a request was sent and no part of the answer was read."""
 
 from collections.abc import Callable, Generator
 from typing import Any, Final
@@ -12,8 +12,8 @@ from tests.kills.points import Trap, asking
 
 
 def watch_sending(scheme: str, trap: Trap) -> None:
-    """From now on everything that this process sends to its store passes "sent", and "claim sent" and so on what is
-    the first that a verb sends."""
+    """From now on, every request of this process to its store passes "sent", and the first request of a verb passes
+    "claim sent" and so on."""
     _WATCHES[scheme](lambda: _sent(trap))
 
 
@@ -25,7 +25,7 @@ def _sent(trap: Trap) -> None:
 
 
 def _watch_redis(sent: Callable[[], None]) -> None:
-    """What the store says, and what redis-py says to make a connection."""
+    """The requests of the store, and the requests of redis-py to open a connection."""
     for kind, name in ((RedisConnection, "send"), (AbstractConnection, "send_packed_command")):
         setattr(kind, name, _watched(getattr(kind, name), sent))
 
@@ -44,11 +44,11 @@ def _watch_postgres(sent: Callable[[], None]) -> None:
     def watched(self: Any, steps: Any, *arguments: Any, **settings: Any) -> Any:
         return wait(self, _stepping(steps, sent), *arguments, **settings)
 
-    setattr(psycopg.Connection, "wait", watched)  # noqa: B010  # mypy takes a method for fixed
+    setattr(psycopg.Connection, "wait", watched)  # noqa: B010  # mypy does not allow assignment to a method
 
 
 def _stepping(steps: Generator[Any, Any, Any], sent: Callable[[], None]) -> Generator[Any, Any, Any]:
-    """psycopg's steps of one statement: when it first waits only for something to read, all of it was sent."""
+    """The steps of psycopg for one statement: when it first waits only for reading, the whole request was sent."""
     try:
         state, out = next(steps), False
         while True:

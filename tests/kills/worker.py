@@ -1,4 +1,4 @@
-"""The worker: a process that takes the events of its world through a gate until all are acknowledged."""
+"""The worker: a process that runs the events of its world through a gate until all are acknowledged."""
 
 import os
 import random
@@ -26,16 +26,16 @@ WAYS: Final[tuple[Way, ...]] = ("run", "batch", "transaction")
 
 BATCH: Final = 4
 _PAUSE: Final = 0.005
-_LONGEST_LIFE: Final = 100  # seconds; nobody outlives a driver that was killed itself for longer than that
+_LONGEST_LIFE: Final = 100  # seconds; no worker lives longer if its driver was killed
 
 
 class Plan(Struct, frozen=True):
-    """How a worker shall work, and what shall befall it.
+    """How a worker works, and what happens to it.
 
-    An effect takes `pause` seconds; a store that fails is left alone for a while if there is a `breaker`. Without a
-    seed the events are taken in their order; `only` says which, if not all. One that is named in `poison` kills its
-    worker each time it is begun. With `fails`, the effect raises in which the worker was stopped. The last three fields
-    are there to be set wrongly."""
+    An effect takes `pause` seconds. With a `breaker`, a failing store is left alone for a while. Without a seed the
+    events are taken in order; `only` selects some. An event in `poison` kills its worker at each start. With `fails`,
+    the effect in which the worker was stopped raises. The last three fields exist to be set to wrong values.
+    """
 
     folder: str
     events: int
@@ -65,7 +65,7 @@ class Worker:
         self._plan = plan
         self._world = plan.world
         self._trap = Trap(plan.strike)
-        self._random = random.Random(plan.seed)  # noqa: S311  # a test's choice, to be repeated
+        self._random = random.Random(plan.seed)  # noqa: S311  # must be repeatable
         if plan.strike is not None and plan.strike.point == "statement":
             watch_statements(self._trap)
         if plan.strike is not None and plan.strike.point.endswith("sent"):
@@ -83,8 +83,8 @@ class Worker:
         )
 
     def drain(self) -> None:
-        """Take what is not acknowledged, again and again until nothing is left; what has survived its strike says
-        what became of the events it was at, and ends."""
+        """Take unacknowledged events until none is left. A worker that survived its strike reports the outcome of its
+        current events, and ends."""
         take = self._ways()[self._plan.way]
         size = BATCH if self._plan.way == "batch" else 1
         while waiting := self._waiting():
@@ -129,7 +129,7 @@ class Worker:
     # ── the effects ───────────────────────────────────────────────────────────────────────────────────────
 
     def _effect(self, event: Event) -> str:
-        """An attempt that is seen outside, some time, and a write that is idempotent on the key."""
+        """An attempt that is visible outside, a pause, and a write that is idempotent on the key."""
         name = self._begin(event)
         self._pause()
         with at_rest:
@@ -138,7 +138,7 @@ class Worker:
         return self._plan.name
 
     def _rows(self, event: Event, connection: Any) -> str:
-        """Two rows in the store's own transaction; the attempt is seen outside, whatever becomes of them."""
+        """Two rows in the transaction of the store. The attempt is visible outside in any case."""
         name = self._begin(event)
         self._world.write_half(connection, name, 1, self._plan.name)
         self._pause()
@@ -162,7 +162,7 @@ class Worker:
 
 
 def _opened(url: str) -> Store:
-    """A store, as soon as it can be reached."""
+    """The store, as soon as it can be reached."""
     while True:
         try:
             return open_store(url)
@@ -175,13 +175,13 @@ def _payload(event: str) -> dict[str, str]:
 
 
 def _change(event: str) -> dict[str, str]:
-    """An event that is told apart by the state of its conversation."""
+    """An event that is identified by the state of its conversation."""
     at = "2026-01-01T00:00:00Z"
     return {"id": event, "conversationId": f"of {event}", "type": "call", "state": "connected", "timestamp": at}
 
 
 def work(plan: Plan) -> None:
-    """What a worker's process does."""
+    """The main function of a worker process."""
     signal.alarm(_LONGEST_LIFE)
     if plan.ablation is not None:
         ablate(plan.ablation)

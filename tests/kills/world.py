@@ -1,4 +1,4 @@
-"""The world of one run: a folder, the place of its store, what the workers did to the outside, and who said what."""
+"""The world of one run: a folder, the place of its store, the effects of the workers, and their reports."""
 
 import os
 import sqlite3
@@ -15,8 +15,9 @@ _SINK: Final = "CREATE TABLE IF NOT EXISTS effects (key TEXT UNIQUE, event TEXT,
 class World:
     """A queue of events `event-0` and so on, each delivered until it is acknowledged, and the sinks of their effects.
 
-    What is appended to a file is one write: a killed process leaves all of it or nothing, and what the kernel has
-    taken survives the process without a sync."""
+    An append to a file is one write: a killed process leaves all of it or nothing. Data in the kernel survives the
+    process without a sync.
+    """
 
     def __init__(self, folder: str, events: int, place: Place) -> None:
         self._folder = Path(folder)
@@ -39,19 +40,19 @@ class World:
     # ── the sinks ─────────────────────────────────────────────────────────────────────────────────────────
 
     def attempt(self, event: str) -> None:
-        """The plain effect: it cannot be taken back, and every one counts."""
+        """The plain effect: it cannot be undone, and every one counts."""
         self._append("attempts", event)
 
     def attempts(self) -> list[str]:
         return self._lines("attempts")
 
     def keep_once(self, key: str, event: str, worker: str) -> None:
-        """The idempotent sink: what comes under a known key changes nothing."""
+        """The idempotent sink: a write under a known key changes nothing."""
         with self._sink() as db:
             db.execute("INSERT OR IGNORE INTO effects VALUES (?, ?, 1, ?)", (key, event, worker))
 
     def kept(self) -> list[Row]:
-        """What the idempotent sink holds: event, half, worker."""
+        """The content of the idempotent sink: event, half, worker."""
         with self._sink() as db:
             return db.execute("SELECT event, half, worker FROM effects").fetchall()
 
@@ -64,7 +65,7 @@ class World:
         self._place.rows_in(self._folder).write(connection, (event, half, worker))
 
     def rows(self) -> list[Row]:
-        """What was written in the store's own transactions."""
+        """The rows that the transactions of the store wrote."""
         return self._place.rows_in(self._folder).all()
 
     def end(self) -> None:
@@ -73,7 +74,7 @@ class World:
 
     @contextmanager
     def _sink(self) -> Iterator[sqlite3.Connection]:
-        # Not by `connect`, whose statements are watched in a worker: the sink is no part of what is tested.
+        # Not with `connect`, whose statements are observed in a worker: the sink is not under test.
         with closing(sqlite3.Connection(str(self._folder / "sink.db"), isolation_level=None, timeout=20)) as db:
             db.execute("PRAGMA synchronous = OFF")
             db.execute(_SINK)

@@ -1,4 +1,4 @@
-"""Zombies: workers stopped past their lease, taken over by another, and let go on as if nothing had been."""
+"""Zombies: workers stopped past their lease, replaced by another, and continued."""
 
 import signal
 from collections import Counter
@@ -20,21 +20,22 @@ from tests.kills.kills import new_world
 from tests.kills.points import Strike
 from tests.kills.worker import BATCH, Plan, Way
 
-# Where a worker can be stopped so that another takes over: anywhere but in a transaction, which keeps all others out.
+# Points at which a worker can be stopped so that another takes over: all except those in a transaction, which blocks
+# the others.
 STOPS: Final[dict[Way, tuple[str, ...]]] = {
     "run": ("claim written", "before the effect", "half-way", "after the effect", "renew called", "settle called"),
     "batch": ("claim written", "before the effect", "half-way", "after the effect", "renew called", "settle called"),
     "transaction": ("claim written", "transact called"),
 }
 _NOT_BEGUN: Final = frozenset({"claim written", "transact called"})
-_LEASE: Final = "500ms"  # none must be stopped in a renewal, unless it is meant: that would keep its successor out
+_LEASE: Final = "500ms"  # no worker may be stopped in a renewal by accident: that would block its successor
 _LONGER_THAN_A_BEAT: Final = 0.3
 _SUCCESSOR: Final = "successor"
 _REFUSED: Final = frozenset({"failed", "in_flight"})
 
 
 class Rising(Struct, frozen=True):
-    """How many were stopped, what was found in the end, and each sign of a stale write or a late start."""
+    """How many were stopped, the final findings, and each sign of a stale write or a late start."""
 
     zombies: int
     finding: Finding
@@ -50,7 +51,7 @@ class Rising(Struct, frozen=True):
 
 
 def rise(way: Way, point: str, zombies: int, **changes: Any) -> Rising:
-    """Stop so many workers at a point, have one successor do all their work, and let them go on."""
+    """Stop so many workers at a point, let one successor do all their work, and let them continue."""
     size = BATCH if way == "batch" else 1
     with new_world(way, zombies * size, lease=_LEASE, **changes) as plan, crew() as hands:
         dead = [_stopping(plan, point, number, size) for number in range(zombies)]
@@ -83,7 +84,7 @@ def _go_on(hands: Crew, undead: Sequence[ForkServerProcess]) -> None:
 
 
 def _takeovers(held: dict[str, Record], taken: dict[str, Record]) -> list[str]:
-    """Without a takeover there is nothing to be stale against."""
+    """Without a takeover, nothing could be stale."""
     return [f"{event} was not taken over" for event, record in taken.items() if not _taken_over(held[event], record)]
 
 
@@ -97,7 +98,8 @@ def _changes(taken: dict[str, Record], last: dict[str, Record]) -> list[str]:
 
 
 def _claims(dead: Sequence[Plan], point: str) -> list[str]:
-    """What a zombie takes for done. The event at which it was stopped fails; others of its batch are not begun."""
+    """What a zombie reports as done. The event at which it was stopped fails, and other events of its batch do not
+    start."""
     at_it = "in_flight" if point == "claim written" else "failed"
     signs = []
     for plan in dead:

@@ -1,1 +1,1 @@
-"""A bounded model check of the claim protocol: the shipped transition function in a small world full of faults."""
+"""A bounded model check of the claim protocol: the shipped transition function in a small world with many faults."""

@@ -37,7 +37,7 @@ def attempt(ablation: Ablation) -> Report:
 
 
 def patched(old: str, new: str) -> ModuleType:
-    """The shipped module with one piece of its text replaced."""
+    """The shipped module with one piece of its source replaced."""
     assert shipped.__file__ is not None
     source = Path(shipped.__file__).read_text()
     if source.count(old) != 1:

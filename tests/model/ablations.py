@@ -1,4 +1,4 @@
-"""The ablations. Each must break an invariant, or the check proves nothing."""
+"""The list of ablations. Each must break an invariant; otherwise the check proves nothing."""
 
 from typing import Final
 

@@ -1,8 +1,8 @@
-"""The end of all troubles: from any state, with no more faults, everything is done in the end.
+"""The liveness check: from any state, without further faults, all work ends.
 
-The workers are driven by one fixed scheduler: whoever can go on goes on; when nobody can, somebody takes up
-work; when there is none, or it is in other hands, time passes. From each state that makes one path, and paths
-meet, so that checking every state of a space costs little more than one step for each.
+A fixed scheduler drives the workers. A worker that can continue continues. If none can, a worker takes new work. If
+there is none, or another worker holds it, time passes. From each state this gives one path, and paths meet, so the
+check of all states costs little more than one step for each.
 """
 
 from tests.model import world
@@ -29,7 +29,7 @@ class Calmness:
         self._ends |= path
 
     def _next(self, state: int) -> int:
-        """The state that follows; the same one if it is the end."""
+        """The next state; the same state at the end."""
         space = self._space
         shared, *workers = unpack(state)
         starting = None

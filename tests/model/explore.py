@@ -1,6 +1,6 @@
 """Breadth-first search of a space: every state within the bounds is visited once, the nearest first.
 
-Because the nearest come first, the trace to a broken invariant is a shortest one.
+Because the nearest states come first, the trace to a broken invariant is a shortest one.
 """
 
 import time
@@ -16,7 +16,7 @@ from tests.model.trace import Counterexample, tell
 
 
 class Report(NamedTuple):
-    """What came of a search. `complete`: every state within the bounds was visited, none left out for the limit."""
+    """The result of a search. `complete`: every state within the bounds was visited, and the limit left out none."""
 
     setting: str
     states: int
@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
 
 def explore(setting: Setting, limit: int, *, rules: Rules | None = None, claims: ModuleType = shipped) -> Report:
-    """Visit up to `limit` states, or up to the first that breaks an invariant."""
+    """Visit up to `limit` states, or stop at the first state that breaks an invariant."""
     began = time.perf_counter()
     search = Search(Space(setting, rules or Rules(), claims))
     broken = search.visit(limit) or search.end()
@@ -46,7 +46,7 @@ def explore(setting: Setting, limit: int, *, rules: Rules | None = None, claims:
 class Search:
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.states: list[int] = []  # in the order found, so it is the queue as well
+        self.states: list[int] = []  # in the order of discovery, so this is the queue, too
         self.transitions = 0
         self.complete = False
         self._parents = array("I")
@@ -72,7 +72,7 @@ class Search:
         return None
 
     def end(self) -> Counterexample | None:
-        """From every state that was found: without further faults, everything comes to an end."""
+        """Check that from every state found all work ends without further faults."""
         for failing in (False, True):
             calmness = Calmness(self.space, failing)
             for at, state in enumerate(self.states):
@@ -90,7 +90,7 @@ class Search:
         return way[::-1]
 
     def _after(self, state: int) -> list[int]:
-        """Every state that is one step away. Written out flat, because it runs a million times."""
+        """Every state that is one step away. Without helper functions, because it runs a million times."""
         space = self.space
         moves, trusted, stir = space.moves, space.trusted, space.stir
         shared, one, two, three = state >> SHARED, state >> 2 * BITS & MASK, state >> BITS & MASK, state & MASK

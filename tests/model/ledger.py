@@ -1,11 +1,10 @@
-"""The modelled store: real records, changed by nothing but the shipped `step`.
+"""The modelled store: real records, which only the shipped `step` changes.
 
-Records are kept in a normal form at one fixed moment: times before now are as good as now, the fence is always
-`FENCE`, whoever owns the record is `HOLDER`, and what was lost once may have been lost more often. That loses nothing,
-since `step` compares owners and fences for equality only, compares times with now only, asks only whether anything was
-lost, and makes a fence by adding to the old one or from the clock.
-A judgement then depends on the record, the verb, the content and on whether the asker holds the record, so one
-call of `step` serves every state in which these meet.
+Records have a normal form at one fixed time: times before now equal now, the fence is always `FENCE`, the owner of the
+record is `HOLDER`, and one lost attempt stands for several. This loses nothing: `step` compares owners and fences only
+for equality, compares times only with now, checks only whether any attempt was lost, and makes a fence from the old
+fence or from the clock. So an answer depends only on the record, the verb, the content and whether the requester holds
+the record. One call of `step` serves all states in which these are equal.
 """
 
 from types import ModuleType
@@ -30,18 +29,18 @@ ABSENT: Final = 0
 
 
 class Ruling(NamedTuple):
-    """What the store made of one request."""
+    """The result of one request."""
 
     record: int
-    answer: str  # the verdict's name in lower case, or yes, no, nothing
+    answer: str  # the name of the verdict in lower case, or yes, no, nothing
     attempts: int
-    left: int  # of the lease; of what is marked, until it expires
+    left: int  # of the lease; for a marked record, until its expiry
     changed: bool
     handed_over: bool  # the record has a new owner, or none
     refenced: bool
-    forgot: bool  # the record before had expired, and is gone now
-    suspect: bool  # the attempt before was never settled
-    forgiven: bool  # and was the first of such a row, so that it does not count
+    forgot: bool  # the record had expired and is removed
+    suspect: bool  # the previous attempt was never settled
+    forgiven: bool  # it was the first of a row, so it does not count
 
 
 class Ledger:
@@ -73,19 +72,19 @@ class Ledger:
         return self._intern(replace(before, lease_until=before.lease_until - 1, expires_at=expires_at))
 
     def state(self, record: int) -> str:
-        """The state's letter, or nothing if the record is absent or expired."""
+        """The letter of the state; empty if the record is absent or expired."""
         return self._states[record]
 
     def content(self, record: int) -> int:
-        """The content whose payload the record keeps, or -1."""
+        """The content whose payload the record holds, or -1."""
         return self._contents[record]
 
     def is_alive(self, record: int) -> bool:
-        """Whether somebody has a lease that is not over."""
+        """Whether the record has a live lease."""
         return self._states[record] == "P" and bool(self.records[record].lease_until > NOW)
 
     def lapses(self, record: int) -> bool:
-        """Whether a lease that is alive now is over one tick later."""
+        """Whether a live lease is over one tick later."""
         return self._states[record] == "P" and self.records[record].lease_until == NOW + 1
 
     # ── one judgement ─────────────────────────────────────────────────────────────────────────────────────
@@ -220,7 +219,7 @@ def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer:
 
 
 def _given(verb: str, before: Any, alive: bool) -> str | None:
-    """What the owner was answered, if the record is as its request has left it."""
+    """The answer that the owner got, if the record is still as its request left it."""
     if (verb == "claim" and alive) or (verb == "mark" and before.state == "C"):
         return "granted"
     if verb in _ADMISSIONS and before.payload is not None and (alive or before.state == "R"):

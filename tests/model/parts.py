@@ -1,11 +1,11 @@
-"""The parts of a modelled world: what everybody sees, what one worker knows, and the rules a worker keeps.
+"""The parts of a modelled world: the shared state, the state of a worker, and the rules of a worker.
 
-A state is one `Shared` and three `Worker`s. What a worker may do next depends on the shared part and on itself
-only, never on the other two; that is what lets `explore` compute a worker's moves once and use them in every
-state in which the same two parts meet.
+A state is one `Shared` and three `Worker`s. The next moves of a worker depend only on the shared part and on itself,
+never on the other two. So `explore` computes the moves of a worker once, and uses them in every state with the same two
+parts.
 
-Owners and fences are kept as relations, because the protocol only ever compares them: `holds` says that the
-record's owner is the one this request was made with, `stale` that its fence is not the one that was granted.
+Owners and fences are stored as relations, because the protocol only compares them: `holds` means that the record has
+the owner of this request, `stale` that the record has another fence than the one granted.
 """
 
 from typing import Final, NamedTuple
@@ -35,7 +35,7 @@ INVARIANTS: Final = {
 
 
 class Violation(Exception):
-    """An invariant does not hold; the numbers are those of `INVARIANTS`."""
+    """An invariant does not hold. The numbers are those of `INVARIANTS`."""
 
     def __init__(self, invariant: int, what: str) -> None:
         super().__init__(invariant, what)
@@ -50,11 +50,11 @@ class Content(NamedTuple):
     key: int
     copy_key: int
     deliveries: int
-    poison: bool = False  # its handler kills the worker, every time
+    poison: bool = False  # its handler always kills the worker
 
 
 class Setting(NamedTuple):
-    """A world to explore: its events, its terms in ticks, and how much may go wrong in one run."""
+    """A world to explore: its events, its times in ticks, and its number of faults."""
 
     name: str
     contents: tuple[Content, ...]
@@ -62,11 +62,11 @@ class Setting(NamedTuple):
     duplicates: int = 0
     skews: int = 0
     operators: int = 0
-    outages: int = 0  # how often what a handler calls is unavailable
-    abandons: bool = False  # whether it becomes known that a worker has ended
+    outages: int = 0  # how often a service that the handler calls is unavailable
+    abandons: bool = False  # whether the end of a worker can become known
     batch: int = 1
     transaction: bool = False
-    expiry: bool = False  # else all of it happens before anything expires
+    expiry: bool = False  # otherwise everything happens before the first expiry
     failures: bool = True  # whether handlers may fail
     ways: tuple[str, ...] = ("claim",)  # what a worker may do with a delivery; see `settings`
     lease: int = 2
@@ -81,7 +81,7 @@ class Setting(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a worker does around the store. The defaults are what is shipped; an ablation changes one."""
+    """The behaviour of a worker around the store. The defaults are the shipped behaviour; an ablation changes one."""
 
     claims_first: bool = True
     completes_after_effect: bool = True
@@ -101,9 +101,9 @@ class Rules(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The store, the queue, what may still go wrong, and the history that the invariants speak of.
+    """The store, the queue, the faults that are left, and the history for the invariants.
 
-    Tuples are by key or by content; numbers ending in `_bits` have one bit for each.
+    Tuples are indexed by key or by content. Numbers with names ending in `_bits` have one bit for each.
     """
 
     records: tuple[int, ...]
@@ -114,23 +114,23 @@ class Shared(NamedTuple):
     operators: int
     outages: int
     runs: tuple[int, ...]  # effects started in this life of the key, since a redrive, that found nothing unavailable
-    counted: tuple[int, ...]  # those of them that count: all but the first of each row that was never settled
+    counted: tuple[int, ...]  # those of them that count: all except the first of each row that was never settled
     effect_of: tuple[int, ...]  # the content that took effect first in this life of the key, or -1
-    started_bits: int = 0  # keys whose effect was started by whoever was granted them last
-    ended_bits: int = 0  # keys that were granted last to a worker that is known to have ended
-    outrun_bits: int = 0  # keys that were granted to another after that
-    struck_bits: int = 0  # keys: a fault fell between the start of an effect and its completion
-    forgotten_bits: int = 0  # keys whose record was lost to expiry or to an operator
+    started_bits: int = 0  # keys whose effect was started by the last grant
+    ended_bits: int = 0  # keys whose last grant went to a worker that is known to have ended
+    outrun_bits: int = 0  # keys that were granted to another worker after that
+    struck_bits: int = 0  # keys with a fault between the start of an effect and its completion
+    forgotten_bits: int = 0  # keys whose record was removed by expiry or by an operator
     applied_bits: int = 0  # contents
-    owed_bits: int = 0  # contents that were acknowledged before they had any effect
-    excused_bits: int = 0  # contents whose dead letter expired, or that an operator dropped or a fault struck marked
-    marked: tuple[int, ...] = ()  # by content: how many have marked it first and have it in their hands
-    skewed: bool = False  # the store's clock has jumped, so that a worker may trust a lease that is over
+    owed_bits: int = 0  # contents that were acknowledged before any effect
+    excused_bits: int = 0  # contents whose dead letter expired or was dropped, or that were marked and hit by a fault
+    marked: tuple[int, ...] = ()  # by content: how many workers have marked it and not finished
+    skewed: bool = False  # the clock of the store has jumped, so a worker may trust an expired lease
     meddled: bool = False  # an operator acted while a worker may have trusted its claim
 
 
 class Job(NamedTuple):
-    """One delivery in a worker's hands, or (`kept`) one event that the store held and the worker took."""
+    """One delivery of a worker, or (`kept`) one event that the worker took from the store."""
 
     content: int
     key: int
@@ -138,15 +138,15 @@ class Job(NamedTuple):
     holds: bool = False
     stale: bool = False
     attempts: int = 0
-    suspect: bool = False  # the attempt before was never settled
+    suspect: bool = False  # the previous attempt was never settled
     valid: int = 0  # ticks for which the worker may trust its lease
     hold: int = 0  # ticks for which the lease may still be renewed
     kept: bool = False
-    marked: bool = False  # it counts as completed since it was granted
+    marked: bool = False  # it counts as completed since the grant
 
 
 class Late(NamedTuple):
-    """A request that its worker has given up or sent again, and that the network still may deliver."""
+    """A request that its worker gave up or sent again, and that may still arrive."""
 
     verb: str
     content: int
@@ -166,14 +166,14 @@ IDLE: Final = Worker()
 
 
 class Stir(NamedTuple):
-    """A record was handed over: no other request holds it now, and if it has a new fence, theirs are stale."""
+    """A record was granted to another: no other request holds it now, and after a new fence the others are stale."""
 
     key: int
     refenced: bool
 
 
 class Move(NamedTuple):
-    """One step. `kind` is go, fail, spin (an answer that changes nothing), start (take up work) or fault."""
+    """One step. `kind` is go, fail, spin (an answer that changes nothing), start (take work) or fault."""
 
     label: str
     shared: Shared

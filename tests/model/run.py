@@ -1,4 +1,4 @@
-"""Many searches, on as many processors as there are."""
+"""Run many searches, on all processors."""
 
 import gc
 import multiprocessing
@@ -10,10 +10,11 @@ from tests.model.parts import Setting
 
 
 def explore_all(work: Iterable[tuple[Setting, int]]) -> Iterator[Report]:
-    """Explore each setting up to its limit; the reports come as they are done.
+    """Explore each setting up to its limit. The reports come in the order of completion.
 
-    The processes are spawned, since the caller may have threads, and collect no garbage: a search makes millions
-    of objects and no cycles."""
+    The processes are spawned, because the caller may have threads. Garbage collection is off: a search creates millions
+    of objects and no cycles.
+    """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=spawn, initializer=gc.disable) as pool:
         futures = [pool.submit(explore, setting, limit) for setting, limit in work]

@@ -1,23 +1,21 @@
-"""The worlds that are explored, and their bounds.
+"""The worlds to explore, and their bounds.
 
-In each of them three workers take deliveries from one queue, a lease lasts two ticks and is renewed for at most
-three, an event is tried twice at most, and handlers may fail whenever they run. `faults` is how many of these
-happen in one run, at any step and to anybody: a worker crashes; a worker is stopped past its lease and goes on
-afterwards; a request is lost; an answer is lost; a request is delayed and arrives at any later time (one at a
-time for each worker, and no batch of two). Beside them a setting may allow a delivery more, a jump of the
-store's clock by one tick and one act of an operator. `outages` is how often a handler finds that something it
-calls is unavailable. With `abandons` it may become known, at any later step, that a worker has crashed: its claims
-are abandoned, in time or too late. Time is not bounded. Without `expiry`, everything happens before the first
-record expires, which keeps those worlds small enough for conflicts and more faults. `ways` is what a worker may do
-with a delivery: claim it and run it; have it admitted for whoever takes it, or for itself to run at once; or mark
-it and run it.
+In each world three workers take deliveries from one queue, a lease lasts two ticks and is renewed for at most three, an
+event is tried at most twice, and handlers may fail. `faults` is the number of faults in one run, at any step and for
+any worker: a worker crashes; a worker is stopped past its lease and continues; a request is lost; an answer is lost; a
+request is delayed and arrives at any later time (one at a time for each worker, and no batch of two). A setting may
+also allow one more delivery, a jump of the store's clock by one tick, and one action of an operator. `outages` is how
+often a handler finds a service unavailable. With `abandons`, the crash of a worker may become known at any later step,
+and its claims are abandoned, in time or too late. Time is not bounded. Without `expiry`, everything happens before the
+first record expires, which keeps those worlds small enough for conflicts and more faults. `ways` is what a worker may
+do with a delivery: claim and run it; admit it for a dispatcher, or with a lease to run it at once; or mark and run it.
 """
 
 from typing import Final
 
 from tests.model.parts import Content, Setting
 
-# Two deliveries of one event and one of another with the same key; copies of conflicts have keys of their own.
+# Two deliveries of one event, and one of another event with the same key. Copies of conflicts have other keys.
 _CONFLICT: Final = (Content("a", 0, 1, 2), Content("b", 0, 2, 1))
 _ONCE: Final = (Content("a", 0, 0, 1),)
 _TWICE: Final = (Content("a", 0, 0, 2),)
@@ -51,7 +49,7 @@ MARK_EXPIRY: Final = Setting(
 )
 MARK_ADMIT: Final = Setting("an event marked first or admitted", _COPIED, faults=1, ways=("mark", "admit"))
 
-# Explored whole with every test run; the slowest first, so that two processors end at about the same time.
+# Explored completely in every test run. The slowest come first, so that two processors finish at about the same time.
 ORDINARY: Final = (
     *(CONFLICT, OPERATOR, ADMIT_RUN, ABANDON, FAULTS, EXPIRY, MARK_EXPIRY, MIXED, BATCH, TRANSACTION, ADMIT_EXPIRY),
     *(OUTAGE, SKEW, FORGETFUL, MARK_ADMIT, BATCH_CONFLICT, ADMIT_CONFLICT, POISON, MARK, ADMIT),

@@ -1,7 +1,7 @@
-"""States as numbers: every shared part and every worker is known by its number, and moves are tables of numbers.
+"""States as numbers: every shared part and every worker has a number, and moves are tables of numbers.
 
-A state is one integer, the shared part's number followed by the workers' numbers in order, so that worlds which
-differ only in which worker is which are one. The visited set is therefore exact; nothing is hashed away.
+A state is one integer: the number of the shared part followed by the sorted numbers of the workers. So worlds that
+differ only in the numbering of workers are one state. The set of visited states is exact; it does not use hashes.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ SHARED: Final = 3 * BITS
 
 
 class Entry(NamedTuple):
-    """A move in numbers. `gained` are the keys, as bits, that the worker trusts to be its own from now on."""
+    """A move in numbers. `gained` are the keys, as bits, that the worker holds from now on."""
 
     shared: int
     worker: int
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Calm(NamedTuple):
-    """What a worker does when nothing goes wrong any more: go on, go on with a failing handler, or take up work."""
+    """The moves of a worker without faults: continue, continue with a failing handler, or take work."""
 
     going: Entry | None
     failing: Entry | None
@@ -37,7 +37,7 @@ class Calm(NamedTuple):
 
 
 class Space:
-    """The tables, filled as they are asked for. To fill one is to check the invariants of what it leads to."""
+    """The tables, filled on demand. Filling an entry checks the invariants of the resulting state."""
 
     def __init__(self, setting: Setting, rules: Rules, claims: ModuleType) -> None:
         self.game = Game(setting, rules, Ledger(claims, setting))
@@ -77,7 +77,7 @@ class Space:
         return found
 
     def tick(self, shared: int, one: int, two: int, three: int) -> int:
-        """The state one tick on, or -1 if that would take a fault and none is left."""
+        """The state one tick later, or -1 if the tick would need a fault and none is left."""
         stopped = self.lapsing[shared]
         if stopped:
             stopped &= self.claimed[one] | self.claimed[two] | self.claimed[three]
@@ -95,7 +95,7 @@ class Space:
             return pack(then, ages[one], ages[two], ages[three])
 
     def moved(self, entry: Entry, workers: list[int], at: int) -> int:
-        """The state after a worker's move, or after a disturbance if `at` is nobody's place."""
+        """The state after the move of a worker, or after a disturbance if `at` is not the place of a worker."""
         then = [self.stir(entry.stirs, worker) for worker in workers] if entry.stirs else workers[:]
         if at >= 0:
             then[at] = entry.worker
@@ -143,7 +143,7 @@ class Space:
         return ident
 
     def _find_later(self, shared: int, stopped: int) -> int:
-        """The shared part one tick on, or -1 if no fault is left to stop those workers with."""
+        """The shared part one tick later, or -1 if no fault is left to stop those workers."""
         before = self.shared[shared]
         possible = not stopped or before.faults
         ident = self._share(world.later(self.game, before, stopped)) if possible else -1

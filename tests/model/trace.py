@@ -1,4 +1,4 @@
-"""Traces: the way to a broken invariant, told in words, with the workers kept apart by name."""
+"""The trace to a broken invariant, in words, with names for the workers."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +11,7 @@ _NAMES: Final = ("worker 1", "worker 2", "worker 3")
 
 
 class Counterexample(NamedTuple):
-    """A shortest way to break an invariant; the last step is the one that breaks it."""
+    """A shortest trace that breaks an invariant. The last step breaks it."""
 
     invariant: int
     what: str
@@ -23,7 +23,7 @@ class Counterexample(NamedTuple):
 
 
 class _Scene(NamedTuple):
-    """A state whose workers still have their names."""
+    """A state whose workers keep their names."""
 
     shared: int
     workers: tuple[tuple[int, str], ...]
@@ -67,7 +67,7 @@ def _tick(space: Space, scene: _Scene) -> Iterator[tuple[str, _Scene]]:
 
 
 def _last(space: Space, scene: _Scene, violation: Violation) -> str:
-    """The step that breaks the invariant, as far as it comes."""
+    """The step that breaks the invariant, as far as it is known."""
     if violation.invariant == LIVENESS:
         return "from here on nothing goes wrong any more"
     for worker, name in scene.workers:
@@ -79,7 +79,8 @@ def _last(space: Space, scene: _Scene, violation: Violation) -> str:
 
 
 def _breaking(space: Space, moves: Iterator[Move], worker: int, others: list[int]) -> str | None:
-    """The label of the move that breaks an invariant, nothing if it got none before it did, None if none does."""
+    """The label of the move that breaks an invariant; empty if it breaks before the label is set, None if no move
+    breaks one."""
     label = ""
     try:
         for move in moves:

@@ -1,4 +1,4 @@
-"""A turn: one step in the making. It asks the store, and keeps the books that the invariants are read from."""
+"""One step under construction: it sends requests to the store and updates the history for the invariants."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from tests.model.ledger import Ledger, Ruling
 from tests.model.parts import Job, Late, Move, Rules, Setting, Shared, Stir, Violation, Worker, changed
 
-# Stages in which a job has an owner and a fence to prove its claim with.
+# Stages in which a job has an owner and a fence to prove its claim.
 PROVING: Final = frozenset(
     {
         "bury copy",
@@ -23,7 +23,7 @@ PROVING: Final = frozenset(
         "premature",
     }
 )
-# Stages in which the worker may come to start, or has started, an effect; its lease is renewed meanwhile.
+# Stages in which the worker may start, or has started, an effect. Its lease is renewed meanwhile.
 HOLDING: Final = frozenset({"held", "running"})
 # Stages in which a delivery waits for its verdict.
 ASKING: Final = frozenset({"claim", "admit", "admit and run", "mark"})
@@ -32,7 +32,7 @@ _GIVEN: Final = ("granted", "admitted")
 
 
 class Game:
-    """What does not change while a world is explored."""
+    """The parts that do not change while a world is explored."""
 
     def __init__(self, setting: Setting, rules: Rules, ledger: Ledger) -> None:
         self.setting = setting
@@ -56,7 +56,7 @@ class Turn:
     # ── the store ─────────────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, index: int, verb: str) -> Ruling:
-        """Have a job's request judged; whether the answer comes back is the caller's choice."""
+        """Apply the request of a job. The caller decides whether the answer arrives."""
         job = self.worker.jobs[index]
         if verb == "claim" and not self.game.rules.claims_first:
             return self.game.ledger.judge(self.shared.records[job.key], verb, job.content, job.holds, job.stale)
@@ -66,7 +66,7 @@ class Turn:
         return ruling
 
     def arrive(self) -> Ruling:
-        """The late request reaches the store after all; nobody hears the answer."""
+        """A late request reaches the store. Its answer is lost."""
         late = self.worker.late
         assert late is not None
         ruling = self._judged(late, "complete" if late.verb == "commit" else late.verb)
@@ -78,7 +78,7 @@ class Turn:
         return ruling
 
     def operate(self, verb: str, key: int, *, proven: bool = False) -> None:
-        """An operator's row, or one of somebody who knows a claim's proof, or only what it was."""
+        """An operation of an operator, or an abandon with a valid or an old proof."""
         ruling = self.game.ledger.judge(self.shared.records[key], verb, 0, proven, verb == "abandon" and not proven)
         self._write(key, ruling)
 
@@ -105,7 +105,7 @@ class Turn:
             self.worker = told(self.worker, stir)
 
     def _hand_over(self, key: int, ruling: Ruling) -> None:
-        """Whoever had the key before has it no more."""
+        """The previous holder of the key loses it."""
         if ruling.forgiven:
             self._uncount(key, 0)
         shared, bit = self.shared, 1 << key
@@ -116,7 +116,7 @@ class Turn:
         )
 
     def _hold(self, index: int, key: int) -> None:
-        """The record's owner is this job's, and so that of any request made with the same owner."""
+        """The job holds the record, and so does every request with the same owner."""
         for other, job in enumerate(self.worker.jobs):
             twin = not self.game.rules.owner_for_each and job.stage == "claim" and job.key == key
             if other == index or twin:
@@ -128,7 +128,7 @@ class Turn:
     # ── the worker ────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, index: int, job: Job) -> None:
-        """Move a job on. A job that will use its owner no more lets go of the late request made with it."""
+        """Move a job to a stage. A job that does not use its owner any more drops the late request with that owner."""
         if job.stage in ("ack", "nack", "copy", "again"):
             content = self.game.setting.contents[job.content]
             key = content.copy_key if job.stage == "copy" else content.key
@@ -140,7 +140,7 @@ class Turn:
         self._set(index, job)
 
     def leave(self) -> None:
-        """The worker has nothing in its hands any more."""
+        """The worker has no job any more."""
         late = self.worker.late
         self.worker = Worker((), 0, None if late is None else late._replace(job=-1))
 
@@ -161,11 +161,11 @@ class Turn:
     # ── the history ───────────────────────────────────────────────────────────────────────────────────────
 
     def strike(self, cost: int = 1) -> None:
-        """A fault: the effects that are begun and not completed may be done again because of it."""
+        """A fault: effects that were started and not completed may be repeated because of it."""
         self.shared = struck(self.game, self.shared, cost, ~0)
 
     def requeue(self, jobs: Iterable[Job]) -> None:
-        """The deliveries that were not acknowledged come again."""
+        """Unacknowledged deliveries are queued again."""
         queue = list(self.shared.queue)
         for job in jobs:
             queue[job.content] += not job.kept
@@ -180,7 +180,7 @@ class Turn:
         self.shared = self.shared._replace(marked=changed(marked, content, marked[content] + more))
 
     def lose(self, index: int) -> None:
-        """Nobody will go on with this job. If it is marked, or a request that marks it may have come or still come to
+        """No worker continues this job. If it is marked, or if a marking request may have reached or may still reach
         the store, it counts as completed and may never take effect."""
         job, late = self.worker.jobs[index], self.worker.late
         sent = job.holds or (late is not None and late.job == index)
@@ -188,8 +188,8 @@ class Turn:
             self.shared = self.shared._replace(excused_bits=self.shared.excused_bits | 1 << job.content)
 
     def start(self, job: Job) -> None:
-        """An effect starts. Where the store's clock has jumped, the claim may be another's by now: then it is one of a
-        grant that was given up as lost."""
+        """An effect starts. If the clock of the store has jumped, the claim may belong to another by now; then the
+        effect belongs to a grant that was given up as lost."""
         runs = self.shared.runs[job.key] + 1
         if runs > 1 and self.game.setting.ways == ("mark",) and job.marked and not self.shared.meddled:
             raise Violation(16, f"the effect of {self.game.name(job)} was marked first, and starts a second time")
@@ -206,7 +206,7 @@ class Turn:
         )
 
     def _uncount(self, key: int, runs: int) -> None:
-        """What was started does not count as an attempt, and perhaps not as a run either."""
+        """A started effect does not count as an attempt, and maybe not as a run."""
         shared = self.shared
         if shared.started_bits >> key & 1:
             self.shared = shared._replace(
@@ -216,7 +216,7 @@ class Turn:
             )
 
     def apply(self, key: int, content: int) -> None:
-        """An effect reaches the world."""
+        """An effect is applied."""
         shared = self.shared
         first = content if shared.effect_of[key] < 0 else shared.effect_of[key]
         self._check_once(key, content, first)
@@ -227,8 +227,8 @@ class Turn:
         )
 
     def _check_once(self, key: int, content: int, first: int) -> None:
-        """A transaction is exact whatever happens. A plain effect is redone only where a fault struck, and a
-        worker that outlived the memory of its key may still finish what it began."""
+        """A transaction is exact in all cases. A plain effect is repeated only after a fault. A worker that outlived
+        the record of its key may still finish its effect."""
         shared, names = self.shared, self.game.setting.contents
         if not self.game.setting.transaction and shared.forgotten_bits >> key & 1:
             return
@@ -239,13 +239,13 @@ class Turn:
             raise Violation(1, f"{names[content].name} takes effect again, and no fault fell before its completion")
 
     def commit(self, ruling: Ruling, job: Job | Late) -> None:
-        """Effect and completion in one transaction. If it is tried again, the store still says yes to the same
-        completion; the effect must not be committed with that a second time, so it goes by the change."""
+        """Effect and completion in one transaction. On a retry, the store still answers yes to the same completion, but
+        the effect must not be committed again. So the effect depends on whether the record changed."""
         if ruling.answer == "yes" and (ruling.changed or not self.game.rules.commits_once):
             self.apply(job.key, job.content)
 
     def forget(self, key: int) -> None:
-        """The key begins a new life."""
+        """The key starts a new life."""
         shared, bit = self.shared, 1 << key
         self.shared = shared._replace(
             runs=changed(shared.runs, key, 0),
@@ -258,7 +258,7 @@ class Turn:
 
 
 def told(worker: Worker, stir: Stir) -> Worker:
-    """What a worker's requests are worth after a record was handed over to somebody else."""
+    """The requests of a worker after a record was granted to another."""
     jobs = tuple(
         job._replace(holds=False, stale=job.stale or (stir.refenced and job.stage in PROVING))
         if job.key == stir.key
@@ -272,7 +272,7 @@ def told(worker: Worker, stir: Stir) -> Worker:
 
 
 def struck(game: Game, shared: Shared, cost: int, keys: int) -> Shared:
-    """Mark those of the keys whose effect is begun and not completed."""
+    """Mark the keys whose effect was started and not completed."""
     bits = shared.struck_bits
     for key, record in enumerate(shared.records):
         if keys >> key & 1 and shared.runs[key] and game.ledger.state(record) != "C":

@@ -1,12 +1,12 @@
-"""What a worker does, in the order in which the gate does it.
+"""The steps of a worker, in the order of the gate.
 
-    receive ─▶ claim ─▶ conflicts: keep a copy ─▶ retried ones of a batch: give back, to be run alone later
-            ─▶ for each grant: bury it unrun, give it back or start its effect ─▶ finish ─▶ settle ─▶ reply
+    receive ─▶ claim ─▶ conflicts: store a copy ─▶ events of a batch with a lost attempt: release, to run alone later
+            ─▶ for each grant: bury it without running, release it or start its effect ─▶ finish ─▶ settle ─▶ reply
 
-A request is judged in one instant; before it and after it any number of other things may happen. The time an
-answer takes is the time a worker lingers before its next step. With every request it can happen, for the price
-of a fault, that it is lost, that its answer is lost, or that it arrives late; the worker then sends it again
-with the same owner, or gives up. At every step a worker can crash.
+The store applies a request in one instant. Any number of other steps may happen before and after it. The time that an
+answer takes is the time until the next step of the worker. Each request may, at the cost of one fault, be lost, lose
+its answer, or arrive late. The worker then sends it again with the same owner, or gives up. A worker can crash at every
+step.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.model.ledger import Ruling
 from tests.model.parts import Job, Move, Shared, Violation, Worker, changed
 from tests.model.turn import ASKING, HOLDING, Game, Turn
 
-# What a job in this stage asks of the store.
+# The request of a job in this stage.
 _VERBS: Final = {
     "claim": "claim",
     "admit": "admit",
@@ -34,7 +34,7 @@ _VERBS: Final = {
     "bury": "bury",
     "give back": "give back",
 }
-# Where a settlement leads: if it was accepted, and if the lease was lost or the store did not answer.
+# The stage after a settlement: if it was accepted, and if the lease was lost or the store did not answer.
 _AFTER: Final = {
     "bury copy": ("ack", "nack"),
     "yield": ("again", "again"),
@@ -46,7 +46,7 @@ _AFTER: Final = {
     "bury": ("ack", "nack"),
     "give back": ("nack", "nack"),
 }
-# When a job in this stage has its turn.
+# The order in which jobs have their turn, by stage.
 _PHASES: Final = {
     **dict.fromkeys(ASKING, "claiming"),
     **dict.fromkeys(("copy", "bury copy", "yield"), "first"),
@@ -59,7 +59,7 @@ _PHASES: Final = {
 
 
 def moves(game: Game, shared: Shared, worker: Worker) -> Iterator[Move]:
-    """Everything that this worker, or the network with its late request, can do next."""
+    """All next moves of this worker, and of the network with its late request."""
     if worker.late is not None:
         yield _late(game, shared, worker)
     if worker.jobs:
@@ -114,7 +114,7 @@ def _taken(game: Game, shared: Shared, worker: Worker, job: Job, name: str) -> I
 
 
 def _work(game: Game, shared: Shared, worker: Worker) -> Iterator[Move]:
-    """One line for each thing that must come first, then what may happen side by side."""
+    """One line for each thing that must come first, then the moves that may happen in any order."""
     turns: dict[str, list[int]] = {}
     for index, job in enumerate(worker.jobs):
         turns.setdefault(_PHASES[job.stage], []).append(index)
@@ -140,7 +140,7 @@ def _run(game: Game, shared: Shared, worker: Worker, turns: dict[str, list[int]]
 
 
 def _renew(game: Game, shared: Shared, worker: Worker, index: int) -> Iterator[Move]:
-    """The heartbeat; if the answer is lost, the worker is left with what it knew."""
+    """The heartbeat. If the answer is lost, the worker keeps its old knowledge."""
     job, lease = worker.jobs[index], game.setting.lease
     if not job.hold or job.valid == lease or job.stage not in HOLDING or job.marked:
         return
@@ -157,7 +157,8 @@ def _renew(game: Game, shared: Shared, worker: Worker, index: int) -> Iterator[M
 
 
 def _begin(game: Game, shared: Shared, worker: Worker, index: int) -> Move:
-    """The next grant: buried unrun, given back, or its effect starts. The check and the start are one step."""
+    """The next grant is buried without running, released, or its effect starts. The check and the start are one
+    step."""
     turn, job, name = Turn(game, shared, worker), worker.jobs[index], game.name(worker.jobs[index])
     if job.stage == "reply":
         turn.put(index, job._replace(stage="held"))
@@ -209,12 +210,12 @@ def _fail(turn: Turn, index: int) -> Move:
 
 
 def _kept_apart(game: Game) -> str:
-    """What was marked as done and is not is kept as a copy, as a conflict is."""
+    """A marked event that was not done is stored as a copy, like a conflict."""
     return "copy" if game.rules.keeps_marked else "ack"
 
 
 def _end_with(turn: Turn, index: int, stage: str) -> None:
-    """Say how the claim shall be settled."""
+    """Choose the settlement of the claim."""
     job = turn.worker.jobs[index]
     if stage in ("complete", "bury") and not turn.game.rules.acks_after_settle:
         turn.acknowledge(job)
@@ -279,7 +280,7 @@ def _request(game: Game, shared: Shared, worker: Worker, indexes: list[int]) -> 
 def _disturbed(
     game: Game, shared: Shared, worker: Worker, indexes: list[int], what: str, matters: bool
 ) -> Iterator[Move]:
-    """The same request, when the network has a hand in it."""
+    """The same request with a fault of the network."""
 
     def send(turn: Turn) -> None:
         for index in indexes:
@@ -312,7 +313,7 @@ def _harmed(turn: Turn, harm: Callable[[Turn], None], given_up: list[int], label
 
 
 def _nothing(_turn: Turn) -> None:
-    """The request is lost before it is judged."""
+    """The request is lost before it is applied."""
 
 
 def _ask(turn: Turn, index: int) -> Ruling:
@@ -350,7 +351,7 @@ def _verdict(turn: Turn, index: int, ruling: Ruling) -> None:
 
 
 def _accept(turn: Turn, index: int) -> None:
-    """What is kept by the store and run from here is acknowledged before it is run."""
+    """An event that the store holds and this worker runs is acknowledged before it runs."""
     job = turn.worker.jobs[index]
     if job.stage == "admit and run":
         turn.acknowledge(job)
@@ -371,7 +372,8 @@ def _grant(turn: Turn, index: int, ruling: Ruling) -> None:
 
 
 def _set_apart(turn: Turn, indexes: list[int]) -> None:
-    """In a batch, what was lost before is given back first and run last, so that it can take no neighbour along."""
+    """In a batch, an event with a lost attempt is released first and run last, so that it cannot kill a worker with
+    other events."""
     turn.worker = turn.worker._replace(waited=0)
     held = [index for index in indexes if turn.worker.jobs[index].stage == "held"]
     for index in held:

@@ -1,8 +1,8 @@
-"""The world around the workers: time, the operator, what the queue does by itself, and where it all begins.
+"""The world around the workers: time, the operator, the queue, and the initial state.
 
-Time has no bound: leases, retention and validity are kept as what is left of them, and what is over stays over.
-A tick is free while every worker that holds a claim still has its lease; a tick that ends the lease of one costs
-a fault, since such a worker was stopped, or cut off, for that long. Then it goes on where it was.
+Time is not bounded: leases, retention and validity are stored as the time left, and an expired one stays expired. A
+tick is free while every worker with a claim keeps its lease. A tick that ends the lease of a worker costs a fault: the
+worker was stopped or disconnected for that long, and continues afterwards.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ def beginning(setting: Setting) -> Shared:
 
 
 def later(game: Game, shared: Shared, stopped: int = 0) -> Shared:
-    """One tick on, past the lease of workers that hold the `stopped` keys."""
+    """One tick later, past the lease of workers that hold the `stopped` keys."""
     if stopped:
         shared = struck(game, shared, 1, stopped)
     ledger, excused = game.ledger, shared.excused_bits | _failing(game, shared, stopped)
@@ -45,8 +45,8 @@ def later(game: Game, shared: Shared, stopped: int = 0) -> Shared:
 
 
 def _failing(game: Game, shared: Shared, stopped: int) -> int:
-    """Contents, as bits, that were marked first, and that a worker stopped at one of these keys may be about to keep a
-    copy of."""
+    """Contents, as bits, that were marked, and of which a worker stopped at one of these keys may still have to store a
+    copy."""
     copies = enumerate(content.copy_key for content in game.setting.contents)
     return _bits(content for content, key in copies if shared.marked[content] and stopped >> key & 1)
 
@@ -59,13 +59,13 @@ def worker_later(setting: Setting, worker: Worker) -> Worker:
 
 
 def _job_later(setting: Setting, job: Job) -> Job:
-    """What is marked is its worker's for longer than a lease, until it expires: in some worlds, beyond their end."""
+    """A marked event belongs to its worker for longer than a lease, until it expires; in some worlds, for ever."""
     passes = setting.expiry or job.valid <= setting.lease
     return job._replace(valid=max(0, job.valid - passes), hold=max(0, job.hold - 1))
 
 
 def lapsing(ledger: Ledger, shared: Shared) -> int:
-    """Keys, as bits, whose lease would be over a tick later."""
+    """Keys, as bits, whose lease is over one tick later."""
     return sum(1 << key for key, record in enumerate(shared.records) if ledger.lapses(record))
 
 
@@ -75,7 +75,7 @@ def claimed(worker: Worker) -> int:
 
 
 def trusted(worker: Worker) -> int:
-    """Keys, as bits, that the worker believes to be its own and may start, or has started, an effect for."""
+    """Keys, as bits, that the worker believes to hold, and for which it may start, or has started, an effect."""
     keys = [job.key for job in worker.jobs if job.stage in HOLDING and job.valid]
     if len(set(keys)) < len(keys):
         raise Violation(1, "one worker holds two valid claims on one key")
@@ -93,7 +93,7 @@ def _bits(keys: Iterable[int]) -> int:
 
 
 def disturbances(game: Game, shared: Shared) -> Iterator[Move]:
-    """What happens to no worker in particular. The worker of these moves is nobody."""
+    """Events that affect no single worker. These moves have no worker."""
     if shared.duplicates:
         name, queue = game.setting.contents[0].name, changed(shared.queue, 0, shared.queue[0] + 1)
         spent = shared._replace(queue=queue, duplicates=shared.duplicates - 1)
@@ -109,7 +109,7 @@ def disturbances(game: Game, shared: Shared) -> Iterator[Move]:
 
 
 def _abandoned(game: Game, shared: Shared) -> Iterator[Move]:
-    """Who finds that an instance has ended may be slow to say so: by then another may have been granted the claim."""
+    """The end of an instance may be noticed late: by then another worker may have been granted the claim."""
     anybody = -1 if not game.rules.abandons_the_ended else 0
     for key, record in enumerate(shared.records):
         bit = 1 << key
@@ -124,7 +124,7 @@ def _abandoned(game: Game, shared: Shared) -> Iterator[Move]:
 
 
 def _skewed(game: Game, shared: Shared) -> Shared:
-    """Whoever holds a claim now may trust it beyond its lease, so what is claimed may be done twice."""
+    """The holder of a claim may trust it beyond its lease, so the effect may happen twice."""
     held = _bits(key for key, record in enumerate(shared.records) if game.ledger.state(record) == "P")
     return shared._replace(skews=shared.skews - 1, skewed=True, struck_bits=shared.struck_bits | held)
 
@@ -148,7 +148,7 @@ def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move
 
 
 def _dropped(game: Game, shared: Shared, key: int, content: int) -> Shared:
-    """What a person throws away is not owed any more."""
+    """An event that an operator drops need not take effect any more."""
     dropped = _failing(game, shared, 1 << key) if content < 0 else 1 << content
     return shared._replace(excused_bits=shared.excused_bits | dropped)
 
@@ -172,16 +172,16 @@ def _check_neighbours(game: Game, shared: Shared) -> None:
 
 
 def ended(game: Game, shared: Shared, workers: Iterable[Worker]) -> bool:
-    """Nothing is left to do: every delivery is acknowledged, every record completed, buried or forgotten."""
+    """No work is left: every delivery is acknowledged, every record completed, buried or removed."""
     if any(shared.queue) or any(worker.jobs or worker.late for worker in workers):
         return False
     return all(_at_rest(game.ledger, shared, record) for record in shared.records)
 
 
 def _at_rest(ledger: Ledger, shared: Shared, record: int) -> bool:
-    """After an operator has reset a key, a late request may claim it for nobody; whoever was to keep a copy of what it
-    had marked may have crashed. Such a record waits for nothing but its expiry: the deliveries are acknowledged, and
-    `check` has seen to it that none of them is owed."""
+    """After an operator has reset a key, a late request may claim it although its worker has gone, and the worker that
+    had to store a copy of a marked event may have crashed. Such a record only waits for its expiry: the deliveries are
+    acknowledged, and `check` has verified that no effect is missing."""
     abandoned = shared.meddled or shared.excused_bits > 0
     return ledger.state(record) in ("", "C", "D") or (abandoned and ledger.content(record) < 0)
 

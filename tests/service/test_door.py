@@ -92,7 +92,7 @@ def test_a_copy_while_the_handler_changes_the_event() -> None:
         before = [await said() for _ in range(3)]
         for entry in gate.store.browse():
             gate.store.reset([Reset(entry.namespace, entry.key)])
-        gate._engine._memory._new.clear()
+        gate._engine._cache._new.clear()
         started.clear()
         go.clear()
         running = asyncio.create_task(said())

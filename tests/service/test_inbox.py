@@ -47,7 +47,7 @@ def test_kept_and_run(service: Service) -> None:
             "event_id": "evt-1",
             "key": "1167701c9060313049c77c4c6d470800",
             "kind": None,
-            "reason": "Accepted: it is kept, and will be run.",
+            "reason": "Accepted: the event is stored and will be run.",
         },
     )
     assert (second.status_code, second.json()["status"]) == (200, "duplicate")

@@ -18,8 +18,9 @@ from oncegate import Event, Gate, open_store
 from oncegate.claims import Admitted, Redrive
 from oncegate.clocks import Clock, since_boot
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable, Unkeepable
+from oncegate.gate.claimer import GuardedStore
 from oncegate.stores.base import Store
-from oncegate.stores.circuit_breaker import IN_A_ROW, CircuitBreaker, GuardedStore
+from oncegate.stores.circuit_breaker import IN_A_ROW, CircuitBreaker
 from oncegate.stores.postgres import PostgresStore, schema
 from oncegate.stores.postgres.arrays import statements
 from oncegate.stores.postgres.connections import Connections

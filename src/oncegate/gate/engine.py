@@ -1,4 +1,4 @@
-"""The engine: what takes identified events from a claim to an outcome, put together for one store and its config."""
+"""The engine: takes identified events from a claim to an outcome. It is made for one store and one configuration."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -6,26 +6,31 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
+from oncegate import keys
+from oncegate.canonical import digest
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
-from oncegate.gate.admitter import Admitter
-from oncegate.gate.claimer import Claimer
+from oncegate.gate.claimer import Claimer, guarded
 from oncegate.gate.completion_cache import CompletionCache
+from oncegate.gate.dead_letters import DeadLetters
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler
-from oncegate.gate.job import Batch, Identified, Job, RejectedEvent
+from oncegate.gate.job import Batch, Identified, Job, RejectedEvent, UnguardedEvent
 from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settlement import CLOSE_WITHIN, SettlementPlanner, SettlementRetrier
 from oncegate.gate.state_changes import StateChangeResolver
-from oncegate.gate.sync_runner import RunContext, SyncRunner
+from oncegate.gate.sync_runner import RunContext, SyncRunner, refuse_unguarded
+from oncegate.instances import owners
 from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import JoinsTransactions, Store
-from oncegate.stores.circuit_breaker import CircuitBreaker, GuardedStore
+from oncegate.stores.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
     from oncegate.gate.async_runner import AsyncRunner
+
+_NOT_STORABLE = "it was made by hand and has no raw document to store; pass the delivered payload, or set raw"
 
 
 class Engine:
@@ -36,92 +41,112 @@ class Engine:
         boot: Clock,
         observers: Observers,
         hints: Hints = NO_HINTS,
-        memory: CompletionCache | None = None,
-        unsettled: SettlementRetrier | None = None,
+        cache: CompletionCache | None = None,
+        retrier: SettlementRetrier | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self.config = config
         self.boot = boot
         self._observers = observers
         if config.breaker is not None and getattr(store, "remote", False):
-            store = cast(Store, GuardedStore(store, CircuitBreaker(config.breaker, boot, self._breaker_told)))
+            store = guarded(store, CircuitBreaker(config.breaker, boot, self._notify_breaker))
         self._store = store
         self._hints = hints
-        self._memory = memory = memory or CompletionCache(
-            None if config.sliding else config.remember, config.retention, boot
-        )
-        self._heartbeat = heartbeat = heartbeat or Heartbeat(store, config.lease, config.max_hold, boot, self._lost)
-        self.claimer = Claimer(store, config, boot, memory, observers, hints, heartbeat)
-        self.state_changes = StateChangeResolver(store, config, self.claimer, observers)
-        self._unsettled = unsettled = unsettled or SettlementRetrier(store, boot, memory.settled)
+        self._cache = cache or CompletionCache(None if config.sliding else config.remember, config.retention, boot)
+        self._heartbeat = heartbeat or Heartbeat(store, config.lease, config.max_hold, boot, self._notify_lost)
+        self._retrier = retrier or SettlementRetrier(store, boot, self._cache.settled)
+        self.dead_letters = DeadLetters(store, config, self._cache, observers, hints)
+        self.claimer = Claimer(store, config, boot, self._cache, observers, hints, self._heartbeat, self.dead_letters)
+        self.state_changes = StateChangeResolver(store, config, self.claimer, self.dead_letters, observers)
         self._context = RunContext(
-            store, config, boot, self.claimer, SettlementPlanner(config, boot), heartbeat, memory, unsettled, observers
+            store,
+            config,
+            boot,
+            self.claimer,
+            self.dead_letters,
+            SettlementPlanner(config, boot),
+            self._heartbeat,
+            self._cache,
+            self._retrier,
+            observers,
         )
         self.runner = SyncRunner(self._context)
 
     def under(self, **changes: Any) -> "Engine":
-        """Another engine for the same store, with these config changed. What one learns the other knows: what is
-        completed, what is not yet confirmed, and whether the store answers; and, if their leases are alike, what is
-        held."""
+        """Another engine for the same store with another configuration. The two share the completion cache, the
+        settlements to retry and the circuit breaker, and, if their leases are equal, the heartbeat."""
         config = replace(self.config, **changes, breaker=None)  # the store is behind its breaker already
-        alike = (config.lease, config.max_hold) == (self.config.lease, self.config.max_hold)
+        same_leases = (config.lease, config.max_hold) == (self.config.lease, self.config.max_hold)
         return Engine(
             self._store,
             config,
             self.boot,
             self._observers,
             self._hints,
-            self._memory,
-            self._unsettled,
-            self._heartbeat if alike else None,
+            self._cache,
+            self._retrier,
+            self._heartbeat if same_leases else None,
         )
 
-    def through(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
-        """Claim all, run what is granted or may run unguarded, settle it; one outcome for each, in order."""
-        if len(identified) == 1 and type(only := identified[0]) is Job and only.key.change is None:
-            return [self._one_through(only, handler)]
+    def run(self, item: Identified, handler: Handler) -> Outcome:
+        """Claim one event, run its handler, settle it."""
+        if type(item) is not Job or item.key.change is not None:
+            return self.run_batch([item], handler)[0]
+        jobs = [item]
+        self.claimer.claim(jobs)
+        self.runner.run(jobs, handler)
+        if item.unguarded is not None:
+            self.runner.run_unguarded(jobs, handler)
+        return item.outcome
+
+    def run_batch(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
+        """Claim all events with one write, run their handlers, settle them; one outcome for each, in order."""
         batch = Batch(identified, self.state_changes.resolve)
         self.claimer.claim(batch.jobs)
         self.runner.run(batch.jobs, handler)
-        self.runner.run_unguarded([*batch.jobs, *batch.bare], handler)
-        if batch.echoing:
+        self.runner.run_unguarded([*batch.jobs, *batch.unclaimed], handler)
+        if batch.state_changes:
             self.state_changes.confirm(batch.items)
         return batch.outcomes
 
-    def _one_through(self, job: Job, handler: Handler) -> Outcome:
-        """The same for one job alone, without what only several need."""
-        jobs = [job]
-        self.claimer.claim(jobs)
-        self.runner.run(jobs, handler)
-        if job.unguarded is not None:
-            self.runner.run_unguarded(jobs, handler)
-        return job.outcome
+    async def arun(self, item: Identified, handler: AsyncHandler | Handler) -> Outcome:
+        """The same for one event, beside other coroutines."""
+        if not isinstance(item, RejectedEvent):
+            await self.concurrent.run(item, handler)
+        return item.outcome
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any) -> None:
-        """Claim one and run it in a transaction; it has its outcome afterwards. Nothing runs unguarded here."""
+        """Claim one event and run it in a transaction; it has its outcome afterwards. Nothing runs unguarded here."""
         if connection is not None:
             try:
-                cast(JoinsTransactions, self._store).check_connection(connection)  # the gate has asked whether it can
+                cast(JoinsTransactions, self._store).check_connection(connection)  # the gate has checked the store
             except StoreError as error:
-                job.outcome = Outcome("failed", job.event, job.key, error=str(error))
+                job.outcome = job.failed(str(error))
                 return
         self.state_changes.resolve([job])
         if not job.answered:
             self.claimer.claim([job])
             if job.held:
                 self.runner.transact(job, handler, connection)
-        if job.unguarded is not None:
-            job.outcome = Outcome("failed", job.event, job.key, error=job.unguarded)
+        refuse_unguarded([job])
         self.state_changes.confirm([job])
 
     def admit(self, identified: Sequence[Identified]) -> list[Outcome]:
-        """Have the store keep all, to be taken later; one outcome for each, in order."""
-        return self.admitter.through(identified)
+        """Have the store hold all events until they are taken; one outcome for each, in order."""
+        items = _storable(identified)
+        jobs = [item for item in items if isinstance(item, Job)]
+        self.state_changes.resolve(jobs)
+        batch = Batch(items)
+        if call := self.runner.admit_call(batch.jobs):
+            call.execute(self.boot)
+        refuse_unguarded(jobs)
+        self.state_changes.confirm(batch.items)
+        return batch.outcomes
 
     async def aadmit(self, identified: Sequence[Identified], run_now: int = 0) -> list[Job | RejectedEvent]:
-        """The same, beside others that come at the same time: all have their outcome. Up to so many may come back held,
-        to be run here at once."""
-        items = self.admitter.keyed(identified)
+        """The same beside other coroutines; all have their outcome afterwards. Up to `run_now` of them may be held, to
+        be run here at once."""
+        items = _storable(identified)
         jobs = [item for item in items if isinstance(item, Job)]
         for job in jobs[:run_now]:
             job.run_now = True
@@ -129,7 +154,7 @@ class Engine:
         return items
 
     def mark(self, job: Job) -> bool:
-        """Mark one as done without running anything; False if it was known. Raises StoreError."""
+        """Mark one event as done without running anything; False if it was known. Raises StoreError."""
         self.state_changes.place([job])
         if job.answered and job.outcome.status == "skipped":
             return False
@@ -140,25 +165,19 @@ class Engine:
             self.claimer.mark(Job(job.event, job.emission, job.payload_hash))
         return marked
 
-    async def athrough(self, item: Identified, handler: AsyncHandler | Handler) -> Outcome:
-        """The same for one, beside others that come at the same time."""
-        if not isinstance(item, RejectedEvent):
-            await self.concurrent.run(item, handler)
-        return item.outcome
-
     def close(self) -> None:
         if "concurrent" in self.__dict__:
             self.concurrent.close()
         else:
-            self._unsettled.flush(CLOSE_WITHIN)
+            self._retrier.flush(CLOSE_WITHIN)
 
     def give_up(self) -> None:
-        """What is not confirmed by now will not be: the store is about to be closed."""
-        self._unsettled.give_up()
+        """Stop retrying settlements: the store is about to be closed."""
+        self._retrier.give_up()
 
     @property
     def hung(self) -> int:
-        """How many plain handlers have run for longer than `handler_timeout`, or `max_hold` without one."""
+        """How many plain handlers have run for longer than `handler_timeout`, or `max_hold` if there is none."""
         return self.concurrent.threads.hung if "concurrent" in self.__dict__ else 0
 
     @property
@@ -168,19 +187,31 @@ class Engine:
 
     @cached_property
     def concurrent(self) -> "AsyncRunner":
-        """Made when first used: asyncio would cost every cold start that does without it."""
+        """Made when first used: asyncio would slow down every cold start that does without it."""
         from oncegate.gate.async_runner import AsyncRunner
 
-        return AsyncRunner(self._context, self.runner, self.state_changes, self.admitter)
+        return AsyncRunner(self._context, self.runner, self.state_changes)
 
-    @cached_property
-    def admitter(self) -> Admitter:
-        return Admitter(
-            self._store, self.config, self.boot, self.claimer, self.runner, self.state_changes, self._observers
-        )
-
-    def _breaker_told(self, name: str, why: str) -> None:
+    def _notify_breaker(self, name: str, why: str) -> None:
         self._observers.notify(name, detail=why)
 
-    def _lost(self, lease: Lease) -> None:
+    def _notify_lost(self, lease: Lease) -> None:
         self._observers.notify("lease.lost", detail=lease.key.hex())
+
+
+def _storable(identified: Sequence[Identified]) -> list[Job | RejectedEvent]:
+    """Jobs that the store can hold. An event that may run without a key gets a random key. An event that was made by
+    hand is refused: the store would have no document to read it from again."""
+    return [item if type(item) is Job and item.event.raw else _made_storable(item) for item in identified]
+
+
+def _made_storable(item: Identified) -> Job | RejectedEvent:
+    if isinstance(item, RejectedEvent):
+        return item
+    if isinstance(item, UnguardedEvent):
+        (random,) = owners(1)
+        key = keys.make("unguarded", item.event, [random.hex()], binds=False)
+        job = Job(item.event, key, digest(item.event.raw))
+    else:
+        job = item
+    return job if job.event.raw else RejectedEvent(Outcome("invalid", job.event, job.key, error=_NOT_STORABLE))

@@ -1,4 +1,4 @@
-"""The gate: every event through a claim, one handler at a time for each key.
+"""The gate: the public API. Every event needs a claim, and one handler runs at a time for each key.
 
 read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settle ─▶ outcome
 """
@@ -14,11 +14,10 @@ from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, publish_target_of
-from oncegate.gate.job import ANYWHERE, Identifier, Job, RejectedEvent, UnguardedEvent, handed_to
+from oncegate.gate.job import ANY_DESTINATION, Identifier, Job, RejectedEvent, UnguardedEvent, handed_to
 from oncegate.gate.observers import Observer, Observers
 from oncegate.gate.options import GateConfig, GateOptions, check_inbox, validate
 from oncegate.gate.outcome import Outcome
-from oncegate.ingress.worker import Worker, WorkerContext
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
 from oncegate.stores.base import Inbox, JoinsTransactions, Store, Transactional
@@ -27,6 +26,7 @@ from oncegate.stores.deferred import open_or_defer
 if TYPE_CHECKING:
     from oncegate.gate.once import OnceFunctions
     from oncegate.ingress.inbox import InboxWorker
+    from oncegate.ingress.worker import Worker
     from oncegate.signatures import Verifier
 
 _CLOSE_WITHIN = 2.0
@@ -36,42 +36,41 @@ _R = TypeVar("_R")
 
 
 class Gate:
-    """Runs a handler once for each event, whatever is delivered how often.
+    """Runs a handler once for each event, however often the event is delivered.
 
-    `store` is a URL or a store, `key` the strategy by which events are told apart, `observers` are called with a
-    `Notice` of what the gate does, and `hints` say what payloads do not say themselves: see `oncegate.sources.Hints`.
-    All else has a default:
+    `store` is a URL or a store, `key` the strategy that identifies events. `observers` are called with a `Notice` for
+    each thing the gate does. `hints` say what payloads do not say themselves: see `oncegate.sources.Hints`.
+    All other options have defaults:
 
-    How long. `retention` is how long a completed key is remembered (with `sliding=True` from its latest copy on, for at
-    most `sliding_limit`), `lease` how long a claim lasts unrenewed and `max_hold` how long one is renewed at most.
-    `dead_letter_retention` is how long a dead letter is kept. What the store holds and failed is left alone for
-    `backoff`, twice as long after each further attempt, and for `backoff_limit` at most. If it failed because something
-    that its handler calls is unavailable (`RetryLater`, ConnectionError, TimeoutError), it is tried for `retry_for`
-    without using up attempts; None has it count like any failure. For `remember`, at most 60 s,
-    this process answers copies of what it saw completed by itself; None has it ask the store every time.
-    A store over a network that answered five times in a row with an error, or later than `breaker` and than ten times
-    the median of its last answers, is left alone for a while, and events are refused at once; None has it asked
-    whatever it does.
+    Times. `retention` is how long a completed key is remembered (with `sliding=True` counted from its latest copy, for
+    at most `sliding_limit`). `lease` is how long a claim lasts without renewal, and `max_hold` how long it is renewed
+    at most. `dead_letter_retention` is how long a dead letter is stored. An event that the store holds and that failed
+    waits for `backoff`, twice as long after each further attempt, and for at most `backoff_limit`. If it failed because
+    something that its handler calls is unavailable (`RetryLater`, ConnectionError, TimeoutError), it is retried for
+    `retry_for` without using up attempts; with None this counts like any failure. For `remember`, at most 60 s, this
+    process answers copies of events that it saw completed without asking the store; with None it always asks. A remote
+    store that failed five times in a row, or answered later than `breaker` and later than ten times the median of its
+    last answers, is not called for a while, and events fail at once; None switches this circuit breaker off.
 
-    How often. `max_attempts=None` leaves the counting to the platform that delivers again, such as a queue with a
-    redrive policy; no failing event is buried then.
+    Attempts. `max_attempts=None` leaves counting to the platform that delivers again, such as a queue with a redrive
+    policy; then a failing event is not buried here.
 
-    `mode="mark_first"` marks an event as done in the one write that claims it, and then runs it: at most once, for
-    effects that are better lost than doubled. What fails is kept as a dead letter; results are not kept.
+    `mode="mark_first"` marks an event as done in the same write that claims it, and then runs it: at most once, for
+    effects that are better lost than doubled. An event that fails becomes a dead letter; results are not stored.
 
-    What if. `on_missing_key="unguarded"` runs events without a key instead of refusing them;
-    `on_store_error="unguarded"` runs those of the `unguarded_types` when the store cannot be asked for a claim, also if
-    a store over a network is away when the gate is made.
-    `on_conflict` says what becomes of other content under a known key: "bury" keeps it as a dead letter, "run" runs it
-    as an event of its own, "duplicate" drops it. `on_replay="run"` runs a replayed event once more for each replay's
-    name. Events that happened more than `max_age` ago are counted, and with `on_too_old="bury"` buried.
+    Policies. `on_missing_key="unguarded"` runs events without a key instead of refusing them.
+    `on_store_error="unguarded"` runs events of the `unguarded_types` without a claim when the store does not answer,
+    also if a remote store cannot be reached when the gate is made.
+    `on_conflict` decides about different content under a known key: "bury" stores it as a dead letter, "run" runs it as
+    an event of its own, "duplicate" drops it. `on_replay="run"` runs a replayed event once more for each replay name.
+    Events that happened more than `max_age` ago are counted, and with `on_too_old="bury"` buried.
 
-    How much. A result of more than `max_result` bytes is not kept for the duplicates. `arun` takes `max_in_hand` events
-    at a time and runs plain handlers in as many `threads`; other callers wait. With a `handler_timeout`, a handler of
-    `arun`, of a worker or of the inbox that runs for longer fails its event. An async one is cancelled. A plain one
-    cannot be stopped: it runs on in its thread, and another thread takes its place, for up to `threads` of them.
+    Limits. A result of more than `max_result` bytes is not stored for duplicates. `arun` takes `max_in_hand` events at
+    a time and runs plain handlers in as many `threads`; other callers wait. With a `handler_timeout`, a handler of
+    `arun`, of a worker or of the inbox that runs longer fails its event. An async handler is cancelled. A plain handler
+    cannot be stopped: it keeps its thread, and another thread replaces it, for up to `threads` of them.
 
-    `namespace` keeps events of several users of one store apart.
+    `namespace` separates the users of one store.
     """
 
     def __init__(
@@ -83,9 +82,9 @@ class Gate:
         hints: Hints = NO_HINTS,
         boot: Clock = since_boot,
         wall: Clock = wall,
-        **wishes: Unpack[GateOptions],
+        **options: Unpack[GateOptions],
     ) -> None:
-        self._config = config = validate(wishes)
+        self._config = config = validate(options)
         self._observers = Observers(observers, config.namespace, wall)
         self._wall = wall
         self._identify = Identifier(key, config, wall, self._observers)
@@ -95,40 +94,44 @@ class Gate:
 
     def run(self, payload: Any, handler: Handler) -> Outcome:
         """Take one event through the gate. The payload is an Event, or bytes, text or parsed JSON that holds one."""
-        return self._through([self._only_event(payload)], handler)[0]
+        check_handler(handler)
+        item = self._identify(self._only_event(payload))
+        if (destination := publish_target_of(handler)) is not None:
+            handed_to(destination, [item])
+        outcome = self._engine.run(item, handler)
+        self._observers.outcomes([outcome])
+        return outcome
 
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
-        """Take all the events of these payloads through the gate: one outcome each, in order.
+        """Take all events of these payloads through the gate: one outcome each, in order.
 
         They are claimed with one write and settled with few, so the lease must cover the whole batch."""
-        return self._through(self._all_events(payloads, "run_batch"), handler)
-
-    def _through(self, events: Iterable[Event], handler: Handler) -> list[Outcome]:
+        events = self._all_events(payloads, "run_batch")
         check_handler(handler)
         identified = handed_to(publish_target_of(handler), [self._identify(event) for event in events])
-        return self._told(self._engine.through(identified, handler))
+        return self._observed(self._engine.run_batch(identified, handler))
 
     async def arun(self, payload: Any, handler: AsyncHandler | Handler, *, wait: Duration | Literal[0] = 0) -> Outcome:
         """Take one event through the gate, from a coroutine; the handler may be async or plain.
 
-        While another is at the event, its copy waits for the end of that for up to `wait`, and is in flight only then.
-        Half of `max_in_hand` may wait at a time; the others do not.
+        While another worker runs the event, a copy waits for its end for up to `wait`, and only then is in flight. Up
+        to half of `max_in_hand` copies wait at a time; further copies do not wait.
 
-        Callers that ask at the same time share their writes. A plain handler runs in a thread. An async one
-        is cancelled when the claim is lost, and when the caller is cancelled: then the event is released. A plain one
-        cannot be stopped; it runs on, and is settled when it is done."""
+        Concurrent callers share their writes. A plain handler runs in a thread. An async handler is cancelled when its
+        lease is lost or the caller is cancelled; then the event is released. A plain handler cannot be stopped: it runs
+        to its end, and is settled then."""
         check_handler(handler, may_await=True)
         longest = microseconds(wait, "wait", or_none=True) if wait else 0
-        event, place = self._only_event(payload), publish_target_of(handler)
+        event, destination = self._only_event(payload), publish_target_of(handler)
 
         def ask() -> Awaitable[Outcome]:
-            (item,) = handed_to(place, [self._identify(event)])
-            return self._engine.athrough(item, handler)
+            (item,) = handed_to(destination, [self._identify(event)])
+            return self._engine.arun(item, handler)
 
         outcome = await ask()
         if longest and outcome.status == "in_flight":
-            outcome = await self._engine.concurrent.copies.waited(outcome, ask, longest)
-        return self._told([outcome])[0]
+            outcome = await self._engine.concurrent.in_flight_waiters.waited(outcome, ask, longest)
+        return self._observed([outcome])[0]
 
     @overload
     def once(self, function: Callable[_P, _R]) -> Callable[_P, _R]: ...
@@ -148,16 +151,16 @@ class Gate:
     ) -> Callable[..., Any]:
         """Make a function, plain or async, or a method take effect once for each set of arguments.
 
-        A further call returns the first one's result, as JSON gives it back. While another is at it, a call waits for
-        up to `wait`, with 0 not at all, and then raises InFlight; it raises Conflict and Buried where an outcome would
-        say so.
+        A further call with the same arguments returns the result of the first one, as decoded from JSON. While another
+        call runs, a call waits for up to `wait` (0: not at all), and then raises InFlight. It raises Conflict or Buried
+        where an outcome would have that status.
 
-        `name` is what the calls are known by: by default the function's module and own name, so that renaming it makes
-        all its calls new; a name that is given stays. `key` is a strategy, or any function of an Event whose body is
-        the arguments by name: by default all arguments count, but for the object of a method."""
+        `name` identifies the function; the default is its module and qualified name, so renaming the function makes all
+        its calls new, unless you pass a name. `key` is a strategy, or any function of an Event whose body holds the
+        arguments by name; by default all arguments count, except for the object of a method."""
         longest = microseconds(wait, "wait", or_none=True)
         if self._config.marks_first:
-            raise SettingError("once() gives back results, and mode='mark_first' keeps none")
+            raise SettingError("once() returns stored results, and mode='mark_first' stores none; use mode='lease'")
 
         def guard(function: Callable[..., Any]) -> Callable[..., Any]:
             return self._calls.guard(function, name, key, longest)
@@ -166,7 +169,7 @@ class Gate:
 
     @cached_property
     def _calls(self) -> "OnceFunctions":
-        """Made when first used: what it imports would cost every cold start that does without it."""
+        """Made when first used: its imports would slow down every cold start that does without it."""
 
         def identifier(key: Callable[[Event], Any]) -> Identifier:
             return Identifier(key, self._config, self._wall, self._observers)
@@ -176,18 +179,20 @@ class Gate:
         return OnceFunctions(self._engine, self._observers, identifier)
 
     def transaction(self, payload: Any, handler: TransactionHandler, *, connection: Any = None) -> Outcome:
-        """Take one event through the gate, its effect and its completion in one transaction: exactly once.
+        """Take one event through the gate, with its effect and its completion in one transaction: exactly once.
 
-        The handler gets the event and a connection to the store's database, or on DynamoDB what collects its writes;
-        what it writes with that is committed together with the completion or not at all. It must neither commit nor
-        keep it, and should be quick: on SQLite nobody else can write meanwhile. On Postgres, `connection` may be one of
-        your own to the same database, psycopg's or a session or connection of SQLAlchemy, in no transaction yet: it is
-        committed here. Nothing runs unguarded, whatever the policies say."""
+        The handler gets the event and a connection to the store's database (on DynamoDB, an object that collects its
+        writes). What it writes is committed together with the completion, or not at all. The handler must not commit
+        and must not keep the connection, and it should be quick: on SQLite nobody else can write meanwhile. On
+        Postgres, `connection` may be your own connection to the same database (psycopg, or a session or connection of
+        SQLAlchemy) that is not in a transaction yet; it is committed here. Nothing runs unguarded in this mode."""
         check_handler(handler, given=2)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
         if self._config.marks_first:
-            raise SettingError("transaction() completes with the effect; mode='mark_first' would complete before it")
+            raise SettingError(
+                "transaction() completes an event with its effect; mode='mark_first' would complete it before"
+            )
         if connection is not None and not isinstance(self.store, JoinsTransactions):
             raise SettingError("connection= is for Postgres; on this store the handler is given what it writes with")
         item = self._identify(self._only_event(payload))
@@ -195,7 +200,7 @@ class Gate:
             item.outcome = item.refusal
         elif isinstance(item, Job):
             self._engine.transact(item, handler, connection)
-        return self._told([item.outcome])[0]
+        return self._observed([item.outcome])[0]
 
     def lambda_handler(
         self,
@@ -208,24 +213,24 @@ class Gate:
     ) -> Callable[[Any, Any], dict[str, Any]]:
         """The handler of an AWS Lambda function that runs `function` once for each event.
 
-        It finds out by itself what it is invoked with, and answers each as it must be: the failed records of a batch
-        from SQS, Kinesis, Kafka or a pipe, an HTTP response, a result, or NotTaken to have an event delivered again. An
-        async function runs in an event loop that is kept from one invocation to the next.
+        It detects the kind of each invocation and answers it accordingly: the failed records of a batch from SQS,
+        Kinesis, Kafka or a pipe; an HTTP response; a result; or NotTaken, so that the event is delivered again. An
+        async function runs in an event loop that lasts from one invocation to the next.
 
-        `reserve` is how much time of an invocation is left for its end: no handler starts in it, and what is then left
-        is delivered again. It should be a little longer than the function takes for one event; it is never more than
-        half of the time there is. Where the platform delivers again it also counts how often, and `max_attempts` does
-        not matter; for requests by HTTP it does.
+        `reserve` is the time at the end of an invocation in which no handler starts; events that are left then are
+        delivered again. It should be a little longer than the function needs for one event, and is at most half of the
+        invocation's time. Where the platform delivers again, the platform also counts the attempts, and `max_attempts`
+        has no effect; for HTTP requests it has.
 
-        With a `signature`, such as `oncegate.signatures.cxone(secret)`, requests by HTTP that were not signed so are
-        refused before anything of them is read. Nothing else is asked for one.
+        With a `signature`, such as `oncegate.signatures.cxone(secret)`, HTTP requests without a valid signature are
+        refused before they are read. Other invocations need no signature.
 
-        An event source mapping without ReportBatchItemFailures takes every answer for success. With
-        `report_failures=False` a batch of which a record failed raises NotTaken instead of naming the record. By
-        default the records of SQS and of streams are named, and a batch of Kafka raises: its mappings read the report
-        in provisioned mode only. `report_failures=True` names the records of Kafka, too.
+        An event source mapping without ReportBatchItemFailures treats every answer as success. With
+        `report_failures=False`, a batch with a failed record raises NotTaken instead of naming the record. By default
+        the failed records of SQS and of streams are named, and a batch of Kafka raises, because its mappings read the
+        report only in provisioned mode. `report_failures=True` names the records of Kafka, too.
 
-        What AWS invokes the function with and no carrier reads, such as a Cognito trigger, raises UnknownSource;
+        An invocation that no carrier can read, such as a Cognito trigger, raises UnknownSource;
         `allow_unknown_sources=True` runs it as one plain event."""
         if self._identify.by_webhook_id and not getattr(signature, "signs_id", False):
             raise SettingError("key=keys.webhook_id needs signature=oncegate.signatures.standard_webhooks(secret)")
@@ -255,18 +260,20 @@ class Gate:
         in_hand: int = 100,
         receivers: int = 4,
         drain: Duration = "25s",
-    ) -> Worker:
-        """A worker of an SQS queue: `sqs://NAME?region=eu-central-1`, or the URL that AWS shows for it.
+    ) -> "Worker":
+        """A worker for an SQS queue: `sqs://NAME?region=eu-central-1`, or the queue URL that AWS shows.
 
-        Its `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C; then it has `drain`
-        to end what runs. A message is deleted when all the events in it are acknowledged; else it becomes visible
-        again. The queue counts how often: nothing that fails is buried here, whatever `max_attempts` says.
+        Its `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C; then running handlers
+        have `drain` to end. A message is deleted when all its events are acknowledged; otherwise it becomes visible
+        again. The queue counts the attempts: a failing event is not buried here, whatever `max_attempts` is.
 
-        It polls for up to `batch` messages, `wait` long, with up to `receivers` polls at a time, and has at most about
-        `in_hand` events in hand. A message is kept from others for `visibility`, again and again for up to the gate's
-        `max_hold`. Events of one entity, and those of one group of a FIFO queue, run one after the other."""
+        The worker long-polls for up to `batch` messages for `wait`, with up to `receivers` polls at a time, and has at
+        most about `in_hand` events in flight. A message is hidden from other workers for `visibility`, which is
+        extended for up to the gate's `max_hold`. Events of one entity, and of one group of a FIFO queue, run one after
+        the other."""
         check_handler(handler, may_await=True)
         from oncegate.ingress.sqs import SqsWorker, validate
+        from oncegate.ingress.worker import WorkerContext
 
         options = validate(
             batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain
@@ -277,11 +284,11 @@ class Gate:
         return SqsWorker(queue, handler, options, context)
 
     def seen(self, payload: Any) -> bool:
-        """Whether this event was seen before; from now on it was. The `is_duplicate` of many tutorials.
+        """Whether this event was seen before, and mark it as seen: the `is_duplicate` of many tutorials.
 
-        At most once: if what follows a False fails, or the process dies, the event counts as seen all the same and
-        is lost. Use `run` unless that is what you want. Raises for a payload that is no event or has no key, and
-        when the store does not answer, unless a policy lets such events run unguarded."""
+        At most once: if your code fails after a False, or the process dies, the event counts as seen and is lost. Use
+        `run` unless you want that. Raises if the payload is not an event or has no key, and if the store does not
+        answer, unless a policy lets such events run unguarded."""
         item = self._identify(self._only_event(payload))
         if isinstance(item, RejectedEvent):
             raise Unreadable(item.outcome.reason)
@@ -296,20 +303,20 @@ class Gate:
             return False
 
     def admit(self, payloads: Iterable[Any]) -> list[Outcome]:
-        """Have the store keep all the events of these payloads until they are run: one outcome each, in order.
+        """Store all events of these payloads until they are run: one outcome each, in order.
 
-        What is "accepted" is durable, and is run by whoever works off the `inbox`, here or in another process. All else
-        is answered as `run_batch` would: a copy of what is kept or done is a duplicate."""
+        An "accepted" event is durable, and a worker of the `inbox` runs it, in this process or another. Other outcomes
+        are those of `run_batch`: a copy of an event that is stored or done is a duplicate."""
         self._check_inbox("admit()")
         identified = [self._identify(event) for event in self._all_events(payloads, "admit")]
-        return self._told(self._engine.admit(handed_to(ANYWHERE, identified)))
+        return self._observed(self._engine.admit(handed_to(ANY_DESTINATION, identified)))
 
     async def aadmit(self, payload: Any) -> list[Outcome]:
-        """The same for one payload, from a coroutine. Callers that ask at the same time share their writes."""
+        """The same for one payload, from a coroutine. Concurrent callers share their writes."""
         self._check_inbox("aadmit()")
-        identified = handed_to(ANYWHERE, [self._identify(event) for event in self._events(payload)])
+        identified = handed_to(ANY_DESTINATION, [self._identify(event) for event in self._events(payload)])
         items = await self._engine.aadmit(identified)
-        return self._told([item.outcome for item in items])
+        return self._observed([item.outcome for item in items])
 
     def inbox(
         self,
@@ -319,21 +326,21 @@ class Gate:
         look: Duration = "250ms",
         drain: Duration = "25s",
     ) -> "InboxWorker":
-        """A worker that runs the events that were admitted, or redriven, once each.
+        """A worker that runs admitted and redriven events, once each.
 
-        Its `run()` does so until `stop()`, SIGTERM or Ctrl-C; then it has `drain` to end what runs. `await work()` is
-        the same in an event loop that there is.
+        Its `run()` does so until `stop()`, SIGTERM or Ctrl-C; then running handlers have `drain` to end. `await work()`
+        does the same in the current event loop.
 
-        Events of one entity run one at a time, in the order in which they happened; those of others beside them, up to
-        `at_work` of them. One that fails is tried again after a pause, `backoff` at first and then ever longer, and
-        holds up its entity until it is processed or, after `max_attempts`, buried. The store is looked at every so
-        often, and at once after `worker.wake()`. Any number of processes may do this at once."""
+        Events of one entity run one at a time, in the order in which they happened. Up to `at_work` events of different
+        entities run concurrently. A failed event is retried after `backoff`, then after longer and longer pauses; the
+        later events of its entity wait until it is processed or, after `max_attempts`, buried. The store is polled
+        every `look`, and at once after `worker.wake()`. Any number of processes may do this at the same time."""
         self._check_inbox("inbox()")
         check_handler(handler, may_await=True)
         from oncegate.ingress.inbox import InboxWorker
 
         return InboxWorker(
-            self._engine.under(),  # its handlers may outlast the gate, if they do not end in time
+            self._engine.under(),  # handlers that do not end in time may outlast the gate
             self._identify,
             handler,
             self._observers,
@@ -343,68 +350,69 @@ class Gate:
         )
 
     @cached_property
-    def _keeps(self) -> bool:
-        """Asked once: to look for the verbs of a store takes longer than to make a key."""
+    def _has_inbox(self) -> bool:
+        """Cached: isinstance() with a protocol takes longer than making a key."""
         return isinstance(self.store, Inbox)
 
     def _check_inbox(self, what: str) -> None:
-        check_inbox(what, keeps=self._keeps, marks_first=self._config.marks_first)
+        check_inbox(what, has_inbox=self._has_inbox, marks_first=self._config.marks_first)
 
     def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:
         """Run events that the store holds with their payload, such as redriven dead letters.
 
-        They run here and now, one after the other, in the order in which they were let go, each once."""
+        They run now, one after the other, each once, in the order in which they were released."""
         check_handler(handler)
         outcomes: dict[bytes, Outcome] = {}
-        place = publish_target_of(handler)
-        while len(outcomes) < limit and (waiting := self._next_waiting(place, outcomes)):
+        destination = publish_target_of(handler)
+        while len(outcomes) < limit and (waiting := self._next_waiting(destination, outcomes)):
             (job,) = waiting
             if job.key.digest in outcomes:
-                self._engine.runner.give_back([job])
+                self._engine.runner.release_unstarted([job])
                 break
-            ran = self._engine.runner.run_taken(job, handler, partial(self._next_waiting, place, {job.key.digest}))
+            take = partial(self._next_waiting, destination, {job.key.digest})
+            ran = self._engine.runner.run_taken(job, handler, take)
             outcomes.update((each.key.digest, each.outcome) for each in ran)
             if not ran:
                 break
-        return self._told(list(outcomes.values()))
+        return self._observed(list(outcomes.values()))
 
-    def _next_waiting(self, place: str | None, before: Collection[bytes]) -> list[Job]:
-        """One that waits, to be run by a handler that publishes to this place. If the store fails after some have run,
-        they are told of first."""
+    def _next_waiting(self, destination: str | None, before: Collection[bytes]) -> list[Job]:
+        """Take one waiting event. If the store fails after some have run, returns none, so that the caller returns
+        their outcomes."""
         try:
             jobs = self._engine.claimer.take()
         except StoreError:
             if not before:
                 raise
             return []
-        handed_to(place, jobs)
+        handed_to(destination, jobs)
         return jobs
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
-        """Keep dead letters of events that were refused as invalid, before their senders are told so."""
-        return self._engine.claimer.keep(refused)
+        """Store events that were refused as invalid as dead letters, before their senders get the answer."""
+        return self._engine.dead_letters.keep(refused)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often the gate did what, since it was made: by the names of notices."""
+        """How often each notice occurred since the gate was made, by name."""
         return self._observers.counts
 
     @property
     def hung(self) -> int:
-        """How many plain handlers of `arun` have run for longer than `handler_timeout`, or `max_hold` without one."""
+        """How many plain handlers of `arun` have run longer than `handler_timeout`, or `max_hold` if there is none."""
         return self._engine.hung
 
     @property
     def threads_left(self) -> int:
-        """How many of the `threads` can still run handlers; 0 if handlers that hang have taken all."""
+        """How many of the `threads` can still run handlers; 0 if hung handlers occupy all of them."""
         return self._engine.threads_left
 
     def drain(self) -> None:
-        """Let handlers in threads end and be recorded: all gates of one store, before one of them closes it."""
+        """Wait until handlers in threads have ended and are recorded. Drain all gates of a store before closing one."""
         self._engine.close()
 
     def close(self) -> None:
-        """Drain, tell the observers what is left, and let go of the store."""
+        """Drain, deliver the remaining notices to observers, and close the store."""
         self.drain()
         self._engine.give_up()
         self._observers.flush(_CLOSE_WITHIN)
@@ -424,7 +432,7 @@ class Gate:
             raise SeveralEvents(len(events))
         return events[0]
 
-    def _told(self, outcomes: list[Outcome]) -> list[Outcome]:
+    def _observed(self, outcomes: list[Outcome]) -> list[Outcome]:
         self._observers.outcomes(outcomes)
         return outcomes
 
@@ -435,9 +443,9 @@ def _opened(store: str | Store, config: GateConfig) -> Store:
     if isinstance(store, str):
         return open_store(store)
     if isinstance(store, type) or not hasattr(store, "claim"):
-        kind = type(store).__name__  # what it says may be a password
+        kind = type(store).__name__  # not the value: it may hold a password
         raise SettingError(
-            f"a store is a URL, such as sqlite:///oncegate.db, or what open_store() gives, and no {kind}"
+            f"store must be a URL, such as sqlite:///oncegate.db, or a store of open_store(), not {kind}"
         )
     return store
 

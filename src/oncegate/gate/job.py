@@ -1,4 +1,4 @@
-"""Jobs: the events of one call on their way through the gate."""
+"""A job: one event on its way through the gate, from its key to its claim to its outcome."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -20,37 +20,39 @@ from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Kind, Outcome
 from oncegate.times import microseconds_of
 
-# Genesys hands an event over for up to 4 days, and EventBridge then tries its targets for one more.
+# Genesys retries a delivery for up to 4 days, and EventBridge then retries its targets for one more.
 _RETRIED_FOR: Final = 5 * 86_400_000_000
 _NEVER: Final = 2**63
-_LONGEST: Final = 256  # characters
+_LONGEST_TEXT: Final = 256  # characters
 _NOT_YET: Final[Any] = None
 
 _IMMUTABLE: Final = (str, int, float, bytes)
-_NOT_COPIED: Final = "its result was not copied, because it is no JSON value"
+_NOT_COPIED: Final = "its result was not copied, because it is not a JSON value"
 
-ANYWHERE: Final = "*"  # in place of a place: what runs the event is not known here, and may publish it to any
+ANY_DESTINATION: Final = "*"  # it is not known here which handler runs the event; it may publish to any destination
 HANDED_ON: Final = "handed_on"
-CALL: Final = "call"  # the source of what is no event from outside but the call of a guarded function
+CALL: Final = "call"  # the source of a job that is the call of a @gate.once function, not an event from outside
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
-NOT_ALONE: Final = "an earlier attempt did not come back, so it runs alone, and other handlers ran for too long here"
+NOT_ALONE: Final = "an earlier attempt did not return, so it runs alone, and other handlers ran for too long here"
 STILL_RUNS: Final = "its handler still runs in this process"
-NOT_KEPT: Final = "and no copy could be kept"
-NO_DOCUMENT: Final = "it was made by hand, and its body is no JSON value"
+NOT_STORED: Final = "and no copy could be stored"
+NO_DOCUMENT: Final = "the event was made by hand, and its body is not a JSON value"
 
 
 class Job(Struct, eq=False, gc=False):
-    """One event to claim: what it is, then what is held for it, then what became of it.
+    """One event to claim: what it is, then the claim on it, then its outcome.
 
     `lease` is set while the job is `held`, `outcome` once the job has one. `bury_reason` is why the event is buried
     instead of run, `unguarded` why it runs without a claim. `emission` is the event's own key if its state change is
     known under another key. A job that is `answered` is not claimed any more. `content_unbound`: the policy took the
     content out of what the key binds. The handler does not start from `start_by` on (boot clock). `run_now`: an event
-    that is admitted may run here at once. `hands_to` is the place that the handler publishes to. `carried` is the key
-    under which the event was published, if that is not its own key. `published`: the event comes from a queue or a bus
-    and says that a gate has put it there.
-    gc=False is safe: nothing that a job holds refers back to it.
+    that is admitted may run here at once. `hands_to` is the destination that the handler publishes to. `carried` is
+    the key under which the event was published, if that is not its own key. `published`: the event comes from a queue
+    or a bus and says that a gate has put it there.
+
+    Written by the claimer, the state-change resolver and the runners only. gc=False is safe: nothing that a job holds
+    refers back to it.
     """
 
     event: Event
@@ -71,22 +73,42 @@ class Job(Struct, eq=False, gc=False):
     lease: Lease = _NOT_YET
     outcome: Outcome = _NOT_YET
 
-    def too_late(self, now: int) -> str | None:
-        """Why its handler may no longer start, None if it may. It holds a lease."""
-        lease = self.lease
-        if lease.lost or now >= lease.valid_until:
-            return TOO_LATE
-        return NO_TIME if now >= self.start_by else None
+    def may_start(self, now: int) -> bool:
+        """Whether the handler of a held job may still start. The only statement of this rule."""
+        return now < self.lease.valid_until and now < self.start_by and not self.lease.lost
 
+    def late_reason(self, now: int) -> str:
+        """Why a job that may not start any more did not start in time."""
+        return TOO_LATE if self.lease.lost or now >= self.lease.valid_until else NO_TIME
 
-def runs_alone(job: Job) -> bool:
-    """Whether a grant must run while no other handler of its process does: its last attempt was never settled, so it
-    may have killed its worker. One that is buried instead of run needs no such care."""
-    return job.lease.record.lost > 0 and job.bury_reason is None
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other handler of this process may run meanwhile: the last attempt was never settled, so the event
+        may have killed its worker. An event that is buried instead of run needs no such care."""
+        return self.lease.record.lost > 0 and self.bury_reason is None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the store holds the event's payload and retries it."""
+        return self.lease is not None and self.lease.record.payload is not None
+
+    def failed(self, error: str, raised: str | None = None, retry_after: int | None = None) -> Outcome:
+        return Outcome(
+            "failed",
+            self.event,
+            self.key,
+            error=error,
+            raised=raised,
+            retry_after=retry_after,
+            stored=self.is_stored,
+        )
+
+    def not_run(self, error: str, kind: Kind | None = None) -> Outcome:
+        return Outcome("in_flight", self.event, self.key, kind, error=error)
 
 
 class UnguardedEvent:
-    """An event without a key that is to run all the same, and why."""
+    """An event without a key that runs all the same, and why."""
 
     key = None
     outcome: Outcome
@@ -97,20 +119,26 @@ class UnguardedEvent:
         self.refusal = refusal
 
 
+class RejectedEvent:
+    """An event that has its outcome without the store."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
 class InBatchDuplicate:
-    """An event that a job before it in the batch stands for."""
+    """A copy of a job that comes before it in the same batch."""
 
     def __init__(self, job: Job, first: Job) -> None:
         self.job = job
         self._first = first
-        self.kept: Outcome | None = None
+        self.buried: Outcome | None = None  # set if the copy became a dead letter of its own
 
     @property
     def outcome(self) -> Outcome:
-        """A duplicate if the first was processed or accepted, else what the first has come to; unless it was kept by
-        itself."""
-        if self.kept is not None:
-            return self.kept
+        """A duplicate if the first was processed or accepted, otherwise the outcome of the first."""
+        if self.buried is not None:
+            return self.buried
         first, claimed = self._first.outcome, self._first.event
         event = replace(self.job.event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
         result, lost = _copied(first.result)
@@ -124,8 +152,8 @@ class InBatchDuplicate:
 
 
 def _copied(result: Any) -> tuple[Any, str | None]:
-    """The result for another outcome, as the store would give it back; none, and why, if JSON cannot say it. Were it
-    the same object, a caller that changes one would change all."""
+    """A copy of the result, as the store would return it; None and the reason if it is not a JSON value. With one
+    shared object, a caller that changes one result would change all of them."""
     if result is None or isinstance(result, _IMMUTABLE):
         return result, None
     try:
@@ -135,70 +163,38 @@ def _copied(result: Any) -> tuple[Any, str | None]:
     return (msgspec.json.decode(raw), None) if told_apart(result, raw) else (None, _NOT_COPIED)
 
 
-class RejectedEvent:
-    """An event that is answered without asking the store."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-
-
 Identified = Job | UnguardedEvent | RejectedEvent
 Item = Identified | InBatchDuplicate
 
 
-def handed_to(place: str | None, items: Sequence[Identified]) -> Sequence[Identified]:
-    """The same, to be run by a handler that publishes to this place, if it does; `ANYWHERE` if that is not known."""
-    if place is not None:
-        for item in items:
-            if type(item) is Job:
-                item.hands_to = place
-    return items
-
-
-def is_handed_on(job: Job, place: str | None) -> bool:
-    """Whether a completed record with the job's key is of the stage before: it was published to a place, and this is
-    what comes out there. Who publishes to that place itself has a duplicate before it; and so has who does not know
-    what will run the event."""
-    return place is not None and job.hands_to not in (place, ANYWHERE)
-
-
-def stage(key: Key, place: str) -> Key:
-    """The key of an event where it was handed on to. It is made of nothing that another wrapping could change."""
-    return Key(stage_digest(key.digest, place), HANDED_ON, (str(key), place), key.binds)
-
-
-def stage_digest(key: bytes, place: str) -> bytes:
-    return digest_of((HANDED_ON, key.hex(), place))
-
-
 class Batch:
-    """The events of one call, in order. The first job of each key and content stands for its copies.
+    """The events of one call, in order. The first job with a key and content stands for its copies.
 
-    Those that tell of a state's change are `echoing`; `resolve` gives them the key under which it is known, if they
-    have not got it yet."""
+    `state_changes` are the jobs whose key depends on a state change; `resolve` finds the key under which the change is
+    known."""
 
     def __init__(
         self, identified: Sequence[Identified], resolve: Callable[[Sequence[Job]], None] | None = None
     ) -> None:
-        self.bare: list[Job | UnguardedEvent] = []
-        self.echoing: list[Job] = []
+        self.unclaimed: list[Job | UnguardedEvent] = []
+        self.state_changes: list[Job] = []
         firsts = {
             item.key.digest: item
             for item in identified
             if type(item) is Job and not item.answered and item.key.change is None
         }
-        if len(firsts) == len(identified):  # as nearly always
+        if len(firsts) == len(identified):  # nearly always
             self.jobs = list(firsts.values())
             self.items: list[Item] = [*self.jobs]
             return
-        self.echoing = [item for item in identified if type(item) is Job and item.key.change is not None]
-        if self.echoing and resolve is not None:
-            resolve(self.echoing)
+        self.state_changes = [item for item in identified if type(item) is Job and item.key.change is not None]
+        if self.state_changes and resolve is not None:
+            resolve(self.state_changes)
         self._coalesce(identified)
 
     def _coalesce(self, identified: Sequence[Identified]) -> None:
         self.items, self.jobs = [], []
-        self._others: dict[tuple[bytes, bytes], Job] = {}
+        self._by_content: dict[tuple[bytes, bytes], Job] = {}
         firsts: dict[bytes, Job] = {}
         for item in identified:
             if type(item) is Job and not item.answered:
@@ -207,16 +203,17 @@ class Batch:
                     self.items.append(item)
                     self.jobs.append(item)
                 else:
-                    self._add_again(item, first)
+                    self._add_copy(item, first)
             else:
                 self.items.append(item)
                 if type(item) is not RejectedEvent:
-                    self.bare.append(item)  # type: ignore[arg-type]  # a job that is answered, or a bare event
+                    self.unclaimed.append(item)  # type: ignore[arg-type]  # an answered job or an unguarded event
 
-    def _add_again(self, job: Job, first: Job) -> None:
-        """A copy of the first with its key; or of another, if what the key binds is another content."""
+    def _add_copy(self, job: Job, first: Job) -> None:
+        """A copy of the first job with its key. If the key binds content and the content differs, the job goes to the
+        store, which answers Conflict."""
         if job.key.binds and job.payload_hash != first.payload_hash:
-            first = self._others.setdefault((job.key.digest, job.payload_hash), job)
+            first = self._by_content.setdefault((job.key.digest, job.payload_hash), job)
         if first is job:
             self.items.append(job)
             self.jobs.append(job)
@@ -228,76 +225,12 @@ class Batch:
         return [item.outcome for item in self.items]
 
 
-def summary_of(event: Event) -> EventSummary:
-    occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
-    kind, entity, delivery = event.type, event.entity, event.id or event.evidence.message_id
-    if kind and len(kind) > _LONGEST:
-        kind = shortened(kind)
-    if entity and len(entity) > _LONGEST:
-        entity = shortened(entity)
-    if delivery and len(delivery) > _LONGEST:
-        delivery = shortened(delivery)
-    return EventSummary(event.source, kind, entity, occurred_at, delivery)
-
-
-def is_call_reason(about: EventSummary) -> str | None:
-    """Why no handler may run what the store holds, if it is a call: it would pass for what the function does."""
-    if about.type is None or about != EventSummary(CALL, about.type):
-        return None
-    return f"it is a call of {about.type}, which only its callers can run; drop it, and the next call runs"
-
-
-def document(event: Event) -> bytes | None:
-    """What to keep of an event: its document as it came; of one that was made by hand, what it says, as JSON. None if
-    that is no JSON value."""
-    if event.raw or event.problem is not None:
-        return event.raw
-    try:
-        return written(event.body)
-    except ValueError:
-        return None
-
-
-def delivery_id_of(event: Event) -> str | None:
-    """What a second arrival of the same thing has again: the event's id, else that of the message it came in."""
-    return shortened(event.id or event.evidence.message_id)
-
-
-def shortened(text: str | None) -> str | None:
-    """A text of an event as records have it. Stores can neither sort nor keep one of any length: what no id or name is
-    as long as is cut, and told from others that begin alike by its hash."""
-    if text is None or len(text) <= _LONGEST:
-        return text
-    hashed = digest(text.encode(errors="surrogatepass")).hex()
-    return f"{text[: _LONGEST - len(hashed) - 1]}…{hashed}"
-
-
-def kind_of(job: Job, original: Record, at: int) -> Kind:
-    """The kind of a duplicate that comes at this time. What is long past the time in which senders and buses try again
-    was sent anew from an archive, whether it says so or not."""
-    if at - original.first_seen > _RETRIED_FOR:
-        return "replay"
-    same = job.payload_hash == original.payload_hash
-    return kind_by_evidence(job.event, job.key, original.about.delivery_id, same_content=same)
-
-
-def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_content: bool) -> Kind:
-    """A replay, another emission of the same change, a copy under the original's id, or one that was emitted anew, as
-    all was that has no id and says something else."""
-    if event.evidence.replay is not None:
-        return "replay"
-    if key.change is not None and not same_content:
-        return "state-echo"
-    arrived, evidence = delivery_id_of(event), event.evidence
-    if arrived is None and evidence.receive_count == 1 and evidence.request_id is None:
-        return "re-emission"  # a broker that gives no id, but says that it has not delivered this message before
-    return "redelivery" if arrived == original and (same_content or arrived is not None) else "re-emission"
-
-
-# Identifying: from an event to a job with its key, by the policies that need no store.
+# ── from an event to a job ────────────────────────────────────────────────────────────────────────────────
 
 
 class Identifier:
+    """Gives an event its key, by the policies that need no store."""
+
     def __init__(self, key: Callable[[Event], Any], config: GateConfig, wall: Clock, observers: Observers) -> None:
         self._key = keys.strategy(key)
         self._config = config
@@ -306,11 +239,11 @@ class Identifier:
 
     @property
     def by_webhook_id(self) -> bool:
-        """Whether only what came in a signed Standard Webhook has a key."""
+        """Whether only signed Standard Webhooks have a key."""
         return self._key is keys.webhook_id
 
     def __call__(self, event: Event, *, trusted: bool = False) -> Identified:
-        """`trusted`: it comes from a queue or a bus, whose word is taken for the key that it was published under."""
+        """`trusted`: the event comes from a queue or a bus, and the key that it was published under is believed."""
         if event.problem is not None:
             return RejectedEvent(Outcome("invalid", event, error=event.problem))
         if event.frame is not None:
@@ -322,17 +255,15 @@ class Identifier:
             if carried is None:
                 return self._without_key(event, str(error), None)
             key, carried = Key(bytes.fromhex(carried), HANDED_ON, (carried,)), None
-        except Exception as error:  # noqa: BLE001  # the key function is the user's: refuse this event, not the batch
-            name = type(error).__name__
-            return self._without_key(
-                event, f"its key function raised {name}: {error}", f"its key function raised {name}"
-            )
+        except Exception as error:  # noqa: BLE001  # a user's key function must not fail the rest of the batch
+            raised = f"its key function raised {type(error).__name__}"
+            return self._without_key(event, f"{raised}: {error}", raised)
         if event.evidence.replay is not None:
             key = self._replayed(event, key, event.evidence.replay)
         try:
             payload_hash = keys.content_hash(event)
-        except (TypeError, ValueError, RecursionError) as error:  # of what was made by hand
-            return RejectedEvent(Outcome("invalid", event, key, error=f"its body is no JSON value ({error})"))
+        except (TypeError, ValueError, RecursionError) as error:  # an event made by hand
+            return RejectedEvent(Outcome("invalid", event, key, error=f"its body is not a JSON value ({error})"))
         too_old = None if self._config.max_age is None else self._too_old(event)
         job = Job(event, key, payload_hash, too_old)
         if carried is not None and carried != str(key):
@@ -351,7 +282,7 @@ class Identifier:
         return UnguardedEvent(event, error, refusal)
 
     def _replayed(self, event: Event, key: Key, replay: str) -> Key:
-        """A replay that shall run is an event of its own, once for each name under which it was replayed."""
+        """With on_replay="run", a replayed event is an event of its own, once for each replay name."""
         self._observers.notify("policy.replay", event, key, detail=self._config.on_replay)
         if self._config.on_replay == "duplicate":
             return key
@@ -359,7 +290,7 @@ class Identifier:
         return own if key.change is None else replace(own, change=_in_replay(key.change, replay))
 
     def _too_old(self, event: Event) -> str | None:
-        """Why not to run an event that is older than what is remembered; None to run it."""
+        """Why an event older than `max_age` is not run; None if it runs."""
         longest = self._config.max_age
         if longest is None or event.occurred_at is None:
             return None
@@ -373,5 +304,104 @@ class Identifier:
 
 
 def _in_replay(change: StateChange, replay: str) -> StateChange:
-    """The same change in a timeline of the replay's own: what is replayed is told apart as it was the first time."""
+    """The same change on a timeline of its replay, so that replayed changes merge as they did the first time."""
     return replace(change, timeline=digest_of(("replay", change.timeline.hex(), replay)))
+
+
+# ── publishing: the next stage of an event ────────────────────────────────────────────────────────────────
+
+
+def handed_to(destination: str | None, items: Sequence[Identified]) -> Sequence[Identified]:
+    """Note on each job where its handler publishes to; `ANY_DESTINATION` if that is not known."""
+    if destination is not None:
+        for item in items:
+            if type(item) is Job:
+                item.hands_to = destination
+    return items
+
+
+def is_handed_on(job: Job, destination: str | None) -> bool:
+    """Whether a completed record under the job's key belongs to the stage before: that stage published the event to
+    `destination`, and this job received it from there. A job whose own handler publishes to that destination, or to
+    one that is not known, is a duplicate instead."""
+    return destination is not None and job.hands_to not in (destination, ANY_DESTINATION)
+
+
+def stage(key: Key, destination: str) -> Key:
+    """The key of an event after it was published to a destination. No other wrapping changes it."""
+    return Key(stage_digest(key.digest, destination), HANDED_ON, (str(key), destination), key.binds)
+
+
+def stage_digest(key: bytes, destination: str) -> bytes:
+    return digest_of((HANDED_ON, key.hex(), destination))
+
+
+# ── what records say about an event ───────────────────────────────────────────────────────────────────────
+
+
+def summary_of(event: Event) -> EventSummary:
+    occurred_at = None if event.occurred_at is None else microseconds_of(event.occurred_at)
+    kind, entity, delivery = event.type, event.entity, event.id or event.evidence.message_id
+    if kind and len(kind) > _LONGEST_TEXT:
+        kind = shortened(kind)
+    if entity and len(entity) > _LONGEST_TEXT:
+        entity = shortened(entity)
+    if delivery and len(delivery) > _LONGEST_TEXT:
+        delivery = shortened(delivery)
+    return EventSummary(event.source, kind, entity, occurred_at, delivery)
+
+
+def is_call_reason(summary: EventSummary) -> str | None:
+    """Why no handler may run a stored record that is a @gate.once call: only its callers can run the function."""
+    if summary.type is None or summary != EventSummary(CALL, summary.type):
+        return None
+    return f"it is a call of {summary.type}, which only its callers can run; drop it, and the next call runs"
+
+
+def document(event: Event) -> bytes | None:
+    """What to store of an event: the delivered document, or the body as JSON if the event was made by hand; None if
+    that is not a JSON value."""
+    if event.raw or event.problem is not None:
+        return event.raw
+    try:
+        return written(event.body)
+    except ValueError:
+        return None
+
+
+def delivery_id_of(event: Event) -> str | None:
+    """What a second delivery of the same event has again: the event's id, or the id of its message."""
+    return shortened(event.id or event.evidence.message_id)
+
+
+def shortened(text: str | None) -> str | None:
+    """A text of an event as records hold it. Stores cannot sort or hold text of any length, so a text longer than any
+    real id is cut and gets its hash as a suffix."""
+    if text is None or len(text) <= _LONGEST_TEXT:
+        return text
+    hashed = digest(text.encode(errors="surrogatepass")).hex()
+    return f"{text[: _LONGEST_TEXT - len(hashed) - 1]}…{hashed}"
+
+
+# ── why a duplicate exists ────────────────────────────────────────────────────────────────────────────────
+
+
+def kind_of(job: Job, original: Record, at: int) -> Kind:
+    """The kind of a duplicate that arrives at this time. After the time in which senders and buses retry, it comes from
+    an archive, whether it says so or not."""
+    if at - original.first_seen > _RETRIED_FOR:
+        return "replay"
+    same = job.payload_hash == original.payload_hash
+    return kind_by_evidence(job.event, job.key, original.about.delivery_id, same_content=same)
+
+
+def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_content: bool) -> Kind:
+    """The kind of a duplicate whose original came with the delivery id `original`."""
+    if event.evidence.replay is not None:
+        return "replay"
+    if key.change is not None and not same_content:
+        return "state-echo"
+    delivery_id, evidence = delivery_id_of(event), event.evidence
+    if delivery_id is None and evidence.receive_count == 1 and evidence.request_id is None:
+        return "re-emission"  # the broker gives no id, but says that it delivers this message for the first time
+    return "redelivery" if delivery_id == original and (same_content or delivery_id is not None) else "re-emission"

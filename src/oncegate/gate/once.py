@@ -72,7 +72,7 @@ class OnceFunctions:
         def once(*args: Any, **kwargs: Any) -> Any:
             run, patience = _Run(call.function, args, kwargs), PollBackoff(wait)
             while True:
-                (outcome,) = self._engine.through([call.identify(args, kwargs)], run)
+                outcome = self._engine.run(call.identify(args, kwargs), run)
                 pause = patience.pause() if outcome.status == "in_flight" else None
                 if pause is None:
                     return self._answer(outcome, run)
@@ -85,11 +85,13 @@ class OnceFunctions:
         async def once(*args: Any, **kwargs: Any) -> Any:
             run, patience = _Run(call.function, args, kwargs), PollBackoff(wait)
             while True:
-                outcome = await self._engine.athrough(call.identify(args, kwargs), run.awaited)
+                outcome = await self._engine.arun(call.identify(args, kwargs), run.awaited)
                 pause = patience.pause() if outcome.status == "in_flight" else None
                 if pause is None:
                     return self._answer(outcome, run)
-                await self._engine.concurrent.sleep(pause)
+                import asyncio  # loaded already: this runs in an event loop
+
+                await asyncio.sleep(pause)
 
         return once
 

@@ -1,7 +1,7 @@
-"""Echoes: emissions of one state change, found by its timeline and brought under one key.
+"""State changes: logical duplicates, that is, several emissions of one state change, get one key.
 
-The timelines are documents in the store. They are loaded for all events of a batch at once, and those that change are
-swapped at once; whoever finds that another has swapped first looks again.
+A timeline for each entity is a versioned document in the store. The timelines of all events of a batch are loaded at
+once, and those that change are swapped at once; if another worker swapped first, they are loaded again.
 """
 
 import time
@@ -11,10 +11,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from oncegate import timelines
+from oncegate.backoff import Backoff
 from oncegate.claims import COMPLETED, Address
 from oncegate.errors import StoreError
 from oncegate.events import Key, StateChange
 from oncegate.gate.claimer import Claimer
+from oncegate.gate.dead_letters import DeadLetters
 from oncegate.gate.job import InBatchDuplicate, Item, Job
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import GateConfig
@@ -22,23 +24,31 @@ from oncegate.gate.outcome import Outcome
 from oncegate.stores.base import Change, Document, Store
 
 _TRIES: Final = 12
-_PAUSE: Final = 0.001
+_FIRST_PAUSE: Final = 0.001  # seconds
 _LONGEST_PAUSE: Final = 0.05
-_AHEAD: Final = 300_000_000  # how far ahead of ours the clock of a sender may be
-_BUSY: Final = "others keep changing the timeline of its entity"
+_CLOCK_AHEAD: Final = 300_000_000  # microseconds that a sender's clock may be ahead of ours
+_BUSY: Final = "other workers keep changing the timeline of its entity"
 _STALE: Final = "a newer state of its entity is known"
 
 
 class StateChangeResolver:
-    def __init__(self, store: Store, config: GateConfig, claimer: Claimer, observers: Observers) -> None:
+    def __init__(
+        self,
+        store: Store,
+        config: GateConfig,
+        claimer: Claimer,
+        dead_letters: DeadLetters,
+        observers: Observers,
+    ) -> None:
         self._store = store
         self._config = config
         self._claimer = claimer
+        self._dead_letters = dead_letters
         self._observers = observers
         self._wall = observers.wall
 
     def resolve(self, jobs: Sequence[Job]) -> None:
-        """Give each job the key under which its change is known. Some are answered by that."""
+        """Give each job the key under which its state change is known. Some jobs have their outcome by that."""
         try:
             self.place(jobs)
         except StoreError as error:
@@ -48,61 +58,61 @@ class StateChangeResolver:
                 job.answered = True
 
     def place(self, jobs: Sequence[Job]) -> None:
-        """The same, but a store that does not answer is the caller's affair."""
+        """The same; raises StoreError if the store does not answer."""
         self._place_all([job for job in jobs if job.key.change is not None])
 
     def confirm(self, items: Iterable[Item]) -> None:
-        """What has come of joined emissions holds for the keys that they had by themselves, too."""
-        echoes = [item for item in items if isinstance(item, Job | InBatchDuplicate) and _emission(item) is not None]
-        if done := [item for item in echoes if _is_done(item.outcome)]:
+        """Record the outcome of joined emissions under their own keys, too."""
+        joined = [item for item in items if isinstance(item, Job | InBatchDuplicate) and _emission(item) is not None]
+        if done := [item for item in joined if _is_done(item.outcome)]:
             self._claimer.mark_emissions([_own(item) for item in done])
-        if dead := [item for item in echoes if _is_buried_with_another(item)]:
+        if dead := [item for item in joined if _is_buried_with_another(item)]:
             self._bury(dead)
 
     def _bury(self, items: Sequence[Job | InBatchDuplicate]) -> None:
-        """The second emission of a change that is a dead letter is one too, and names the first."""
+        """A further emission of a state change that is a dead letter becomes a dead letter that names the first."""
         outcomes = [item.outcome for item in items]
-        errors = [f"it says the same as dead letter {outcome.key} ({outcome.error})" for outcome in outcomes]
-        kept = self._claimer.bury_emissions([_own(item) for item in items], outcomes, errors)
-        for item, outcome in zip(items, kept, strict=True):
+        errors = [f"same state change as dead letter {outcome.key} ({outcome.error})" for outcome in outcomes]
+        buried = self._dead_letters.bury_emissions([_own(item) for item in items], outcomes, errors)
+        for item, outcome in zip(items, buried, strict=True):
             if isinstance(item, InBatchDuplicate):
-                item.kept = outcome
+                item.buried = outcome
             else:
                 item.outcome = outcome
 
     def _place_all(self, jobs: list[Job]) -> None:
-        """Those whose timeline was always changed by others meanwhile are in flight."""
-        pause = _PAUSE
+        """A job whose timeline other workers changed at every try is in flight."""
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         for _ in range(_TRIES):
             jobs = self._place(jobs)
             if not jobs:
                 return
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(backoff.next_pause())
         for job in jobs:
-            job.outcome = Outcome("in_flight", job.event, job.key, "concurrent", error=_BUSY)
+            job.outcome = job.not_run(_BUSY, "concurrent")
             job.answered = True
 
     def _place(self, jobs: Sequence[Job]) -> list[Job]:
-        """Place each in its timeline, with one load and one swap; those whose timeline another has swapped first."""
-        lines = {change.timeline: _Line(self._address(change)) for change in _changes(jobs)}
-        if not lines:
+        """Place each job in its timeline, with one load and one swap. Returns the jobs whose timeline another worker
+        swapped first."""
+        open_timelines = {change.timeline: _OpenTimeline(self._address(change)) for change in _changes(jobs)}
+        if not open_timelines:
             return []
-        loaded = self._store.load([line.address for line in lines.values()])
-        for line, document in zip(lines.values(), loaded, strict=True):
+        loaded = self._store.load([line.address for line in open_timelines.values()])
+        for line, document in zip(open_timelines.values(), loaded, strict=True):
             line.open(document)
-        until = self._wall() + _AHEAD
+        until = self._wall() + _CLOCK_AHEAD
         for job in jobs:
-            lines[_change(job).timeline].place(job, until)
-        changed = [line for line in lines.values() if line.changed]
+            open_timelines[_change(job).timeline].place(job, until)
+        changed = [line for line in open_timelines.values() if line.changed]
         swapped = self._store.swap([line.swap(self._config.retention) for line in changed]) if changed else []
         lost = [line for line, done in zip(changed, swapped, strict=True) if not done]
-        for line in lines.values():
+        for line in open_timelines.values():
             if line not in lost:
                 self._settle(line)
         return [job for line in lost for job, _ in line.placed]
 
-    def _settle(self, line: "_Line") -> None:
+    def _settle(self, line: "_OpenTimeline") -> None:
         for job, placed in line.placed:
             if placed.splits:
                 self._observers.notify("timeline.split", job.event, job.key)
@@ -123,8 +133,8 @@ class StateChangeResolver:
         return Address(self._config.namespace, change.timeline)
 
 
-class _Line:
-    """One timeline, as it was loaded and as it shall be."""
+class _OpenTimeline:
+    """One timeline, as it was loaded and with the jobs placed in it."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -153,9 +163,9 @@ def _emission(item: Job | InBatchDuplicate) -> Key | None:
 
 
 def _own(item: Job | InBatchDuplicate) -> Job:
-    """The emission as an event of its own, under the key that it had by itself."""
+    """The emission under its own key."""
     job = item.job if isinstance(item, InBatchDuplicate) else item
-    assert job.emission is not None  # noqa: S101  # only joined emissions are asked for
+    assert job.emission is not None  # noqa: S101  # only joined emissions get here
     return Job(job.event, job.emission, job.payload_hash)
 
 
@@ -165,7 +175,7 @@ def _is_done(outcome: Outcome) -> bool:
 
 
 def _is_buried_with_another(item: Job | InBatchDuplicate) -> bool:
-    """Not so the one whose own failure made the dead letter."""
+    """False for the emission whose own failure made the dead letter."""
     outcome = item.outcome
     return outcome.status == "buried" and (isinstance(item, InBatchDuplicate) or outcome.original is not None)
 
@@ -175,5 +185,5 @@ def _changes(jobs: Iterable[Job]) -> Iterable[StateChange]:
 
 
 def _change(job: Job) -> StateChange:
-    assert job.key.change is not None  # noqa: S101  # only these are placed
+    assert job.key.change is not None  # noqa: S101  # only state changes get here
     return job.key.change

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
 from typing import Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from oncegate.durations import spoken
 from oncegate.errors import StoreError
@@ -17,7 +17,7 @@ from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publish_target_of
-from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to, runs_alone
+from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to
 from oncegate.gate.limiter import PROCESS, enter_async, first_of
 from oncegate.gate.observers import Observers
 from oncegate.gate.outcome import STATUSES, Outcome
@@ -170,7 +170,6 @@ class InboxWorker:
     def _run_at_once(self, job: Job) -> bool:
         if self._dispatcher is None or self._stopping:
             return False
-        job.key = replace(job.key, strategy="kept")
         if job.event.entity is not None:
             self._lines[job.event.entity] = False
         self._counts["received"] += 1
@@ -315,10 +314,10 @@ class InboxWorker:
         jobs = self._engine.claimer.take(most, in_order=True)
         if not apart:
             return jobs
-        suspects = [job for job in jobs if runs_alone(job)]
+        suspects = [job for job in jobs if job.runs_alone]
         self._suspects = len(suspects)
         self._let_go(suspects)
-        return [job for job in jobs if not runs_alone(job)] if suspects else jobs
+        return [job for job in jobs if not job.runs_alone] if suspects else jobs
 
     def _untake(self, taken: Future[list[Job]]) -> None:
         if taken.exception() is None:
@@ -370,7 +369,7 @@ class InboxWorker:
 
     def _let_go(self, jobs: Sequence[Job]) -> None:
         """Until it is done, or their leases are over: an attempt that was never made must not count."""
-        while jobs := self._engine.runner.give_back(jobs):
+        while jobs := self._engine.runner.release_unstarted(jobs):
             time.sleep(_GIVE_BACK_EVERY)
 
 

@@ -157,7 +157,7 @@ class LambdaHandler:
             heads = [lanes[lane].popleft() for lane in wave]
             found = self._run([events[i] for i in heads], engine, time, arrived)
             if arrived.keeps:
-                found = keep_refused(found, self._engine.claimer.keep)
+                found = keep_refused(found, self._engine.dead_letters.keep)
             for lane, head, outcome in zip(wave, heads, found, strict=True):
                 outcomes[head] = outcome
                 goes_on = outcome.acked or outcome.kept is not None
@@ -173,7 +173,7 @@ class LambdaHandler:
         for item in identified:
             if isinstance(item, Job) and time.start_by is not None:
                 item.start_by = time.start_by
-        return engine.through(identified, self._handle)
+        return engine.run_batch(identified, self._handle)
 
     def _handle(self, event: Event) -> Any:
         """The handler; the gate keeps the text of its error, which may be of the payload, and the log says where it

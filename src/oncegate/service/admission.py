@@ -16,7 +16,7 @@ from oncegate.events import Event
 from oncegate.gate import Gate
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.job import ANYWHERE
+from oncegate.gate.job import ANY_DESTINATION
 from oncegate.gate.outcome import Outcome
 from oncegate.ingress.handler_wrappers import logged, trace
 from oncegate.ingress.http_answers import keep_refused
@@ -175,7 +175,7 @@ async def _never(event: Event) -> NoReturn:
     raise AssertionError(event)
 
 
-_never.publishes_to = ANYWHERE  # type: ignore[attr-defined]  # the worker of the inbox may publish
+_never.publishes_to = ANY_DESTINATION  # type: ignore[attr-defined]  # the worker of the inbox may publish
 
 
 async def _within(seconds: float, awaited: Awaitable[object]) -> bool:

@@ -165,7 +165,7 @@ def check_service(settings: Settings) -> None:
         raise SettingError(f"{settings.where('serve.mode')}=inbox: {_NO_INBOX.format(store=store)}")
     for route in routes.values():
         try:
-            check_inbox("inbox()", keeps=True, marks_first=route["mode"] == "mark_first")
+            check_inbox("inbox()", has_inbox=True, marks_first=route["mode"] == "mark_first")
         except SettingError as error:
             raise unkept(settings, error) from error
 

@@ -151,8 +151,7 @@ def _argument(node: ast.expr) -> Any:
         raise SettingError(f"key: {ast.unparse(node)} is neither a strategy nor a literal value") from error
 
 
-# Values: from what was written to what is meant, or a sentence that says why it cannot be.
-
+# ── values, by the kind of the setting ────────────────────────────────────────────────────────────────────
 
 OFF: Final = "off"
 
@@ -177,7 +176,7 @@ def from_text(setting: Setting, text: str) -> Any:
 
 
 def checked(setting: Setting, value: Any) -> Any:
-    """The value, if it is valid. Raises SettingError otherwise. `off` stands for None in an optional setting."""
+    """The value if it is valid. `off` stands for None. Raises SettingError."""
     if setting.optional and value == OFF:
         return None
     try:

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from oncegate.gate.options import CHOICES, COUNTS, DEFAULTS, DURATIONS, OPTIONAL
+from oncegate.gate.options import OPTIONS, Option
 
 Kind: TypeAlias = Literal[
     "text", "choice", "duration", "count", "truth", "names", "url", "place", "strategy", "function", "port"
@@ -50,65 +50,18 @@ class Setting(Struct, frozen=True, kw_only=True):
     def flag(self) -> str:
         """The name on the command line. The command implies its table, so the flag leaves it out if it is
         unambiguous."""
-        path = self.path if self.table in _SHARED or (self.table and self.name in DEFAULTS) else self.name
+        path = self.path if self.table in _SHARED or (self.table and self.name in OPTIONS) else self.name
         return f"--{path.replace('_', '-').replace('.', '-')}"
 
 
-_MEANINGS: Final = {
-    "namespace": "Separates these events from other events in the same store.",
-    "mode": "`lease` completes an event after its handler has returned. `mark_first` completes it in the write that"
-    " claims it: at most once.",
-    "retention": "How long a processed event is remembered.",
-    "lease": "How long a claim lasts without renewal; it is renewed while the handler runs.",
-    "max_hold": "The longest time for which a claim is renewed.",
-    "handler_timeout": "A handler that runs longer than this fails its event. A synchronous handler keeps running in"
-    " its thread, and another thread replaces that thread.",
-    "dead_letter_retention": "How long a dead letter is stored.",
-    "backoff": "How long the inbox waits before it retries a failed event; the pause doubles with each failure.",
-    "backoff_limit": "The longest pause before the inbox retries a failed event.",
-    "retry_for": "How long the inbox retries an event, without using up attempts, while a service that the handler"
-    " calls is unavailable.",
-    "sliding": "Whether each duplicate restarts the retention; otherwise it counts from the completion.",
-    "sliding_limit": "With `sliding`, the longest time for which an event is remembered.",
-    "remember": "How long a process answers duplicates of completed events from its own memory, without a call to the"
-    " store; at most 60s.",
-    "breaker": "Circuit breaker for stores over a network. It opens after five failures in a row, or five calls in a"
-    " row that take longer than this and longer than ten times the median.",
-    "max_attempts": "A failure at this attempt makes the event a dead letter; `off` leaves the limit to the platform.",
-    "max_result": "The largest handler result, in bytes, that is stored for duplicates.",
-    "max_in_hand": "The in-flight limit of `arun`: how many events it processes at a time.",
-    "threads": "How many synchronous handlers `arun` runs at a time.",
-    "max_age": "Events that happened longer ago than this are counted as too old.",
-    "on_too_old": "What to do with events older than `max_age`.",
-    "on_missing_key": "What to do with events that lack a part of their key.",
-    "on_store_error": "What to do with events when the store is unavailable. `unguarded` needs `unguarded_types`, and"
-    " also starts the process when a store over a network is unavailable.",
-    "unguarded_types": "The event types that run without a claim, and so may run twice, while the store is"
-    " unavailable.",
-    "on_conflict": "What to do with an event whose key is known with different content.",
-    "on_replay": "Whether a replayed event is a duplicate or runs once for each replay.",
-    "on_stale": "What to do with a state change when a newer state of its entity is known; `skip` does not run it.",
-}
-
-
-def _kind(name: str, default: object) -> Kind:
-    if name in CHOICES:
-        return "choice"
-    if name in DURATIONS:
-        return "duration"
-    if name in COUNTS:
-        return "count"
-    return "truth" if isinstance(default, bool) else "names" if isinstance(default, tuple) else "text"
-
-
-def _of_gate(name: str, default: object) -> Setting:
+def _of_gate(name: str, option: Option) -> Setting:
     return Setting(
         name=name,
-        kind=_kind(name, default),
-        default=default,
-        meaning=_MEANINGS.get(name, ""),
-        choices=CHOICES.get(name, ()),
-        optional=name in OPTIONAL,
+        kind=option.kind,
+        default=option.default,
+        meaning=option.doc,
+        choices=option.choices,
+        optional=option.optional,
         of_gate=True,
     )
 
@@ -147,7 +100,7 @@ def _of_table(
     )
 
 
-GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
+GATE: Final = tuple(_of_gate(name, option) for name, option in OPTIONS.items())
 
 
 def _sinks(table: str) -> tuple[Setting, ...]:

@@ -248,7 +248,7 @@ class InboxContract:
         assert _take(store) is None
         assert take(store) is not None, "out of order, the second need not wait"
         clock.advance(1)
-        assert _take(store) is None, "somebody is at the entity"
+        assert _take(store) is None, "an event of the entity is running"
 
     def test_given_out_when_due(self, store: Any, clock: ManualClock) -> None:
         """A delayed event is handed out when it is due, exact to the microsecond."""

@@ -37,7 +37,7 @@ def content(name: str) -> bytes:
 
 def claim_of(by: str = "ann", **changed: Any) -> Claim:
     """A claim by the worker of this name, with usual values for everything that is not given."""
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "namespace": NAMESPACE,
         "key": KEY,
         "owner": owner(by),
@@ -46,7 +46,7 @@ def claim_of(by: str = "ann", **changed: Any) -> Claim:
         "retention": RETENTION,
         "about": ABOUT,
     }
-    return Claim(**(asked | changed))
+    return Claim(**(fields | changed))
 
 
 def claim(store: Store, by: str = "ann", **changed: Any) -> Any:
@@ -62,8 +62,8 @@ def granted(store: Store, by: str = "ann", **changed: Any) -> Record:
 
 def admit(store: Inbox, by: str = "ann", payload: bytes = b'{"id":"evt-1"}', **changed: Any) -> Any:
     """Admit a payload, with usual values for everything that is not given."""
-    asked: dict[str, Any] = {"namespace": NAMESPACE, "key": KEY, "owner": owner(by), "payload": payload}
-    (answer,) = store.admit([Admit(**(asked | {"payload_hash": content("one"), "about": ABOUT} | changed))])
+    fields: dict[str, Any] = {"namespace": NAMESPACE, "key": KEY, "owner": owner(by), "payload": payload}
+    (answer,) = store.admit([Admit(**(fields | {"payload_hash": content("one"), "about": ABOUT} | changed))])
     return answer
 
 
@@ -72,8 +72,8 @@ def _proof(record: Record, changed: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete(store: Store, record: Record, result: bytes | None = b'"done"', **changed: Any) -> bool:
-    asked = {"retention": RETENTION, "result": result}
-    (answer,) = store.settle([Complete(**(_proof(record, asked | changed)))])
+    fields = {"retention": RETENTION, "result": result}
+    (answer,) = store.settle([Complete(**(_proof(record, fields | changed)))])
     return answer
 
 
@@ -83,8 +83,8 @@ def release(store: Store, record: Record, **changed: Any) -> bool:
 
 
 def bury(store: Store, record: Record, **changed: Any) -> bool:
-    asked = {"retention": BURIED_FOR, "payload": b'{"id":"evt-1"}', "error": "ValueError: boom"}
-    (answer,) = store.settle([Bury(**(_proof(record, asked | changed)))])
+    fields = {"retention": BURIED_FOR, "payload": b'{"id":"evt-1"}', "error": "ValueError: boom"}
+    (answer,) = store.settle([Bury(**(_proof(record, fields | changed)))])
     return answer
 
 

@@ -144,7 +144,7 @@ class SqsSession:
         if self._lent.boot() >= work.message.visible_until:  # another worker has it, or will
             return self._missed(work, work.message.pause)
         work.ran = True
-        outcome = await self._lent.engine.athrough(work.item, self._handler)
+        outcome = await self._lent.engine.arun(work.item, self._handler)
         if _is_unclaimed(outcome):
             return self._kept(work, outcome)
         if self._is_being_published(work, outcome):

@@ -1,8 +1,8 @@
-"""Threads for plain handlers, and those of them that do not return.
+"""Threads for plain handlers, and the handlers that do not return.
 
-A handler that has run for longer than `handler_timeout`, or without one for longer than `max_hold`, hangs. It is told
-of once, in the log and to the observers. With a `handler_timeout` it is given up too: its event has failed, and another
-thread takes the place of its own, for at most as many handlers as there are threads. A thread cannot be stopped.
+A handler hangs if it has run for longer than `limit`. That is reported once, in the log and to `on_hung`. With
+`gives_up` the event fails then, and another thread takes the place of the hung one, for at most as many handlers as
+there are threads. A thread cannot be stopped.
 """
 
 import logging
@@ -15,16 +15,14 @@ from typing import Any, Final
 from oncegate import forks
 from oncegate.durations import spoken, times
 from oncegate.events import Event
-from oncegate.gate.observers import Observers
-from oncegate.gate.options import GateConfig
 
 _log: Final = logging.getLogger("oncegate.work")
-_LONGEST_LOOK: Final = 1.0
+_CHECK_EVERY: Final = 1.0  # seconds, at most
 _IDLE_FOR: Final = 10.0
 
 
 class HandlerRun:
-    """One call of a handler. `give_up` is called in another thread, if its time is over."""
+    """One call of a handler. `give_up` is called from another thread when the handler is given up."""
 
     __slots__ = ("begun", "event", "give_up", "given_up", "hangs")
 
@@ -38,19 +36,23 @@ class HandlerRun:
 
 class _Pool(ThreadPoolExecutor):
     def add_thread(self) -> None:
-        """One thread more, which begins with what waits."""
+        """Start one more thread; it begins with the next waiting call."""
         self._max_workers += 1
         self._adjust_thread_count()
 
 
 class HandlerThreads:
-    """The threads of one gate, made when they are needed."""
+    """The threads of one gate, started when they are needed.
 
-    def __init__(self, config: GateConfig, observers: Observers) -> None:
-        self._most = config.threads
-        self._gives_up = config.handler_timeout is not None
-        self._limit = (config.handler_timeout or config.max_hold) / 1e6
-        self._observers = observers
+    `most` is the number of threads, `limit` the seconds after which a handler hangs. `on_hung` gets the event and the
+    age of its handler.
+    """
+
+    def __init__(self, most: int, limit: float, *, gives_up: bool, on_hung: Callable[[Event, str], object]) -> None:
+        self._most = most
+        self._limit = limit
+        self._gives_up = gives_up
+        self._on_hung = on_hung
         self._lock = threading.Lock()
         self._pool: _Pool | None = None
         self._spare = self._most
@@ -73,7 +75,7 @@ class HandlerThreads:
             return self._pool.submit(work, *arguments)
 
     def close(self) -> None:
-        """Let handlers come to their end, but for those that were given up. What comes meanwhile has new threads."""
+        """Wait for handlers to return, except for those that were given up. New calls meanwhile get new threads."""
         with self._lock:
             pool, self._pool, self._spare = self._pool, None, self._most
             waits = not any(run.given_up for run in self._runs)
@@ -92,19 +94,19 @@ class HandlerThreads:
         return run
 
     def end(self, run: HandlerRun) -> bool:
-        """The handler has returned or raised. Whether that counts: what was given up has failed already."""
+        """The handler has returned or raised. False if it was given up before: its event has failed already."""
         with self._lock:
             self._runs.pop(run, None)
         if run.given_up:
             _log.warning(
-                "the handler of event %r returned after %s, when its event had failed by handler_timeout: what it did"
-                " is not recorded",
+                "the handler of event %r returned after %s; its event had failed by handler_timeout, so the result is"
+                " not recorded",
                 run.event.id,
                 _age(run),
             )
         return not run.given_up
 
-    # ── those that hang ───────────────────────────────────────────────────────────────────────────────────
+    # ── hung handlers ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def hung(self) -> int:
@@ -123,7 +125,7 @@ class HandlerThreads:
             return self._left()
 
     def still_runs(self, key: bytes) -> str | None:
-        """For how long a handler that was given up runs for this key, None if none does."""
+        """The age of a handler of this key that was given up and still runs; None if there is none."""
         if not self._gives_up:
             return None
         with self._lock:
@@ -138,7 +140,7 @@ class HandlerThreads:
     def _watch(self) -> None:
         last = time.monotonic()
         while True:
-            time.sleep(min(_LONGEST_LOOK, self._limit / 4))
+            time.sleep(min(_CHECK_EVERY, self._limit / 4))
             now = time.monotonic()
             with self._lock:
                 last = now if self._runs else last
@@ -147,17 +149,17 @@ class HandlerThreads:
                     return
                 late = [run for run in self._runs if not run.hangs and now - run.begun >= self._limit]
                 for run in late:
-                    self._note(run)
+                    self._mark_hung(run)
             for run in late:
-                self._tell(run)
+                self._report(run)
 
-    def _note(self, run: HandlerRun) -> None:
+    def _mark_hung(self, run: HandlerRun) -> None:
         run.hangs, run.given_up = True, self._gives_up
         if self._gives_up and self._spare and self._pool is not None:
             self._spare -= 1
             self._pool.add_thread()
 
-    def _tell(self, run: HandlerRun) -> None:
+    def _report(self, run: HandlerRun) -> None:
         left = times(self.left, "thread")
         then = "; its event has failed" if run.given_up else ""
         _log.warning(
@@ -167,7 +169,7 @@ class HandlerThreads:
             then,
             left,
         )
-        self._observers.notify("handler.hung", run.event, run.event.key, detail=_age(run))
+        self._on_hung(run.event, _age(run))
         if run.given_up:
             run.give_up()
 

@@ -56,11 +56,17 @@ def breaker(boot: ManualClock, changes: list[str]) -> CircuitBreaker:
     return CircuitBreaker(SLOW, boot, lambda name, why: changes.append(name))
 
 
+def call(breaker: CircuitBreaker, server: Callable[[Sequence[Any]], Any], batch: Sequence[Any], **how: bool) -> Any:
+    """Call the server through the breaker, as the gate does."""
+    with breaker.watch(len(batch), **how):
+        return server(batch)
+
+
 def refused(breaker: CircuitBreaker, server: Server) -> bool:
     """Whether the server was not even asked."""
     asked = server.asked
     try:
-        breaker.call(server, [1])
+        call(breaker, server, [1])
     except StoreUnavailable:
         return server.asked == asked
     return False
@@ -75,7 +81,7 @@ def break_it(breaker: CircuitBreaker, server: Server) -> None:
 def answer(breaker: CircuitBreaker, server: Server, takes: int, *, times: int) -> None:
     server.takes = takes
     for _ in range(times):
-        assert breaker.call(server, [1]) == [1]
+        assert call(breaker, server, [1]) == [1]
 
 
 class TestOpening:
@@ -83,8 +89,8 @@ class TestOpening:
         """After so many errors in a row the store is not asked any more; the refusal says why, and until when."""
         break_it(breaker, server)
         assert changes == ["breaker.opened"]
-        with pytest.raises(StoreUnavailable, match=r"asked again in 1 s \(no route\)"):
-            breaker.call(server, [1])
+        with pytest.raises(StoreUnavailable, match=r"next call in 1 s \(no route\)"):
+            call(breaker, server, [1])
         assert server.asked == IN_A_ROW
 
     def test_not_by_scattered_errors(self, breaker: CircuitBreaker, server: Server) -> None:
@@ -100,9 +106,9 @@ class TestOpening:
         answer(breaker, server, SLOW, times=2 * IN_A_ROW)
         answer(breaker, server, 2 * MS, times=21)
         answer(breaker, server, 200 * MS, times=IN_A_ROW)
-        slow = r"it took 200 ms to answer, and 50 ms is the limit\); the setting breaker"
+        slow = r"it took 200 ms to answer; the limit is 50 ms\); the setting `breaker`"
         with pytest.raises(StoreUnavailable, match=slow):
-            breaker.call(server, [1])
+            call(breaker, server, [1])
 
     @pytest.mark.parametrize("first", [0, 1, 4])
     def test_not_by_a_store_that_is_far_away(self, breaker: CircuitBreaker, server: Server, first: int) -> None:
@@ -116,8 +122,8 @@ class TestOpening:
         """The limit is ten times the median of the last answers, where that is more than the setting."""
         answer(breaker, server, 60 * MS, times=20)
         answer(breaker, server, 601 * MS, times=IN_A_ROW)
-        with pytest.raises(StoreUnavailable, match="it took 601 ms to answer, and 600 ms is the limit"):
-            breaker.call(server, [1])
+        with pytest.raises(StoreUnavailable, match="it took 601 ms to answer; the limit is 600 ms"):
+            call(breaker, server, [1])
 
     def test_a_new_pace(self, breaker: CircuitBreaker, server: Server, boot: ManualClock, changes: list[str]) -> None:
         """A store that is slower from some day on is refused for a minute or two, and then used as it is."""
@@ -134,7 +140,7 @@ class TestOpening:
         """What must be recorded is tried even so, and if that is answered the store is back."""
         break_it(breaker, server)
         server.fails = False
-        assert breaker.call(server, [1], always=True) == [1]
+        assert call(breaker, server, [1], always=True) == [1]
         assert changes == ["breaker.opened", "breaker.closed"]
         assert not refused(breaker, server)
 
@@ -143,11 +149,11 @@ class TestOpening:
         answer(breaker, server, 1, times=21)
         server.takes = 10 * SLOW
         for _ in range(2 * IN_A_ROW):
-            breaker.call(server, list(range(100)))
+            call(breaker, server, list(range(100)))
         answer(breaker, server, 1, times=21)
         server.takes = 12 * SLOW
         for _ in range(IN_A_ROW):
-            breaker.call(server, list(range(100)))
+            call(breaker, server, list(range(100)))
         assert refused(breaker, server)
 
     def test_failing_endings_change_nothing(self, breaker: CircuitBreaker, server: Server, boot: ManualClock) -> None:
@@ -155,10 +161,10 @@ class TestOpening:
         break_it(breaker, server)
         for _ in range(9):
             with pytest.raises(StoreUnavailable):
-                breaker.call(server, [1], always=True)
+                call(breaker, server, [1], always=True)
         boot.advance("1s")
         server.fails = False
-        assert breaker.call(server, [1]) == [1]
+        assert call(breaker, server, [1]) == [1]
 
 
 class TestReads:
@@ -168,9 +174,9 @@ class TestReads:
         server.error = StoreReadOnly("it is full")
         break_it(breaker, server)
         with pytest.raises(StoreReadOnly, match="it is full"):
-            breaker.call(server, [1])
+            call(breaker, server, [1])
         server.fails = False
-        assert breaker.call(server, [1], reads=True) == [1]
+        assert call(breaker, server, [1], reads=True) == [1]
         assert changes == ["breaker.opened"]
         assert refused(breaker, server)
 
@@ -179,7 +185,7 @@ class TestReads:
         break_it(breaker, server)
         asked = server.asked
         with pytest.raises(StoreUnavailable) as raised:
-            breaker.call(server, [1], reads=True)
+            call(breaker, server, [1], reads=True)
         assert (type(raised.value), server.asked) == (StoreUnavailable, asked)
 
 
@@ -197,7 +203,7 @@ class TestClosing:
             beside.append(refused(breaker, server))
             return list(batch)
 
-        assert breaker.call(probing, [1]) == [1]
+        assert call(breaker, probing, [1]) == [1]
         assert beside == [True]
         assert not refused(breaker, server)
 
@@ -211,7 +217,7 @@ class TestClosing:
             assert not refused(breaker, server)
         boot.advance("30s")
         server.fails = False
-        breaker.call(server, [1])
+        call(breaker, server, [1])
         assert changes[-1] == "breaker.closed"
         break_it(breaker, server)
         boot.advance("1s")
@@ -226,9 +232,9 @@ class TestClosing:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            breaker.call(interrupted, [1])
+            call(breaker, interrupted, [1])
         server.fails = False
-        assert breaker.call(server, [1]) == [1]
+        assert call(breaker, server, [1]) == [1]
 
 
 class TestGenerations:
@@ -241,7 +247,7 @@ class TestGenerations:
                 raise error
 
         with suppress(StoreUnavailable):
-            breaker.call(ask, [1])
+            call(breaker, ask, [1])
 
     def test_a_late_answer_does_not_close(self, breaker: CircuitBreaker, server: Server) -> None:
         """An answer to what was asked before the breaker opened does not close it."""
@@ -255,7 +261,7 @@ class TestGenerations:
             break_it(breaker, server)
             boot.advance("1s")
             server.fails = False
-            breaker.call(server, [1])
+            call(breaker, server, [1])
 
         for _ in range(IN_A_ROW):
             self.late(breaker, over, StoreUnavailable("old news"))
@@ -273,11 +279,11 @@ class TestGenerations:
             asked.append(1)
             go_on.wait(5)
 
-        def call() -> None:
+        def probe_once() -> None:
             with suppress(StoreUnavailable):
-                breaker.call(probe, [1])
+                call(breaker, probe, [1])
 
-        threads = [threading.Thread(target=call) for _ in range(16)]
+        threads = [threading.Thread(target=probe_once) for _ in range(16)]
         for thread in threads:
             thread.start()
         while sum(thread.is_alive() for thread in threads) > 1:
@@ -324,7 +330,7 @@ class TestInAGate:
         outcomes = [gate.run({"id": number}, self.succeed) for number in range(IN_A_ROW + 5)]
         assert {(outcome.status, outcome.acked) for outcome in outcomes} == {("failed", False)}
         assert store.claims == 1 + IN_A_ROW
-        assert "left alone after failures in a row" in outcomes[-1].reason
+        assert "circuit breaker open after failures in a row" in outcomes[-1].reason
         known = gate.run({"id": "known"}, self.succeed)
         assert (known.status, known.result) == ("duplicate", "done")
         assert gate.counts["breaker.opened"] == 1

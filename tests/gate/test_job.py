@@ -28,7 +28,7 @@ def first_of(item: Item) -> Item:
 def test_the_short_way_is_the_long_way(identified: list[Identified]) -> None:
     """A batch in which every job is the first of its key is put together as one that has to be sorted out."""
     short, long = Batch(identified), Batch(identified)
-    long.bare = []
+    long.unclaimed = []
     long._coalesce(identified)
     assert [*map(first_of, short.items)] == [*map(first_of, long.items)]
-    assert (short.jobs, short.bare) == (long.jobs, long.bare)
+    assert (short.jobs, short.unclaimed) == (long.jobs, long.unclaimed)
