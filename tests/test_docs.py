@@ -147,7 +147,7 @@ def test_commands_exist(typed: str) -> None:
 def test_the_line_to_try_is_the_one_printed() -> None:
     """The README shows the line that `make run` prints, and the tutorial shows all that it prints."""
     url, store = "http://127.0.0.1:8080", "sqlite:///oncegate.db"
-    printed = _WELCOME.format(version=__version__, url=url, store=store, done="kept and run", note="")
+    printed = _WELCOME.format(version=__version__, url=url, store=store, done="stored and run", note="")
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
     assert textwrap.indent(printed, "    ") in TUTORIAL

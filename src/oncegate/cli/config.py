@@ -54,7 +54,7 @@ def config() -> None:
     """Check or show the settings."""
 
 
-@config.command()
+@config.command(short_help="Report all problems.")
 def check() -> None:
     """Check the settings, and report all problems at once.
 
@@ -98,7 +98,7 @@ def _forwarding_problems(*routes: Settings) -> Iterator[str]:
                     yield from forward_problems(route, path)
 
 
-@config.command()
+@config.command(short_help="Show values and origins.")
 @with_settings()
 @output_option
 def show(settings: Settings, output: str) -> None:

@@ -43,14 +43,16 @@ _PAUSE = "1ms"
 _MOST_KEYS = 3  # in a message
 
 
-@click.group()
+@click.group(short_help="List or handle dead letters.")
 def dlq() -> None:
     """List, show, redrive or drop dead letters."""
 
 
-@dlq.command(name="list")
+@dlq.command(name="list", short_help="List dead letters.")
 @store_options
-@click.option("--limit", type=number(most=_MOST), default=100, show_default=True, help="Maximum number to list.")
+@click.option(
+    "--limit", type=number(most=_MOST), metavar="NUMBER", default=100, show_default=True, help="Maximum number to list."
+)
 @output_option
 def list_(settings: Settings, limit: int, output: str) -> None:
     """List dead letters without their payloads."""
@@ -79,7 +81,7 @@ def _row(entry: Entry) -> tuple[Any, ...]:
     return entry.key.hex(), entry.namespace, about.delivery_id, about.type, record.attempts, first_seen, error
 
 
-@dlq.command()
+@dlq.command(short_help="Show a dead letter.")
 @record_options
 def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the dead letter KEY and its payload."""
@@ -92,7 +94,7 @@ def show(key: bytes, settings: Settings, output: str) -> None:
     show_facts(fields(entry, readable_time) | {"payload": payload_text(entry.record)})
 
 
-@dlq.command()
+@dlq.command(short_help="Run dead letters again.")
 @click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
 @click.option("--all", "all_", is_flag=True, help="Every dead letter.")
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Run the events now, with this handler.")
@@ -192,7 +194,7 @@ def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> 
         time.sleep(microseconds(_PAUSE, "pause") / 1e6)
 
 
-@dlq.command()
+@dlq.command(short_help="Delete dead letters.")
 @click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
 @click.option("--all", "all_", is_flag=True, help="Every dead letter.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

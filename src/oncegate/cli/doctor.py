@@ -29,7 +29,7 @@ _CODES: Final = {"error": exit_codes.ERRORS_FOUND, "warning": exit_codes.WARNING
 Findings = list[tuple[str, Finding]]
 
 
-@click.command()
+@click.command(short_help="Check a deployment for known problems.")
 @click.option("--name", metavar="NAME", help="The name of a deployment that `oncegate infra up` created.")
 @click.option("--queue", metavar="NAME|URL|ARN", help="An SQS queue.")
 @click.option("--function", metavar="NAME|ARN", help="A Lambda function. The queue that it reads is found.")
@@ -50,9 +50,9 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
 
     \b
     Exit codes:
-      0   no problem found
-      10  errors: events are lost or take effect twice
-      11  warnings: the same, if something else fails
+      0   no errors and no warnings
+      10  errors: events are lost or doubled
+      11  warnings: the same after another failure
     """
     facts = _with_deployment(_facts_of_settings(settings, parts), settings, parts, region, endpoint)
     found = check(facts)

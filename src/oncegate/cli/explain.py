@@ -34,10 +34,17 @@ _MOST = 1_000_000
 _SHOWN = 100
 
 
-@click.command()
+@click.command(short_help="Say whether an event was run, and why.")
 @click.argument("id_", metavar="[ID]", required=False)
 @click.option("--file", metavar="FILE", help="Explain each event of a file; - reads stdin.")
-@click.option("--scan", type=number(), default=_MOST, show_default=True, help="Maximum number of records to scan.")
+@click.option(
+    "--scan",
+    type=number(),
+    metavar="NUMBER",
+    default=_MOST,
+    show_default=True,
+    help="Maximum number of records to scan.",
+)
 @with_settings(STORE, NAMESPACE_FILTER, KEY, *READ)
 @output_option
 def explain(id_: str | None, file: str | None, scan: int, settings: Settings, output: str) -> None:

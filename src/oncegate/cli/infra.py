@@ -27,7 +27,7 @@ _TO_ADD: Final = {
 }
 
 
-@click.group()
+@click.group(short_help="Create, show or delete AWS parts.")
 def infra() -> None:
     """Create, show or delete the AWS parts of a deployment, or print them as a template.
 
@@ -67,6 +67,7 @@ _PART_OPTIONS = (
         default=5,
         show_default=True,
         type=click.IntRange(1, 1000),
+        metavar="NUMBER",
         help="Number of receives after which a message becomes a dead letter.",
     ),
     click.option("--lambda-zip", metavar="FILE", help="The package of a Lambda function that handles the events."),
@@ -88,6 +89,7 @@ _PART_OPTIONS = (
         default=256,
         show_default=True,
         type=click.IntRange(128, 10_240),
+        metavar="NUMBER",
         help="The memory of the function in MB.",
     ),
     click.option(
@@ -105,7 +107,7 @@ def _with_options(*options: Callable[[_Command], _Command]) -> Callable[[_Comman
     return decorate
 
 
-@infra.command()
+@infra.command(short_help="Create or change the parts.")
 @_with_options(_NAME_OPTION, *_PART_OPTIONS, *_PLACE_OPTIONS)
 @click.option("--prune", is_flag=True, help="Delete parts of an earlier run that these options do not include.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation before deleting.")
@@ -125,7 +127,7 @@ def up(region: str | None, prune: bool, yes: bool, dry_run: bool, output: str, *
     _warn_about_default_bus(wanted)
 
 
-@infra.command()
+@infra.command(short_help="Delete the parts.")
 @_with_options(_NAME_OPTION, *_PLACE_OPTIONS)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--keep-table", is_flag=True, help="Keep the table with its records.")
@@ -136,7 +138,7 @@ def down(name: str, region: str | None, endpoint: str | None, yes: bool, keep_ta
     _actions().down(name, region, endpoint, yes=yes, keep_table=keep_table, dry_run=dry_run)
 
 
-@infra.command()
+@infra.command(short_help="List the parts.")
 @_with_options(_NAME_OPTION, *_PLACE_OPTIONS)
 @output_option
 def show(name: str, region: str | None, endpoint: str | None, output: str) -> None:
@@ -145,7 +147,7 @@ def show(name: str, region: str | None, endpoint: str | None, output: str) -> No
     _actions().show(name, region, endpoint, output=output)
 
 
-@infra.command()
+@infra.command(short_help="Print a CloudFormation template.")
 @_with_options(_NAME_OPTION, *_PART_OPTIONS)
 @click.option("--policy", is_flag=True, help="Print the IAM policy that a consumer needs.")
 def template(policy: bool, **given: Any) -> None:

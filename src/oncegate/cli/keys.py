@@ -18,7 +18,7 @@ def keys() -> None:
     """Show or reset the record of a key."""
 
 
-@keys.command()
+@keys.command(short_help="Show the record of a key.")
 @record_options
 def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the record of KEY, and what happens to the next delivery of its event."""
@@ -39,7 +39,7 @@ def show(key: bytes, settings: Settings, output: str) -> None:
         print_text(NOT_CONSUMED)
 
 
-@keys.command()
+@keys.command(short_help="Delete the record of a key.")
 @click.argument("key", type=options.key)
 @store_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

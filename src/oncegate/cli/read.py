@@ -24,12 +24,19 @@ _ALWAYS = ("auto", "event_id", "content", 'state_change("500ms")')
 _MOST_GROUPS = 10
 
 
-@click.command()
+@click.command(short_help="Show events and compare key strategies.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--key", "strategies", metavar="STRATEGY", multiple=True, help="An additional strategy to compare; repeatable."
 )
-@click.option("--limit", type=number(), default=100, show_default=True, help="Maximum number of events to list.")
+@click.option(
+    "--limit",
+    type=number(),
+    metavar="NUMBER",
+    default=100,
+    show_default=True,
+    help="Maximum number of events to list.",
+)
 @with_settings(*READ)
 @output_option
 def read(files: tuple[str, ...], strategies: tuple[str, ...], limit: int, settings: Settings, output: str) -> None:

@@ -29,7 +29,7 @@ from oncegate.settings.schema import TABLES
 from oncegate.text import masked
 
 
-@click.command()
+@click.command(short_help="Receive events over HTTP.")
 @with_settings(*TABLES["serve"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def serve(settings: Settings) -> None:
     """Receive events at POST /events and POST /events/ROUTE, and run each event once.

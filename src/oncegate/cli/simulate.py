@@ -50,7 +50,7 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     )
 
 
-@click.command()
+@click.command(short_help="Generate and send test traffic.")
 @click.option(
     "--to",
     "url",
@@ -59,9 +59,14 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     help="Target: http://HOST/events, sqs://QUEUE, eventbridge://BUS, file://PATH, or - for stdout. AWS targets accept"
     " ?region=NAME and &endpoint=URL.",
 )
-@click.option("--events", type=number(), default=1_000, show_default=True, help="Number of events.")
+@click.option("--events", type=number(), metavar="NUMBER", default=1_000, show_default=True, help="Number of events.")
 @click.option(
-    "--rate", type=NumberRange(_SLOWEST, _FASTEST), default=100.0, show_default=True, help="Events per second."
+    "--rate",
+    type=NumberRange(_SLOWEST, _FASTEST),
+    metavar="NUMBER",
+    default=100.0,
+    show_default=True,
+    help="Events per second.",
 )
 @click.option(
     "--copies",
@@ -85,9 +90,18 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
 @_share("conflict", _DEFAULTS.conflict, "Share of events that are sent again with the same id and other content.")
 @_share("invalid", _DEFAULTS.invalid, "Share of events with an additional delivery that cannot be read.")
 @click.option("--delay", metavar="DURATION", help="Longest delay of a delivery, to change the order.  [default: none]")
-@click.option("--seed", type=number(0, _MOST_SEED), help="Repeat the traffic of this seed.  [default: random]")
+@click.option(
+    "--seed", type=number(0, _MOST_SEED), metavar="NUMBER", help="Repeat the traffic of this seed.  [default: random]"
+)
 @click.option("--truth", metavar="FILE", help="Write the truth file that oncegate verify needs.")
-@click.option("--parallel", type=click.IntRange(1, 256), default=1, show_default=True, help="Concurrent requests.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 256),
+    metavar="NUMBER",
+    default=1,
+    show_default=True,
+    help="Concurrent requests.",
+)
 @click.option("--patience", metavar="DURATION", default="60s", show_default=True, help="How long to retry a delivery.")
 @output_option
 def simulate(url: str, truth: str | None, parallel: int, patience: str, output: str, **options: Any) -> int:

@@ -14,7 +14,7 @@ from oncegate.simulate.truth import Truth, load
 from oncegate.simulate.verification import Comparison, EffectFinding, compare, effects
 
 
-@click.command()
+@click.command(short_help="Compare effects with a truth file.")
 @click.option("--truth", metavar="FILE", required=True, help="The file that oncegate simulate --truth wrote.")
 @click.option(
     "--effects",
@@ -23,15 +23,22 @@ from oncegate.simulate.verification import Comparison, EffectFinding, compare, e
     required=True,
     help="The effects: JSON lines with a key or an event_id, or the log of oncegate serve; - reads stdin.",
 )
-@click.option("--limit", type=number(0), default=20, show_default=True, help="Maximum number of problems to list.")
+@click.option(
+    "--limit",
+    type=number(0),
+    metavar="NUMBER",
+    default=20,
+    show_default=True,
+    help="Maximum number of problems to list.",
+)
 @output_option
 def verify(truth: str, effects_file: str, limit: int, output: str) -> int:
     """Compare the effects of simulated traffic with its truth file.
 
     \b
     Exit codes:
-      0  every event with an accepted delivery took effect
-         exactly once, and there are no other effects
+      0  every event with an accepted delivery took
+         effect exactly once, and nothing else did
       1  a file cannot be read
       6  events are lost, doubled or unknown
     """

@@ -96,7 +96,7 @@ class LiveFigures:
         return (done - before) * 1e6 / (now - then) if now > then else 0.0
 
 
-@click.command()
+@click.command(short_help="Run events from a queue or the inbox.")
 @click.argument("place", metavar="SOURCE")
 @with_settings(*TABLES["work"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def work(place: str, settings: Settings) -> None:
@@ -107,7 +107,7 @@ def work(place: str, settings: Settings) -> None:
 
     With SOURCE `inbox`, the worker runs events that `oncegate serve` has stored in the same store. It runs the events
     of all routes with the settings of the route, and with the handler of the route if it has one; --namespace selects
-    one namespace. Only the options --in-hand, --drain, --handler, --forward and --publish apply to the inbox.
+    one namespace. The options --batch, --wait, --visibility and --receivers have no effect for the inbox.
 
     SIGTERM or Ctrl-C stops the worker: running handlers may finish, other claims are released.
     """
