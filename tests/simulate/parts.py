@@ -10,7 +10,7 @@ from oncegate.simulate.copies import CopyOptions
 from oncegate.simulate.sender import Sender, Summary, Target
 from oncegate.simulate.targets import File
 from oncegate.simulate.traffic import Plan, deliveries
-from oncegate.simulate.truth import Truth, TruthFile, load
+from oncegate.simulate.truth import Delivered, Truth, TruthFile, load
 from oncegate.simulate.verification import Comparison, compare, effects
 
 Effects = list[str]
@@ -47,3 +47,8 @@ def truth_in(folder: Path) -> Truth:
 
 def judged(folder: Path, lines: Iterable[str]) -> Comparison:
     return compare(truth_in(folder), effects((line.encode() for line in lines), "effects.jsonl"))
+
+
+def delivered(folder: Path) -> list[Delivered]:
+    """All deliveries in the truth file."""
+    return [each for deliveries in truth_in(folder).deliveries.values() for each in deliveries]

@@ -1,4 +1,4 @@
-"""Verifying: exactly once is told from anything else, by keys, by ids and by the service's own log."""
+"""Comparing effects with the truth, by keys, by ids and by the log of the service."""
 
 import io
 import json
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from oncegate import Gate, keys, read
 from oncegate.errors import OncegateError
 from oncegate.gate import JsonLog
-from oncegate.simulate.truth import load
 from oncegate.simulate.verification import effects
 from tests.simulate.parts import Effects, into_file, judged, noting, plan, truth_in
 
@@ -148,18 +147,3 @@ class TestEffects:
         """A line that says nothing of an effect is refused with its place."""
         with pytest.raises(OncegateError, match=said):
             list(effects([b'{"key": "a"}', line.encode(), b""], "effects.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ([], "t is not a truth file"),
-        (['{"key": "a"}'], "t is not a truth file"),
-        (['{"line": "plan", "version": 2, "plan": {}}'], "t is not a truth file of this version"),
-        (['{"line": "plan", "version": 1, "plan": {}}', "", '{"line": "eve'], "t:3: invalid line in a truth file"),
-    ],
-)
-def test_what_is_no_truth(lines: list[str], said: str) -> None:
-    """A file that is not the simulator's, or was cut off, is refused with the place."""
-    with pytest.raises(OncegateError, match=said):
-        load([line.encode() for line in lines], "t")

@@ -1,8 +1,8 @@
-"""Sending: when it is due, again as asked, and never silently not at all."""
+"""The targets of simulated traffic: HTTP and files."""
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -10,16 +10,17 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from oncegate.errors import SettingError, TargetError
-from oncegate.simulate.sender import Accepted, Answer, Retry
 from oncegate.simulate.targets import File, Http, open_target
-from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries
-from oncegate.simulate.truth import Delivered
-from tests.simulate.parts import plan, sent, truth_in
+from oncegate.simulate.traffic import Plan, deliveries
+from tests.simulate.parts import delivered, plan, sent
 from tests.stores.servers import free_port
 
 Reply: TypeAlias = tuple[int, dict[str, str]]
 
+
 OK: Final[Reply] = (200, {})
+
+
 DROPPED: Final[Reply] = (0, {})
 
 
@@ -85,10 +86,6 @@ def receiver() -> Iterator[Receiver]:
     receiver.stop()
 
 
-def delivered(folder: Path) -> list[Delivered]:
-    return [each for deliveries in truth_in(folder).deliveries.values() for each in deliveries]
-
-
 class TestHttp:
     def test_each_is_posted(self, receiver: Receiver, tmp_path: Path) -> None:
         """Every delivery is one request with its very bytes, in order."""
@@ -140,60 +137,6 @@ class TestHttp:
         assert 1 < receiver.most_at_once <= 8
         assert summary.count(fate="taken") == summary.count() == len(delivered(tmp_path))
         assert set(receiver.bodies) == {each.copy.raw for each in deliveries(fast)}
-
-
-class Script:
-    """A target that answers what it is told to, and notes when it was asked for what."""
-
-    most = 10
-    paced = True
-
-    def __init__(self, answers: Sequence[Answer | BaseException] = ()) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[float, list[int]]] = []
-
-    def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
-        self.asked.append((time.monotonic(), [delivery.number for delivery in batch]))
-        answer = self.answers.pop(0) if self.answers else Accepted()
-        if isinstance(answer, BaseException):
-            raise answer
-        return [answer, *([Accepted()] * (len(batch) - 1))]
-
-    def close(self) -> None:
-        pass
-
-
-class TestSender:
-    def test_pace(self, tmp_path: Path) -> None:
-        """Events go out at the rate that was asked for, and none before it is due."""
-        target = Script()
-        begun = time.monotonic()
-        sent(target, Plan(events=40, rate=100, seed=5), tmp_path / "truth.jsonl")
-        for at, numbers in target.asked:
-            due = {each.number: each.due for each in deliveries(Plan(events=40, rate=100, seed=5))}
-            assert at - begun >= max(due[number] for number in numbers) / 1e6
-        assert 0.39 <= time.monotonic() - begun < 5
-
-    def test_batches(self, tmp_path: Path) -> None:
-        """What is due goes together, up to what the target takes; what fails of it goes again, alone."""
-        target = Script([Retry("busy")])
-        summary = sent(target, Plan(events=40, rate=1_000_000, seed=5), tmp_path / "truth.jsonl")
-        sizes = [len(numbers) for _, numbers in target.asked]
-        assert max(sizes) == 10
-        assert target.asked[1][1] == target.asked[0][1][:1]
-        assert summary.again == 1
-        assert sum(sizes) == summary.count() + 1
-
-    @pytest.mark.parametrize("parallel", [1, 4])
-    def test_interrupted(self, tmp_path: Path, parallel: int) -> None:
-        """What was on its way when it ended may have been taken: its event is neither expected nor unknown."""
-        target = Script([Accepted(), KeyboardInterrupt()])
-        with pytest.raises(KeyboardInterrupt):
-            sent(target, Plan(events=30, rate=1_000_000, seed=5), tmp_path / "truth.jsonl", parallel=parallel)
-        truth = truth_in(tmp_path)
-        fates = {each.fate for each in delivered(tmp_path)}
-        assert fates == {"taken", "gave up"}
-        assert truth.deliveries.keys() <= truth.events.keys()
 
 
 class TestTargets:
