@@ -16,12 +16,12 @@ def fail(event: Event) -> None:
 
 class TestDeadLetters:
     def test_empty(self, oncegate: Run, gate: Gate) -> None:
-        """With none there is a sentence, and an empty list as JSON."""
+        """Without dead letters there is one sentence, and an empty list as JSON."""
         assert oncegate("dlq", "list")[:2] == (exit_codes.OK, "There are no dead letters.\n")
         assert json.loads(oncegate("dlq", "list", "--output", "json")[1]) == []
 
     def test_list(self, oncegate: Run, gate: Gate) -> None:
-        """Each dead letter is a line with its key and error; hostile text is shown, not obeyed."""
+        """Each dead letter is one line with its key and error; control characters are escaped."""
         outcome = gate.run({"id": "evt-1", "type": "t"}, fail)
         _, out, _ = oncegate("dlq", "list")
         assert str(outcome.key) in out
@@ -29,7 +29,7 @@ class TestDeadLetters:
         assert "\x1b" not in out
 
     def test_limit(self, oncegate: Run, gate: Gate) -> None:
-        """A long list is cut where it was asked to be, and says so."""
+        """A list that is cut by --limit says so."""
         gate.run_batch([{"id": number} for number in range(5)], fail)
         _, out, _ = oncegate("dlq", "list", "--limit", "2")
         assert len(out.splitlines()) == 4
@@ -37,13 +37,13 @@ class TestDeadLetters:
 
     @pytest.mark.parametrize(("limit", "said"), [(2, "Showing the first 2; use --limit to see more.\n"), (5, "")])
     def test_limit_as_json(self, oncegate: Run, gate: Gate, limit: int, said: str) -> None:
-        """As JSON, too, a list that is cut says so, where no program reads it."""
+        """With JSON, the note about a cut list goes to stderr."""
         gate.run_batch([{"id": number} for number in range(5)], fail)
         _, out, err = oncegate("dlq", "list", "--limit", str(limit), "--output", "json")
         assert (len(json.loads(out)), err) == (limit, said)
 
     def test_show(self, oncegate: Run, gate: Gate) -> None:
-        """A dead letter is shown with its payload as it was delivered."""
+        """A dead letter is shown with its payload as delivered."""
         outcome = gate.run(b'{"id": "evt-1", "n": 1.0}', fail)
         code, out, _ = oncegate("dlq", "show", str(outcome.key))
         assert code == exit_codes.OK
@@ -51,7 +51,7 @@ class TestDeadLetters:
         assert '{"id": "evt-1", "n": 1.0}' in out
 
     def test_redrive_waits_for_a_dispatcher(self, oncegate: Run, gate: Gate) -> None:
-        """A redriven dead letter is no dead letter any more and waits to be run."""
+        """A redriven event is no longer a dead letter and waits to be run."""
         outcome = gate.run({"id": "evt-1"}, fail)
         assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exit_codes.OK, "1 redriven.\n")
         assert (
@@ -65,7 +65,7 @@ class TestDeadLetters:
         assert "is not a dead letter" in err
 
     def test_redrive_what_cannot_be_read(self, oncegate: Run, gate: Gate) -> None:
-        """Of a dead letter that nobody can ever run it is said so, with what is wrong and what to do; of others not."""
+        """`redrive` warns about events that cannot be read, with the problem and the remedy, and about no others."""
         outcome = gate.run({"id": "evt-1"}, fail)
         (broken,) = gate.keep([gate.run(b"{", fail)])
         code, out, err = oncegate("dlq", "redrive", "--all")
@@ -77,7 +77,7 @@ class TestDeadLetters:
         assert str(outcome.key) not in out
 
     def test_redrive_a_call(self, oncegate: Run, gate: Gate) -> None:
-        """Of the call of a guarded function it is said that no handler will be given it, and what to do instead."""
+        """`redrive` warns that no handler can run the call of a guarded function, and names the remedy."""
         with pytest.raises(ValueError, match="no case"):
             gate.once(name="pay")(fail)(Event(source="plain", id="1", body={}))
         code, out, err = oncegate("dlq", "redrive", "--all")
@@ -88,7 +88,7 @@ class TestDeadLetters:
         assert "dlq drop" in advice
 
     def test_redrive_with_a_handler(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """With a handler the dead letters run at once, each with its outcome."""
+        """With a handler the dead letters run at once, and each outcome is printed."""
         gate.run_batch([{"id": 1}, {"id": 2}], fail)
         (tmp_path / "mended.py").write_text("def handler(event):\n    assert event.id != '2', 'still broken'\n")
         code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "mended:handler")
@@ -101,7 +101,7 @@ class TestDeadLetters:
         assert [entry.record.about.delivery_id for entry in gate.store.dead_letters()] == ["2"]
 
     def test_redrive_what_waits_already(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """What was redriven before and still waits can be run from here too."""
+        """An event that was redriven before and still waits can be run with a handler."""
         outcome = gate.run({"id": 1}, fail)
         oncegate("dlq", "redrive", str(outcome.key))
         (tmp_path / "later.py").write_text("def handler(event):\n    pass\n")
@@ -110,7 +110,7 @@ class TestDeadLetters:
         assert "Processed at the first attempt." in out
 
     def test_drop(self, oncegate: Run, gate: Gate) -> None:
-        """Dropped dead letters are gone; what is none is left alone."""
+        """Dropped dead letters are deleted; other records are not."""
         done = gate.run({"id": "done"}, lambda event: None)
         gate.run_batch([{"id": 1}, {"id": 2}], fail)
         assert oncegate("dlq", "drop", str(done.key), "--yes")[0] == exit_codes.NOT_FOUND
@@ -119,13 +119,13 @@ class TestDeadLetters:
         assert gate.run({"id": "done"}, fail).status == "duplicate"
 
     def test_many(self, oncegate: Run, gate: Gate) -> None:
-        """All means all, over many pages."""
+        """--all covers all pages."""
         gate.run_batch([{"id": number} for number in range(250)], fail)
         assert oncegate("dlq", "drop", "--all", "--yes")[1] == "250 dropped.\n"
 
     @pytest.mark.parametrize("arguments", [(), ("--all", "0" * 32)])
     def test_which(self, oncegate: Run, arguments: tuple[str, ...]) -> None:
-        """Keys or all: one of the two must be said, before any store is looked for."""
+        """Either keys or --all is required; the store is not opened otherwise."""
         for command in ("redrive", "drop"):
             code, _, err = oncegate("dlq", command, *arguments)
             assert code == exit_codes.USAGE

@@ -1,4 +1,4 @@
-"""`oncegate explain`: the sentence is true, the record is found by any id, and what is not known is said so."""
+"""`oncegate explain`: the sentence is true, records are found by any id, and unknown ids are reported."""
 
 import io
 import json
@@ -35,7 +35,8 @@ def fact(told: tuple[int, str, str], name: str) -> str:
 
 class TestDecisions:
     def test_processed(self, oncegate: Run, gate: Gate) -> None:
-        """What was processed says when and at which attempt, and that a copy is a duplicate until it is forgotten."""
+        """A processed event is explained with time and attempt; another delivery is a duplicate until the record
+        expires."""
         outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
         told = oncegate("explain", "evt-1")
         start, _, end = first_line(told).partition(" ago ")
@@ -48,7 +49,7 @@ class TestDecisions:
         assert first_line(oncegate("explain", str(outcome.key)))[:12] == first_line(told)[:12]
 
     def test_published(self, oncegate: Run, gate: Gate) -> None:
-        """What was published says where and when, and what became of it there; both records are shown."""
+        """A published event is explained with its target and with its state at the consumer; both records are shown."""
         sink = Sink()
         outcome = gate.run({"id": "evt-1"}, sink)
         said = " ".join(first_line(oncegate("explain", "evt-1")).split())
@@ -78,18 +79,18 @@ class TestDecisions:
         )
 
     def test_as_it_was_published(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """A file of what a bus has made of an event finds the event by the key that it carries."""
+        """An event in the envelope of a bus is found by the key that it carries."""
         outcome = gate.run({"id": "evt-1"}, Sink())
         (tmp_path / "put.json").write_text(json.dumps(put({"id": "evt-1"}, str(outcome.key))))
         assert " evt-1 was published to " in oncegate("explain", "--file", "put.json")[1]
 
     def test_marked(self, oncegate: Run, gate: Gate) -> None:
-        """What was only marked is not said to have run."""
+        """An event that was only marked as done is not reported as run."""
         gate.seen({"id": "evt-1"})
         assert first_line(oncegate("explain", "evt-1")).startswith("Marked as done: evt-1 was recorded ")
 
     def test_failed(self, oncegate: Run, tmp_path: Path) -> None:
-        """A failed attempt says with what, and that the next delivery runs it."""
+        """A failed attempt is explained with its error; the next delivery runs the event."""
         with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=3)) as gate:
             for _ in range(2):
                 gate.run({"id": "evt-1"}, fail)
@@ -99,7 +100,7 @@ class TestDecisions:
         )
 
     def test_what_an_entity_waits_for(self, oncegate: Run, tmp_path: Path) -> None:
-        """What waits for an earlier event of its entity names it, and that one says how many wait for it."""
+        """A waiting event names the earlier event of its entity, and that one says how many events wait for it."""
         seen = [
             {"id": f"evt-{second}", "conversationId": "call-1", "timestamp": f"2026-01-01T00:00:0{second}Z"}
             for second in (3, 1, 2)
@@ -116,7 +117,7 @@ class TestDecisions:
         assert "It waits for evt-1" in oncegate("explain", "--file", str(path))[1]
 
     def test_buried(self, oncegate: Run, gate: Gate) -> None:
-        """A dead letter says why, and shows its payload and, as it has that, the parts of its key."""
+        """A dead letter is explained with its error, its payload and the parts of its key."""
         gate.run({"id": "evt-1"}, fail)
         told = oncegate("explain", "evt-1")
         assert first_line(told) == (
@@ -126,7 +127,7 @@ class TestDecisions:
         assert (fact(told, "payload"), fact(told, "made_of")) == ('{"id":"evt-1"}', '["evt-1"]')
 
     def test_redriven(self, oncegate: Run, gate: Gate) -> None:
-        """What waits with its payload says so, and until when, if its handler asked for that."""
+        """A waiting event is explained with the time before which it does not run, if its handler set one."""
 
         def later(event: Event) -> None:
             raise RetryLater("busy", after=600)
@@ -148,7 +149,7 @@ class TestDecisions:
         assert "(busy). It is stored with its payload and does not run before 20" in told
 
     def test_in_hand(self, oncegate: Run, gate: Gate) -> None:
-        """While a worker is at it, what is left of its lease is told."""
+        """For a running event, the rest of its lease is shown."""
         begun, over = threading.Event(), threading.Event()
 
         def slow(event: Event) -> None:
@@ -167,7 +168,7 @@ class TestDecisions:
         assert fact(told, "lease_left").endswith(" s")
 
     def test_in_hand_of_the_inbox(self, oncegate: Run, gate: Gate) -> None:
-        """What a copy comes to while a kept event runs is told as it is: a duplicate to those who admit."""
+        """While a stored event runs, another delivery is a duplicate for the service and in flight for gate.run."""
         told, copies = "", []
 
         def slow(event: Event) -> None:
@@ -184,7 +185,7 @@ class TestDecisions:
         )
 
     def test_a_worker_that_died(self, oncegate: Run, tmp_path: Path) -> None:
-        """If nobody came back, it is not claimed to know how it ended."""
+        """If the lease of a worker has ended, the result is reported as unknown."""
         with closing(open_store(f"sqlite:///{tmp_path}/oncegate.db")) as store:
             about = EventSummary("plain", delivery_id="evt-1")
             store.claim([Claim("default", bytes(16), bytes(16), bytes(16), 20_000, 60_000_000, about)])
@@ -194,14 +195,14 @@ class TestDecisions:
         assert told.startswith("Run with unknown result: the worker that ran evt-1 at its first attempt did not report")
 
     def test_a_process_that_has_ended(self, oncegate: Run, tmp_path: Path) -> None:
-        """What a dead process holds is not said to be run, though its lease lasts."""
+        """An event of a dead process is not reported as running, although its lease has not ended."""
         code = "import os, oncegate; oncegate.Gate('sqlite:///oncegate.db').run({'id': 'e'}, lambda _: os._exit(0))"
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
         told = first_line(oncegate("explain", "e"))
         assert told.startswith("Run with unknown result: the process that ran e at its first attempt has ended. The ")
 
     def test_conflict(self, oncegate: Run, gate: Gate) -> None:
-        """A copy that was kept apart for its content is not said to have been run."""
+        """The dead letter of a conflict is not reported as run."""
         gate.run({"id": "evt-1", "amount": 1}, lambda event: None)
         conflict = gate.run({"id": "evt-1", "amount": 2}, fail)
         assert first_line(oncegate("explain", str(conflict.kept))).startswith(
@@ -209,13 +210,13 @@ class TestDecisions:
         )
 
     def test_refused(self, oncegate: Run, gate: Gate) -> None:
-        """Nor is one that could not be read."""
+        """The dead letter of an unreadable event is not reported as run."""
         (kept,) = gate.keep([gate.run(b"{", fail)])
         told = first_line(oncegate("explain", str(kept.kept)))
         assert told.startswith("Not run: an event without an id was refused and is a dead letter: the ")
 
     def test_failed_after_it_was_marked(self, oncegate: Run, gate: Gate) -> None:
-        """In mark_first mode the failure is a record of its own, which says so."""
+        """In mark_first mode a failure has a record of its own, which is explained as such."""
         outcome = Gate(gate.store, mode="mark_first").run({"id": "evt-1"}, fail)
         told = first_line(oncegate("explain", str(outcome.kept)))
         assert told.startswith("Run and failed after it was marked as done: evt-1 is a dead letter: Val")
@@ -223,7 +224,7 @@ class TestDecisions:
 
 class TestFinding:
     def test_a_conversation(self, oncegate: Run, gate: Gate) -> None:
-        """Several records are a table in the order in which things happened, and how to see one of them."""
+        """Several records are a table in the order of occurrence, with a hint how to see one of them."""
         for second in (7, 5, 9):
             body = {"id": f"evt-{second}", "conversationId": "c-1", "timestamp": f"2026-01-01T10:00:0{second}Z"}
             gate.run(body, lambda event: None)
@@ -236,14 +237,14 @@ class TestFinding:
         assert last == "Explain one record with oncegate explain KEY; select a namespace with --namespace."
 
     def test_namespaces(self, oncegate: Run, gate: Gate) -> None:
-        """A namespace narrows it."""
+        """--namespace selects the records of one namespace."""
         gate.run({"id": "evt-1"}, lambda event: None)
         Gate(gate.store, namespace="other").run({"id": "evt-1"}, lambda event: None)
         assert first_line(oncegate("explain", "evt-1")).startswith("2 records with the key, event id or entity evt-1")
         assert fact(oncegate("explain", "evt-1", "--namespace", "other"), "namespace") == "other"
 
     def test_unknown(self, oncegate: Run, gate: Gate) -> None:
-        """An id that is not known may be forgotten, or that of a copy, and the sentence says so."""
+        """For an unknown id, the sentence lists the possible reasons."""
         gate.run({"id": "evt-1"}, lambda event: None)
         for unknown in ("evt-2", "0" * 32):
             code, out, err = oncegate("explain", unknown)
@@ -252,14 +253,14 @@ class TestFinding:
             assert "(retention is 7d)" in " ".join(err.split())
 
     def test_an_id_that_looks_like_a_key(self, oncegate: Run, gate: Gate) -> None:
-        """An event may be called by 32 hexadecimal digits, too."""
+        """An event id of 32 hexadecimal digits is found too."""
         gate.run({"id": "0" * 32}, lambda event: None)
         assert first_line(oncegate("explain", "0" * 32)).startswith(
             "Run: 00000000000000000000000000000000 was processed"
         )
 
     def test_cut(self, oncegate: Run, gate: Gate) -> None:
-        """A search that stops before the end says so, whether it has found something or not."""
+        """A search that stops early says so, with and without a result."""
         events = [{"id": f"evt-{n}", "conversationId": "c-1"} for n in range(1_500)]
         Gate(gate.store).run_batch(events, lambda event: None)
         code, _, err = oncegate("explain", "evt-x", "--scan", "1200")
@@ -272,7 +273,7 @@ class TestFinding:
         assert "is not known" in whole[2]
 
     def test_times_for_programs(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """As JSON every time has one spelling, that of the log."""
+        """In JSON, all times have the format of the log."""
         (tmp_path / "e.json").write_text('{"id": "1", "timestamp": "2026-02-03T04:05:06.123Z"}')
         outcome = gate.run((tmp_path / "e.json").read_bytes(), fail)
         shown = [
@@ -285,14 +286,14 @@ class TestFinding:
         assert "2026-02-03 04:05:06.123Z" in oncegate("keys", "show", str(outcome.key))[1]
 
     def test_one_name_for_a_strategy(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """A strategy is called as it is in the settings, whichever way it went."""
+        """A strategy has its name from the settings, whatever variant `auto` chose."""
         (tmp_path / "e.json").write_text('{"source": "Genesys-Cloud", "conversationId": "c-1", "status": "ended"}')
         assert keys.auto(read((tmp_path / "e.json").read_bytes())[0]).strategy == "auto.content"
         told = oncegate("explain", "--file", "e.json")
         assert fact(told, "strategy") == "auto"
 
     def test_json(self, oncegate: Run, gate: Gate) -> None:
-        """As JSON the same can be read by a program, also what is not known."""
+        """The JSON output has the sentence and the records, also for an unknown id."""
         outcome = gate.run({"id": "evt-1"}, fail)
         code, out, _ = oncegate("explain", "evt-1", "--output", "json")
         told = json.loads(out)
@@ -303,8 +304,8 @@ class TestFinding:
         code, out, err = oncegate("explain", "evt-2", "--output", "json")
         assert (code, json.loads(out)["records"], err) == (exit_codes.NOT_FOUND, [], "")
 
-    def test_what_cannot_be_meant(self, oncegate: Run) -> None:
-        """Neither an id nor a file, both of them, or no store: one sentence each."""
+    def test_invalid_options(self, oncegate: Run) -> None:
+        """No id, an id and a file, or no store: each gives one sentence and its exit code."""
         code, _, err = oncegate("explain")
         assert (code, "name one ID" in err) == (exit_codes.USAGE, True)
         assert oncegate("explain", "evt-1", "--file", "-")[0] == exit_codes.USAGE
@@ -312,14 +313,14 @@ class TestFinding:
         assert (code, "oncegate.db" in err) == (exit_codes.STORE, True)
 
     def test_hostile_text(self, gate: Gate, tmp_path: Path) -> None:
-        """What an event is called steers no terminal."""
+        """Control characters in an event do not reach the terminal."""
         gate.run({"id": "evt-1", "type": "\x1b[2J", "conversationId": "\x1b[2Jc"}, fail)
         assert "\x1b[2J" not in on_terminal(["explain", "evt-1"], tmp_path)
 
 
 class TestFiles:
     def test_each_event(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """Each event of a file is looked up by its key: known, unknown, of other content, unreadable."""
+        """Each event of a file is looked up by its key: known, conflicting, unknown, unreadable."""
         gate.run({"id": "evt-1", "n": 1}, lambda event: None)
         gate.run({"id": "evt-2", "n": 1}, fail)
         lines = ['{"n": 1, "id": "evt-1"}', '{"id": "evt-2", "n": 2}', '{"id": "evt-3"}', "{}", "x"]
@@ -345,7 +346,7 @@ class TestFiles:
         assert sentences[4].startswith("Refused: the text is not JSON")
 
     def test_nothing_known(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If no event is known the exit code says so, and so it does for a file that has none."""
+        """The exit code is 4 if no event is known, and for a file without events."""
         gate.run({"id": "evt-1"}, lambda event: None)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": "evt-2"}')))
         assert oncegate("explain", "--file", "-")[0] == exit_codes.NOT_FOUND
@@ -354,13 +355,13 @@ class TestFiles:
         assert (code, err) == (exit_codes.NOT_FOUND, "Error: there is no event in -\n")
 
     def test_no_such_file(self, oncegate: Run, gate: Gate) -> None:
-        """A file that cannot be read is named."""
+        """The error names the file that cannot be read."""
         gate.run({"id": "evt-1"}, lambda event: None)
         code, _, err = oncegate("explain", "--file", "nowhere.json")
         assert (code, err) == (exit_codes.FAILED, "Error: cannot read nowhere.json: No such file or directory\n")
 
     def test_a_state_change(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """An emission that joins another is explained by that one's record, with the timeline of its entity."""
+        """An emission that joins another is explained by the record of that one, with the timeline of its entity."""
         states = Gate(gate.store, key=keys.state_change("500ms"))
 
         def change(id_: str, state: str, at: str) -> dict[str, str]:
@@ -384,7 +385,7 @@ class TestFiles:
         assert len(event["timeline"]) == 2
 
     def test_settings(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """The key, and where payloads have what, are those of the settings, as they are for a gate."""
+        """Key strategy and read paths are those of the settings, as for a gate."""
         (tmp_path / "oncegate.toml").write_text('key = "event_id"\n[read]\nid = "meta.n"\n')
         from_settings = Gate(gate.store, key=keys.fields("id"))
         from_settings.run({"id": "1"}, lambda event: None)
@@ -393,7 +394,7 @@ class TestFiles:
         assert (told[0], fact(told, "made_of")) == (exit_codes.NOT_FOUND, '["evt-7"]')
 
     def test_policies(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """Each policy that decides on a key, or without one, is taken into account as a gate takes it."""
+        """Every policy about keys has the same effect as in a gate."""
         gate.run({"id": "evt-1", "n": 1}, lambda event: None)
         (tmp_path / "event.json").write_text('{"id": "evt-1", "n": 2}')
         given = ("explain", "--file", "event.json")
@@ -428,7 +429,7 @@ id = "nr"
 class TestRoutes:
     @pytest.fixture
     def files(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """Settings with two routes, an event that each has processed, and one that nobody knows."""
+        """Settings with two routes, one event that each has processed, and one unknown event."""
         (tmp_path / "oncegate.toml").write_text(ROUTES)
         nothing = Gate(gate.store, namespace="desk", key=keys.fields("call"))
         nothing.run({"id": "evt-1", "call": 7}, lambda event: None)
@@ -445,7 +446,7 @@ class TestRoutes:
 
     @pytest.mark.usefixtures("files")
     def test_the_key_of_its_route(self, oncegate: Run) -> None:
-        """An event is looked up by the key of each route in its namespace; the answer says which were tried."""
+        """An event is looked up by the key of each route in its namespace; the answer lists the routes."""
         told = oncegate("explain", "--file", "desk.json")
         assert told[0] == exit_codes.OK
         assert told[1].splitlines()[1].startswith("Not run: it has the key of evt-1 (first seen ")
@@ -466,7 +467,7 @@ class TestRoutes:
 
     @pytest.mark.usefixtures("files")
     def test_not_known_to_any(self, oncegate: Run) -> None:
-        """What no route knows names the routes that were tried, with the key that it has on each."""
+        """For an event that no route knows, the answer lists the routes and the key on each."""
         told = oncegate("explain", "--file", "new.json")
         assert told[0] == exit_codes.NOT_FOUND
         assert told[1].splitlines()[1].startswith("Not known to the routes desk, crm and (no route): ")
@@ -474,7 +475,7 @@ class TestRoutes:
 
     @pytest.mark.usefixtures("files")
     def test_a_namespace(self, oncegate: Run) -> None:
-        """--namespace chooses the route that has it, or the settings of no route; a --key comes before a route's."""
+        """--namespace selects the route with that namespace, or no route; --key overrides the key of a route."""
         given = ("explain", "--file", "desk.json", "--namespace")
         assert fact(oncegate(*given, "desk"), "made_of") == '[["call"],7]'
         assert "tried" not in oncegate(*given, "desk")[1]
@@ -484,7 +485,7 @@ class TestRoutes:
 
     @pytest.mark.usefixtures("files")
     def test_a_record(self, oncegate: Run, gate: Gate) -> None:
-        """A record with its payload is explained by the key of the route whose namespace it is in."""
+        """A record with a payload is explained by the key of the route that has its namespace."""
         Gate(gate.store, namespace="desk", key=keys.fields("call"), max_attempts=1).run(
             {"id": "evt-5", "call": 5}, fail
         )

@@ -14,7 +14,7 @@ from tests.cli.conftest import Run
 
 class TestKeys:
     def test_show(self, oncegate: Run, gate: Gate) -> None:
-        """A key is shown with one sentence on what it means, then its fields."""
+        """`keys show` prints one sentence about the next delivery, then the fields of the record."""
         outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
         code, out, err = oncegate("keys", "show", str(outcome.key))
         assert (code, err) == (exit_codes.OK, "")
@@ -24,7 +24,7 @@ class TestKeys:
         assert json.loads(facts["result"]) == {"case": 7}
 
     def test_show_json(self, oncegate: Run, gate: Gate) -> None:
-        """As JSON the same can be read by a program."""
+        """The JSON output has the fields of the record."""
         outcome = gate.run({"id": "evt-1"}, lambda event: [1])
         code, out, _ = oncegate("keys", "show", str(outcome.key), "--output", "json")
         shown = json.loads(out)
@@ -33,7 +33,7 @@ class TestKeys:
         assert (shown["lost"], shown["handed_to"], shown["unavailable_since"]) == (0, None, None)
 
     def test_show_what_was_counted(self, oncegate: Run, gate: Gate) -> None:
-        """Lost attempts, since when something is unavailable, and where an event was handed on."""
+        """Lost attempts, the start of unavailability and the publish target are shown."""
         key, about = b"k" * 16, EventSummary("plain", delivery_id="evt-1")
         (granted,) = gate.store.claim([Claim("default", key, b"a" * 16, b"h" * 16, 1, 10**12, about)])
         assert json.loads(oncegate("keys", "show", key.hex(), "--output", "json")[1])["lost"] == 0
@@ -54,7 +54,7 @@ class TestKeys:
         assert "evt-1 was published to sqs://queue at" in oncegate("explain", key.hex())[1]
 
     def test_reset(self, oncegate: Run, gate: Gate) -> None:
-        """A key that is reset is new again; a second reset finds nothing."""
+        """After a reset the event runs again; a second reset finds no record."""
         outcome = gate.run({"id": "evt-1"}, lambda event: None)
         assert oncegate("keys", "reset", str(outcome.key), "--yes")[0] == exit_codes.OK
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "processed"
@@ -64,7 +64,7 @@ class TestKeys:
         assert "there is no record of" in err
 
     def test_reset_asks(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a yes nothing is forgotten."""
+        """Without a confirmation nothing is deleted."""
         outcome = gate.run({"id": "evt-1"}, lambda event: None)
         monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
         code, out, _ = oncegate("keys", "reset", str(outcome.key))
@@ -77,7 +77,7 @@ class TestKeys:
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
 
     def test_several_namespaces(self, oncegate: Run, gate: Gate) -> None:
-        """A key that is in several namespaces must be asked for in one."""
+        """A key in several namespaces needs --namespace."""
         other = Gate(gate.store, namespace="other")
         outcome = gate.run({"id": 1}, lambda event: None)
         other.run({"id": 1}, lambda event: None)

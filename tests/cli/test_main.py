@@ -17,13 +17,13 @@ def fail(event: Event) -> None:
 
 class TestErrors:
     def test_one_delivery(self, oncegate: Run) -> None:
-        """One is not said to be several."""
+        """The summary of one delivery uses the singular."""
         none = [word for name in ("reemit", "rewrap", "replay") for word in (f"--{name}", "0")]
         _, out, _ = oncegate("simulate", "--to", "file://t.jsonl", "--events", "1", "--copies", "1", *none)
         assert "Sent 1 delivery of 1 event in" in out
 
     def test_a_full_stdout(self, tmp_path: Path) -> None:
-        """What cannot be written to stdout is said of stdout, also of the events of a simulation."""
+        """A failed write to stdout is reported as such, also for simulated events."""
         command = f"{sys.executable} -m oncegate simulate --to - --events 200 --rate 100000 >/dev/full"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)  # noqa: S607
         assert done.stderr.splitlines()[-1] == "Error: cannot write to stdout: No space left on device"
@@ -90,7 +90,7 @@ class TestErrors:
         ],
     )
     def test_one_sentence_and_a_code(self, oncegate: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
-        """What cannot be done is said in a sentence, with a named exit code and no traceback."""
+        """An error is one sentence with an exit code, without a traceback."""
         actual, _, err = oncegate(*arguments)
         assert actual == code
         assert said in err
@@ -100,7 +100,7 @@ class TestErrors:
         "command", ["dlq list", "dlq drop --all --yes", f"keys show {'0' * 32}", "explain x", "doctor"]
     )
     def test_an_empty_file(self, oncegate: Run, tmp_path: Path, command: str) -> None:
-        """An empty file is no store for those who look, and is left as it is."""
+        """For reading commands an empty file is not a store, and it is not changed."""
         (tmp_path / "oncegate.db").touch()
         code, out, err = oncegate(*command.split())
         said, expected = (out, exit_codes.OK) if command == "doctor" else (err, exit_codes.STORE)
@@ -108,21 +108,21 @@ class TestErrors:
         assert (tmp_path / "oncegate.db").stat().st_size == 0
 
     def test_a_file_that_is_no_store(self, oncegate: Run, tmp_path: Path) -> None:
-        """A store that cannot be used is named with the remedy."""
+        """An unusable store is reported with the remedy."""
         (tmp_path / "oncegate.db").write_text("not a database " * 100)
         code, _, err = oncegate("dlq", "list")
         assert code == exit_codes.STORE
         assert "is not an SQLite file" in err
 
     def test_without_the_extra(self, tmp_path: Path) -> None:
-        """Where the command line's libraries are not installed it says what to install."""
+        """Without the libraries of the command line, the error has the pip command."""
         code = "import sys; sys.modules['click'] = None; from oncegate.__main__ import main; main()"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 1
         assert done.stderr.endswith("pip install 'oncegate[cli]'\n")
 
     def test_a_reader_that_has_gone(self, gate: Gate, tmp_path: Path) -> None:
-        """A pipe that closes early, as `head` does, makes no noise."""
+        """A pipe that is closed early, as by `head`, gives no error."""
         gate.run_batch([{"id": number} for number in range(300)], fail)
         command = f"{sys.executable} -m oncegate dlq list --limit 300 --output json | head -n 1"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)  # noqa: S607

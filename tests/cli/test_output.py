@@ -13,7 +13,7 @@ from tests.cli.conftest import Run, on_terminal
 
 class TestTerminal:
     def test_colour_and_table(self, gate: Gate, tmp_path: Path) -> None:
-        """A terminal gets a table with bold headers and whole keys, however narrow; NO_COLOR leaves out colour."""
+        """On a terminal a table has bold headers and whole keys; NO_COLOR turns colour off."""
         outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)
         shown = on_terminal(["dlq", "list"], tmp_path)
         assert "\x1b[1m" in shown
@@ -23,7 +23,7 @@ class TestTerminal:
 
     @pytest.mark.parametrize("columns", [200, 100, 60, 50, 42, 33])
     def test_keys_are_whole(self, gate: Gate, tmp_path: Path, columns: int) -> None:
-        """A key is never cut: a table leaves out columns instead that have no room, and fills no more than its line."""
+        """A key is never cut: columns that do not fit are left out, and no line is wider than the terminal."""
         outcome = gate.run({"id": "an-event-with-a-long-name"}, lambda event: 1 / 0)
         shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS=str(columns), NO_COLOR="1")
         lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in shown.splitlines()]
@@ -31,7 +31,7 @@ class TestTerminal:
         assert max(map(len, lines)) <= columns
 
     def test_nothing_is_cut(self, gate: Gate, tmp_path: Path) -> None:
-        """What has no room in its line goes on in the next, and columns that have none are named."""
+        """Long cells are folded, and columns that are left out are named."""
 
         def fail(event: Event) -> None:
             raise ValueError("a reason that is too long for the rest of a line of eighty characters")
@@ -45,19 +45,19 @@ class TestTerminal:
         assert "Columns not shown: namespace, type, attempts, first seen. Use a wider terminal or a pipe." in said
 
     def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
-        """Where a key has no room in a line, it goes on in the next."""
+        """On a terminal narrower than a key, the key is folded."""
         outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)
         shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS="20", NO_COLOR="1")
         assert str(outcome.key) in "".join(shown.split())
 
 
 def test_clean() -> None:
-    """Whatever could steer a terminal is shown by its escape; all other text stays."""
+    """Control characters are escaped; other text is unchanged."""
     assert clean("a\x1b[2J\r\n\u202eb é 😀") == "a\\x1b[2J\\r\\n\\u202eb é 😀"
 
 
 def test_json_cannot_steer_a_terminal(oncegate: Run, gate: Gate) -> None:
-    """JSON is printed with every control and direction character escaped, and is still the same JSON."""
+    """In JSON all control and direction characters are escaped, and its value is unchanged."""
     hostile = "a\u202eb\u009b\U000e0041"
     outcome = gate.run({"id": hostile}, lambda event: None)
     _, out, _ = oncegate("keys", "show", str(outcome.key), "--output", "json")

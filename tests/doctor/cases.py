@@ -1,4 +1,4 @@
-"""A deployment that breaks no rule, and for each rule one that does."""
+"""A deployment that breaks no rule, and one for each rule that breaks it."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -91,7 +91,7 @@ WITH_A_WORKER: Final = replace(BEHIND_A_QUEUE, function=None, worker_visibility=
 
 
 def lacking(facts: Facts, **changes: Any) -> Facts:
-    """A deployment in which something is otherwise: `queue={"visibility": 30}`."""
+    """A deployment with changes, such as `queue={"visibility": 30}`."""
     changed = {
         name: replace(getattr(facts, name), **change) if isinstance(change, dict) else change
         for name, change in changes.items()

@@ -1,4 +1,4 @@
-"""`oncegate doctor` from end to end: on real deployments in an emulator, on real stores, and with nothing at all."""
+"""`oncegate doctor` with deployments in an emulator, with real stores, and with nothing."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def severities(out: str) -> dict[str, str]:
 
 @pytest.fixture
 def sick(aws: Aws) -> Iterator[None]:
-    """A deployment made by hand, with much that people forget."""
+    """A deployment with many common mistakes."""
     made = aws["sqs"].create_queue(QueueName="sick-events", Attributes={"VisibilityTimeout": "5"})
     aws["lambda"].create_function(
         FunctionName="sick-function",
@@ -72,8 +72,7 @@ def sick(aws: Aws) -> Iterator[None]:
 
 class TestDeployments:
     def test_a_sick_one_and_its_cure(self, infra: Infra, aws: Aws, sick: None) -> None:
-        """Everything that is wrong is found, however it is named; and when the AWS commands that are offered have been
-        carried out, nothing of that is left, and what was right is as it was."""
+        """All problems are found; after the offered AWS commands none of them is left, and the rest is unchanged."""
         asked = ("doctor", "--function", "sick-function", "--table", "sick-claims", "--output", "json")
         code, out, err = infra(*asked)
         assert (code, err) == (exit_codes.ERRORS_FOUND, "")
@@ -109,8 +108,8 @@ class TestDeployments:
         assert target["SqsParameters"] == {"MessageGroupId": "calls"}
 
     def test_the_cure_of_one_on_two_buses(self, infra: Infra, aws: Aws) -> None:
-        """Of two rules of one name the buses are told, no mend takes away what another gave, and the one that stays is
-        that on the bus where the events arrive; it is found, and given a target again, if it has none."""
+        """With two rules of one name, findings name the bus, fixes do not undo each other, and the rule on the bus with
+        events remains and gets a target."""
         source = "aws.partner/genesys.com/cloud/0e5c3f2a/moved"
         infra("infra", "up", "--name", "moved", "--partner-source", source)
         infra("infra", "up", "--name", "moved")
@@ -131,8 +130,8 @@ class TestDeployments:
         assert aws["events"].list_rules(NamePrefix="moved", EventBusName="default")["Rules"] == []
 
     def test_a_sound_one(self, infra: Infra, aws: Aws) -> None:
-        """Nothing is wrong with what `infra up` makes for a partner's source; to be on the default bus is an error. The
-        queue can be named by its URL as well."""
+        """A deployment of `infra up` with a partner source has no findings; on the default bus it has an error. A queue
+        can be named by URL."""
         source = "aws.partner/genesys.com/cloud/0e5c3f2a/sound"
         infra("infra", "up", "--name", "sound", "--partner-source", source)
         code, out, err = infra("doctor", "--name", "sound", "--output", "json")
@@ -147,14 +146,14 @@ class TestDeployments:
         assert (code, severities(out)) == (exit_codes.ERRORS_FOUND, {"rule.bus": "error"})
 
     def test_what_is_not_there(self, infra: Infra) -> None:
-        """Whatever was named and cannot be found is a finding; the rest is judged all the same."""
+        """A named part that does not exist is a finding; the rest is still checked."""
         for option in ("--queue", "--function", "--table", "--rule", "--name"):
             code, out, err = infra("doctor", option, "none", "--retention", "40s", "--output", "json")
             assert (code, err) == (exit_codes.ERRORS_FOUND, "")
             assert severities(out) == {"aws.readable": "error", "settings.attempts": "warning"}
 
     def test_an_archive(self, infra: Infra, aws: Aws) -> None:
-        """An archive of the rule's bus that keeps events for longer than they are remembered is found."""
+        """An archive that keeps events for longer than the retention is found."""
         aws["events"].create_event_bus(Name="archived")
         bus = f"arn:aws:events:{ACCOUNT}:event-bus/archived"
         aws["events"].create_archive(ArchiveName="calls", EventSourceArn=bus, RetentionDays=30)
@@ -164,7 +163,7 @@ class TestDeployments:
 
 
 def cured(infra: Infra, aws: Aws, name: str) -> list[tuple[str, str]]:
-    """What was found at first, once all that is offered has been carried out until nothing is left."""
+    """The first findings, after all fixes were applied until no finding is left."""
     first: list[tuple[str, str]] = []
     for _ in range(3):
         code, out, _ = infra("doctor", "--name", name, "--output", "json")
@@ -179,7 +178,7 @@ def cured(infra: Infra, aws: Aws, name: str) -> list[tuple[str, str]]:
 
 
 def carried_out(aws: Aws, line: str) -> None:
-    """Do what the AWS command line would; the emulator has no `aws` of its own to ask."""
+    """Run an AWS CLI command line with botocore, because the emulator has no AWS CLI."""
     for command in line.split(" && "):
         service, action, parameters = request(shlex.split(command))
         getattr(aws[service], action)(**parameters)
@@ -187,7 +186,7 @@ def carried_out(aws: Aws, line: str) -> None:
 
 class TestStores:
     def test_nothing_at_all(self, oncegate: Run) -> None:
-        """Without AWS, without settings and without a store there is one note."""
+        """Without AWS, settings and a store there is one note."""
         code, out, err = oncegate("doctor")
         assert (code, err) == (exit_codes.OK, "")
         assert "note  store.present  sqlite:///oncegate.db" in out
@@ -195,7 +194,7 @@ class TestStores:
         assert out.endswith(" no EventBridge rule (9).\n")
 
     def test_routes_that_are_not_signed(self, oncegate: Run, tmp_path: Path) -> None:
-        """Each route whose key is made of parts that nobody signs is named; those whose body is signed are not."""
+        """Each route whose key uses unsigned parts is reported; routes with a signed body are not."""
         routes = {"open": "none", "bus": "api-key", "crm": "cxone", "billing": "standard-webhooks"}
         tables = [f'[route.{name}]\nsignature = "{signature}"\n' for name, signature in routes.items()]
         (tmp_path / "oncegate.toml").write_text("".join(tables))
@@ -209,7 +208,7 @@ class TestStores:
         assert code == exit_codes.WARNINGS_FOUND
 
     def test_a_sound_store(self, oncegate: Run, tmp_path: Path) -> None:
-        """Of an SQLite file on a local disk there is nothing to say."""
+        """An SQLite file on a local disk has no findings."""
         open_store(f"sqlite:///{tmp_path}/oncegate.db").close()
         code, out, _ = oncegate("doctor")
         assert code == exit_codes.OK
@@ -218,7 +217,7 @@ class TestStores:
         assert json.loads(out)["unasked"]["queue.lease"] == "queue"
 
     def test_a_table_of_the_store(self, infra: Infra, oncegate: Run, aws: Aws) -> None:
-        """The URL of a store in DynamoDB is enough to find its table and AWS's clock."""
+        """The URL of a DynamoDB store is enough to find its table and the clock of AWS."""
         infra("infra", "up", "--name", "stored", "--no-queue", "--no-rule")
         url = f"dynamodb://stored-claims?region={REGION}&endpoint={aws.endpoint}"
         assert oncegate("doctor", "--store", url)[0] == exit_codes.OK
@@ -228,14 +227,14 @@ class TestStores:
         assert (code, severities(out)) == (exit_codes.WARNINGS_FOUND, {"table.sweep": "warning"})
 
     def test_no_way_to_aws(self, oncegate: Run, aws: Aws) -> None:
-        """That AWS cannot be reached is a finding, and the settings are judged all the same."""
+        """An unreachable AWS is a finding; the settings are still checked."""
         asked = ("--region", REGION, "--endpoint", "http://127.0.0.1:9")
         code, out, err = oncegate("doctor", "--queue", "crm", "--retention", "1m", "--output", "json", *asked)
         assert (code, err) == (exit_codes.ERRORS_FOUND, "")
         assert severities(out) == {"aws.readable": "error", "settings.attempts": "warning"}
 
     def test_on_a_terminal(self, tmp_path: Path) -> None:
-        """There is a table in colour, and then each finding in full."""
+        """There is a table in colour, then each finding in full."""
         shown = on_terminal(["doctor", "--store", "memory://"], tmp_path)
         assert re.search(r"warning +store\.memory +memory://", shown)
         assert "\x1b[33mwarning\x1b[0m  store.memory  memory://" in shown

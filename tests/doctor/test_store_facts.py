@@ -24,7 +24,7 @@ from tests.stores.redis_server import RedisServer
 
 
 def test_a_damaged_store(oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Damage that no opening of the file meets is found, in no more time than it is given."""
+    """Damage that opening the file does not reveal is found, within the time limit of the check."""
     path = tmp_path / "oncegate.db"
     with closing(open_store(f"sqlite:///{path}")) as store:
         store.claim([claim_of(key=number.to_bytes(16)) for number in range(500)])
@@ -42,7 +42,7 @@ def test_a_damaged_store(oncegate: Run, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_file_that_others_may_read(oncegate: Run, tmp_path: Path) -> None:
-    """Those of a store's files that others may read are named, and the mend takes that right away."""
+    """Files that other users can read are named, and the fix removes that permission."""
     path = tmp_path / "oncegate.db"
     path.touch(0o644)
     with closing(open_store(f"sqlite:///{path}")):
@@ -53,7 +53,7 @@ def test_a_file_that_others_may_read(oncegate: Run, tmp_path: Path) -> None:
 
 
 def test_a_store_that_cannot_be_used(oncegate: Run, tmp_path: Path) -> None:
-    """A file of another's, a folder that is not there and a server that does not answer are findings."""
+    """A foreign file, a missing folder and an unreachable server are findings."""
     (tmp_path / "other.db").write_bytes(b"x" * 4096)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -69,7 +69,7 @@ def test_a_store_that_cannot_be_used(oncegate: Run, tmp_path: Path) -> None:
 
 
 def test_redis(oncegate: Run, tmp_path: Path) -> None:
-    """A real server that may evict, and keeps no append-only file, is told; its clock agrees with ours."""
+    """A real server that evicts and has no append-only file is reported; its clock agrees."""
     forgetful = ("--appendonly", "no", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     server = RedisServer(tmp_path / "redis", *forgetful)
     try:
@@ -81,14 +81,14 @@ def test_redis(oncegate: Run, tmp_path: Path) -> None:
 
 
 def test_postgres(oncegate: Run, postgres: PostgresServer) -> None:
-    """A real database is read, and its clock agrees with ours."""
+    """A real database is read, and its clock agrees."""
     open_store(postgres.url()).close()
     code, out, err = oncegate("doctor", "--store", postgres.url(), "--output", "json")
     assert (code, err, severities(out)) == (exit_codes.OK, "", {})
 
 
 def test_a_store_that_is_not_made_yet(oncegate: Run, postgres: PostgresServer, aws: Aws, tmp_path: Path) -> None:
-    """Of whatever kind it is, that is a note, in words that fit the kind."""
+    """A store that does not exist yet is a note for every kind of store."""
     (tmp_path / "empty.db").touch()
     server = RedisServer(tmp_path / "redis")
     schema = "&".join([*filter(None, [postgres.url().partition("?")[2]]), "oncegate_schema=unmade"])
@@ -112,7 +112,7 @@ def test_a_store_that_is_not_made_yet(oncegate: Run, postgres: PostgresServer, a
 
 
 def test_file_systems(tmp_path: Path) -> None:
-    """The innermost mount around a file counts, and a name that only begins like one does not."""
+    """The innermost mount of a file counts; a mount with a similar name does not."""
     mounts = tmp_path / "mounts"
     mounts.write_text("/dev/a / ext4 rw 0 0\nhost:/x /srv/share nfs4 rw 0 0\ntmpfs /srv/share/a\\040b tmpfs rw 0 0\n")
     paths = ("/srv/share/x.db", "/srv/shared.db", "/srv/share/a b/x.db")

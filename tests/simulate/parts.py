@@ -1,4 +1,4 @@
-"""What tests of simulated traffic share: a run into a file, and the lines of effects."""
+"""Helpers for tests of simulated traffic."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -21,19 +21,19 @@ def plan(events: int = 200, **copy_options: float) -> Plan:
 
 
 def sent(target: Target, plan: Plan, truth: Path, **options: float) -> Summary:
-    """Send all of it, and write the truth down."""
+    """Send all deliveries, and write the truth file."""
     with closing(target), truth.open("w") as stream:
         return Sender(target, TruthFile(stream, plan), **options).send(deliveries(plan))  # type: ignore[arg-type]
 
 
 def into_file(folder: Path, plan: Plan) -> list[bytes]:
-    """The lines of a file with the traffic; the truth is beside it."""
+    """The lines of a traffic file; the truth file is written beside it."""
     sent(File(str(folder / "traffic.jsonl")), plan, folder / "truth.jsonl")
     return (folder / "traffic.jsonl").read_bytes().splitlines()
 
 
 def noting(effects: Effects) -> Callable[[Event], None]:
-    """A handler whose effect is a line."""
+    """A handler that appends one line per effect."""
 
     def handle(event: Event) -> None:
         effects.append(json.dumps({"key": str(event.key), "event_id": event.id}))

@@ -12,7 +12,7 @@ from tests.simulate.parts import delivered, sent, truth_in
 
 
 class Script:
-    """A target that answers what it is told to, and notes when it was asked for what."""
+    """A target with given answers, which records its calls."""
 
     most = 10
     paced = True
@@ -34,7 +34,7 @@ class Script:
 
 class TestSender:
     def test_pace(self, tmp_path: Path) -> None:
-        """Events go out at the rate that was asked for, and none before it is due."""
+        """Events are sent at the given rate, and none before it is due."""
         target = Script()
         begun = time.monotonic()
         sent(target, Plan(events=40, rate=100, seed=5), tmp_path / "truth.jsonl")
@@ -44,7 +44,7 @@ class TestSender:
         assert 0.39 <= time.monotonic() - begun < 5
 
     def test_batches(self, tmp_path: Path) -> None:
-        """What is due goes together, up to what the target takes; what fails of it goes again, alone."""
+        """Due deliveries are sent in batches up to the limit of the target; a failed one is sent again alone."""
         target = Script([Retry("busy")])
         summary = sent(target, Plan(events=40, rate=1_000_000, seed=5), tmp_path / "truth.jsonl")
         sizes = [len(numbers) for _, numbers in target.asked]
@@ -55,7 +55,7 @@ class TestSender:
 
     @pytest.mark.parametrize("parallel", [1, 4])
     def test_interrupted(self, tmp_path: Path, parallel: int) -> None:
-        """What was on its way when it ended may have been taken: its event is neither expected nor unknown."""
+        """A delivery that was being sent during an interruption is neither expected nor unknown."""
         target = Script([Accepted(), KeyboardInterrupt()])
         with pytest.raises(KeyboardInterrupt):
             sent(target, Plan(events=30, rate=1_000_000, seed=5), tmp_path / "truth.jsonl", parallel=parallel)

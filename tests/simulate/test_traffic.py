@@ -1,4 +1,4 @@
-"""Simulated traffic: the same each time, read as what it is meant to be, and no more alike than it is."""
+"""Simulated traffic: reproducible, readable, and with correct keys."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def made(events: int = 400, delay: int = 0, seed: int = 11, options: CopyOptions
 
 
 def test_the_same_bytes_again() -> None:
-    """A seed makes the same bytes and the same truth in every process, and another seed makes others."""
+    """A seed makes the same bytes and the same truth in every process; another seed makes others."""
     command = [sys.executable, "-m", "oncegate", "simulate", "--to", "-", "--truth", "/dev/stderr", "--events", "60"]
     command += ["--delay", "2s", "--echo", "0.3", "--conflict", "0.3", "--invalid", "0.3", "--seed"]
 
@@ -39,7 +39,7 @@ def test_the_same_bytes_again() -> None:
 
 
 def test_what_happens_does_not_depend_on_its_copies() -> None:
-    """To ask for other copies, or for later ones, changes nothing of what happens."""
+    """The options of copies and delays do not change the events."""
     alone = CopyOptions(copies=(1, 1), reemit=0, rewrap=0, replay=0)
     for plan in (Plan(events=50, seed=2), Plan(events=50, seed=2, delay=5_000_000, copy_options=alone)):
         firsts = {
@@ -54,7 +54,7 @@ def test_what_happens_does_not_depend_on_its_copies() -> None:
 
 
 def test_each_is_read_as_what_it_is_meant_to_be() -> None:
-    """What arrives one after the other gets the outcome and the kind that the truth has for it, from a real gate."""
+    """A gate gives each delivery the outcome and kind that the truth has."""
     gate = Gate("memory://")
     for delivery in made(options=CopyOptions(reemit=0.3, rewrap=0.5, replay=0.2, conflict=0.3, invalid=0.2)):
         outcome = gate.run(delivery.copy.raw, lambda event: None)
@@ -65,7 +65,7 @@ def test_each_is_read_as_what_it_is_meant_to_be() -> None:
 
 
 def test_all_there_is_to_read() -> None:
-    """Each source and its traps are among it: topics by EventBridge, webhooks, cases, contacts, every wrapping."""
+    """The traffic has every source, topic and wrapping."""
     found = made(700)
     types = {event.type for delivery in found for event in read(delivery.copy.raw) if not event.problem}
     topic = "v2.detail.events.conversation.{id}"
@@ -83,8 +83,8 @@ def test_all_there_is_to_read() -> None:
 
 
 def test_keys_tell_the_truth() -> None:
-    """Under `auto` an event and its copies share a key that no other event has; its echo has another, and is within the
-    window of the same change of state."""
+    """Under `auto` an event and its copies share a key of their own; an echo has another key and the same state within
+    the window."""
     owner: dict[str | None, int] = {}
     for delivery in made(600):
         if delivery.original is None:
@@ -105,7 +105,7 @@ def test_keys_tell_the_truth() -> None:
 
 @pytest.mark.parametrize("window", [1_000, 5_000_000])
 def test_echoes_are_one_event_and_nothing_else_is(window: int) -> None:
-    """However late, `state_change` with the window of the simulation runs each event once, and each of them."""
+    """`state_change` with the window of the simulation runs each event once, whatever the delay."""
     ran: list[str | None] = []
     gate = Gate("memory://", key=keys.first(keys.state_change(f"{window // 1_000}ms"), keys.auto))
     copy_options = CopyOptions(echo=0.7, window=window)
@@ -116,7 +116,7 @@ def test_echoes_are_one_event_and_nothing_else_is(window: int) -> None:
 
 
 def test_late_and_out_of_order() -> None:
-    """With a delay deliveries are due later than their event, never by more than the delay, and are in that order."""
+    """With a delay, deliveries are at most that late, and are sorted by due time."""
     late = made(delay=2_000_000)
     assert all(one.due <= other.due for one, other in pairwise(late))
     behind = [each.due - (each.original.number - 1) * 10_000 for each in late if each.original]
@@ -128,7 +128,7 @@ def test_late_and_out_of_order() -> None:
 
 
 def test_how_often() -> None:
-    """As many copies and as large shares come as were asked for."""
+    """The number of copies and the shares are those of the options."""
     assert {each.copy.kind for each in made(50, options=CopyOptions(copies=(1, 1), reemit=0, rewrap=0, replay=0))} == {
         "first"
     }
@@ -145,7 +145,7 @@ def test_how_often() -> None:
 
 
 def test_by_a_bus() -> None:
-    """What goes by a bus is a document each time, and no copy is said to have the envelope of another."""
+    """For a bus every copy is a document, and no copy claims the envelope of another."""
     for delivery in made(options=CopyOptions(reemit=0.3, replay=0.3, rewrap=0.5, invalid=0.3, by_bus=True)):
         assert delivery.copy.document is not None
         assert delivery.copy.wrapping is None
@@ -155,7 +155,7 @@ def test_by_a_bus() -> None:
 
 
 @pytest.mark.parametrize("window", [0, 999, 5_000_001])
-def test_a_window_that_cannot_be(window: int) -> None:
-    """A window in which other events fall too could not be judged by."""
+def test_an_invalid_window(window: int) -> None:
+    """A window that other events fall into is refused."""
     with pytest.raises(SettingError, match="from 1ms to 5s"):
         Plan(copy_options=CopyOptions(window=window))

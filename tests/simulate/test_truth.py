@@ -16,6 +16,6 @@ from oncegate.simulate.truth import load
     ],
 )
 def test_what_is_no_truth(lines: list[str], said: str) -> None:
-    """A file that is not the simulator's, or was cut off, is refused with the place."""
+    """Another file, or a truncated one, is refused with its place."""
     with pytest.raises(OncegateError, match=said):
         load([line.encode() for line in lines], "t")
