@@ -115,14 +115,14 @@ def with_feed(**changes: Any) -> Facts:
 BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "aws.readable": [("error", lacking(BEHIND_A_QUEUE, unread=(Unread(what="the queue crm", why="there is none"),)))],
     "settings.retention": [
-        ("error", lacking(BEHIND_A_QUEUE, terms=validate({"retention": "5d"}), archives=())),
-        ("error", lacking(BEHIND_A_RULE, terms=validate({"retention": "30h"}), archives=())),
+        ("error", lacking(BEHIND_A_QUEUE, config=validate({"retention": "5d"}), archives=())),
+        ("error", lacking(BEHIND_A_RULE, config=validate({"retention": "30h"}), archives=())),
     ],
     "settings.replays": [
         ("warning", lacking(BEHIND_A_QUEUE, archives=(ArchiveFacts(name="calls", bus=PARTNER, days=8),))),
         ("warning", lacking(BEHIND_A_QUEUE, archives=(ArchiveFacts(name="calls", bus=PARTNER, days=0),))),
     ],
-    "settings.attempts": [("warning", Facts(terms=validate({"retention": "299s", "lease": "30s"})))],
+    "settings.attempts": [("warning", Facts(config=validate({"retention": "299s", "lease": "30s"})))],
     "settings.signed": [
         ("warning", lacking(BEHIND_A_QUEUE, routes=(SIGNED, RouteFacts(path="/events", key="auto")))),
         (
@@ -158,7 +158,7 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "queue.visibility": [("error", lacking(BEHIND_A_QUEUE, queue={"visibility": 179}))],
     "queue.lease": [
         ("error", lacking(WITH_A_WORKER, worker_visibility=29_000_000)),
-        ("error", lacking(WITH_A_WORKER, terms=validate({"lease": "31s"}))),
+        ("error", lacking(WITH_A_WORKER, config=validate({"lease": "31s"}))),
     ],
     "queue.dead_letters": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_arn": None, "dead_retention": None, "max_receives": None})),

@@ -80,7 +80,7 @@ def test_the_worst_comes_first() -> None:
 def test_replays_that_shall_run() -> None:
     """With on_replay="run" no archive is too long."""
     (_, broken), *_ = BROKEN["settings.replays"]
-    assert check(lacking(broken, terms=validate({"on_replay": "run"}))) == []
+    assert check(lacking(broken, config=validate({"on_replay": "run"}))) == []
 
 
 def test_a_pattern_about_something_else() -> None:

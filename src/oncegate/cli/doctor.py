@@ -72,7 +72,7 @@ def _facts_of_settings(settings: Settings, parts: dict[str, str | None]) -> Fact
     """The settings and their store. The default store is not read if parts of a deployment are named."""
     visibility = microseconds(settings["work.visibility"], "work.visibility")
     config = validate({name: settings[name] for name in DEFAULTS})
-    facts = Facts(terms=config, routes=_routes(settings), worker_visibility=visibility)
+    facts = Facts(config=config, routes=_routes(settings), worker_visibility=visibility)
     if settings.chosen("store") is None and _names_part(parts):
         return facts
     reading = read_store(settings["store"], masked(settings["store"]))

@@ -111,7 +111,7 @@ class Column:
             self.splits.append(number)
         if first == number:
             return made
-        self.merged[number] = others.judged(event, made.key, first)
+        self.merged[number] = others.relation(event, made.key, first)
         return replace(made, merged=self.merged[number])
 
     def _made(self, event: Event) -> Made:
@@ -153,7 +153,7 @@ class StrategyComparison:
         self._contents.append(keys.content_hash(event))
         return [column.add(event, self) for column in self.columns]
 
-    def judged(self, event: Event, key: Key, first: int) -> Merged:
+    def relation(self, event: Event, key: Key, first: int) -> Merged:
         """What a gate would decide about an event with the same key as the event number `first`."""
         same = self._contents[-1] == self._contents[first - 1]
         kind = kind_by_evidence(event, key, self._ids[first - 1], same_content=same)

@@ -147,7 +147,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """`worker_visibility` is the visibility timeout in microseconds that a worker sends with each receive. It replaces
     the visibility timeout of the queue."""
 
-    terms: GateConfig = validate({})
+    config: GateConfig = validate({})
     routes: tuple[RouteFacts, ...] = ()
     worker_visibility: int | None = None
     store: StoreFacts | None = None

@@ -36,7 +36,7 @@ def visibility(facts: Facts) -> Iterator[Finding]:
 
 def lease(facts: Facts) -> Iterator[Finding]:
     """The visibility timeout of a worker is at least as long as the lease."""
-    queue, hidden, lease = facts.queue, facts.worker_visibility, facts.terms.lease
+    queue, hidden, lease = facts.queue, facts.worker_visibility, facts.config.lease
     if queue is None or hidden is None or (facts.function is not None and facts.function.feeds):
         return  # in a function, the lease is shortened to the rest of the invocation
     if not outlasts_lease(hidden, lease):

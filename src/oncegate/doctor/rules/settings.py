@@ -18,12 +18,12 @@ _TOKENS: Final = ("bearer", "api-key")  # they authenticate the sender, not the 
 def retention(facts: Facts) -> Iterator[Finding]:
     """Retention is longer than the time in which an event can be redelivered."""
     horizon = _horizon(facts)
-    if facts.terms.retention > horizon * _SECOND:
+    if facts.config.retention > horizon * _SECOND:
         return
     needed = horizon // _DAY + 1
     yield error(
         "retention",
-        f"a processed event is remembered for {spoken(facts.terms.retention)}, but can be redelivered for"
+        f"a processed event is remembered for {spoken(facts.config.retention)}, but can be redelivered for"
         f" {spoken(horizon * _SECOND)}",
         "A redelivery after the retention takes effect a second time.",
         f"export ONCEGATE_RETENTION={needed}d",
@@ -41,16 +41,16 @@ def _horizon(facts: Facts) -> int:
 
 def replays(facts: Facts) -> Iterator[Finding]:
     """With on_replay="duplicate", no archive keeps events for longer than the retention."""
-    if facts.terms.on_replay == "run":
+    if facts.config.on_replay == "run":
         return
-    days = max(1, facts.terms.retention // (_DAY * _SECOND))
+    days = max(1, facts.config.retention // (_DAY * _SECOND))
     for archive in facts.archives:
-        if archive.days == 0 or archive.days * _DAY * _SECOND > facts.terms.retention:
+        if archive.days == 0 or archive.days * _DAY * _SECOND > facts.config.retention:
             kept = f"for {archive.days} d" if archive.days else "forever"
             yield warning(
                 archive.name,
                 f"the archive of the bus {archive.bus} keeps events {kept}, and a processed event is remembered for"
-                f" {spoken(facts.terms.retention)}",
+                f" {spoken(facts.config.retention)}",
                 "A replay of an older event takes effect again, although on_replay is duplicate.",
                 facts.aws("events update-archive", archive_name=archive.name, retention_days=str(days)),
             )
@@ -58,12 +58,12 @@ def replays(facts: Facts) -> Iterator[Finding]:
 
 def attempts(facts: Facts) -> Iterator[Finding]:
     """Retention is at least ten times the lease, so that attempts are counted across retries."""
-    terms = facts.terms
-    if terms.marks_first or terms.retention >= _LEASES * terms.lease:
+    config = facts.config
+    if config.marks_first or config.retention >= _LEASES * config.lease:
         return
     yield warning(
         "retention",
-        f"the retention is {spoken(terms.retention)}, less than {_LEASES} times the lease of {spoken(terms.lease)}",
+        f"the retention is {spoken(config.retention)}, less than {_LEASES} times the lease of {spoken(config.lease)}",
         "The record of a failed event expires between retries: its attempts start at one again, and it never becomes a"
         " dead letter.",
         "export ONCEGATE_RETENTION=7d",
