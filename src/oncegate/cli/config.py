@@ -20,7 +20,7 @@ from oncegate.service.server import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
 from oncegate.settings.parsing import as_text
-from oncegate.settings.schema import FORWARD, OF_SIGNATURE, READ, WAYS
+from oncegate.settings.schema import FORWARD, HANDLER_OPTIONS, OF_SIGNATURE, READ
 from oncegate.settings.settings import DEFAULT
 
 _FORWARD: Final = [setting.path for setting in FORWARD]
@@ -30,13 +30,13 @@ _FORWARD: Final = [setting.path for setting in FORWARD]
 _ROUTE_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     Settings.strategy: ["key"],
     Settings.hints: [setting.path for setting in READ],
-    handler_of: [*(f"serve.{way}" for way in WAYS), *_FORWARD],
+    handler_of: [*(f"serve.{option}" for option in HANDLER_OPTIONS), *_FORWARD],
     verifier_for: [f"serve.{name}" for name in OF_SIGNATURE],
     secrets_of: ["serve.secret_env", "serve.secret_file"],
 }
 # The same for settings that are not set per route.
 _COMMON_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
-    partial(chosen_handler, table="work"): [*(f"work.{way}" for way in WAYS), *_FORWARD],
+    partial(chosen_handler, table="work"): [*(f"work.{option}" for option in HANDLER_OPTIONS), *_FORWARD],
     **{partial(check_work_option, name=name): [f"work.{name}"] for name in WORKER_OPTIONS},
     check_tracing: ["serve.trace"],
     check_unsigned_host: ["serve.host", "serve.signature"],

@@ -14,7 +14,7 @@ from oncegate.gate.handlers import AsyncHandler, Handler, check_handler
 from oncegate.gate.options import MARKED_AND_PUBLISHED
 from oncegate.settings import Settings
 from oncegate.settings.parsing import load_function
-from oncegate.settings.schema import FORWARD, LOG_ONLY, WAYS
+from oncegate.settings.schema import FORWARD, HANDLER_OPTIONS, LOG_ONLY
 from oncegate.sinks import forward, publish
 
 _FORWARD: Final = [setting.name for setting in FORWARD]
@@ -45,7 +45,7 @@ def _load(name: str, where: str, *, may_await: bool) -> Callable[..., Any]:
 
 def chosen_handler(settings: Settings, table: str) -> Handler | AsyncHandler | None:
     """The handler that a table of the settings names; None if it names none. A sink is a handler too."""
-    chosen = [f"{table}.{option}" for option in WAYS if settings[f"{table}.{option}"] is not None]
+    chosen = [f"{table}.{option}" for option in HANDLER_OPTIONS if settings[f"{table}.{option}"] is not None]
     if not chosen:
         return None
     if len(chosen) > 1:

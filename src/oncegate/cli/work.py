@@ -29,7 +29,7 @@ from oncegate.ingress.worker import Figures, Worker
 from oncegate.service.log import handler_for
 from oncegate.service.route_config import routes_of
 from oncegate.settings import Settings
-from oncegate.settings.schema import SETTINGS, TABLES, WAYS
+from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
 from oncegate.text import masked
 
 _INBOX: Final = "inbox"
@@ -37,7 +37,7 @@ _SHOW_AFTER: Final = 0.5  # seconds; a worker that cannot start fails before thi
 _RATE_WINDOW: Final = 5_000_000  # microseconds
 _WELCOME: Final = "Oncegate {version} takes events from {place} with the store {store}. Stop with Ctrl-C."
 _NO_HANDLER: Final = "no handler; use --handler MODULE:FUNCTION, --forward URL or --publish URL"
-WORKER_OPTIONS: Final = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
+WORKER_OPTIONS: Final = [setting.name for setting in TABLES["work"] if setting.name not in HANDLER_OPTIONS]
 
 
 class LiveFigures:
@@ -176,7 +176,7 @@ def inbox_handlers(settings: Settings) -> dict[str, tuple[Settings, Handler | As
 
 def _names_handler(route: Settings) -> bool:
     """Whether the table of a route names a handler or sink."""
-    paths = [f"serve.{option}" for option in WAYS]
+    paths = [f"serve.{option}" for option in HANDLER_OPTIONS]
     return any(route[path] is not None and route.origins[path].endswith("]") for path in paths)
 
 

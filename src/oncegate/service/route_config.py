@@ -10,7 +10,7 @@ from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
 from oncegate.settings.parsing import uses_webhook_id
 from oncegate.settings.routes import UNSIGNED
-from oncegate.settings.schema import TABLES, WAYS
+from oncegate.settings.schema import HANDLER_OPTIONS, TABLES
 from oncegate.signatures import Verifier, verifier_of
 from oncegate.signatures.senders import bearer, check_name
 from oncegate.stores import keeps_events
@@ -183,7 +183,7 @@ _NO_INBOX = (
 
 def has_handler(route: Settings) -> bool:
     """Whether anything is done with its events: by a handler, or by handing them on."""
-    return any(route[f"serve.{way}"] is not None for way in WAYS)
+    return any(route[f"serve.{option}"] is not None for option in HANDLER_OPTIONS)
 
 
 def unkept(settings: Settings, error: SettingError) -> SettingError:
