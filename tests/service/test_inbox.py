@@ -259,8 +259,8 @@ def test_a_worker_of_all_routes(tmp_path: Path) -> None:
         '[route.own]\nsignature = "none"\nhandler = "app:noted"\nmax_attempts = 1\n'
     )
     with Service(tmp_path, toml=toml, handler=WORKER, handled=False) as service:
-        assert "/events/kept  unsigned: whoever can reach it may send; no handler" in service.welcome
-        assert "/events/own  unsigned: whoever can reach it may send\n" in service.welcome
+        assert "/events/kept  unsigned: anyone who can reach it can send; no handler" in service.welcome
+        assert "/events/own  unsigned: anyone who can reach it can send\n" in service.welcome
         service.post({"id": "1"}, "/events/kept")
         service.post({"id": "2", "do": "fail"}, "/events/strict")
         service.post({"id": "3"}, "/events/own")

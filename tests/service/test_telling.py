@@ -118,8 +118,8 @@ def test_a_token_alone(tmp_path: Path) -> None:
 
 def test_the_welcome(service: Service) -> None:
     """Whoever starts it is told which places are signed, and loudly which are not."""
-    assert f"POST {service.url}/events/crm  signed by standard-webhooks" in service.welcome
-    assert f"POST {service.url}/events  unsigned: whoever can reach it may send" in service.welcome
+    assert f"POST {service.url}/events/crm  signature: standard-webhooks" in service.welcome
+    assert f"POST {service.url}/events  unsigned: anyone who can reach it can send" in service.welcome
 
 
 def test_the_description_is_true(service: Service) -> None:

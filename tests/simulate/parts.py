@@ -11,7 +11,7 @@ from oncegate.simulate.sender import Sender, Summary, Target
 from oncegate.simulate.targets import File
 from oncegate.simulate.traffic import Plan, deliveries
 from oncegate.simulate.truth import Delivered, Truth, TruthFile, load
-from oncegate.simulate.verification import Comparison, compare, effects
+from oncegate.simulate.verification import EffectComparison, compare, effects
 
 Effects = list[str]
 
@@ -45,7 +45,7 @@ def truth_in(folder: Path) -> Truth:
     return load((folder / "truth.jsonl").read_bytes().splitlines(), "truth.jsonl")
 
 
-def judged(folder: Path, lines: Iterable[str]) -> Comparison:
+def judged(folder: Path, lines: Iterable[str]) -> EffectComparison:
     return compare(truth_in(folder), effects((line.encode() for line in lines), "effects.jsonl"))
 
 

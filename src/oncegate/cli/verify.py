@@ -11,7 +11,7 @@ from oncegate.cli.options import number, output_option
 from oncegate.cli.output import print_note, print_text, show_json, show_table
 from oncegate.durations import times
 from oncegate.simulate.truth import Truth, load
-from oncegate.simulate.verification import Comparison, EffectFinding, compare, effects
+from oncegate.simulate.verification import EffectComparison, EffectFinding, compare, effects
 
 
 @click.command(short_help="Compare effects with a truth file.")
@@ -55,7 +55,7 @@ def verify(truth: str, effects_file: str, limit: int, output: str) -> int:
     return exit_codes.OK if comparison.once else exit_codes.NOT_ONCE
 
 
-def _show(truth: Truth, comparison: Comparison, limit: int) -> None:
+def _show(truth: Truth, comparison: EffectComparison, limit: int) -> None:
     print_text(_verdict(comparison))
     shown = comparison.findings[:limit]
     if shown:
@@ -71,11 +71,11 @@ def _show(truth: Truth, comparison: Comparison, limit: int) -> None:
         print_text(f'The key first(state_change("{window}ms"), auto) treats a state change and its echo as one event.')
 
 
-def _cut(comparison: Comparison, limit: int) -> str:
+def _cut(comparison: EffectComparison, limit: int) -> str:
     return f"Showing {limit} of {len(comparison.findings)} problems; use --limit to see more."
 
 
-def _verdict(comparison: Comparison) -> str:
+def _verdict(comparison: EffectComparison) -> str:
     order = _order(comparison)
     if comparison.once:
         return f"Exactly once: {times(comparison.events, 'event')}, {times(comparison.effects, 'effect')}; {order}."
@@ -85,7 +85,7 @@ def _verdict(comparison: Comparison) -> str:
     return f"Not exactly once: {times(comparison.events, 'event')}, {', '.join(problems)}; {order}."
 
 
-def _order(comparison: Comparison) -> str:
+def _order(comparison: EffectComparison) -> str:
     if comparison.ordered:
         return f"in order for each of {comparison.entities} entities"
     return f"out of order for {len(comparison.unordered)} of {comparison.entities} entities"
@@ -103,7 +103,7 @@ def _kinds(finding: EffectFinding) -> str:
     return ", ".join(kind if number == 1 else f"{number} {kind}" for kind, number in counts.items())
 
 
-def _fields(comparison: Comparison, limit: int) -> dict[str, Any]:
+def _fields(comparison: EffectComparison, limit: int) -> dict[str, Any]:
     return {
         "exactly_once": comparison.once,
         "verdict": _verdict(comparison),

@@ -34,7 +34,7 @@ class EffectFinding(Struct, frozen=True):
     by_echo: bool = False
 
 
-class Comparison(Struct, frozen=True):
+class EffectComparison(Struct, frozen=True):
     """`events` is the number of events with an accepted delivery: each must take effect once. `unordered` are the
     entities whose events took effect in another order than that of time."""
 
@@ -66,7 +66,7 @@ def effects(lines: Iterable[bytes], name: str) -> Iterator[Effect]:
             yield effect
 
 
-def compare(truth: Truth, effects: Iterable[Effect]) -> Comparison:
+def compare(truth: Truth, effects: Iterable[Effect]) -> EffectComparison:
     """Match each effect with an event by any key or id of its deliveries. An event with several effects is doubled."""
     names = _Names(truth)
     taken: dict[str, list[Effect]] = {}
@@ -87,7 +87,9 @@ def compare(truth: Truth, effects: Iterable[Effect]) -> Comparison:
         *(EffectFinding("extra", extra[name], called=name) for name in extra),
     ]
     unordered = [entity for entity, numbers in order.items() if numbers != sorted(numbers)]
-    return Comparison(len(expected), extra.total() + sum(map(len, taken.values())), findings, len(order), unordered)
+    return EffectComparison(
+        len(expected), extra.total() + sum(map(len, taken.values())), findings, len(order), unordered
+    )
 
 
 class _Names:
