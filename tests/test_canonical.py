@@ -39,7 +39,7 @@ def spelt(raw: str) -> bytes:
         ['{"x":{"b":[1.0],"a":2}}', '{"x":{"a":2.0,"b":[1]}}'],
     ],
 )
-def test_one_spelling(spellings: list[str]) -> None:
+def test_one_encoding(spellings: list[str]) -> None:
     """Member order, white space, escapes and number forms do not change the encoding."""
     assert len({spelt(raw) for raw in spellings}) == 1
 
@@ -93,7 +93,7 @@ def test_parsed_and_written_agree(value: Any) -> None:
         (b"[" * 100_000, "deeper than 64"),
     ],
 )
-def test_no_json(raw: bytes, message: str) -> None:
+def test_invalid_json(raw: bytes, message: str) -> None:
     """Everything except strict JSON in strict UTF-8 is rejected with a clear message."""
     with pytest.raises(ValueError, match=message):
         decode(raw)
@@ -107,7 +107,7 @@ def test_the_length_of_a_number() -> None:
             decode(b"[" + b" " * at + b"0.1234567890"[: 2 + at % 9] + b"5" * 1_001 + b"]")
 
 
-def test_a_member_that_stands_twice() -> None:
+def test_a_repeated_member() -> None:
     """If a member occurs twice, the last value counts, for key and content alike."""
     doubled, plain = (read(raw)[0] for raw in (b'{"id":"a","n":{"x":1,"x":2},"id":"b"}', b'{"n":{"x":2},"id":"b"}'))
     assert doubled.body == {"id": "b", "n": {"x": 2}}
@@ -144,14 +144,14 @@ def _levels(value: Any) -> int:
 
 
 @pytest.mark.parametrize("value", [{1: 2}, {"a": object()}, "\ud800", {"a": {"b": print}}])
-def test_no_json_value(value: Any) -> None:
+def test_not_a_json_value(value: Any) -> None:
     """Python values that JSON cannot represent are rejected, not converted."""
     with pytest.raises(ValueError, match="cannot be written as JSON"):
         normal(value)
 
 
 @given(st.lists(JSON, min_size=1, max_size=3))
-def test_a_hash_knows_nothing_of_those_before(values: list[Any]) -> None:
+def test_hashes_are_independent(values: list[Any]) -> None:
     """A hash does not depend on earlier hashes: BLAKE2b for keys, the start of SHA-256 for content."""
     for value in values:
         spelling = encode(value)

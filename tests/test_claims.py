@@ -195,14 +195,14 @@ class TestAbandon:
 
 
 @pytest.mark.parametrize("before", [None, HELD, LAPSED, FREE, WAITING, TAKEN, DONE, BURIED])
-def test_same_question_same_answer(before: Record | None) -> None:
+def test_pure_function(before: Record | None) -> None:
     """The function is pure: equal arguments give equal answers, and it does not change its arguments."""
     copy = replace(before) if before is not None else None
     assert claim(before) == claim(before)
     assert before == copy
 
 
-def test_no_clock_no_chance_no_io() -> None:
+def test_pure_imports() -> None:
     """The module imports only types and msgspec: no clock, no random numbers, no I/O."""
     imports = [line for line in inspect.getsource(claims).splitlines() if line.startswith(("import ", "from "))]
     assert {line.split()[1].split(".")[0] for line in imports} == {"collections", "typing", "msgspec"}

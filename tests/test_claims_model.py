@@ -68,7 +68,7 @@ def test_no_invariant_breaks_in_a_million_states(reports: list[Report]) -> None:
 
 
 @pytest.mark.parametrize("happening", _HAPPENINGS)
-def test_it_has_happened(reports: list[Report], happening: str) -> None:
+def test_every_kind_of_step_occurs(reports: list[Report], happening: str) -> None:
     """The search contains each kind of fault and answer, so no invariant holds only because a fault never occurs."""
     assert any(happening in label for report in reports for label in report.labels)
 
@@ -94,7 +94,7 @@ def test_a_patch_that_changes_nothing_is_not_caught() -> None:
 
 
 @pytest.mark.parametrize("text", ["no such text", "return record, Granted(record, now)"])
-def test_a_patch_means_one_place(text: str) -> None:
+def test_a_patch_must_match_once(text: str) -> None:
     """An ablation whose text is not in the module, or is there twice, is an error and does not pass."""
     with pytest.raises(ValueError, match="must replace one place"):
         patched(text, "")

@@ -22,7 +22,7 @@ from oncegate.errors import SettingError
         (timedelta(minutes=1), 60_000_000),
     ],
 )
-def test_reading(written: Any, expected: int) -> None:
+def test_parsing(written: Any, expected: int) -> None:
     """Every unit is parsed, with and without a fraction, and so is timedelta."""
     assert microseconds(written) == expected
 
@@ -42,7 +42,7 @@ def test_out_of_range(written: Any) -> None:
 
 
 @pytest.mark.parametrize("written", [0, "0s", timedelta(0)])
-def test_none_at_all(written: Any) -> None:
+def test_zero(written: Any) -> None:
     """Where `or_none` allows it, zero is accepted, also without a unit. Negative durations are not."""
     assert microseconds(written, or_none=True) == 0
     with pytest.raises(SettingError):
@@ -55,7 +55,7 @@ def test_none_at_all(written: Any) -> None:
     ("duration", "text"),
     [(-5, "0 ms"), (0, "0 ms"), (999_999, "999 ms"), (1_000_000, "1 s"), (119_000_000, "1 m"), (10**12, "11 d")],
 )
-def test_speaking(duration: int, text: str) -> None:
+def test_formatting(duration: int, text: str) -> None:
     """A duration is printed in one unit, rounded down."""
     assert spoken(duration) == text
 

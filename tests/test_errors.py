@@ -70,7 +70,7 @@ def test_a_pause_that_is_no_number() -> None:
 
 @pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("kind", KINDS)
-def test_made_again(kind: type[OncegateError], again: Callable[[OncegateError], Any]) -> None:
+def test_pickled_and_copied(kind: type[OncegateError], again: Callable[[OncegateError], Any]) -> None:
     """Every error has the same text and attributes after it was pickled or copied."""
     error = made(kind)
     error.add_note("seen on a Monday")
@@ -78,7 +78,7 @@ def test_made_again(kind: type[OncegateError], again: Callable[[OncegateError], 
     assert (type(other), str(other), other.args, vars(other)) == (kind, str(error), error.args, vars(error))
 
 
-def test_what_is_built_in() -> None:
+def test_built_in_attributes() -> None:
     """The attributes of Python's built-in errors survive, too."""
     assert pickled(errors.MissingExtra("oncegate serve", "serve")).msg.startswith("oncegate serve needs")
 

@@ -60,7 +60,7 @@ def test_two_threads_at_a_time() -> None:
     ) == ["{0} 41 []"]
 
 
-def test_what_is_made_meanwhile() -> None:
+def test_registered_during_a_fork() -> None:
     """A thread may register an object while another thread forks."""
     assert lines(
         """

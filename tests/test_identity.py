@@ -76,7 +76,7 @@ TIMELESS += ["observations: a topic without a rule of its own", "a topic nobody 
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_one_key_and_one_content_over_every_way(name: str) -> None:
+def test_one_key_and_one_content_over_every_route(name: str) -> None:
     """A copy in another envelope, a replay, or a copy over a WebSocket or in any carrier has the same key and content
     hash."""
     found = [only(copy) for copy in copies(SAMPLES[name])]
@@ -96,7 +96,7 @@ def test_a_body_with_a_time_needs_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TIMELESS)
-def test_a_body_without_a_time_is_told_apart_by_its_sending(name: str) -> None:
+def test_a_body_without_a_time_needs_the_time_of_sending(name: str) -> None:
     """The same content sent at another time is another event. Without a time of sending, the copies cannot be told
     apart."""
     document = SAMPLES[name]
@@ -125,7 +125,7 @@ def test_joined_left_joined() -> None:
         *({"modifiedDate": "2026-01-01T00:00:00Z"}, {"dateModified": "2026-01-01T00:00:00Z"}),
     ],
 )
-def test_times_of_a_member_are_not_those_of_joining(more: dict[str, Any]) -> None:
+def test_other_times_of_a_member(more: dict[str, Any]) -> None:
     """Other times in the body of a queue member do not replace the time of sending."""
     document = SAMPLES["queue member: no time of its own"]
     first = changed(document, "detail.eventBody", {**document["detail"]["eventBody"], **more})
@@ -147,7 +147,7 @@ def test_one_snapshot_under_two_topics() -> None:
     )
 
 
-def test_topics_with_ids_of_their_own() -> None:
+def test_topics_with_ids() -> None:
     """Audits are identified by their id, evaluations by id and version, utterances by id and whether they are final."""
     audit, quality = SAMPLES["audit"], SAMPLES["quality evaluation: no id in the topic"]
     spoken = SAMPLES["transcription"]
@@ -159,7 +159,7 @@ def test_topics_with_ids_of_their_own() -> None:
     assert apart(spoken, changed(spoken, "detail.eventBody.communicationId", "other"))
 
 
-def test_where_such_an_id_is_missing() -> None:
+def test_an_audit_without_an_id() -> None:
     """An audit without an id is identified by its content."""
     audit = changed(SAMPLES["audit"], "detail.eventBody.id", None)
     assert apart(audit, changed(audit, "detail.eventBody.action", "Other"))
@@ -327,7 +327,7 @@ def test_cloudevents_in_base64(kind: str, data: bytes) -> None:
         assert keys.content_hash(structured) == keys.content_hash(binary)
 
 
-def test_cloudevents_whose_base64_is_none() -> None:
+def test_cloudevents_with_invalid_base64() -> None:
     """Invalid base64, or invalid JSON where JSON is announced, cannot be read. `data` takes precedence over
     `data_base64`."""
     read_events = [

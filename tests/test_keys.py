@@ -22,13 +22,13 @@ def event(body: Any) -> Event:
 
 
 @pytest.mark.parametrize("maker", [keys.fields, keys.once_per, keys.first, keys.state_change])
-def test_brackets_forgotten(maker: Any) -> None:
+def test_a_strategy_without_its_arguments(maker: Any) -> None:
     """A function that returns a strategy is not a strategy, and is rejected before the first event."""
     with pytest.raises(SettingError, match=rf"key=keys.{maker.__name__} needs its arguments"):
         Gate("memory://", key=maker)
 
 
-def test_no_path() -> None:
+def test_an_invalid_path() -> None:
     """An invalid path is reported as invalid and not as missing."""
     with pytest.raises(SettingError, match=r"fields\(\): 'a..b' is not a path"):
         keys.fields("a..b")
@@ -108,7 +108,7 @@ def test_content_is_more_than_the_body(document: Any, other: Any, again: Any) ->
     assert keys.content_hash(one) == keys.content_hash(another)
 
 
-def test_content_of_what_was_made_by_hand() -> None:
+def test_content_of_an_event_made_by_a_program() -> None:
     """Type and entity count even if the body does not contain them."""
     one = Event(source="plain", type="ended", body={})
     assert len({str(keys.auto(each)) for each in (one, Event(source="plain", entity="ended", body={}))}) == 2
@@ -248,7 +248,7 @@ TOLD = {"topicName": "v2.users.u-1.presence", "eventBody": {**BUSY, "sentAt": 1}
         (ENDED, "subject", {"subject": "c-2"}),
     ],
 )
-def test_content_without_what_a_path_leads_to(document: Any, path: str, other: Any) -> None:
+def test_content_with_excluded_paths(document: Any, path: str, other: Any) -> None:
     """Excluded paths lead into lists, and from the document into the body. Fields that the source read from there are
     excluded, too."""
     one, another = event(document), event({**document, **other})

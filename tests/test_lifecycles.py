@@ -44,7 +44,7 @@ def test_no_order_among_presences() -> None:
     assert {RANKS[state] for state in ("available", "busy", "meal", "off_queue", "on_queue", "idle")} == {UNKNOWN}
 
 
-def test_words_that_are_no_state_of_a_type() -> None:
+def test_words_that_are_not_states_of_a_type() -> None:
     """Words such as `client` and `update` are states in a member of the body but not at the end of a type, unless
     `rank` names them."""
     states = States()

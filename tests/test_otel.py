@@ -87,7 +87,7 @@ def test_errors() -> None:
     assert processed.status.status_code is StatusCode.UNSET
 
 
-def test_a_broken_exporter_harms_nobody() -> None:
+def test_a_broken_exporter() -> None:
     """If tracing fails, events are processed, and the failure is counted."""
 
     class Broken(Tracing):
@@ -100,7 +100,7 @@ def test_a_broken_exporter_harms_nobody() -> None:
         assert gate.counts["observer.failed"] == 1
 
 
-def test_what_is_never_ended_is_forgotten() -> None:
+def test_spans_without_an_outcome_are_dropped() -> None:
     """Claims without an outcome do not use memory for ever."""
     observer = Tracing(TracerProvider())
     for fence in range(10_050):
@@ -117,7 +117,7 @@ def test_a_process_without_an_sdk() -> None:
         _observers(load(environ={}, flags={"serve.trace": True}))
 
 
-def test_off_unless_asked_for() -> None:
+def test_off_by_default() -> None:
     """A service without tracing does not import the library."""
     code = "import sys, oncegate.cli.main; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

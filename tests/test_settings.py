@@ -204,19 +204,19 @@ class TestMistakes:
             load(None, environ, flags)
         assert str(raised.value).splitlines() == found
 
-    def test_what_does_not_go_together(self) -> None:
+    def test_contradicting_settings(self) -> None:
         """Two settings that contradict each other are reported with the places of both."""
         (problem,) = problems('lease = "10m"', {"ONCEGATE_RETENTION": "1m"})
         assert problem.startswith("ONCEGATE_RETENTION, oncegate.toml: retention='1m' is shorter than lease='10m'")
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a = " + b"[" * 100_000])
-    def test_no_text_at_all(self, folder: Path, content: bytes) -> None:
+    def test_a_file_that_is_not_text(self, folder: Path, content: bytes) -> None:
         """A file that is not text, or that breaks the parser, is reported like invalid TOML."""
         (folder / "oncegate.toml").write_bytes(content)
         (problem,) = examine(environ={})[1]
         assert problem.startswith("oncegate.toml is not TOML: ")
 
-    def test_a_link_that_leads_nowhere(self, folder: Path) -> None:
+    def test_a_broken_link(self, folder: Path) -> None:
         """A settings file that is a broken link is reported as missing."""
         (folder / "oncegate.toml").symlink_to("gone.toml")
         assert examine(environ={})[1] == ["there is no settings file oncegate.toml"]
@@ -320,7 +320,7 @@ class TestStrategies:
             parsed(written)
         assert message in str(raised.value)
 
-    def test_a_function_of_ones_own(self, folder: Path) -> None:
+    def test_a_function_of_the_user(self, folder: Path) -> None:
         """`module:function` is imported from the current folder when the gate is made, and not before."""
         (folder / "own_key.py").write_text("def parts(event):\n    return [event.body['call']]\n")
         settings = load(environ={"ONCEGATE_KEY": "own_key:parts", "ONCEGATE_STORE": "memory://"})
@@ -336,7 +336,7 @@ class TestStrategies:
             ("json:__name__", "ONCEGATE_KEY json:__name__: __name__ is not callable"),
         ],
     )
-    def test_a_function_that_is_not_there(self, folder: Path, written: str, message: str) -> None:
+    def test_a_missing_function(self, folder: Path, written: str, message: str) -> None:
         """A function that cannot be imported is reported with its place, before a store is opened."""
         settings = load(environ={"ONCEGATE_KEY": written})
         with pytest.raises(SettingError, match=message):
@@ -348,7 +348,7 @@ class TestGate:
     def settings(self, **environ: str) -> Settings:
         return load(environ={"ONCEGATE_STORE": "memory://"} | {f"ONCEGATE_{k.upper()}": v for k, v in environ.items()})
 
-    def test_the_same_terms(self) -> None:
+    def test_the_same_configuration(self) -> None:
         """A gate made from settings has the same configuration as a gate with the same options in Python."""
         made = self.settings(namespace="crm", retention="1d", max_attempts="off", remember="off", key='fields("a")')
         expected = Gate("memory://", namespace="crm", retention="1d", max_attempts=None, remember=None)
@@ -369,13 +369,13 @@ class TestGate:
         gate.close()
         assert capfd.readouterr().out.count('"status":"processed"') == 1
 
-    def test_terms_that_cannot_be(self, folder: Path) -> None:
+    def test_invalid_options(self, folder: Path) -> None:
         """Invalid options are rejected before the store is opened."""
         with pytest.raises(SettingError, match="lease"):
             self.settings(store=f"sqlite:///{folder}/a.db").gate(lease="soon")
         assert list(folder.iterdir()) == []
 
-    def test_a_store_that_there_is_not(self) -> None:
+    def test_a_store_that_cannot_be_opened(self) -> None:
         """A store that cannot be opened is reported with the place of its URL."""
         with pytest.raises(SettingError, match="ONCEGATE_STORE: unknown store scheme 'mysql'"):
             self.settings(store="mysql://x").gate()
@@ -435,7 +435,7 @@ def test_nothing_else_reads_the_environment() -> None:
     assert readers == {Path("settings/load.py")}
 
 
-def test_the_library_does_without() -> None:
+def test_the_library_does_not_import_settings() -> None:
     """`import oncegate` does not import the settings."""
     code = "import sys, oncegate; print(*sys.modules)"
     done = subprocess.run(
@@ -445,7 +445,7 @@ def test_the_library_does_without() -> None:
 
 
 class TestHints:
-    def test_where_plain_events_have_what(self) -> None:
+    def test_paths_of_plain_events(self) -> None:
         """The gate reads plain events at the paths in the settings, and identifies them by the values there."""
         flags = {"store": "memory://", "read.id": "meta.id", "read.entity": "call.id", "read.source": "pbx"}
         gate = load(environ={}, flags=flags).gate()
@@ -459,7 +459,7 @@ class TestHints:
         outcome = load(environ={}, flags=flags).gate().run(body, lambda event: None)
         assert outcome.event.type == "v2.detail.events.conversation.{id}.acw"
 
-    def test_a_path_that_is_none(self) -> None:
+    def test_an_invalid_path(self) -> None:
         """An invalid path is reported with its place."""
         with pytest.raises(SettingError, match=r"id='\.' is no path"):
             load(environ={}, flags={"store": "memory://", "read.id": "."}).gate()

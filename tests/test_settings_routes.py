@@ -58,7 +58,7 @@ def problems(table: str) -> list[str]:
 
 
 class TestRoutes:
-    def test_what_it_says_and_what_it_inherits(self) -> None:
+    def test_own_and_inherited_settings(self) -> None:
         """A route has all settings, and its table overrides them. The namespace is the name of the route unless it is
         set."""
         found = settings()
@@ -164,7 +164,7 @@ class TestSecrets:
             ('signature = "hmac"\nsignature_options = ["header"]\nsecret_file = "good"', "write it like header=x-sig"),
         ],
     )
-    def test_that_cannot_be_used(self, folder: Path, table: str, message: str) -> None:
+    def test_invalid_secrets(self, folder: Path, table: str, message: str) -> None:
         """A problem with a secret is reported with its place, and never with a value that may be the secret."""
         (folder / "empty").write_text(" \n")
         (folder / "bytes").write_bytes(b"\xff\xfe\x00")

@@ -87,7 +87,7 @@ class TestRule:
         placed = placed_all([("connected", 100), ("held", 100), ("connected", 100), ("alerting", 0), ("held", 700)])
         assert [each.stale for each in placed] == [False, False, True, True, False]
 
-    def test_an_echo_is_as_stale_as_what_it_joins(self) -> None:
+    def test_a_joined_emission_is_as_stale_as_its_anchor(self) -> None:
         """A joined emission is the event of its anchor: a state after the anchor makes it stale."""
         assert placed_all([("held", 0), ("disconnected", 0), ("held", 1)])[2].stale
         assert placed_all([("held", 0), ("connected", 1), ("held", 1)])[2].stale

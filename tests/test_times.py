@@ -64,7 +64,7 @@ def test_every_format(written: Any, expected: datetime) -> None:
         ),
     ],
 )
-def test_what_tells_no_time(nonsense: Any) -> None:
+def test_values_that_are_not_times(nonsense: Any) -> None:
     """Placeholders, dates without a clock time and other values are not times, and none of them raises."""
     assert moment(nonsense) is None
 

@@ -114,7 +114,7 @@ def written(value: Any) -> bytes:
         raise ValueError(f"the value cannot be written as JSON: {error}") from error
 
 
-def told_apart(value: Any, raw: bytes) -> bool:
+def is_lossless(value: Any, raw: bytes) -> bool:
     """Whether `raw`, the JSON of a Python value, holds the whole value: JSON writes nan and infinities as null."""
     return b"null" not in raw or _finite(msgspec.to_builtins(value, str_keys=True))
 

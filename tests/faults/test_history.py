@@ -15,7 +15,7 @@ _GROUNDS = ["sqlite", "redis", "redis-cluster", "postgres"]
 
 
 @pytest.mark.parametrize("name", _GROUNDS)
-def test_nothing_that_cannot_be(ground_of: Callable[[str], Ground], name: str, seed: int) -> None:
+def test_history_is_possible(ground_of: Callable[[str], Ground], name: str, seed: int) -> None:
     """Workers that claim, renew and settle the same keys, late and repeatedly, get answers that one order explains."""
     found = stressed(ground_of(name), 6_000, seed)
     assert found.complaints == []
@@ -80,7 +80,7 @@ _LATER = _claimed(b"bob", 2_000, fence=8, lost=1, lease_until=3_000)
         [_GRANTED, _asked("bury", b"ann", 20), _claimed(b"bob", 30, "Buried", owner=b"ann", state="D")],
     ],
 )
-def test_what_can_be(history: list[Operation]) -> None:
+def test_valid_histories(history: list[Operation]) -> None:
     """Valid histories of the protocol, also with lost answers, cause no complaint."""
     assert check(history).complaints == []
 
@@ -111,7 +111,7 @@ def test_what_can_be(history: list[Operation]) -> None:
         ([_claimed(b"bob", 10, "Duplicate", owner=b"eve", state="C")], "showed an owner who had not asked"),
     ],
 )
-def test_what_cannot_be(history: list[Operation], sign: str) -> None:
+def test_invalid_histories(history: list[Operation], sign: str) -> None:
     """Each of these histories breaks one rule, and the complaint names it."""
     assert any(sign in complaint for complaint in check(history).complaints), check(history).complaints
 

@@ -35,7 +35,7 @@ def test_once_each(ground_of: Callable[[str], Ground], name: str, way: Way, poin
 
 
 @pytest.mark.parametrize(("name", "way", "requests"), [("redis", "run", 6), ("postgres", "transaction", 15)])
-def test_whatever_is_sent(ground_of: Callable[[str], Ground], name: str, way: Way, requests: int) -> None:
+def test_after_any_request(ground_of: Callable[[str], Ground], name: str, way: Way, requests: int) -> None:
     """A worker killed after any request was sent and before its answer, also while it creates the store, does no
     harm."""
     runs = list(sweep(way, "sent", events=1, place=ground_of(name).place))

@@ -31,7 +31,7 @@ def test_a_lost_answer_costs_nothing(ground_of: Callable[[str], Ground], kind: s
     assert (run.finding.redos, run.spent) == (0, 0)
 
 
-def test_an_owner_drawn_anew_is_caught(ground_of: Callable[[str], Ground], seed: int) -> None:
+def test_a_new_owner_on_retry_is_caught(ground_of: Callable[[str], Ground], seed: int) -> None:
     """If each retry of a claim drew a new owner, lost answers would cost grants."""
     run = lost_answers(ground_of("redis"), "run", "cut after", 14, seed, ablation="redrawn")
     assert run.spent > 0

@@ -53,7 +53,7 @@ class TestNamedPoints:
 class TestPoison:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("attempts", [1, 2, 3])
-    def test_no_neighbour_goes_with_it(self, way: Way, attempts: int) -> None:
+    def test_other_events_complete(self, way: Way, attempts: int) -> None:
         """An event that kills every worker is a dead letter after its last attempt, and all others are completed. The
         first death does not count, because another event may have caused it."""
         run = poison(way, ("event-1",), max_attempts=attempts)

@@ -159,11 +159,11 @@ def test_the_comparison_catches(step: Step, monkeypatch: pytest.MonkeyPatch) -> 
         (counts_every_loss, AttemptContract().test_the_first_loss_does_not_count),
         (counts_no_loss, AttemptContract().test_the_first_loss_does_not_count),
         (forgets_losses, AttemptContract().test_unstarted_keeps_a_row_of_losses),
-        (keeps_losses, partial(AttemptContract().test_completing_what_was_tried_before, result=None, handed_to=None)),
+        (keeps_losses, partial(AttemptContract().test_completing_resets_the_counts, result=None, handed_to=None)),
         (counts_unavailable, AttemptContract().test_unavailable_gives_the_attempt_back),
         (unavailable_since_now, AttemptContract().test_unavailable_gives_the_attempt_back),
         (hands_nothing_on, lambda store, clock: AttemptContract().test_handed_on_in_a_batch(store)),
-        (redrives_with_losses, AttemptContract().test_buried_with_what_was_counted),
+        (redrives_with_losses, AttemptContract().test_buried_keeps_the_counts),
         (admits_without_a_loss, InboxContract().test_admitted_after_two_losses),
     ],
 )

@@ -155,21 +155,27 @@ def _read_postgres(url: str, masked_url: str) -> StoreReading:
 
 def _read_redis(url: str, masked_url: str) -> StoreReading:
     """In a cluster, only the node that the URL names is read."""
-    from oncegate.stores.redis.checks import appends, evicting, parsed
-    from oncegate.stores.redis.connection import CommandFailed, RedisServer, exchange, explained
+    from oncegate.stores.redis.checks import eviction_policy, has_append_only_file, parse_info
+    from oncegate.stores.redis.connection import RedisServer
+    from oncegate.stores.redis.errors import CommandFailed, store_error
     from oncegate.stores.redis.settings import settings_of
 
     settings = settings_of(url)
     with closing(RedisServer(settings, settings.host, settings.port)) as server:
         before = wall()
-        replies = exchange({server: [("TIME",), ("INFO", "everything")]})[server]
+        replies = server.execute([("TIME",), ("INFO", "everything")])
         for reply in replies:
             if isinstance(reply, CommandFailed):
-                raise explained(reply.error, server.name)
+                raise store_error(reply.error, server.name)
         (seconds, rest), info_text = replies
         clock = _clock_facts(f"Redis at {server.name}", before, int(seconds) * 1_000_000 + int(rest))
-        info = parsed(info_text)
-        redis = RedisFacts(host=settings.host, port=settings.port, evicts_by=evicting(info), append_only=appends(info))
+        info = parse_info(info_text)
+        redis = RedisFacts(
+            host=settings.host,
+            port=settings.port,
+            evicts_by=eviction_policy(info),
+            append_only=has_append_only_file(info),
+        )
         refused = settings.cluster and redis.evicts_by is not None  # the rule store.eviction reports this
         absent = None if refused else _redis_absent(url, settings, server)
     return StoreReading(store=StoreFacts(url=masked_url, scheme="redis", absent=absent), redis=redis, clocks=(clock,))

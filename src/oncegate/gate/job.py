@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate import keys
-from oncegate.canonical import digest, digest_of, told_apart, written
+from oncegate.canonical import digest, digest_of, is_lossless, written
 from oncegate.claims import EventSummary, Record
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
@@ -160,7 +160,7 @@ def _copied(result: Any) -> tuple[Any, str | None]:
         raw = msgspec.json.encode(result)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None, _NOT_COPIED
-    return (msgspec.json.decode(raw), None) if told_apart(result, raw) else (None, _NOT_COPIED)
+    return (msgspec.json.decode(raw), None) if is_lossless(result, raw) else (None, _NOT_COPIED)
 
 
 Identified = Job | UnguardedEvent | RejectedEvent

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from oncegate import keys
 from oncegate.backoff import PollBackoff
-from oncegate.canonical import decode, told_apart, written
+from oncegate.canonical import decode, is_lossless, written
 from oncegate.claims import RELEASED
 from oncegate.errors import (
     Buried,
@@ -192,7 +192,7 @@ def _is_method_of(first: Any, function: Callable[..., Any]) -> bool:
 
 def _json(value: Any) -> tuple[bytes, Any]:
     raw = written(value)
-    if not told_apart(value, raw):
+    if not is_lossless(value, raw):
         raise ValueError("nan and infinity are written as null")
     return raw, decode(raw)
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from oncegate import forks
 from oncegate.backoff import jittered
-from oncegate.canonical import told_apart
+from oncegate.canonical import is_lossless
 from oncegate.claims import Bury, Complete, Release, Settlement
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
@@ -138,7 +138,7 @@ class SettlementPlanner:
             stored = msgspec.json.encode(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return None, f"its result was not stored, because it is not a JSON value ({error})"
-        if not told_apart(result, stored):
+        if not is_lossless(result, stored):
             return None, "its result was not stored, because nan and infinity are not JSON values"
         if len(stored) > self._config.max_result:
             return None, (

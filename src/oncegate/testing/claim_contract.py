@@ -148,7 +148,7 @@ class ClaimContract:
         assert isinstance(verdict, Duplicate)
         assert verdict.record.state == RELEASED
 
-    def test_batch_is_judged_in_order(self, store: Store) -> None:
+    def test_batch_is_processed_in_order(self, store: Store) -> None:
         """A batch is processed in order: the first claim of a key is granted, and the second finds that grant."""
         other = b"o" * 16
         verdicts = store.claim([claim_of("ann"), claim_of("bob"), claim_of("cid", key=other), claim_of("ann")])
@@ -181,7 +181,7 @@ class ClaimContract:
         assert isinstance(again, Granted)
         assert (again.record, again.lease_left) == (verdict.record, LEASE - 1)
 
-    def test_marking_what_was_left(self, store: Store, clock: ManualClock) -> None:
+    def test_marking_a_released_or_lost_record(self, store: Store, clock: ManualClock) -> None:
         """A marking claim is granted a released record or a record with an expired lease, with a higher fence."""
         first = granted(store)
         clock.advance(LEASE)
@@ -216,7 +216,7 @@ class ExpiryContract:
         assert (fresh.attempts, fresh.first_seen) == (1, clock.now)
         assert fresh.fence > before.fence
 
-    def test_duplicates_do_not_prolong(self, store: Store, clock: ManualClock) -> None:
+    def test_duplicates_do_not_extend_retention(self, store: Store, clock: ManualClock) -> None:
         """Duplicates do not extend the retention."""
         assert complete(store, granted(store))
         for _ in range(2):
@@ -233,7 +233,7 @@ class ExpiryContract:
         assert slid.record.expires_at == clock.now + RETENTION
         assert found == slid
 
-    def test_sliding_duplicates_prolong(self, store: Store, clock: ManualClock) -> None:
+    def test_sliding_duplicates_extend_retention(self, store: Store, clock: ManualClock) -> None:
         """A sliding duplicate restarts the retention of a completed record, up to the limit, and never moves the expiry
         back."""
         complete(store, granted(store))
@@ -249,7 +249,7 @@ class ExpiryContract:
         claim(store, "bob", slides=limit, retention=LEASE)
         assert stored(store) == verdict.record
 
-    def test_completing_starts_retention_anew(self, store: Store, clock: ManualClock) -> None:
+    def test_completing_restarts_retention(self, store: Store, clock: ManualClock) -> None:
         """The retention counts from the completion, not from the claim."""
         record = granted(store)
         clock.advance(RETENTION - 1)
@@ -354,7 +354,7 @@ class TakeContract:
         clock.advance(LEASE - 1)
         assert take(store, "another") is None
 
-    def test_order_is_that_of_letting_go(self, store: Store, clock: ManualClock) -> None:
+    def test_order_of_release(self, store: Store, clock: ManualClock) -> None:
         """The record that was released first is taken first, so that a failing event does not delay the others."""
         keys = [bytes([number]) * 16 for number in (3, 1, 2)]
         for key in keys:

@@ -71,7 +71,7 @@ class InboxContract:
         assert isinstance(admit(store, "bob", payload_hash=content("two")), Conflict)
         assert isinstance(admit(store, "bob", payload_hash=content("two"), binds=False), Duplicate)
 
-    def test_admitted_while_somebody_is_at_it(self, store: Any, clock: ManualClock) -> None:
+    def test_admitted_during_a_lease(self, store: Any, clock: ManualClock) -> None:
         """An event in progress without a payload is in flight. After its lease, the payload is attached."""
         granted(store)
         assert isinstance(admit(store, "bob"), InFlight)
@@ -220,7 +220,7 @@ class InboxContract:
                 assert complete(store, taken.record, key=taken.key)
             assert given == keys
 
-    def test_entities_beside_each_other(self, store: Any) -> None:
+    def test_entities_are_independent(self, store: Any) -> None:
         """Events of other entities and events without an entity are not delayed. One call hands out many."""
         _line(store, "call-1", a=1, b=2)
         _line(store, "call-2", c=1, d=2)
@@ -229,7 +229,7 @@ class InboxContract:
         taken = [entry.key for entry in store.take(wants) if entry is not None]
         assert sorted(taken) == [_key(name) for name in "acef"]
 
-    def test_a_long_line_hides_nobody(self, store: Any) -> None:
+    def test_many_waiting_events_of_one_entity(self, store: Any) -> None:
         """However many events of one entity wait first, one call finds the events of other entities."""
         about = replace(ABOUT, entity="call-m")
         store.admit([replace(_admission(b"x", "ann"), key=b"%016d" % n, about=about) for n in range(600)])
@@ -239,7 +239,7 @@ class InboxContract:
         taken = [entry.key for entry in store.take(wants) if entry is not None]
         assert set(taken) == {_key("a"), _key("z"), _key("n"), b"%016d" % 0}
 
-    def test_failing_holds_its_entity(self, store: Any, clock: ManualClock) -> None:
+    def test_failed_blocks_its_entity(self, store: Any, clock: ManualClock) -> None:
         """A failed event is not handed out before its delay is over, and later events of its entity wait for it."""
         _line(store, a=1, b=2)
         first = _taken(store)
@@ -250,7 +250,7 @@ class InboxContract:
         clock.advance(1)
         assert _take(store) is None, "an event of the entity is running"
 
-    def test_given_out_when_due(self, store: Any, clock: ManualClock) -> None:
+    def test_handed_out_when_due(self, store: Any, clock: ManualClock) -> None:
         """A delayed event is handed out when it is due, exact to the microsecond."""
         _line(store, a=1)
         first = _taken(store)
@@ -260,7 +260,7 @@ class InboxContract:
         clock.advance(1)
         assert _taken(store).record.attempts == 2
 
-    def test_buried_lets_its_entity_go_on(self, store: Any) -> None:
+    def test_buried_does_not_block_its_entity(self, store: Any) -> None:
         """A dead letter does not delay the other events of its entity."""
         _line(store, a=1, b=2)
         first = _taken(store)
@@ -277,7 +277,7 @@ class InboxContract:
         assert complete(store, running.record, key=running.key)
         assert _taken(store).key == _key("a")
 
-    def test_lost_is_given_out_again_first(self, store: Any, clock: ManualClock) -> None:
+    def test_lost_is_handed_out_first(self, store: Any, clock: ManualClock) -> None:
         """When a dispatcher is lost, its event is handed out again before the others of its entity."""
         _line(store, a=1, b=2)
         assert _taken(store).key == _key("a")

@@ -51,7 +51,7 @@ class OperatorContract:
         assert complete(store, record)
         assert redrive(store) is False
 
-    def test_burier_cannot_settle_what_was_redriven(self, store: Store) -> None:
+    def test_settling_after_a_redrive(self, store: Store) -> None:
         """After a redrive, the worker that buried the event cannot settle it."""
         record = granted(store)
         assert bury(store, record)
@@ -140,7 +140,7 @@ class NamespaceContract:
         granted(store, "bob", namespace="b")
         assert complete(store, first, namespace="b") is False
 
-    def test_names_are_not_joined_with_keys(self, store: Store) -> None:
+    def test_namespaces_and_keys_do_not_mix(self, store: Store) -> None:
         """No combination of namespaces and keys gives two records the same address."""
         assert isinstance(claim(store, namespace="ab", key=b"c"), Granted)
         assert isinstance(claim(store, namespace="a", key=b"bc"), Granted)
@@ -220,7 +220,7 @@ class DocumentContract:
         assert [document.body for document in loaded] == [b"there", None, b"here"]
 
     @pytest.mark.parametrize("body", [b"", b"\x00\xff", b"x" * 300_000])
-    def test_bodies_come_back_as_they_were(self, store: Store, body: bytes) -> None:
+    def test_bodies_are_unchanged(self, store: Store, body: bytes) -> None:
         """Any bytes are stored as a body."""
         where = address("doc")
         assert _swap(store, where, 0, body)

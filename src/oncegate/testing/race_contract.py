@@ -145,7 +145,7 @@ class ProcessRaceContract:
         assert document.body is not None
         assert int(document.body) == sum(counts) == 4 * 25
 
-    def test_what_one_process_completes_others_see(self, store: Store) -> None:
+    def test_other_processes_see_a_completion(self, store: Store) -> None:
         """Other processes see a completion as soon as the store has answered it."""
         results = self._race(_complete_in_process, [number.to_bytes(16) for number in range(50)])
         assert sum(results) == 50

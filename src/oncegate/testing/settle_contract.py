@@ -73,7 +73,7 @@ class SettleContract:
         assert after.expires_at == clock.now + BURIED_FOR
 
     @pytest.mark.parametrize("result", [None, b"", b"null", b"0", b'"' + b"x" * 1_000_000 + b'"'])
-    def test_results_come_back_as_they_were(self, store: Store, result: bytes | None) -> None:
+    def test_results_are_unchanged(self, store: Store, result: bytes | None) -> None:
         """Any bytes are stored as the result, also none and very many."""
         assert complete(store, granted(store), result)
         after = stored(store)
@@ -140,7 +140,7 @@ class SettleContract:
         assert stored(store, b"?" * 16) is None
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
-    def test_late_but_nobody_came(self, store: Store, clock: ManualClock, settle: Settle) -> None:
+    def test_late_without_a_takeover(self, store: Store, clock: ManualClock, settle: Settle) -> None:
         """After its lease, a claim that was not granted to another can still be settled by its owner."""
         record = granted(store)
         clock.advance(LEASE)
@@ -164,7 +164,7 @@ class SettleContract:
         assert settle(store, record) is False
         assert stored(store) is None
 
-    def test_late_and_done_by_another(self, store: Store, clock: ManualClock) -> None:
+    def test_late_and_completed_by_another(self, store: Store, clock: ManualClock) -> None:
         """The settlement of an old owner fails even after its successor has completed."""
         record = granted(store)
         clock.advance(LEASE)
@@ -189,7 +189,7 @@ class SettleContract:
         assert answers == [True, False, True, False]
         assert [_state(store, key) for key in keys] == [COMPLETED, IN_PROGRESS, RELEASED]
 
-    def test_two_endings_of_one_claim(self, store: Store) -> None:
+    def test_two_settlements_of_one_claim(self, store: Store) -> None:
         """Of two settlements of one claim in a batch, the first counts."""
         record = granted(store)
         released = Release(NAMESPACE, KEY, record.owner, record.fence)
@@ -232,7 +232,7 @@ class AttemptContract:
         record = granted(store, "cid")
         assert (record.attempts, record.lost) == (1, 1)
 
-    def test_renewing_keeps_what_was_counted(self, store: Store, clock: ManualClock) -> None:
+    def test_renewing_keeps_the_counts(self, store: Store, clock: ManualClock) -> None:
         """A renewal keeps `lost` and `unavailable_since`."""
         assert release(store, granted(store), unavailable=True)
         granted(store, "bob")
@@ -263,7 +263,7 @@ class AttemptContract:
         assert release(store, granted(store, "bob"), unavailable=True)
         assert _tries(store) == (0, 0)
 
-    def test_unstarted_keeps_since_when(self, store: Store, clock: ManualClock) -> None:
+    def test_unstarted_keeps_unavailable_since(self, store: Store, clock: ManualClock) -> None:
         """An unstarted release keeps `unavailable_since` and gives the attempt back only once."""
         assert release(store, granted(store), unavailable=True)
         since = clock.now
@@ -281,7 +281,7 @@ class AttemptContract:
 
     @pytest.mark.parametrize("result", [None, b"null", b'"done"', b"x" * 1_000])
     @pytest.mark.parametrize("handed_to", [None, "sqs://queue/\N{SNOWMAN}"])
-    def test_completing_what_was_tried_before(
+    def test_completing_resets_the_counts(
         self, store: Store, clock: ManualClock, result: bytes | None, handed_to: str | None
     ) -> None:
         """A completed record has no `lost` and no `unavailable_since`."""
@@ -322,7 +322,7 @@ class AttemptContract:
         assert store.settle(completions) == [True] * 3
         assert [_stored(store, key).handed_to for key in keys] == places
 
-    def test_buried_with_what_was_counted(self, store: Store, clock: ManualClock) -> None:
+    def test_buried_keeps_the_counts(self, store: Store, clock: ManualClock) -> None:
         """A dead letter keeps `lost` and `unavailable_since`. A redrive resets them."""
         assert release(store, granted(store), unavailable=True)
         since = clock.now
@@ -338,7 +338,7 @@ class AttemptContract:
         assert entry is not None
         assert (entry.record.attempts, entry.record.lost) == (1, 0)
 
-    def test_marking_what_was_tried_before(self, store: Store, clock: ManualClock) -> None:
+    def test_marking_resets_the_counts(self, store: Store, clock: ManualClock) -> None:
         """A marking claim completes the record, so it resets `lost` and `unavailable_since`."""
         assert release(store, granted(store), unavailable=True)
         granted(store, "bob")
@@ -369,7 +369,7 @@ class RenewContract:
         assert complete(store, record)
 
     @pytest.mark.parametrize("settle", [complete, release, bury])
-    def test_what_has_ended_is_not_renewed(self, store: Store, settle: Settle) -> None:
+    def test_settled_is_not_renewed(self, store: Store, settle: Settle) -> None:
         """A settled claim cannot be renewed."""
         record = granted(store)
         assert settle(store, record)

@@ -1,4 +1,4 @@
-"""The Redis store on a cluster of six nodes, and what only a cluster can do to it."""
+"""Servers and buckets: a cluster of six nodes, moving slots and failovers."""
 
 import os
 import re
@@ -20,7 +20,8 @@ from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.base import Store, TakeRequest
 from oncegate.stores.redis import RedisStore
-from oncegate.stores.redis.script_calls import Buckets
+from oncegate.stores.redis.script_calls import ScriptCaller
+from oncegate.stores.redis.servers import _slot_of
 from oncegate.testing import SharedStoreContract
 from oncegate.testing.requests import LEASE, NAMESPACE, RETENTION, claim, claim_of, complete, granted
 from tests import FORKS
@@ -61,20 +62,26 @@ def store(cluster: RedisCluster) -> Iterator[RedisStore]:
         yield opened
 
 
+def test_slots() -> None:
+    """The slot of a hash tag is the one that redis-py computes."""
+    for tag in (b"layout", *(b"%x" % number for number in range(1_000))):
+        assert _slot_of(tag) == key_slot(b"prefix{" + tag + b"}r")
+
+
 @pytest.mark.parametrize("buckets", [1, 3, 16, 100])
 def test_buckets_are_spread_evenly(cluster: RedisCluster, buckets: int) -> None:
-    """Each of three primaries has a third of the buckets, one more or less, and all of a bucket is in one slot."""
+    """Three primaries have equal numbers of buckets, give or take one, and all keys of a bucket are in one slot."""
     with closing(open_store(f"{cluster.url}?buckets={buckets}&prefix=b{buckets}")) as store:
         assert isinstance(store, RedisStore)
         servers = store._open().servers
-        shares = Counter(servers.having(bucket).name for bucket in range(buckets))
+        shares = Counter(servers.server_of(bucket).name for bucket in range(buckets))
         assert max(shares.values()) - min(shares.values()) <= 1
-        for base in servers.bases:
+        for base in servers.key_prefixes:
             assert key_slot(base + b"t") == key_slot(base + b"rcrm\0" + b"}{" * 8)
 
 
 def test_few_calls_for_a_batch(cluster: RedisCluster, store: RedisStore) -> None:
-    """A batch of a thousand claims is one call of a script for each bucket."""
+    """A batch of a thousand claims is one script call for each bucket."""
     store.claim([claim_of(key=b"%016d" % number) for number in range(1_000)])
     for node in cluster.primaries():
         node.client.config_resetstat()
@@ -84,19 +91,19 @@ def test_few_calls_for_a_batch(cluster: RedisCluster, store: RedisStore) -> None
 
 
 def test_another_number_of_buckets(cluster: RedisCluster, store: RedisStore) -> None:
-    """A store is not opened with other buckets than it was made with: claims would be looked for in the wrong place."""
+    """A store is not opened with another number of buckets: claims would be looked for in the wrong bucket."""
     with pytest.raises(StoreRefused, match=re.escape("was made with 16 buckets, not 8; write ?buckets=16")):
         open_store(f"{cluster.url}?buckets=8")
 
 
-def test_a_node_is_no_single_server(cluster: RedisCluster) -> None:
-    """A node of a cluster is not used as if it were alone."""
+def test_a_node_is_not_a_single_server(cluster: RedisCluster) -> None:
+    """A node of a cluster is is_unavailable as a single server."""
     with pytest.raises(StoreRefused, match=re.escape("write redis+cluster:// instead of redis://")):
         open_store(cluster.nodes[0].url)
 
 
 class Move:
-    """A slot on its way from one primary to another."""
+    """A slot that moves from one primary to another."""
 
     def __init__(self, cluster: RedisCluster, slot: int, source: RedisServer, target: RedisServer) -> None:
         self.cluster, self.slot, self.source, self.target = cluster, slot, source, target
@@ -104,14 +111,14 @@ class Move:
         target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", old)
         source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.new)
 
-    def carry(self, kind: bytes = b"}") -> None:
-        """Bring keys over that have this in their name."""
+    def migrate(self, kind: bytes = b"}") -> None:
+        """Migrate the keys that have this in their name."""
         found = self.source.client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, 1_000)
         keys = [key for key in found if kind in key]
         self.source.client.execute_command("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5_000, "KEYS", *keys)
 
     def finish(self) -> None:
-        self.carry()
+        self.migrate()
         others = [node for node in self.cluster.primaries() if node not in (self.target, self.source)]
         for node in [self.target, self.source, *others]:
             node.client.execute_command("CLUSTER", "SETSLOT", self.slot, "NODE", self.new)
@@ -119,38 +126,40 @@ class Move:
 
 class TestMovingSlots:
     @pytest.fixture(autouse=True)
-    def _ends(self, cluster: RedisCluster, store: RedisStore) -> Iterator[None]:
-        """The first bucket has one record, and is where it was when the test is over."""
+    def _restore_slot(self, cluster: RedisCluster, store: RedisStore) -> Iterator[None]:
+        """The first bucket has one record. After the test, the slot is moved back."""
         self.servers = store._open().servers
-        self.slot = key_slot(self.servers.bases[0])
-        here, there = (self.servers.having(bucket).name for bucket in (0, 15))
+        self.slot = key_slot(self.servers.key_prefixes[0])
+        here, there = (self.servers.server_of(bucket).name for bucket in (0, 15))
         self.source, self.target = (cluster.node(name) for name in (here, there))
-        self.key = next(key for key in map(b"%016d".__mod__, count()) if store._open().of(key) == 0)
+        self.key = next(key for key in map(b"%016d".__mod__, count()) if store._open().bucket_of(key) == 0)
         self.record = granted(store, key=self.key)
         yield
         back = Move(cluster, self.slot, self.target, self.source)
         back.finish()
 
     def test_moved(self, cluster: RedisCluster, store: RedisStore) -> None:
-        """When a slot has got another primary, the next call finds it, and its records are there."""
+        """After a slot has moved to another primary, the next call finds it, with its records."""
         Move(cluster, self.slot, self.source, self.target).finish()
         assert complete(store, self.record, key=self.key)
-        assert self.servers.having(0) is self.servers.having(15)
+        assert self.servers.server_of(0) is self.servers.server_of(15)
 
-    def test_on_the_move(self, cluster: RedisCluster, store: RedisStore) -> None:
-        """While a record is away from the rest of its bucket it is granted to nobody; afterwards all is as it was."""
+    def test_while_it_moves(self, cluster: RedisCluster, store: RedisStore) -> None:
+        """While a record is separated from the rest of its bucket, no claim on it is granted. Afterwards its state is
+        unchanged."""
         move = Move(cluster, self.slot, self.source, self.target)
-        move.carry(b"}r")
+        move.migrate(b"}r")
         with pytest.raises(StoreUnavailable, match="is moving the slot"):
             claim(store, "bob", key=self.key)
         move.finish()
         assert isinstance(claim(store, "bob", key=self.key), InFlight)
 
-    def test_a_part_that_fails_costs_the_others_no_attempt(self, cluster: RedisCluster, store: RedisStore) -> None:
-        """Whatever was granted beside a bucket that cannot answer is given back, as if it had not been asked for."""
+    def test_claims_beside_a_failure_are_released(self, cluster: RedisCluster, store: RedisStore) -> None:
+        """When one bucket of a batch fails, the claims granted in other buckets are released, and the attempt does not
+        count."""
         batch = [claim_of(key=key) for key in (self.key, *(b"other-%d" % number for number in range(20)))]
         move = Move(cluster, self.slot, self.source, self.target)
-        move.carry(b"}r")
+        move.migrate(b"}r")
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match="is moving the slot"):
                 store.claim([replace(each, owner=os.urandom(16)) for each in batch])
@@ -158,10 +167,11 @@ class TestMovingSlots:
         records = [entry.record for entry in store.browse() if entry.key != self.key]
         assert {(record.state, record.attempts) for record in records} == {("R", 0)}
 
-    def test_what_was_taken_beside_a_failure_is_given_back(self, cluster: RedisCluster, store: RedisStore) -> None:
-        """The same for what waits with its payload: it waits on, and its attempt does not count."""
+    def test_takes_beside_a_failure_are_released(self, cluster: RedisCluster, store: RedisStore) -> None:
+        """When one bucket of a take fails, the events taken from other buckets wait again, and the attempt does not
+        count."""
         others = [b"waits-%d" % number for number in range(20)]
-        keys = [key for key in others if store._open().of(key) != 0]
+        keys = [key for key in others if store._open().bucket_of(key) != 0]
         for key in [self.key, *keys]:
             record = self.record if key == self.key else granted(store, key=key)
             assert store.settle([Bury(NAMESPACE, key, record.owner, record.fence, RETENTION, b"{}", "broken")]) == [
@@ -169,7 +179,7 @@ class TestMovingSlots:
             ]
         assert all(store.redrive([Redrive(NAMESPACE, key) for key in [self.key, *keys]]))
         move = Move(cluster, self.slot, self.source, self.target)
-        move.carry(b"}r")
+        move.migrate(b"}r")
         with pytest.raises(StoreUnavailable, match="is moving the slot"):
             store.take([TakeRequest(NAMESPACE, os.urandom(16), LEASE) for _ in range(30)])
         move.finish()
@@ -177,12 +187,12 @@ class TestMovingSlots:
         assert {(record.state, record.attempts) for record in records} == {("R", 0)}
 
 
-def name_of(buckets: Buckets, key: bytes) -> str:
-    """The server that a key is looked for at."""
-    return buckets.servers.having(buckets.of(key)).name
+def server_name(caller: ScriptCaller, key: bytes) -> str:
+    """The server that has the bucket of this key."""
+    return caller.servers.server_of(caller.bucket_of(key)).name
 
 
-def refused(store: RedisStore, key: bytes) -> bool:
+def is_unavailable(store: RedisStore, key: bytes) -> bool:
     try:
         claim(store, key=key)
     except StoreUnavailable:
@@ -191,14 +201,14 @@ def refused(store: RedisStore, key: bytes) -> bool:
 
 
 class TestFailover:
-    """A primary hangs, or is killed while workers take events through a gate."""
+    """A primary hangs, or is killed while workers run events through a gate."""
 
     EVENTS = 600
     WORKERS = 4
     BATCH = 10
 
     @pytest.fixture(autouse=True)
-    def _whole_again(self, cluster: RedisCluster) -> Iterator[None]:
+    def _restore_cluster(self, cluster: RedisCluster) -> Iterator[None]:
         self.hung: list[RedisServer] = []
         yield
         for node in self.hung:
@@ -210,34 +220,36 @@ class TestFailover:
         until(cluster.whole, "the cluster to be whole again")
 
     def test_a_primary_that_hangs(self, cluster: RedisCluster) -> None:
-        """Once another has taken over from a primary that does not answer, a store that knew it finds its successor,
-        and from then on does not wait for the one that hangs."""
+        """A store that knows a hanging primary finds its successor once there is one, and from then on does not wait
+        for the old primary."""
         with closing(open_store(f"{cluster.url}?timeout=300ms&connect_timeout=300ms")) as store:
             assert isinstance(store, RedisStore)
-            buckets = store._open()
+            caller = store._open()
             hung = cluster.primaries()[0]
-            keys = (key for key in map(b"%016d".__mod__, count()) if hung.url.endswith(name_of(buckets, key)))
+            keys = (key for key in map(b"%016d".__mod__, count()) if hung.url.endswith(server_name(caller, key)))
             granted(store, key=next(keys))
             self.hang(hung)
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
                 granted(store, key=next(keys))
             later = next(keys)
-            until(lambda: not refused(store, later), "a successor to be found")
+            until(lambda: not is_unavailable(store, later), "a successor to be found")
             asked_at = time.monotonic()
             granted(
                 store,
-                key=next(key for key in map(b"%016d".__mod__, count(500)) if buckets.of(key) == buckets.of(later)),
+                key=next(
+                    key for key in map(b"%016d".__mod__, count(500)) if caller.bucket_of(key) == caller.bucket_of(later)
+                ),
             )
             assert time.monotonic() - asked_at < 0.3
-            assert not hung.url.endswith(name_of(buckets, later))
+            assert not hung.url.endswith(server_name(caller, later))
 
     def hang(self, node: RedisServer) -> None:
         os.kill(node.pid, signal.SIGSTOP)
         self.hung.append(node)
 
-    def test_work_goes_on_by_itself(self, cluster: RedisCluster) -> None:
-        """Every event is acknowledged in the end; a sink that is idempotent on the key has each once; few effects are
-        attempted twice."""
+    def test_work_continues(self, cluster: RedisCluster) -> None:
+        """In the end every event is acknowledged. A sink that is idempotent on the key has each event once, and few
+        effects are attempted twice."""
         self.attempted: Counter[str] = Counter()
         self.sink: dict[str, int] = {}
         self.reasons: list[str] = []
