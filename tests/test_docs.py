@@ -147,7 +147,7 @@ def test_commands_exist(typed: str) -> None:
 def test_the_line_to_try_is_the_one_printed() -> None:
     """The README shows the line that `make run` prints, and the tutorial shows all that it prints."""
     url, store = "http://127.0.0.1:8080", "sqlite:///oncegate.db"
-    printed = _WELCOME.format(version=__version__, url=url, store=store, done="kept and run", note="")
+    printed = _WELCOME.format(version=__version__, url=url, store=store, done="stored and run", note="")
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
     assert textwrap.indent(printed, "    ") in TUTORIAL
@@ -164,9 +164,14 @@ def test_what_reading_ends_with() -> None:
 
 
 def test_exit_codes_are_listed() -> None:
-    """The page on the command line lists each exit code, and no other."""
-    codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
-    assert {int(code) for code in re.findall(r"^\| (\d+) \|", COMMAND_LINE, re.MULTILINE)} == codes
+    """The page on the command line and `oncegate --help` list each exit code with its meaning, and no other."""
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    listed = re.findall(r"^\| (\d+) \| (.+) \|$", COMMAND_LINE, re.MULTILINE)
+    assert {int(code) for code, _ in listed} == codes == set(exit_codes.MEANINGS)
+    for code, meaning in listed:
+        assert meaning.replace("`", "").startswith(exit_codes.MEANINGS[int(code)])
+    shown = re.findall(r"^  (\d+) +(.+)$", cli.epilog or "", re.MULTILINE)
+    assert {int(code): meaning for code, meaning in shown} == exit_codes.MEANINGS
 
 
 def test_every_command_is_listed() -> None:

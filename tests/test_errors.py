@@ -14,6 +14,7 @@ from oncegate.errors import OncegateError
 
 OUTCOME = Outcome("in_flight", Event(source="call", id="1", body={"id": "1"}, raw=b"{}"), error="another is at it")
 MADE: dict[type[OncegateError], Callable[[], OncegateError]] = {
+    errors.SettingError: lambda: errors.SettingError("a=0 is too small", settings=["a"], or_none="to turn it off"),
     errors.MissingExtra: lambda: errors.MissingExtra("oncegate serve", "serve"),
     errors.SeveralEvents: lambda: errors.SeveralEvents(2),
     errors.MissingKey: lambda: errors.MissingKey("fields", ("id", "detail.id")),
@@ -32,6 +33,32 @@ def made(kind: type[OncegateError]) -> OncegateError:
 
 def pickled(error: OncegateError) -> Any:
     return pickle.loads(pickle.dumps(error))  # noqa: S301  # our own data
+
+
+def test_the_settings_at_fault() -> None:
+    """A SettingError names its settings in a field, and the text for Python users offers None if that is allowed."""
+    error = made(errors.SettingError)
+    assert isinstance(error, errors.SettingError)
+    assert (error.settings, error.text) == (("a",), "a=0 is too small")
+    assert str(error) == "a=0 is too small, or None to turn it off"
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"retention": "1s", "lease": "30s"}, {"retention", "lease"}),
+        ({"on_too_old": "bury"}, {"on_too_old", "max_age"}),
+        ({"max_attempts": 0}, {"max_attempts"}),
+        ({"lease": "30"}, {"lease"}),
+        ({"mode": "once"}, {"mode"}),
+        ({"namespace": ""}, {"namespace"}),
+    ],
+)
+def test_a_gate_names_the_settings(options: dict[str, Any], settings: set[str]) -> None:
+    """Each refusal of a gate names the options at fault, so that no caller has to parse the sentence."""
+    with pytest.raises(errors.SettingError) as caught:
+        Gate("memory://", **options)
+    assert set(caught.value.settings) == settings
 
 
 def test_a_pause_that_is_no_number() -> None:

@@ -56,6 +56,16 @@ LAZY = {
     ("cli/serve.py", "oncegate.service.service"): "optional dependency: the extra `serve`",
     ("cli/work.py", "oncegate.ingress"): "cold start: only for `oncegate work` with a queue",
     ("cli/work.py", "oncegate.ingress.sqs.options"): "optional dependency: the extra `aws`",
+    ("doctor/store_facts.py", "oncegate.stores.dynamodb.settings"): "optional dependency: the extra `dynamodb`",
+    ("doctor/store_facts.py", "oncegate.stores.postgres.connections"): "optional dependency: the extra `postgres`",
+    ("doctor/store_facts.py", "oncegate.stores.postgres.settings"): "optional dependency: the extra `postgres`",
+    ("doctor/store_facts.py", "oncegate.stores.redis.checks"): "optional dependency: the extra `redis`",
+    ("doctor/store_facts.py", "oncegate.stores.redis.connection"): "optional dependency: the extra `redis`",
+    ("doctor/store_facts.py", "oncegate.stores.redis.errors"): "optional dependency: the extra `redis`",
+    ("doctor/store_facts.py", "oncegate.stores.redis.settings"): "optional dependency: the extra `redis`",
+    ("doctor/store_facts.py", "oncegate.stores.sqlite"): "cold start: only the store that is used",
+    ("doctor/store_facts.py", "oncegate.stores.sqlite.read_only"): "cold start: only the store that is used",
+    ("doctor/store_facts.py", "oncegate.stores.sqlite.settings"): "cold start: only the store that is used",
     ("gate/engine.py", "oncegate.gate.async_runner"): "cold start: asyncio, only for `arun`",
     ("gate/gate.py", "oncegate.gate.once"): "cold start: inspect, only for `once`",
     ("gate/gate.py", "oncegate.ingress.inbox"): "cold start: asyncio, only for `inbox`",
@@ -77,7 +87,7 @@ LAZY = {
     ("stores/__init__.py", "oncegate.stores.sqlite"): "cold start: only the store that is used",
 }
 # Modules that still import modules of the package by name; mypy and these tests cannot see such imports.
-BY_NAME: set[str] = {"doctor/stores/__init__.py"}
+BY_NAME: set[str] = set()
 
 # Public classes that share a name, with the reason.
 SAME_NAME = {

@@ -111,9 +111,9 @@ def test_spans_without_an_outcome_are_dropped() -> None:
 def test_a_process_without_an_sdk() -> None:
     """Tracing without an SDK is rejected, with the command to use."""
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-    with pytest.raises(SettingError, match="start it with opentelemetry-instrument oncegate"):
+    with pytest.raises(SettingError, match="start the service with opentelemetry-instrument oncegate"):
         tracing()
-    with pytest.raises(SettingError, match="no OpenTelemetry SDK is set up"):
+    with pytest.raises(SettingError, match="no OpenTelemetry SDK is configured"):
         _observers(load(environ={}, flags={"serve.trace": True}))
 
 

@@ -148,8 +148,8 @@ def test_what_a_record_says(tmp_path: Path) -> None:
 
     Gate(store).run(CALL, at_work)
     store.close()
-    assert re.sub(r"\d+ \w+", "…", said[0]) == "A worker holds it, for up to … more unless it renews."
-    assert "`A worker holds it, for up to … more unless it renews.`" in TEXT
+    assert re.sub(r"\d+ \w+", "…", said[0]) == "In progress: the lease ends in … unless the worker renews it."
+    assert "`In progress: the lease ends in … unless the worker renews it.`" in TEXT
 
 
 def test_what_read_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -157,8 +157,11 @@ def test_what_read_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     monkeypatch.chdir(tmp_path)
     echo = [ENDED, ENDED | {"id": "b", "timestamp": "2026-02-03T04:05:06.300Z"}]
     for payloads, said in (
-        (echo, 'state_change("500ms") would merge 1 and 2, which differ in content'),
-        ([_envelope("a"), _envelope("b")], "auto takes 1 and 2 for one event; event_id would keep 1 and 2 apart"),
+        (echo, 'state_change("500ms") treats 1 and 2 as one event but their content differs'),
+        (
+            [_envelope("a"), _envelope("b")],
+            "auto treats 1 and 2 as one event; event_id treats 1 and 2 as different events",
+        ),
     ):
         (tmp_path / "both.jsonl").write_text("\n".join(map(json.dumps, payloads)))
         run(["read", "both.jsonl"])

@@ -6,7 +6,7 @@ from oncegate.cli import exit_codes
 
 
 def main() -> None:
-    """What is slow to import is imported in here, so that Ctrl-C at any time is no more than an exit code."""
+    """Run the command line. Slow imports happen inside, so that Ctrl-C during an import prints no traceback."""
     try:
         code = _run()
     except KeyboardInterrupt:
@@ -15,17 +15,17 @@ def main() -> None:
 
 
 def _run() -> int | str:
-    from oncegate.cli.streams import printing, ready
+    from oncegate.cli.streams import flush_after, prepare
 
-    if (problem := ready()) is not None:
+    if (problem := prepare()) is not None:
         return problem
     try:
-        from oncegate.cli.main import run  # the command line is an extra
+        from oncegate.cli.main import run  # the command line is an optional extra
     except ImportError as error:
         from oncegate.errors import MissingExtra
 
-        return f"oncegate: {MissingExtra(f'The command line (no {error.name} here)', 'cli')}"
-    return printing(run)
+        return f"oncegate: {MissingExtra(f'the command line ({error.name} is not installed)', 'cli')}"
+    return flush_after(run)
 
 
 if __name__ == "__main__":

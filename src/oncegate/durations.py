@@ -22,10 +22,11 @@ def microseconds(value: Duration | int, setting: str = "duration", *, or_none: b
     else:
         match = _PATTERN.fullmatch(value.strip()) if isinstance(value, str) else None
         if match is None:
-            raise SettingError(f"{setting}={value!r} is not a duration; write it like 500ms, 30s, 5m, 24h or 7d")
+            text = f"{setting}={value!r} is not a duration; write it like 500ms, 30s, 5m, 24h or 7d"
+            raise SettingError(text, settings=[setting])
         duration_us = int(float(match[1]) * _UNITS[match[2]])
     if not (0 < duration_us <= _LONGEST or (or_none and duration_us == 0)):
-        raise SettingError(f"{setting}={value!r} must be longer than 0 and at most 100 years")
+        raise SettingError(f"{setting}={value!r} must be longer than 0 and at most 100 years", settings=[setting])
     return duration_us
 
 

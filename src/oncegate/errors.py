@@ -57,7 +57,16 @@ def _unpickle(kind: type[OncegateError], args: tuple[Any, ...], attributes: dict
 
 
 class SettingError(OncegateError, ValueError):
-    """A setting is invalid. The text names the setting and its value and says what is allowed."""
+    """A setting is invalid. The text names the setting and its value and says what is allowed.
+
+    `settings` are the names of the settings at fault, if the raiser knows them. `or_none` completes a sentence that
+    ends with "or None" (in a settings file: "or off"), such as "to leave it to the platform"."""
+
+    def __init__(self, text: str, *, settings: Sequence[str] = (), or_none: str | None = None) -> None:
+        self.text = text
+        self.settings = tuple(settings)
+        self.or_none = or_none
+        super().__init__(text if or_none is None else f"{text}, or None {or_none}")
 
 
 class MissingExtra(OncegateError, ImportError):

@@ -1,7 +1,7 @@
-"""OpenTelemetry: an observer that makes a span of each event that has come to its outcome.
+"""An observer that creates an OpenTelemetry span for each outcome.
 
-Needs the extra `otel`. Where spans go is set up as for any other program, in code or by `opentelemetry-instrument`. As
-with every observer, a gate neither waits for it nor fails with it.
+It needs the extra `otel`. Configure the export of spans as for any other program, in code or with
+`opentelemetry-instrument`. Like every observer, it cannot delay or fail an event.
 """
 
 import threading
@@ -16,25 +16,25 @@ try:
     from opentelemetry.context import Context
     from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
 except ImportError as error:
-    raise MissingExtra(f"tracing (no {error.name} here)", "otel") from error
+    raise MissingExtra(f"tracing ({error.name} is not installed)", "otel") from error
 
 from oncegate.gate.observers import Notice, fields_of, outcome_of
 from oncegate.gate.outcome import STATUSES
 
 NAME: Final = "oncegate.event"
 _MOST_OPEN: Final = 10_000
-_NANOSECONDS: Final = 1_000  # in a microsecond
-_NOWHERE: Final = (
-    "so that spans would go nowhere; start it with opentelemetry-instrument oncegate … (pip install"
+_NANOSECONDS: Final = 1_000  # per microsecond
+_NO_EXPORT: Final = (
+    "so spans would not be exported; start the service with opentelemetry-instrument oncegate … (pip install"
     " opentelemetry-distro opentelemetry-exporter-otlp)"
 )
 
 
 class Tracing:
-    """One span for each outcome: from the grant on if the handler ran, else of no length.
+    """One span for each outcome. It starts when the claim was granted; if the handler did not run, its length is zero.
 
-    Its attributes are those of a line in the log, with `oncegate.` before them: nothing in them is of the payload but
-    what names the event. It is an error for what failed, was buried, conflicts or could not be read."""
+    The attributes are the fields of a log line with the prefix `oncegate.`; of the payload they hold only what
+    identifies the event. The status is an error for failed, buried, conflicting and invalid events."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("oncegate", tracer_provider=provider)
@@ -43,23 +43,23 @@ class Tracing:
 
     def __call__(self, notice: Notice) -> None:
         if notice.name == "claim.granted":
-            self._began(notice)
+            self._note_grant(notice)
         elif (outcome := outcome_of(notice)) is not None:
-            told = fields_of(outcome, notice.namespace)
-            reason = told.pop("reason")
+            fields = fields_of(outcome, notice.namespace)
+            reason = fields.pop("reason")
             span = self._tracer.start_span(
                 NAME,
-                context=Context(),  # none that this thread happens to be in
+                context=Context(),  # not the current span of this thread, which is unrelated
                 kind=SpanKind.CONSUMER,
-                attributes={f"oncegate.{name}": value for name, value in told.items() if value is not None},
+                attributes={f"oncegate.{name}": value for name, value in fields.items() if value is not None},
                 start_time=self._start(notice) * _NANOSECONDS,
             )
             if STATUSES[outcome.status].is_error:
                 span.set_status(Status(StatusCode.ERROR, reason))
             span.end(notice.at * _NANOSECONDS)
 
-    def _began(self, notice: Notice) -> None:
-        """Claims that come to no outcome, since they were given back, are forgotten when there are many others."""
+    def _note_grant(self, notice: Notice) -> None:
+        """Remember when a claim was granted. A released claim has no outcome, so the oldest entries are dropped."""
         with self._lock:
             self._granted[_claim(notice)] = notice.at
             if len(self._granted) > _MOST_OPEN:
@@ -71,16 +71,16 @@ class Tracing:
 
 
 def tracing() -> Tracing:
-    """The observer for a process that was set up to send its spans somewhere; SettingError if it was not."""
+    """The observer of this process. Raises SettingError if the process has no OpenTelemetry SDK configured."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        raise SettingError(f"no OpenTelemetry SDK is set up in this process, {_NOWHERE}")
+        raise SettingError(f"no OpenTelemetry SDK is configured in this process, {_NO_EXPORT}")
     return Tracing()
 
 
 def check_installed(where: str) -> None:
-    """Refuse what no process could be set up for."""
+    """Raise SettingError if no OpenTelemetry SDK is installed. `where` is the place of the setting."""
     if find_spec("opentelemetry.sdk") is None:
-        raise SettingError(f"{where}: no OpenTelemetry SDK is installed, {_NOWHERE}")
+        raise SettingError(f"{where}: no OpenTelemetry SDK is installed, {_NO_EXPORT}")
 
 
 def _claim(notice: Notice) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Commands run in a fresh folder, and a gate on the store that they use there."""
+"""Run commands in a fresh folder, with a gate on their store."""
 
 import os
 import pty
@@ -17,7 +17,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def oncegate(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in a fresh folder: its exit code, stdout and stderr."""
+    """Run a command in a fresh folder; returns its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -31,14 +31,14 @@ def oncegate(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
-    """A gate on the store that commands use by default in that folder."""
+    """A gate on the default store of commands in that folder."""
     gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=1, remember=None)
     yield gate
     gate.close()
 
 
 def on_terminal(arguments: Sequence[str], folder: Path, **environment: str) -> str:
-    """What a command prints when it has a terminal, for both stdout and stderr."""
+    """The output of a command whose stdout and stderr are a terminal."""
     main, worker = pty.openpty()
     plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     env = plain | {"TERM": "xterm-256color", "COLUMNS": "80"} | environment

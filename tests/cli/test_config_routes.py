@@ -1,4 +1,4 @@
-"""Routes on the command line: what `oncegate config` says of them."""
+"""Routes in `oncegate config`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.test_settings_routes import ROUTES
 
 
 def test_check(oncegate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`config check` finds missing secrets, handlers and certificates, all at once."""
+    """`config check` reports missing secrets, handlers and certificates at once."""
     (tmp_path / "app.py").write_text("def everything(event): ...")
     (tmp_path / "oncegate.toml").write_text(ROUTES)
     monkeypatch.setenv("ONCEGATE_SERVE_TLS_CERT", "cert.pem")
@@ -22,7 +22,7 @@ def test_check(oncegate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_show(oncegate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`config show` tells what each route says, and where its secrets are, not what they are."""
+    """`config show` shows the settings of each route and the places of its secrets, but no secret."""
     (tmp_path / "oncegate.toml").write_text(ROUTES)
     (tmp_path / "crm.secret").write_text("hunter2 and some more")
     monkeypatch.setenv("ONCEGATE_GENESYS", "hunter2 and more")
@@ -35,7 +35,7 @@ def test_show(oncegate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_a_door_that_is_open(oncegate: Run, tmp_path: Path) -> None:
-    """Without a word on who may send, only this machine itself is listened to; a word on it opens the rest."""
+    """Without a signature setting the service listens on loopback only; with one it may listen on any address."""
     (tmp_path / "oncegate.toml").write_text('[serve]\nhost = "0.0.0.0"')
     code, _, err = oncegate("config", "check")
     assert (code, "no signature is checked" in err) == (2, True)

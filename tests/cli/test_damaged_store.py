@@ -1,4 +1,4 @@
-"""A damaged SQLite file gives one sentence that says what to do, whichever command opens it."""
+"""A damaged SQLite file gives one sentence with the remedy, for every command that opens it."""
 
 import sqlite3
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def broken_schema(path: Path) -> None:
 
 
 def text_in_schema(path: Path) -> None:
-    """What SQLite then says of it is no UTF-8 either."""
+    """Damage that makes the error text of SQLite invalid UTF-8."""
     _write(path, b"CREATE TABLE claims", b"CREATE \xff\xfeBLE claims")
 
 
@@ -66,7 +66,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_commands(oncegate: Run, path: Path, command: tuple[str, ...], damage: Callable[[Path], None]) -> None:
-    """Each command that needs the store, and meets the damage, says so; nothing that is stored is shown."""
+    """Each command that meets the damage reports it, and shows no stored data."""
     if damage is text_in_record:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.execute("UPDATE claims SET key = ?", (bytes(16),))
@@ -81,7 +81,7 @@ def test_commands(oncegate: Run, path: Path, command: tuple[str, ...], damage: C
 
 @pytest.mark.parametrize("damage", [broken_schema, text_in_schema])
 def test_serve(oncegate: Run, path: Path, damage: Callable[[Path], None]) -> None:
-    """The service does not start on a file that it cannot open."""
+    """The service does not start with a file that it cannot open."""
     (path.parent / "damaged_app.py").write_text("def handle(event): pass\n")
     damage(path)
     code, _, err = oncegate("serve", "--port", "0", "--handler", "damaged_app:handle")
@@ -91,7 +91,7 @@ def test_serve(oncegate: Run, path: Path, damage: Callable[[Path], None]) -> Non
 
 @pytest.mark.parametrize("damage", [each for each in DAMAGE if each is not text_in_record])
 def test_doctor(oncegate: Run, path: Path, damage: Callable[[Path], None]) -> None:
-    """The doctor reports it as an error; a changed value in a sound page is nothing that SQLite could find."""
+    """The doctor reports the damage as an error. SQLite cannot find a changed value in an intact page."""
     damage(path)
     code, out, err = oncegate("doctor")
     assert (code, err) == (exit_codes.ERRORS_FOUND, "")

@@ -1,4 +1,4 @@
-"""`oncegate explain`: the sentence is true, the record is found by any id, and what is not known is said so."""
+"""`oncegate explain`: the sentence is true, records are found by any id, and unknown ids are reported."""
 
 import io
 import json
@@ -35,68 +35,72 @@ def fact(told: tuple[int, str, str], name: str) -> str:
 
 class TestDecisions:
     def test_processed(self, oncegate: Run, gate: Gate) -> None:
-        """What was processed says when and at which attempt, and that a copy is a duplicate until it is forgotten."""
+        """A processed event is explained with time and attempt; another delivery is a duplicate until the record
+        expires."""
         outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
         told = oncegate("explain", "evt-1")
-        start, _, end = first_line(told).partition(" ago, ")
+        start, _, end = first_line(told).partition(" ago ")
         assert start.startswith("Run: evt-1 was processed ")
         assert end.startswith(
-            "at its first attempt; a copy that comes now has the same key, so it is a duplicate and is"
+            "at its first attempt. Another delivery has the same key, so it is a duplicate and is not run, until 2"
         )
         assert (fact(told, "key"), fact(told, "state"), fact(told, "attempts")) == (str(outcome.key), "completed", "1")
         assert (fact(told, "fence").isdecimal(), fact(told, "result")) == (True, '{"case":7}')
         assert first_line(oncegate("explain", str(outcome.key)))[:12] == first_line(told)[:12]
 
     def test_published(self, oncegate: Run, gate: Gate) -> None:
-        """What was published says where and when, and what became of it there; both records are shown."""
+        """A published event is explained with its target and with its state at the consumer; both records are shown."""
         sink = Sink()
         outcome = gate.run({"id": "evt-1"}, sink)
         said = " ".join(first_line(oncegate("explain", "evt-1")).split())
         assert said.startswith("Run: evt-1 was published to sqs://q?region=eu-central-1 at 2")
-        assert "; nothing has taken it from there yet, in this store and namespace; a copy that comes to its" in said
-        assert "Nothing has taken it from there yet" in oncegate("keys", "show", str(outcome.key))[1]
+        assert ". No consumer with this store and namespace has claimed the published event yet. Another" in said
+        assert "No consumer with this store and namespace" in oncegate("keys", "show", str(outcome.key))[1]
         gate.run(sink.sent[0], fail)
         assert (
-            "; became a dead letter there at its first attempt, because ValueError" in oncegate("explain", "evt-1")[1]
+            " At its consumer it became a dead letter at its first attempt: ValueError"
+            in oncegate("explain", "evt-1")[1]
         )
         (dead,) = gate.store.dead_letters()
         gate.store.redrive([Redrive(dead.namespace, dead.key)])
         gate.run_waiting(lambda event: None)
         for wanted in ("evt-1", str(outcome.key)):
             told = oncegate("explain", wanted)
-            assert "; ran there at 2" in first_line(told)
+            assert " Its consumer processed it at 2" in first_line(told)
             assert (str(outcome.key) in told[1], dead.key.hex() in told[1]) == (True, True)
         found = json.loads(oncegate("explain", "evt-1", "--output", "json")[1])["records"]
         assert [each["record"]["handed_to"] for each in found] == ["sqs://q?region=eu-central-1"]
         assert [each["key"] for each in found[0]["handed_on"]] == [dead.key.hex()]
         shown = oncegate("keys", "show", str(outcome.key))[1]
-        assert "It was published to sqs://q?region=eu-central-1 " in shown
-        assert "It was processed " in shown
-        assert f"the key {dead.key.hex()}; reset that too" in oncegate("keys", "reset", str(outcome.key), "--yes")[1]
+        assert "Published to sqs://q?region=eu-central-1 " in shown
+        assert "\nProcessed " in shown
+        assert (
+            f"the key {dead.key.hex()}; reset that key too" in oncegate("keys", "reset", str(outcome.key), "--yes")[1]
+        )
 
     def test_as_it_was_published(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """A file of what a bus has made of an event finds the event by the key that it carries."""
+        """An event in the envelope of a bus is found by the key that it carries."""
         outcome = gate.run({"id": "evt-1"}, Sink())
         (tmp_path / "put.json").write_text(json.dumps(put({"id": "evt-1"}, str(outcome.key))))
         assert " evt-1 was published to " in oncegate("explain", "--file", "put.json")[1]
 
     def test_marked(self, oncegate: Run, gate: Gate) -> None:
-        """What was only marked is not said to have run."""
+        """An event that was only marked as done is not reported as run."""
         gate.seen({"id": "evt-1"})
         assert first_line(oncegate("explain", "evt-1")).startswith("Marked as done: evt-1 was recorded ")
 
     def test_failed(self, oncegate: Run, tmp_path: Path) -> None:
-        """A failed attempt says with what, and that the next delivery runs it."""
+        """A failed attempt is explained with its error; the next delivery runs the event."""
         with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=3)) as gate:
             for _ in range(2):
                 gate.run({"id": "evt-1"}, fail)
         assert first_line(oncegate("explain", "evt-1")) == (
-            "Run and failed: evt-1 ended, after 2 attempts, with ValueError: no such case; the next delivery runs it"
+            "Run and failed: evt-1 failed after 2 attempts with ValueError: no such case. The next delivery runs it"
             " again."
         )
 
     def test_what_an_entity_waits_for(self, oncegate: Run, tmp_path: Path) -> None:
-        """What waits for an earlier event of its entity names it, and that one says how many wait for it."""
+        """A waiting event names the earlier event of its entity, and that one says how many events wait for it."""
         seen = [
             {"id": f"evt-{second}", "conversationId": "call-1", "timestamp": f"2026-01-01T00:00:0{second}Z"}
             for second in (3, 1, 2)
@@ -105,25 +109,25 @@ class TestDecisions:
             gate.admit([*seen, {"id": "evt-4", "conversationId": "call-2"}])
             (first,) = (outcome for outcome in gate.run_waiting(fail) if outcome.event.id == "evt-1")
         later = first_line(oncegate("explain", "evt-3"))
-        assert later.endswith(f" It waits for evt-1 ({first.key}), the first that is kept of its entity.")
-        assert first_line(oncegate("explain", "evt-1")).endswith(" 2 later events of its entity wait for it.")
+        assert later.endswith(f" It waits for evt-1 ({first.key}), an earlier event of the same entity.")
+        assert first_line(oncegate("explain", "evt-1")).endswith(" 2 later events of the same entity wait for it.")
         assert " wait for it" not in first_line(oncegate("explain", "evt-4"))
         path = tmp_path / "event.json"
         path.write_text(json.dumps(seen[2]))
         assert "It waits for evt-1" in oncegate("explain", "--file", str(path))[1]
 
     def test_buried(self, oncegate: Run, gate: Gate) -> None:
-        """A dead letter says why, and shows its payload and, as it has that, the parts of its key."""
+        """A dead letter is explained with its error, its payload and the parts of its key."""
         gate.run({"id": "evt-1"}, fail)
         told = oncegate("explain", "evt-1")
         assert first_line(told) == (
-            "Given up: evt-1 became a dead letter at its first attempt, because ValueError: no such case; nothing runs"
-            " it until it is redriven or dropped (oncegate dlq)."
+            "Given up: evt-1 became a dead letter at its first attempt: ValueError: no such case. It does not run again"
+            " until it is redriven or dropped (oncegate dlq)."
         )
         assert (fact(told, "payload"), fact(told, "made_of")) == ('{"id":"evt-1"}', '["evt-1"]')
 
     def test_redriven(self, oncegate: Run, gate: Gate) -> None:
-        """What waits with its payload says so, and until when, if its handler asked for that."""
+        """A waiting event is explained with the time before which it does not run, if its handler set one."""
 
         def later(event: Event) -> None:
             raise RetryLater("busy", after=600)
@@ -134,19 +138,18 @@ class TestDecisions:
         oncegate("dlq", "redrive", entry.key.hex())
         waiting = first_line(oncegate("explain", "evt-1"))
         assert waiting.endswith(
-            "it is kept with its payload, and waits for the service or a worker of the inbox, so that a copy that comes"
-            " now is a duplicate."
+            "It is stored with its payload and waits for the service or an inbox worker; another delivery is a"
+            " duplicate."
         )
         with_more = Gate(gate.store, max_attempts=5)
         assert [outcome.status for outcome in with_more.run_waiting(later)] == ["failed"]
         assert with_more.run_waiting(later) == []
         told = first_line(oncegate("explain", "evt-1"))
-        assert told.startswith("Run and held up: what evt-1 needs has been unavailable for ")
-        assert "(busy); it is kept with its payload, and is not taken up before " in told
-        assert "and is not taken up before 20" in told
+        assert told.startswith("Run without success: what the handler of evt-1 calls has been unavailable for ")
+        assert "(busy). It is stored with its payload and does not run before 20" in told
 
     def test_in_hand(self, oncegate: Run, gate: Gate) -> None:
-        """While a worker is at it, what is left of its lease is told."""
+        """For a running event, the rest of its lease is shown."""
         begun, over = threading.Event(), threading.Event()
 
         def slow(event: Event) -> None:
@@ -160,12 +163,12 @@ class TestDecisions:
         over.set()
         worker.join()
         assert first_line(told).startswith(
-            "Being run: a worker is at evt-1, at its first attempt, and holds it for up to 2"
+            "Running: a worker is processing evt-1 at its first attempt, and its lease ends in 2"
         )
         assert fact(told, "lease_left").endswith(" s")
 
     def test_in_hand_of_the_inbox(self, oncegate: Run, gate: Gate) -> None:
-        """What a copy comes to while a kept event runs is told as it is: a duplicate to those who admit."""
+        """While a stored event runs, another delivery is a duplicate for the service and in flight for gate.run."""
         told, copies = "", []
 
         def slow(event: Event) -> None:
@@ -176,105 +179,101 @@ class TestDecisions:
         gate.admit([{"id": "evt-1"}])
         gate.run_waiting(slow)
         assert [copy.status for copy in copies] == ["duplicate", "in_flight"]
-        assert told.startswith("Being run: ")
+        assert told.startswith("Running: ")
         assert told.endswith(
-            "a copy that comes now is a duplicate to the service, and in flight to gate.run and serve.mode=inline."
+            "another delivery to the service is a duplicate; to gate.run or serve.mode=inline it is in flight."
         )
 
     def test_a_worker_that_died(self, oncegate: Run, tmp_path: Path) -> None:
-        """If nobody came back, it is not claimed to know how it ended."""
+        """If the lease of a worker has ended, the result is reported as unknown."""
         with closing(open_store(f"sqlite:///{tmp_path}/oncegate.db")) as store:
             about = EventSummary("plain", delivery_id="evt-1")
             store.claim([Claim("default", bytes(16), bytes(16), bytes(16), 20_000, 60_000_000, about)])
         told = ""
         while "lease ended" not in told:  # it takes 20 ms
             told = first_line(oncegate("explain", "evt-1"))
-        assert told.startswith("Run, to an end that is not known: the worker of evt-1 did not come back, at its first ")
+        assert told.startswith("Run with unknown result: the worker that ran evt-1 at its first attempt did not report")
 
     def test_a_process_that_has_ended(self, oncegate: Run, tmp_path: Path) -> None:
-        """What a dead process holds is not said to be run, though its lease lasts."""
+        """An event of a dead process is not reported as running, although its lease has not ended."""
         code = "import os, oncegate; oncegate.Gate('sqlite:///oncegate.db').run({'id': 'e'}, lambda _: os._exit(0))"
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
         told = first_line(oncegate("explain", "e"))
-        assert told.startswith("Run, to an end that is not known: the process that ran e has ended, at its first")
+        assert told.startswith("Run with unknown result: the process that ran e at its first attempt has ended. The ")
 
     def test_conflict(self, oncegate: Run, gate: Gate) -> None:
-        """A copy that was kept apart for its content is not said to have been run."""
+        """The dead letter of a conflict is not reported as run."""
         gate.run({"id": "evt-1", "amount": 1}, lambda event: None)
         conflict = gate.run({"id": "evt-1", "amount": 2}, fail)
         assert first_line(oncegate("explain", str(conflict.kept))).startswith(
-            "Not run: evt-1 has the key of another event but other content, and is kept apart (its key "
+            "Not run: evt-1 has the key of another event but different content, and is a dead letter ("
         )
 
     def test_refused(self, oncegate: Run, gate: Gate) -> None:
-        """Nor is one that could not be read."""
+        """The dead letter of an unreadable event is not reported as run."""
         (kept,) = gate.keep([gate.run(b"{", fail)])
         told = first_line(oncegate("explain", str(kept.kept)))
-        assert told.startswith("Not run: an event without an id was refused and is kept as a dead letter, because the ")
+        assert told.startswith("Not run: an event without an id was refused and is a dead letter: the ")
 
     def test_failed_after_it_was_marked(self, oncegate: Run, gate: Gate) -> None:
-        """In mark_first mode the failure is a record of its own, which says so."""
+        """In mark_first mode a failure has a record of its own, which is explained as such."""
         outcome = Gate(gate.store, mode="mark_first").run({"id": "evt-1"}, fail)
         told = first_line(oncegate("explain", str(outcome.kept)))
-        assert told.startswith(
-            "Run, and failed after it was marked as done: evt-1 is kept as a dead letter, because Val"
-        )
+        assert told.startswith("Run and failed after it was marked as done: evt-1 is a dead letter: Val")
 
 
 class TestFinding:
     def test_a_conversation(self, oncegate: Run, gate: Gate) -> None:
-        """Several records are a table in the order in which things happened, and how to see one of them."""
+        """Several records are a table in the order of occurrence, with a hint how to see one of them."""
         for second in (7, 5, 9):
             body = {"id": f"evt-{second}", "conversationId": "c-1", "timestamp": f"2026-01-01T10:00:0{second}Z"}
             gate.run(body, lambda event: None)
         gate.run({"id": "evt-1", "conversationId": "c-2"}, lambda event: None)
         code, out, _ = oncegate("explain", "c-1")
         head, columns, *rows, last = out.splitlines()
-        assert (code, head) == (exit_codes.OK, "3 records have c-1 as their key, event id or entity:")
+        assert (code, head) == (exit_codes.OK, "3 records with the key, event id or entity c-1:")
         assert columns.split()[:3] == ["key", "namespace", "event"]
         assert [row.split()[2] for row in rows] == ["evt-5", "evt-7", "evt-9"]
-        assert last == "See one of them with oncegate explain KEY; --namespace looks in one namespace only."
+        assert last == "Explain one record with oncegate explain KEY; select a namespace with --namespace."
 
     def test_namespaces(self, oncegate: Run, gate: Gate) -> None:
-        """A namespace narrows it."""
+        """--namespace selects the records of one namespace."""
         gate.run({"id": "evt-1"}, lambda event: None)
         Gate(gate.store, namespace="other").run({"id": "evt-1"}, lambda event: None)
-        assert first_line(oncegate("explain", "evt-1")).startswith("2 records have evt-1")
+        assert first_line(oncegate("explain", "evt-1")).startswith("2 records with the key, event id or entity evt-1")
         assert fact(oncegate("explain", "evt-1", "--namespace", "other"), "namespace") == "other"
 
     def test_unknown(self, oncegate: Run, gate: Gate) -> None:
-        """An id that is not known may be forgotten, or that of a copy, and the sentence says so."""
+        """For an unknown id, the sentence lists the possible reasons."""
         gate.run({"id": "evt-1"}, lambda event: None)
         for unknown in ("evt-2", "0" * 32):
             code, out, err = oncegate("explain", unknown)
             assert (code, out) == (exit_codes.NOT_FOUND, "")
-            assert err.startswith(
-                f"Error: {unknown} is not known: it was never seen, or it was processed longer ago than"
-            )
-            assert "retention, 7d by these settings" in " ".join(err.split())
+            assert err.startswith(f"Error: {unknown} is not known: the event was never seen, its record has expired")
+            assert "(retention is 7d)" in " ".join(err.split())
 
     def test_an_id_that_looks_like_a_key(self, oncegate: Run, gate: Gate) -> None:
-        """An event may be called by 32 hexadecimal digits, too."""
+        """An event id of 32 hexadecimal digits is found too."""
         gate.run({"id": "0" * 32}, lambda event: None)
         assert first_line(oncegate("explain", "0" * 32)).startswith(
             "Run: 00000000000000000000000000000000 was processed"
         )
 
     def test_cut(self, oncegate: Run, gate: Gate) -> None:
-        """A search that stops before the end says so, whether it has found something or not."""
+        """A search that stops early says so, with and without a result."""
         events = [{"id": f"evt-{n}", "conversationId": "c-1"} for n in range(1_500)]
         Gate(gate.store).run_batch(events, lambda event: None)
         code, _, err = oncegate("explain", "evt-x", "--scan", "1200")
         assert code == exit_codes.NOT_FOUND
-        assert "evt-x was not found among the first 1,200 records, and there are more" in err
+        assert "evt-x was not found in the first 1,200 records; use --scan to scan more" in err
         some = first_line(oncegate("explain", "c-1", "--scan", "3"))
-        assert some.startswith("3 records have c-1 as their key, event id or entity among the first 3 records; look")
-        assert "may be others: only the first 1 of the records" in oncegate("explain", "c-1", "--scan", "1")[1]
+        assert some.startswith("3 records with the key, event id or entity c-1 among the first 3 records (use --scan")
+        assert "Only the first 1 records were scanned" in oncegate("explain", "c-1", "--scan", "1")[1]
         whole = oncegate("explain", "evt-x", "--scan", "1500")
         assert "is not known" in whole[2]
 
     def test_times_for_programs(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """As JSON every time has one spelling, that of the log."""
+        """In JSON, all times have the format of the log."""
         (tmp_path / "e.json").write_text('{"id": "1", "timestamp": "2026-02-03T04:05:06.123Z"}')
         outcome = gate.run((tmp_path / "e.json").read_bytes(), fail)
         shown = [
@@ -287,14 +286,14 @@ class TestFinding:
         assert "2026-02-03 04:05:06.123Z" in oncegate("keys", "show", str(outcome.key))[1]
 
     def test_one_name_for_a_strategy(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """A strategy is called as it is in the settings, whichever way it went."""
+        """A strategy has its name from the settings, whatever variant `auto` chose."""
         (tmp_path / "e.json").write_text('{"source": "Genesys-Cloud", "conversationId": "c-1", "status": "ended"}')
         assert keys.auto(read((tmp_path / "e.json").read_bytes())[0]).strategy == "auto.content"
         told = oncegate("explain", "--file", "e.json")
         assert fact(told, "strategy") == "auto"
 
     def test_json(self, oncegate: Run, gate: Gate) -> None:
-        """As JSON the same can be read by a program, also what is not known."""
+        """The JSON output has the sentence and the records, also for an unknown id."""
         outcome = gate.run({"id": "evt-1"}, fail)
         code, out, _ = oncegate("explain", "evt-1", "--output", "json")
         told = json.loads(out)
@@ -305,8 +304,8 @@ class TestFinding:
         code, out, err = oncegate("explain", "evt-2", "--output", "json")
         assert (code, json.loads(out)["records"], err) == (exit_codes.NOT_FOUND, [], "")
 
-    def test_what_cannot_be_meant(self, oncegate: Run) -> None:
-        """Neither an id nor a file, both of them, or no store: one sentence each."""
+    def test_invalid_options(self, oncegate: Run) -> None:
+        """No id, an id and a file, or no store: each gives one sentence and its exit code."""
         code, _, err = oncegate("explain")
         assert (code, "name one ID" in err) == (exit_codes.USAGE, True)
         assert oncegate("explain", "evt-1", "--file", "-")[0] == exit_codes.USAGE
@@ -314,14 +313,14 @@ class TestFinding:
         assert (code, "oncegate.db" in err) == (exit_codes.STORE, True)
 
     def test_hostile_text(self, gate: Gate, tmp_path: Path) -> None:
-        """What an event is called steers no terminal."""
+        """Control characters in an event do not reach the terminal."""
         gate.run({"id": "evt-1", "type": "\x1b[2J", "conversationId": "\x1b[2Jc"}, fail)
         assert "\x1b[2J" not in on_terminal(["explain", "evt-1"], tmp_path)
 
 
 class TestFiles:
     def test_each_event(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """Each event of a file is looked up by its key: known, unknown, of other content, unreadable."""
+        """Each event of a file is looked up by its key: known, conflicting, unknown, unreadable."""
         gate.run({"id": "evt-1", "n": 1}, lambda event: None)
         gate.run({"id": "evt-2", "n": 1}, fail)
         lines = ['{"n": 1, "id": "evt-1"}', '{"id": "evt-2", "n": 2}', '{"id": "evt-3"}', "{}", "x"]
@@ -338,18 +337,16 @@ class TestFiles:
         ]
         sentences = [part[1] for part in parts]
         assert sentences[0].startswith("Run: evt-1 was processed ")
-        assert sentences[1].startswith("Not run: its key is that of evt-2, first seen ")
-        assert sentences[1].endswith(
-            ", but its content is another, so that it is a conflict and is kept as a dead letter."
-        )
+        assert sentences[1].startswith("Not run: it has the key of evt-2 (first seen ")
+        assert sentences[1].endswith(") but different content, so it is a conflict and becomes a dead letter.")
         assert "differs_in    n" in parts[1]
         assert sentences[2].startswith(
-            "Not known: nothing is remembered under its key, so a delivery that comes now is"
+            "Not known: there is no record with the key of this event, so a delivery now is run."
         )
         assert sentences[4].startswith("Refused: the text is not JSON")
 
     def test_nothing_known(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If no event is known the exit code says so, and so it does for a file that has none."""
+        """The exit code is 4 if no event is known, and for a file without events."""
         gate.run({"id": "evt-1"}, lambda event: None)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": "evt-2"}')))
         assert oncegate("explain", "--file", "-")[0] == exit_codes.NOT_FOUND
@@ -358,13 +355,13 @@ class TestFiles:
         assert (code, err) == (exit_codes.NOT_FOUND, "Error: there is no event in -\n")
 
     def test_no_such_file(self, oncegate: Run, gate: Gate) -> None:
-        """A file that cannot be read is named."""
+        """The error names the file that cannot be read."""
         gate.run({"id": "evt-1"}, lambda event: None)
         code, _, err = oncegate("explain", "--file", "nowhere.json")
         assert (code, err) == (exit_codes.FAILED, "Error: cannot read nowhere.json: No such file or directory\n")
 
     def test_a_state_change(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """An emission that joins another is explained by that one's record, with the timeline of its entity."""
+        """An emission that joins another is explained by the record of that one, with the timeline of its entity."""
         states = Gate(gate.store, key=keys.state_change("500ms"))
 
         def change(id_: str, state: str, at: str) -> dict[str, str]:
@@ -388,7 +385,7 @@ class TestFiles:
         assert len(event["timeline"]) == 2
 
     def test_settings(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """The key, and where payloads have what, are those of the settings, as they are for a gate."""
+        """Key strategy and read paths are those of the settings, as for a gate."""
         (tmp_path / "oncegate.toml").write_text('key = "event_id"\n[read]\nid = "meta.n"\n')
         from_settings = Gate(gate.store, key=keys.fields("id"))
         from_settings.run({"id": "1"}, lambda event: None)
@@ -397,22 +394,22 @@ class TestFiles:
         assert (told[0], fact(told, "made_of")) == (exit_codes.NOT_FOUND, '["evt-7"]')
 
     def test_policies(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """Each policy that decides on a key, or without one, is taken into account as a gate takes it."""
+        """Every policy about keys has the same effect as in a gate."""
         gate.run({"id": "evt-1", "n": 1}, lambda event: None)
         (tmp_path / "event.json").write_text('{"id": "evt-1", "n": 2}')
         given = ("explain", "--file", "event.json")
-        assert "so that it is a conflict and is kept as a dead letter" in oncegate(*given)[1]
+        assert "so it is a conflict and becomes a dead letter" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('on_conflict = "run"')
-        assert "Run under a key of its own, as on_conflict says: its key is that of evt-1" in oncegate(*given)[1]
+        assert "Run under another key because of on_conflict: it has the key of evt-1" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('on_conflict = "duplicate"')
-        assert "a copy that comes now has the same key, so it is a duplicate" in oncegate(*given)[1]
+        assert "Another delivery has the same key, so it is a duplicate" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text("key = 'fields(\"nowhere\")'")
         assert "Refused: the fields key needs nowhere, which the event does not have." in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('key = \'fields("nowhere")\'\non_missing_key = "unguarded"')
-        assert "Run without protection from duplicates: the fields key needs nowhere" in oncegate(*given)[1]
+        assert "Run without protection against duplicates: the fields key needs nowhere" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('max_age = "1h"\non_too_old = "bury"')
         (tmp_path / "event.json").write_text('{"id": "evt-2", "timestamp": "2020-01-01T00:00:00Z"}')
-        assert "so a delivery that comes now is buried, as it happened " in oncegate(*given)[1]
+        assert "so a delivery now becomes a dead letter: it happened " in oncegate(*given)[1]
 
 
 ROUTES = """
@@ -432,7 +429,7 @@ id = "nr"
 class TestRoutes:
     @pytest.fixture
     def files(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """Settings with two routes, an event that each has processed, and one that nobody knows."""
+        """Settings with two routes, one event that each has processed, and one unknown event."""
         (tmp_path / "oncegate.toml").write_text(ROUTES)
         nothing = Gate(gate.store, namespace="desk", key=keys.fields("call"))
         nothing.run({"id": "evt-1", "call": 7}, lambda event: None)
@@ -449,10 +446,10 @@ class TestRoutes:
 
     @pytest.mark.usefixtures("files")
     def test_the_key_of_its_route(self, oncegate: Run) -> None:
-        """An event is looked up by the key of each route in its namespace; the answer says which were tried."""
+        """An event is looked up by the key of each route in its namespace; the answer lists the routes."""
         told = oncegate("explain", "--file", "desk.json")
         assert told[0] == exit_codes.OK
-        assert told[1].splitlines()[1].startswith("Not run: its key is that of evt-1, ")
+        assert told[1].splitlines()[1].startswith("Not run: it has the key of evt-1 (first seen ")
         assert fact(told, "namespace") == "desk"
         assert fact(told, "tried").startswith("desk (known in namespace desk, key ")
         assert "; crm (no key: Refused: the fields key needs nr" in fact(told, "tried")
@@ -470,15 +467,15 @@ class TestRoutes:
 
     @pytest.mark.usefixtures("files")
     def test_not_known_to_any(self, oncegate: Run) -> None:
-        """What no route knows names the routes that were tried, with the key that it has on each."""
+        """For an event that no route knows, the answer lists the routes and the key on each."""
         told = oncegate("explain", "--file", "new.json")
         assert told[0] == exit_codes.NOT_FOUND
-        assert told[1].splitlines()[1].startswith("Not known to any of the routes desk, crm and (no route): ")
+        assert told[1].splitlines()[1].startswith("Not known to the routes desk, crm and (no route): ")
         assert fact(told, "tried").count("not known in namespace") == 2
 
     @pytest.mark.usefixtures("files")
     def test_a_namespace(self, oncegate: Run) -> None:
-        """--namespace chooses the route that has it, or the settings of no route; a --key comes before a route's."""
+        """--namespace selects the route with that namespace, or no route; --key overrides the key of a route."""
         given = ("explain", "--file", "desk.json", "--namespace")
         assert fact(oncegate(*given, "desk"), "made_of") == '[["call"],7]'
         assert "tried" not in oncegate(*given, "desk")[1]
@@ -488,7 +485,7 @@ class TestRoutes:
 
     @pytest.mark.usefixtures("files")
     def test_a_record(self, oncegate: Run, gate: Gate) -> None:
-        """A record with its payload is explained by the key of the route whose namespace it is in."""
+        """A record with a payload is explained by the key of the route that has its namespace."""
         Gate(gate.store, namespace="desk", key=keys.fields("call"), max_attempts=1).run(
             {"id": "evt-5", "call": 5}, fail
         )

@@ -1,4 +1,4 @@
-"""`oncegate read`: what is in a file, its keys, and what each strategy would take for one event."""
+"""`oncegate read`: the events of a file, their keys, and the comparison of strategies."""
 
 import io
 import json
@@ -14,7 +14,7 @@ import pytest
 from oncegate import Gate, keys, read
 from oncegate.cli import exit_codes
 from oncegate.cli.event_files import documents
-from oncegate.cli.output import Progress, stamp
+from oncegate.cli.output import Progress, rfc3339
 from oncegate.times import microseconds_of
 from tests.cli.conftest import Run, on_terminal
 
@@ -32,7 +32,7 @@ def lines(*documents: Any) -> str:
 
 @pytest.fixture
 def shown(oncegate: Run, tmp_path: Path) -> Any:
-    """What `read` says of these documents as JSON, with these options."""
+    """The JSON output of `read` for these documents and options."""
 
     def call(*documents: Any, options: tuple[str, ...] = ()) -> Any:
         (tmp_path / "events.jsonl").write_text(lines(*documents))
@@ -69,7 +69,7 @@ class TestFiles:
         ],
     )
     def test_forms(self, oncegate: Run, tmp_path: Path, text: str, places: list[Any]) -> None:
-        """One document, an array, lines or one after the other: each event is found where it is, whatever is broken."""
+        """Events are found with their places in every file format, also after a broken document."""
         (tmp_path / "f.json").write_bytes(text.encode())
         code, out, _ = oncegate("read", "f.json", "--output", "json")
         found = json.loads(out)["events"]
@@ -78,7 +78,7 @@ class TestFiles:
         assert all((each["problem"] is None) == (each["id"] is not None) for each in found)
 
     def test_a_byte_order_mark(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
-        """It is refused as it would be wherever the bytes are delivered."""
+        """A byte order mark is refused, as in a delivery."""
         raw = b'\xef\xbb\xbf{"id": "1"}'
         (tmp_path / "f.json").write_bytes(raw)
         (event,) = read(raw)
@@ -87,7 +87,7 @@ class TestFiles:
         assert str(event.problem) in oncegate("explain", "--file", "f.json")[1]
 
     def test_lines_are_read_one_by_one(self) -> None:
-        """No more of a file of lines is read than is asked for."""
+        """A file with one document per line is read line by line."""
         taken = 0
 
         class Endless(io.BytesIO):
@@ -105,7 +105,7 @@ class TestFiles:
         assert taken == 5
 
     def test_an_array(self, oncegate: Run, tmp_path: Path) -> None:
-        """The items of an array are read as they are when the array is delivered, whatever they are."""
+        """The items of an array are read as in a delivered array."""
         items = [*SAMPLES, [ONE], "text", json.dumps(ONE), 5, None, {"Records": [{"body": "x", "receiptHandle": "r"}]}]
         (tmp_path / "f.json").write_text(json.dumps(items))
         events = json.loads(oncegate("read", "f.json", "--output", "json")[1])["events"]
@@ -114,7 +114,7 @@ class TestFiles:
         ]
 
     def test_several_files(self, oncegate: Run, tmp_path: Path) -> None:
-        """Events are numbered through all files, and each knows its own."""
+        """Events are numbered through all files, each with its own place."""
         (tmp_path / "a.json").write_text(json.dumps([ONE, OTHER]))
         (tmp_path / "b.jsonl").write_text(lines([ECHO, ECHO], AGAIN))
         _, out, _ = oncegate("read", "a.json", "b.jsonl")
@@ -128,39 +128,39 @@ class TestFiles:
 
     @pytest.mark.parametrize(("name", "said"), [("no.json", "No such file or directory"), (".", "Is a directory")])
     def test_a_file_that_cannot_be_read(self, oncegate: Run, tmp_path: Path, name: str, said: str) -> None:
-        """A file that is not there is one sentence, before anything of the others is shown."""
+        """A missing file is reported before anything is printed."""
         (tmp_path / "a.json").write_text("{}")
         assert oncegate("read", "a.json", name) == (exit_codes.FAILED, "", f"Error: cannot read {name}: {said}\n")
 
     def test_no_file(self, oncegate: Run) -> None:
-        """Without any file there is nothing to be meant."""
+        """At least one file is required."""
         assert oncegate("read")[0] == exit_codes.USAGE
 
     def test_stdin(self, tmp_path: Path) -> None:
-        """A dash is what comes on stdin."""
+        """A dash reads stdin."""
         command = [sys.executable, "-m", "oncegate", "read", "-"]
         done = subprocess.run(command, input=lines(ONE, OTHER), cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (exit_codes.OK, "")
         assert "1      -:1    plain" in done.stdout
 
     def test_a_pipe_with_a_name(self, tmp_path: Path) -> None:
-        """What a shell hands over as a file is read from its beginning."""
+        """A named pipe is read from its beginning."""
         (tmp_path / "f.jsonl").write_text(lines(ONE, OTHER))
         command = f"{sys.executable} -m oncegate read <(cat f.jsonl)"
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)  # noqa: S607
         assert (done.returncode, done.stderr) == (exit_codes.OK, "")
-        assert "auto takes 1 and 2 for one, which differ in content" in done.stdout
+        assert "auto treats 1 and 2 as one event but their content differs" in done.stdout
 
 
 class TestEvents:
     def test_what_was_read(self, shown: Any) -> None:
-        """Each sample is shown as its source reads it, with the key that Python gives it."""
+        """Each sample is shown with the fields that its source reads."""
         events = shown(*SAMPLES)["events"]
         known = json.loads((Path(__file__).parents[1] / "data" / "events.json").read_text())
         assert len(events) == len(known)
         for event, sample in zip(events, known, strict=True):
             when = sample["read"].get("occurred_at")
-            spelt = {"occurred_at": when and stamp(microseconds_of(datetime.fromisoformat(when)))}
+            spelt = {"occurred_at": when and rfc3339(microseconds_of(datetime.fromisoformat(when)))}
             assert {name: event[name] for name in sample["read"]} | spelt == sample["read"] | spelt
             assert event["occurred_at"] == spelt["occurred_at"]
 
@@ -168,7 +168,7 @@ class TestEvents:
     def test_what_payloads_do_not_say(
         self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
-        """The topic and the paths of the settings count here as they do for a gate, in text and in JSON."""
+        """The topic and the read paths of the settings apply, in text and in JSON."""
         body = {"id": "user-1", "routingStatus": {"status": "IDLE"}}
         (tmp_path / "f.jsonl").write_text(lines(body, {"nr": 5}))
         topic = "v2.users.{id}.routingStatus"
@@ -185,7 +185,7 @@ class TestEvents:
         assert topic in oncegate("read", "f.jsonl", *flags)[1]
 
     def test_keys_and_parts(self, shown: Any) -> None:
-        """Each strategy has its key with the parts that it was made from, or says what it lacks."""
+        """Each strategy shows its key with the parts, or the missing parts."""
         document = {"id": "evt-1", "state": "on", "conversationId": "c"}
         (event,), (read_here,) = shown(document)["events"], read(document)
         found = {each["strategy"]: each for each in event["keys"]}
@@ -198,20 +198,20 @@ class TestEvents:
         assert found['state_change("500ms")']["missing"].startswith("the state_change key needs time,")
 
     def test_frames_and_problems(self, oncegate: Run, tmp_path: Path) -> None:
-        """A heartbeat and a broken line are shown for what they are, have no key, and are not compared."""
+        """A heartbeat and a broken line are shown with the reason, have no key, and are not compared."""
         heartbeat = {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}
         (tmp_path / "f.jsonl").write_text(f"{lines(ONE, heartbeat)}\n{{\n{lines(OTHER)}")
         _, out, _ = oncegate("read", "f.jsonl")
         rows = out.splitlines()
         assert rows[0].split()[-1] == "problem"
         assert "f.jsonl:2" in rows[2]
-        assert "no event: " in rows[2]
+        assert "not an event: " in rows[2]
         assert rows[3].endswith("the text is not JSON: Input data was truncated")
-        assert "auto                   finds 1 event in 2" in out
+        assert "auto                   1 different event among 2" in out
 
     @pytest.mark.parametrize("output", ["text", "json"])
     def test_hostile_text(self, oncegate: Run, tmp_path: Path, output: str) -> None:
-        """No payload can steer the terminal, whichever of its members it hides in."""
+        """Control characters in a payload do not reach the terminal."""
         hostile = "\x1b[31m\u202e\x9b"
         document = dict.fromkeys(("id", "type", "conversationId", "state", "call"), hostile)
         (tmp_path / "f.jsonl").write_text(lines(document, document | {"id": "x"}))
@@ -222,11 +222,11 @@ class TestEvents:
         assert not {"\x1b", "\u202e", "\x9b"} & set(out)
 
     def test_limit(self, oncegate: Run, tmp_path: Path) -> None:
-        """Only so many events are listed, and all are compared."""
+        """--limit limits the list; all events are compared."""
         (tmp_path / "f.jsonl").write_text(lines(ONE, OTHER, ECHO))
         _, out, _ = oncegate("read", "f.jsonl", "--limit", "1")
         assert "f.jsonl:2" not in out
-        assert "These are the first 1 of 3 events; see more of them with --limit." in out
+        assert "Showing the first 1 of 3 events; use --limit to see more." in out
         assert "1 and 2 share a key" in out
 
 
@@ -243,7 +243,7 @@ class TestComparing:
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_as_a_gate_would(self, shown: Any, strategy: str) -> None:
-        """What is said of each event is what a gate with that key says of it: what runs, which kind, which conflict."""
+        """The result for each event is that of a gate with the same key: outcome, kind and conflict."""
         moved = [document | {"id": f"again-{number}"} for number, document in enumerate(SAMPLES)]
         replayed = [document | {"replay-name": "r"} for document in SAMPLES[:3]]
         delivered = [ONE, ECHO, OTHER, AGAIN, *SAMPLES, *moved, *replayed, ECHO, *SAMPLES]
@@ -259,27 +259,27 @@ class TestComparing:
             assert said["stale"] == outcome.event.stale
 
     def test_groups(self, oncegate: Run, tmp_path: Path) -> None:
-        """Below the keys stands which events each strategy takes for one, and whether they say the same."""
+        """The output lists the events that share a key under each strategy, and whether their content differs."""
         (tmp_path / "f.jsonl").write_text(lines(ONE, ONE, ECHO, OTHER, {"note": 1}))
         out = oncegate("read", "f.jsonl")[1]
         assert out.split("\n\n")[2].splitlines() == [
-            "auto                   finds 3 events in 5",
-            "                         1, 2 and 4 share a key: other content, so 4 would be a conflict;"
-            " the others are the same (redelivery)",
-            "event_id               finds 2 events in 4",
-            "                         1, 2 and 4 share a key: other content, so 4 would be a conflict;"
-            " the others are the same (redelivery)",
+            "auto                   3 different events among 5",
+            "                         1, 2 and 4 share a key: different content, so 4 would be a conflict;"
+            " the others have the same content (redelivery)",
+            "event_id               2 different events among 4",
+            "                         1, 2 and 4 share a key: different content, so 4 would be a conflict;"
+            " the others have the same content (redelivery)",
             "                         5: the event_id key needs id, which the event does not have",
-            "content                finds 4 events in 5",
-            "                         1 and 2 share a key: the same content (redelivery)",
-            'state_change("500ms")  finds 2 events in 4',
-            "                         1, 2 and 3 share a key: other content, taken for duplicates"
+            "content                4 different events among 5",
+            "                         1 and 2 share a key: same content (redelivery)",
+            'state_change("500ms")  2 different events among 4',
+            "                         1, 2 and 3 share a key: different content, treated as duplicates"
             " (redelivery, state-echo)",
             "                         5: the state_change key needs entity, state, time, which the event does not have",
         ]
 
     def test_split(self, shown: Any, oncegate: Run) -> None:
-        """A state that comes too late between two that were joined is told, as a gate tells it."""
+        """A state that arrives too late between two joined states is reported, as by a gate."""
         times = {"a": "00.000", "b": "00.400", "c": "00.200"}
         said = [
             {"conversationId": "c", "id": each, "state": "held" if each != "c" else "connected"}
@@ -289,12 +289,12 @@ class TestComparing:
         column = shown(*said)["strategies"][3]
         assert (column["distinct"], column["splits"]) == (2, [3])
         assert (
-            "3 came too late to keep apart what is joined around it (timeline.split)"
+            "3 arrived too late to separate two events that were joined (timeline.split)"
             in oncegate("read", "events.jsonl")[1]
         )
 
     def test_strategies_of_ones_own(self, shown: Any, tmp_path: Path) -> None:
-        """The strategy of the settings and those that are asked for are compared too, each once."""
+        """The strategy of the settings and those of --key are compared too, each once."""
         (tmp_path / "oncegate.toml").write_text("key = 'fields(\"type\")'")
         (tmp_path / "mine.py").write_text("def parts(event):\n    return event.body['conversationId']\n")
         own = ("--key", "auto", "--key", "mine:parts", "--key", ' fields("type") ', "--key", 'once_per("x", "type")')
@@ -306,7 +306,7 @@ class TestComparing:
         assert found['fields("type")'] == (1, [[1, 2, 3]])
         assert found["mine:parts"] == (2, [])
         assert columns[5]["missing"] == [
-            {"reason": "its key function raised KeyError: 'conversationId'", "events": [3]}
+            {"reason": "the key function raised KeyError: 'conversationId'", "events": [3]}
         ]
 
     @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ class TestComparing:
         ],
     )
     def test_a_strategy_that_is_none(self, oncegate: Run, strategy: str, said: str) -> None:
-        """What cannot be meant is refused with the flag's name."""
+        """An invalid strategy is refused with the name of the flag."""
         code, out, err = oncegate("read", "no.json", "--key", strategy)
         assert (code, out) == (exit_codes.USAGE, "")
         assert err.startswith(f"Error: {said}")
@@ -330,55 +330,59 @@ class TestAdvice:
     @pytest.mark.parametrize(
         ("documents", "said"),
         [
-            ([], "There is no event in it."),
-            ([ONE], "That is one event: give others of its kind, or copies of it,"),
+            ([], "There is no event to read."),
+            ([ONE], "There is only one event: add copies of it, or similar events,"),
             (
                 [ONE, DIFFERENT],
-                "auto keeps all 2 apart; no other strategy that has a key for them takes them otherwise.",
+                "auto treats all 2 as different events; every other strategy with keys for these events agrees.",
             ),
-            ([ONE, ONE], "auto takes 1 and 2 for one event; no other strategy that has a key for them"),
-            ([ONE, ONE, DIFFERENT, DIFFERENT], "auto finds 2 events in these 4; no other"),
+            ([ONE, ONE], "auto treats 1 and 2 as one event; every other strategy with keys for these events agrees."),
+            ([ONE, ONE, DIFFERENT, DIFFERENT], "auto finds 2 different events among 4; every other"),
             (
                 [ONE, ECHO],
-                'auto keeps all 2 apart; state_change("500ms") would merge 1 and 2, which differ in content.',
+                'auto treats all 2 as different events; state_change("500ms") treats 1 and 2 as one event but their'
+                " content differs.",
             ),
             (
                 [ONE, OTHER],
-                "auto takes 1 and 2 for one, which differ in content; content would keep 1 and 2 apart;"
-                ' state_change("500ms") would keep 1 and 2 apart.',
+                "auto treats 1 and 2 as one event but their content differs; content treats 1 and 2 as different"
+                ' events; state_change("500ms") treats 1 and 2 as different events.',
             ),
             (
                 [ONE, ONE, OTHER],
-                "auto takes 1, 2 and 3 for one, which differ in content; content would keep 1 and 3 apart;",
+                "auto treats 1, 2 and 3 as one event but their content differs; content treats 1 and 3 as different",
             ),
             (
                 [{"id": 1}, {"n": 1, "id": 2}, {"n": 1, "id": 2}, {"n": 2, "id": 2}, {"id": 2}],
-                "auto takes 2, 3, 4 and 5 for one, which differ in content; content would keep 2, 4 and 5 apart.",
+                "auto treats 2, 3, 4 and 5 as one event but their content differs; content treats 2, 4 and 5 as"
+                " different events.",
             ),
         ],
     )
     def test_sentence(self, shown: Any, documents: list[Any], said: str) -> None:
-        """One sentence says how the default takes the events, and who takes them otherwise."""
+        """One sentence describes the result of the default strategy, and each strategy that differs."""
         assert shown(*documents)["advice"].startswith(said)
 
     def test_own_strategies(self, shown: Any) -> None:
-        """Of a strategy that was asked for it is told, too, where it has no key."""
+        """For a strategy of --key, the sentence lists the events without a key."""
         said = shown(ONE, self.DIFFERENT, {"id": 1}, options=("--key", 'fields("timestamp")'))["advice"]
         assert said == (
-            'auto keeps all 3 apart; fields("timestamp") would merge 1 and 2, which differ in content,'
-            " and has no key for 3."
+            'auto treats all 3 as different events; fields("timestamp") treats 1 and 2 as one event but their content'
+            " differs, and has no key for 3."
         )
 
     def test_many(self, shown: Any) -> None:
         """Long lists are cut."""
         documents = [{"id": number, "call": number // 20} for number in range(60)]
         said = shown(*documents, options=("--key", 'once_per("x", "call")'))["advice"]
-        assert said.endswith("would merge 1, 2, 3, 4, 5, 6, 7, 8 and 12 more, which differ in content (and 2 more).")
+        assert said.endswith(
+            "treats 1, 2, 3, 4, 5, 6, 7, 8 and 12 more as one event but their content differs (and 2 more)."
+        )
 
 
 class TestTerminal:
     def test_table(self, tmp_path: Path) -> None:
-        """On a terminal keys are whole and what does not fit is folded, so that no line is longer than the terminal."""
+        """On a terminal keys are whole, other cells are folded, and no line is wider than the terminal."""
         (tmp_path / "f.jsonl").write_text(lines(*SAMPLES[:3]))
         shown = on_terminal(["read", "f.jsonl"], tmp_path, NO_COLOR="1", TERM="dumb")
         tables = shown.split("\r\n\r\n")[:2]
@@ -387,14 +391,14 @@ class TestTerminal:
         assert "…" not in shown
 
     def test_all_that_has_room(self, tmp_path: Path) -> None:
-        """Columns that hold nothing take no room from the others: an event that says little is shown with its id."""
+        """Empty columns are left out."""
         (tmp_path / "e.json").write_text('{"id": "p1", "type": "x"}')
         shown = on_terminal(["read", "e.json"], tmp_path, COLUMNS="80", NO_COLOR="1")
         assert shown.splitlines()[1].split() == ["1", "e.json", "plain", "x", "p1"]
-        assert "No room" not in shown
+        assert "Columns not shown" not in shown
 
     def test_progress(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What takes long says on a terminal how far it is, and takes that away in the end; elsewhere it is silent."""
+        """Slow reading shows a progress line on a terminal, and removes it at the end."""
         stream, now = io.StringIO(), 0
         monkeypatch.setattr("sys.stderr", stream)
         monkeypatch.setattr("oncegate.cli.output.since_boot", lambda: now)
@@ -402,8 +406,8 @@ class TestTerminal:
             monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
             stream.seek(stream.truncate(0))
             with Progress("events") as progress:
-                progress.at(1)
+                progress.update(1)
                 now += 1_500_000
-                progress.at(1_000)
-                progress.at(1_001)
+                progress.update(1_000)
+                progress.update(1_001)
             assert stream.getvalue() == said

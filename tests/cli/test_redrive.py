@@ -1,4 +1,4 @@
-"""Redriving with a handler: what runs, how often, and what is said of it."""
+"""`oncegate dlq redrive --handler`: what runs, how often, and the output."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def fail(event: Event) -> None:
     ],
 )
 def test_a_handler_that_ends_the_process(oncegate: Run, gate: Gate, handler: str, said: str) -> None:
-    """It is a failed attempt like any other: all are tried to the last attempt, and are dead letters again."""
+    """sys.exit in a handler is a failed attempt: every event is tried to its last attempt."""
     code, out, err = oncegate("dlq", "redrive", "--all", "--handler", f"ends:{handler}")
     assert (code, err) == (exit_codes.FAILED, "Error: 2 events could not be processed\n")
     assert out.startswith("2 redriven.\n")
@@ -57,7 +57,7 @@ def test_a_handler_that_ends_the_process(oncegate: Run, gate: Gate, handler: str
 
 
 def test_what_cannot_be_read(oncegate: Run, gate: Gate) -> None:
-    """What no handler is given does not count as run."""
+    """An event that the handler does not get does not count as run."""
     oncegate("dlq", "drop", "--all", "--yes")
     for raw in (b"{1", b"{2"):
         gate.lambda_handler(fail)(raw.decode(), None)
@@ -68,7 +68,7 @@ def test_what_cannot_be_read(oncegate: Run, gate: Gate) -> None:
 
 @pytest.mark.parametrize("namespace", ["default", "crm"])
 def test_what_waits_already(oncegate: Run, gate: Gate, tmp_path: Path, namespace: str) -> None:
-    """What was redriven before runs also if nothing is redriven now: in every namespace that the settings name."""
+    """With --all, waiting events run in every namespace that the settings name, even if nothing is redriven."""
     (tmp_path / "oncegate.toml").write_text('[route.crm]\nnamespace = "crm"\nsignature = "unsigned"\n')
     Gate(gate.store, namespace=namespace, max_attempts=1).run({"id": 3}, fail)
     oncegate("dlq", "redrive", "--all")
@@ -80,7 +80,7 @@ def test_what_waits_already(oncegate: Run, gate: Gate, tmp_path: Path, namespace
 
 
 def test_a_person_who_interrupts(oncegate: Run, gate: Gate) -> None:
-    """Ctrl-C ends the command at once; what waits then is run by the next."""
+    """Ctrl-C ends the command at once; the next command runs the waiting events."""
     assert oncegate("dlq", "redrive", "--all", "--handler", "ends:is_interrupted")[0] == exit_codes.INTERRUPTED
     code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")
     assert (code, out.splitlines()[-1]) == (exit_codes.OK, "2 run.")

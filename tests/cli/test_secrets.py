@@ -1,4 +1,4 @@
-"""No command repeats a secret that was written where it does not belong."""
+"""No command repeats a secret that was written in the wrong place."""
 
 import re
 
@@ -49,7 +49,7 @@ PLACES = ["sqs://k:hunter2@q?region=x", "https://k:hunter2@h/q", "sqs://q?region
 
 
 def refused(oncegate: Run, *arguments: str) -> str:
-    """What is said to a command that cannot be meant."""
+    """The error message of a command with an invalid argument."""
     code, out, err = oncegate(*arguments)
     assert code != exit_codes.OK
     assert "hunter2" not in out + err
@@ -61,13 +61,13 @@ def refused(oncegate: Run, *arguments: str) -> str:
 @pytest.mark.parametrize("url", STORES)
 @pytest.mark.parametrize("command", [("dlq", "list"), ("explain", "x"), ("serve", "--port", "0")])
 def test_the_store(oncegate: Run, command: tuple[str, ...], url: str) -> None:
-    """A URL of a store that cannot be meant is refused without the password, the user and the parameters in it."""
+    """The error about an invalid store URL contains no password, user or parameter."""
     assert refused(oncegate, *command, "--store", url).startswith("Error: --store: ")
 
 
 @pytest.mark.parametrize("url", STORES)
 def test_the_doctor(oncegate: Run, url: str) -> None:
-    """The doctor tells of such a store without them, too."""
+    """The doctor reports such a store without secrets too."""
     code, out, err = oncegate("doctor", "--store", url)
     assert code in (exit_codes.ERRORS_FOUND, exit_codes.USAGE)
     assert "hunter2" not in out + err
@@ -75,17 +75,17 @@ def test_the_doctor(oncegate: Run, url: str) -> None:
 
 @pytest.mark.parametrize("url", TARGETS)
 def test_where_traffic_is_sent(oncegate: Run, url: str) -> None:
-    """Nor is the address repeated that simulated traffic cannot be sent to."""
+    """The error about an invalid target of simulated traffic contains no secret."""
     refused(oncegate, "simulate", "--to", url, "--events", "1", "--rate", "1000")
 
 
 @pytest.mark.parametrize("url", PLACES)
 def test_a_queue(oncegate: Run, url: str) -> None:
-    """Nor that of a queue to work on, or to publish to."""
+    """The error about an invalid queue URL contains no secret."""
     refused(oncegate, "work", url, "--handler", "json:dumps", "--store", "memory://")
     refused(oncegate, "work", "sqs://q?region=x", "--publish", url, "--store", "memory://")
 
 
 def test_an_endpoint(oncegate: Run) -> None:
-    """Nor that of an emulator."""
+    """The error about an invalid endpoint contains no secret."""
     refused(oncegate, "infra", "show", "--region", "eu-central-1", "--endpoint", "http://k:hunter2@127.0.0.1:1")

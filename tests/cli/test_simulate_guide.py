@@ -1,4 +1,4 @@
-"""The guide to simulated traffic is true: its commands exist, its figures are those of its seed, it has all options."""
+"""The guide to simulated traffic: its commands exist, its figures are correct, and it has all options."""
 
 import re
 import textwrap
@@ -14,7 +14,7 @@ TEXT = PAGE.read_text()
 
 
 def test_commands_exist() -> None:
-    """Every command shown, with its options, is one that there is."""
+    """Every command in the guide exists, with its options."""
     typed = re.findall(r"^ {4}(oncegate [a-z].+?)(?: > .+)?$", TEXT, re.MULTILINE)
     assert len(typed) == 4
     for command in typed:
@@ -22,8 +22,8 @@ def test_commands_exist() -> None:
 
 
 def test_what_it_ends_with(oncegate: Run, tmp_path: Path) -> None:
-    """The table shown is that of the seed shown."""
-    shown = re.search(r"^( {4}kind +deliveries.+?--seed (\d+) makes)", TEXT, re.DOTALL | re.MULTILINE)
+    """The table in the guide is that of its seed."""
+    shown = re.search(r"^( {4}kind +deliveries.+?with --seed (\d+)\.)", TEXT, re.DOTALL | re.MULTILINE)
     assert shown
     code, out, _ = oncegate("simulate", "--to", "file://traffic.jsonl", "--seed", shown[2])
     assert code == 0
@@ -31,13 +31,13 @@ def test_what_it_ends_with(oncegate: Run, tmp_path: Path) -> None:
 
 
 def test_every_option_is_in_the_guide() -> None:
-    """And each that it has is one that there is."""
+    """The guide has all options and no others."""
     options = {each for parameter in cli.commands["simulate"].params for each in parameter.opts}
     assert set(re.findall(r"--[a-z]+", TEXT)) == options - {"--output"} | {"--effects", "--handler", "--key", "--store"}
 
 
 def test_defaults() -> None:
-    """Of the copies, the first four are made as shown if nothing is said, and the others not at all."""
+    """The defaults in the guide are those of the command."""
     rows = dict(re.findall(r"^\| `--([a-z]+) ([\d.]+)`", TEXT, re.MULTILINE))
     defaults = {each.name: str(each.default) for each in cli.commands["simulate"].params if each.name in rows}
     assert list(rows) == list(defaults) == ["copies", "reemit", "rewrap", "replay", "echo", "conflict", "invalid"]
@@ -46,5 +46,5 @@ def test_defaults() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """As those of the other guides do."""
+    """The links of the guide have targets."""
     test_guide.test_links_lead_somewhere(PAGE)

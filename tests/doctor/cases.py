@@ -1,4 +1,4 @@
-"""A deployment that breaks no rule, and for each rule one that does."""
+"""A deployment that breaks no rule, and one for each rule that breaks it."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -91,7 +91,7 @@ WITH_A_WORKER: Final = replace(BEHIND_A_QUEUE, function=None, worker_visibility=
 
 
 def lacking(facts: Facts, **changes: Any) -> Facts:
-    """A deployment in which something is otherwise: `queue={"visibility": 30}`."""
+    """A deployment with changes, such as `queue={"visibility": 30}`."""
     changed = {
         name: replace(getattr(facts, name), **change) if isinstance(change, dict) else change
         for name, change in changes.items()
@@ -115,14 +115,14 @@ def with_feed(**changes: Any) -> Facts:
 BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "aws.readable": [("error", lacking(BEHIND_A_QUEUE, unread=(Unread(what="the queue crm", why="there is none"),)))],
     "settings.retention": [
-        ("error", lacking(BEHIND_A_QUEUE, terms=validate({"retention": "5d"}), archives=())),
-        ("error", lacking(BEHIND_A_RULE, terms=validate({"retention": "30h"}), archives=())),
+        ("error", lacking(BEHIND_A_QUEUE, config=validate({"retention": "5d"}), archives=())),
+        ("error", lacking(BEHIND_A_RULE, config=validate({"retention": "30h"}), archives=())),
     ],
     "settings.replays": [
         ("warning", lacking(BEHIND_A_QUEUE, archives=(ArchiveFacts(name="calls", bus=PARTNER, days=8),))),
         ("warning", lacking(BEHIND_A_QUEUE, archives=(ArchiveFacts(name="calls", bus=PARTNER, days=0),))),
     ],
-    "settings.attempts": [("warning", Facts(terms=validate({"retention": "299s", "lease": "30s"})))],
+    "settings.attempts": [("warning", Facts(config=validate({"retention": "299s", "lease": "30s"})))],
     "settings.signed": [
         ("warning", lacking(BEHIND_A_QUEUE, routes=(SIGNED, RouteFacts(path="/events", key="auto")))),
         (
@@ -158,7 +158,7 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
     "queue.visibility": [("error", lacking(BEHIND_A_QUEUE, queue={"visibility": 179}))],
     "queue.lease": [
         ("error", lacking(WITH_A_WORKER, worker_visibility=29_000_000)),
-        ("error", lacking(WITH_A_WORKER, terms=validate({"lease": "31s"}))),
+        ("error", lacking(WITH_A_WORKER, config=validate({"lease": "31s"}))),
     ],
     "queue.dead_letters": [
         ("error", lacking(BEHIND_A_QUEUE, queue={"dead_arn": None, "dead_retention": None, "max_receives": None})),

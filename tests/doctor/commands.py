@@ -1,4 +1,4 @@
-"""Command lines that findings offer, held against what those commands really take."""
+"""Check the command lines of findings against the real commands."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ _models: dict[str, Any] = {}
 
 
 def check(line: str) -> None:
-    """That a command line could be typed as it is."""
+    """Check that a command line is valid."""
     for command in line.split(" && "):
         words = shlex.split(command)
         if words[0] == "aws":
@@ -32,7 +32,7 @@ def check(line: str) -> None:
 
 
 def request(words: list[str]) -> tuple[str, str, dict[str, Any]]:
-    """What a command of the AWS command line asks for: service, method and parameters, as its model has them."""
+    """The service, method and parameters of an AWS CLI command line, by the botocore model."""
     service, action, *rest = words[1:]
     model = _model(service)
     (operation,) = [name for name in model.operation_names if xform_name(name, "-") == action]

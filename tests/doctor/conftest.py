@@ -1,4 +1,4 @@
-"""The emulator and the commands, as the tests of `oncegate infra` have them."""
+"""The emulator and the commands of the tests of `oncegate infra`."""
 
 from tests.cli.conftest import oncegate
 from tests.infra.conftest import aws, infra

@@ -1,4 +1,4 @@
-"""Each rule speaks of a deployment that breaks it, is silent about one that does not, and says what really mends it."""
+"""Each rule reports a deployment that breaks it and no other, with a command line that fixes it."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from oncegate.doctor.facts import Facts
-from oncegate.doctor.rules import RULES, judged, unasked
+from oncegate.doctor.rules import RULES, check, unchecked
 from oncegate.gate.options import validate
 from oncegate.infra.rights import allow_rule, sid
 from tests.doctor import commands
@@ -35,16 +35,16 @@ PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 
 @pytest.mark.parametrize("facts", [BEHIND_A_QUEUE, BEHIND_A_RULE, WITH_A_WORKER, Facts()])
 def test_a_sound_deployment(facts: Facts) -> None:
-    """No rule has anything to say of a deployment as it should be, nor of one that was not looked at."""
-    assert judged(facts) == []
+    """No rule reports a correct deployment, or parts that were not read."""
+    assert check(facts) == []
 
 
 @pytest.mark.parametrize(
     ("rule", "severity", "facts"), [(rule, *broken) for rule, all_ in BROKEN.items() for broken in all_]
 )
 def test_a_broken_deployment(rule: str, severity: str, facts: Facts) -> None:
-    """The rule, and no other, says what is wrong and why that matters, with a command line that can be typed."""
-    found = judged(facts)
+    """Only the broken rule reports, with a reason and a valid command line."""
+    found = check(facts)
     assert [(name, finding.severity) for name, finding in found] == [(rule, severity)]
     (_, finding) = found[0]
     assert finding.why.endswith(".")
@@ -54,43 +54,43 @@ def test_a_broken_deployment(rule: str, severity: str, facts: Facts) -> None:
 
 
 def test_every_rule_is_broken_here() -> None:
-    """There is a deployment that breaks each."""
+    """There is a broken deployment for each rule."""
     assert set(BROKEN) == set(RULES)
 
 
 @pytest.mark.parametrize(("rule", "facts"), [(rule, facts) for rule, all_ in BROKEN.items() for _, facts in all_])
 def test_what_speaks_was_asked(rule: str, facts: Facts) -> None:
-    """A rule that has something to say is not among those that had nothing to look at."""
-    assert rule not in unasked(facts)
+    """A rule with a finding is not listed as unchecked."""
+    assert rule not in unchecked(facts)
 
 
 def test_what_was_not_asked() -> None:
-    """Of a deployment that was looked at as a whole, only rules about another kind of store were not asked; of none at
-    all, only those about the settings were."""
-    assert set(unasked(BEHIND_A_QUEUE).values()) <= {"Redis server", "archive", "other clock", "store"}
-    assert set(RULES) - set(unasked(Facts())) == {"aws.readable", "settings.retention", "settings.attempts"}
+    """For a complete deployment only rules about other stores are unchecked; without one only rules about settings are
+    checked."""
+    assert set(unchecked(BEHIND_A_QUEUE).values()) <= {"Redis server", "archive", "other clock", "store"}
+    assert set(RULES) - set(unchecked(Facts())) == {"aws.readable", "settings.retention", "settings.attempts"}
 
 
 def test_the_worst_comes_first() -> None:
-    """Errors, then warnings, then notes."""
+    """Errors come first, then warnings, then notes."""
     facts = with_rule(lacking(BEHIND_A_QUEUE, queue={"max_receives": 2}, table={"sweeps_by": "id"}), bus="forwarded")
-    assert [finding.severity for _, finding in judged(facts)] == ["error", "warning", "note"]
+    assert [finding.severity for _, finding in check(facts)] == ["error", "warning", "note"]
 
 
 def test_replays_that_shall_run() -> None:
-    """Where replays are meant to run again, no archive is too long."""
+    """With on_replay="run" no archive is too long."""
     (_, broken), *_ = BROKEN["settings.replays"]
-    assert judged(lacking(broken, terms=validate({"on_replay": "run"}))) == []
+    assert check(lacking(broken, config=validate({"on_replay": "run"}))) == []
 
 
 def test_a_pattern_about_something_else() -> None:
-    """A rule for other events than those of Genesys is not held to their shape."""
+    """A rule for other events than Genesys events is not checked for their shape."""
     pattern = {"source": ["com.example.shop"], "detail": {"orderId": [{"exists": True}]}}
-    assert judged(with_rule(BEHIND_A_QUEUE, bus="shop", matches=None, pattern=pattern)) == []
+    assert check(with_rule(BEHIND_A_QUEUE, bus="shop", matches=None, pattern=pattern)) == []
 
 
 def test_the_page_lists_every_rule() -> None:
-    """The page has a line for each rule: its name, how bad it is, and what it wants, in the rule's own words."""
+    """The page lists the name, the severities and the docstring of each rule."""
     listed = re.findall(r"^\| `([a-z_.]+)` \| ([a-z, ]+) \| (.+) \|$", PAGE, re.MULTILINE)
     assert listed == [
         (name, ", ".join(sorted({severity for severity, _ in BROKEN[name]})), judge.__doc__)
@@ -99,11 +99,11 @@ def test_the_page_lists_every_rule() -> None:
 
 
 def test_policies_are_added_to() -> None:
-    """A mend of a queue's policy keeps what others may do, and lets in every rule that needs it, not only its own."""
+    """The fix of a queue policy keeps other permissions and allows every rule that needs access."""
     theirs = allow_rule(DEAD, f"{RULE}-theirs")
     lacking_rights = {"dead_admits": False, "dead_statements": (theirs,)}
     rules = [replace(each, targets=(replace(target, **lacking_rights),)) for each in (rule, audits)]
-    found = judged(replace(BEHIND_A_QUEUE, queue=replace(queue, statements=(theirs,)), rules=tuple(rules)))
+    found = check(replace(BEHIND_A_QUEUE, queue=replace(queue, statements=(theirs,)), rules=tuple(rules)))
     mends = [finding.mend for name, finding in found if name in ("queue.policy", "rule.dead_policy")]
     assert len(mends) == 4
     for mend in mends:
@@ -113,10 +113,10 @@ def test_policies_are_added_to() -> None:
 
 
 def test_one_dead_letter_queue_for_rules_of_one_name() -> None:
-    """Two rules of one name on two buses are offered the very same queue, since none can be made twice otherwise."""
+    """Two rules of one name on two buses are offered the same queue, because SQS cannot create it twice."""
     bare = replace(rule, targets=(replace(target, dead_arn=None),))
     other = replace(bare, bus="default", arn=RULE.replace(f"{PARTNER}/", ""))
-    found = judged(replace(BEHIND_A_QUEUE, rules=(bare, other)))
+    found = check(replace(BEHIND_A_QUEUE, rules=(bare, other)))
     mends = [finding.mend.split(" && ")[0] for name, finding in found if name == "rule.dead_letters"]
     assert len(mends) == 2
     assert len(set(mends)) == 1

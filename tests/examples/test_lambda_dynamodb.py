@@ -41,7 +41,7 @@ def test_it_does_what_it_says(readme: Readme) -> None:
     until(lambda: answers(readme.ports[AWS], "/_ministack/health"), "the emulator", 30)
     until(lambda: answers(readme.ports[CRM], "/"), "the CRM")
     readme.done(package)
-    assert "9 parts made or changed." in readme.done(up)
+    assert "9 parts created or changed." in readme.done(up)
     assert "Sent " in readme.done(simulate)
     until(lambda: readme.effects() >= 100, "all events to take effect", 60)
     assert readme.done(verify).startswith("Exactly once: 100 events, 100 effects; ")

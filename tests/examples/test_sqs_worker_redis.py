@@ -35,7 +35,7 @@ def test_it_does_what_it_says(readme: Readme) -> None:
     _redis, emulator, up, *workers, simulate, verify = readme.commands("Try it without AWS")
     readme.start(emulator)
     until(lambda: answers(readme.ports[AWS], "/_ministack/health"), "the emulator", 30)
-    assert "5 parts made or changed." in readme.done(up)
+    assert "5 parts created or changed." in readme.done(up)
     for worker in workers:
         readme.start(worker)
     assert "Sent " in readme.done(simulate)

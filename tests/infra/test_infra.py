@@ -89,12 +89,12 @@ class TestUp:
         first = infra("infra", "up", "--name", "twice", "--output", "json")
         second = infra("infra", "up", "--name", "twice", "--output", "json")
         assert (actions(first[1]), actions(second[1])) == ({"create": 6}, {"keep": 6})
-        assert "Nothing was changed: all is as wanted." in infra("infra", "up", "--name", "twice")[1]
+        assert "Nothing was changed: all parts match the options." in infra("infra", "up", "--name", "twice")[1]
 
     def test_a_dry_run_changes_nothing(self, infra: Infra) -> None:
         """A dry run shows what would be created, and creates nothing."""
         assert actions(infra("infra", "up", "--name", "dry", "--dry-run", "--output", "json")[1]) == {"create": 6}
-        assert infra("infra", "show", "--name", "dry")[1].startswith("There is nothing of dry in account 000000000000")
+        assert infra("infra", "show", "--name", "dry")[1].startswith("No parts with the name dry exist in account 0000")
 
     def test_drift_is_reverted(self, infra: Infra, aws: Aws) -> None:
         """Changes that somebody made to a queue, a policy, a table and a rule are listed by part and reverted; a policy
@@ -150,9 +150,7 @@ class TestUp:
         code, out, err = infra("infra", "up", "--name", "silent", "--dry-run", "--output", "json", *options)
         assert (code, bool(json.loads(out))) == (exit_codes.OK, True)
         assert err.count("\n") == silent
-        told = (
-            "Warning: the rule is on the default bus, where no event of Genesys Cloud arrives. Name the partner event"
-        )
+        told = "Warning: the rule is on the default bus, where no Genesys Cloud events arrive. Name the partner event"
         assert err.startswith(told) == silent
 
     def test_a_partners_bus(self, infra: Infra, aws: Aws) -> None:
@@ -269,7 +267,7 @@ class TestFunctions:
         assert [part["why"] for part in json.loads(out)["parts"] if part["action"] == "change"] == ["Code"]
         code, out, _ = infra("infra", "down", "--name", "queued", "--yes")
         assert (code, out.count("deleted  ")) == (exit_codes.OK, 7)
-        assert "nothing of queued" in infra("infra", "show", "--name", "queued")[1]
+        assert "No parts with the name queued exist" in infra("infra", "show", "--name", "queued")[1]
 
 
 class TestDown:
@@ -299,7 +297,7 @@ class TestDown:
         url, _ = attributes(aws, "ask-events")
         aws["sqs"].send_message(QueueUrl=url, MessageBody="{}")
         code, out, err = infra("infra", "down", "--name", "ask")
-        assert (code, "there is no terminal to ask on" in err) == (exit_codes.USAGE, True)
+        assert (code, "stdin is not a terminal" in err) == (exit_codes.USAGE, True)
         assert "delete  queue  ask-events  1 messages" in out
         assert infra("infra", "down", "--name", "ask", "--dry-run")[0] == exit_codes.OK
         assert attributes(aws, "ask-events")
@@ -319,14 +317,14 @@ class TestDown:
                 person.flush()
                 found = infra("infra", "down", "--name", "answer")
             assert (found[0], said in found[1]) == (code, True)
-            assert f"Delete 2 parts in account 000000000000, {REGION}? What they hold is lost." in found[2]
+            assert f"Delete 2 parts in account 000000000000, {REGION}? Their data will be lost." in found[2]
 
     def test_when_there_is_nothing(self, infra: Infra) -> None:
         """Deleting a deployment that does not exist says so and succeeds."""
         code, out, _ = infra("infra", "down", "--name", "nobody", "--yes")
         assert (code, out) == (
             exit_codes.OK,
-            f"There is nothing to delete that oncegate infra has made as nobody in {REGION}.\n",
+            f"Nothing to delete: oncegate infra created no parts with the name nobody in {REGION}.\n",
         )
 
 
@@ -355,10 +353,10 @@ class TestErrors:
         ("arguments", "said"),
         [
             (("--name", "a_b"), "--name 'a_b' is not a valid name"),
-            (("--name", "x", "--pattern", "[1]"), "--pattern [1] cannot be read: No such file or directory"),
+            (("--name", "x", "--pattern", "[1]"), "--pattern: cannot read [1]: No such file or directory"),
             (("--name", "x", "--pattern", "{]"), "--pattern is not valid JSON"),
             (("--name", "x", "--pattern", "{}"), "--pattern is not an event pattern"),
-            (("--name", "x", "--lambda-zip", "no.zip"), "--lambda-zip no.zip cannot be read"),
+            (("--name", "x", "--lambda-zip", "no.zip"), "--lambda-zip: cannot read no.zip"),
             (("--name", "x", "--lambda-zip", "text.zip"), "--lambda-zip is not a zip file"),
             (("--name", "x", "--lambda-zip", "app.zip", "--lambda-handler", "a.b.c"), "--lambda-zip has no a/b.py"),
             (
@@ -369,9 +367,9 @@ class TestErrors:
                 ("--name", "x", "--lambda-zip", "app.zip", "--lambda-runtime", "go"),
                 "--lambda-runtime 'go' is not a Python",
             ),
-            (("--name", "x", "--lambda-zip", "app.zip", "--env", "A"), "--env 'A' is no variable"),
+            (("--name", "x", "--lambda-zip", "app.zip", "--env", "A"), "--env 'A' is not a variable"),
             (("--name", "x", "--endpoint", "nowhere", "--region", REGION), "endpoint='nowhere' is not a valid URL"),
-            (("--name", "x", "--lambda-handler", "app.handler"), "--lambda-handler is that of a package"),
+            (("--name", "x", "--lambda-handler", "app.handler"), "--lambda-handler needs the package of the function"),
             (("--name", "x", "--no-queue"), "the rule has no target; add --queue"),
             (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is not a"),
             (("--name", "x", "--partner-source", PARTNER, "--bus", "b"), "--bus and --partner-source name two buses"),
@@ -381,12 +379,12 @@ class TestErrors:
                 "--message-retention of 2592000 s is out of range; SQS",
             ),
             (("--name", "x", "--message-retention", "1s"), "--message-retention of 1 s is out of range"),
-            (("--name", "x", "--env", "foo"), "--env is about a function, and there is none"),
-            (("--name", "x", "--lambda-timeout", "0s"), "--lambda-timeout is about a function, and there is none"),
-            (("--name", "x", "--no-rule", "--bus", "calls"), "--bus is about a rule, and there is none"),
-            (("--name", "x", "--lambda-zip", "app.zip", "--max-receives", "3"), "--max-receives is about a queue"),
+            (("--name", "x", "--env", "foo"), "--env needs a function; remove the option"),
+            (("--name", "x", "--lambda-timeout", "0s"), "--lambda-timeout needs a function; remove the option"),
+            (("--name", "x", "--no-rule", "--bus", "calls"), "--bus needs a rule; remove the option"),
+            (("--name", "x", "--lambda-zip", "app.zip", "--max-receives", "3"), "--max-receives needs a queue"),
             (("--name", "x", "--no-table", "--no-queue", "--no-rule"), "no part is selected"),
-            (("--name", "x", "--yes"), "--yes answers what only --prune asks"),
+            (("--name", "x", "--yes"), "--yes has an effect only with --prune"),
         ],
     )
     def test_invalid_options(self, oncegate: Run, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

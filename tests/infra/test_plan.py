@@ -25,8 +25,8 @@ def test_a_rule_on_another_bus_keeps_its_permissions(infra: Infra, aws: Aws, pac
     code, out, err = infra("infra", "up", "--name", "again", "--pattern", PATTERN)
     assert (code, err) == (exit_codes.OK, "")
     assert f"left     rule        again-events  (on the bus {source[1]}, it sends to again-events)" in out
-    assert "An earlier run has made 2 parts for again that this one does not ask for" in out
-    assert "with --prune deletes what is left." in out
+    assert "An earlier run created 2 parts of again that these options do not include." in out
+    assert "They were not changed; add --prune to delete them." in out
     for name in ("again-events", "again-dead"):
         assert rules_in(attributes(aws, name)[1]["Policy"]) == {f"{source[1]}/again-events", "again-events"}
     for more in ((), source):
@@ -52,7 +52,7 @@ def test_pruning(infra: Infra, package: str) -> None:
         ["function", "prune-function"],
         ["role", f"prune-function-{REGION}"],
     ]
-    assert "\n3 parts made or changed, 5 deleted.\n" in out
+    assert "\n3 parts created or changed, 5 deleted.\n" in out
     shown = json.loads(infra("infra", "show", "--name", "prune", "--output", "json")[1])["parts"]
     assert [part["part"] for part in shown] == ["table", "queue", "queue", "policy", "policy", "rule"]
     assert "left" not in infra(*command)[1]

@@ -28,7 +28,10 @@ VARIANTS = {
 def printed(oncegate: Run, *arguments: str) -> dict[str, Any]:
     code, out, err = oncegate("infra", "template", "--name", "crm", *arguments)
     silent = not {"--bus", "--partner-source", "--policy"} & set(arguments)
-    assert (code, err.startswith("Warning: the rule is on the default bus, where no event")) == (exit_codes.OK, silent)
+    assert (code, err.startswith("Warning: the rule is on the default bus, where no Genesys")) == (
+        exit_codes.OK,
+        silent,
+    )
     body: dict[str, Any] = json.loads(out)
     return body
 

@@ -18,7 +18,7 @@ import pytest
 
 from oncegate import Gate, open_store
 from oncegate.claims import Redrive
-from oncegate.cli.work import handlers_of_inbox
+from oncegate.cli.work import inbox_handlers
 from oncegate.errors import SettingError
 from oncegate.service.admission import InboxAdmission, InFlightBudget
 from oncegate.settings import load
@@ -263,8 +263,8 @@ def test_worker_of_all_routes(tmp_path: Path) -> None:
         '[route.own]\nsignature = "none"\nhandler = "app:noted"\nmax_attempts = 1\n'
     )
     with Service(tmp_path, toml=toml, handler=WORKER, handled=False) as service:
-        assert "/events/kept  unsigned: whoever can reach it may send; no handler" in service.welcome
-        assert "/events/own  unsigned: whoever can reach it may send\n" in service.welcome
+        assert "/events/kept  unsigned: anyone who can reach it can send; no handler" in service.welcome
+        assert "/events/own  unsigned: anyone who can reach it can send\n" in service.welcome
         service.post({"id": "1"}, "/events/kept")
         service.post({"id": "2", "do": "fail"}, "/events/strict")
         service.post({"id": "3"}, "/events/own")
@@ -283,11 +283,11 @@ def test_worker_of_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     toml = '[route.a]\nsignature = "none"\nhandler = "log"\nlease = "7s"\n[route.b]\nsignature = "none"\n'
     (tmp_path / "oncegate.toml").write_text(toml)
-    with pytest.raises(SettingError, match="events of b: name what is called with each event"):
-        handlers_of_inbox(load(environ={}))
-    ((namespace, (route, _)),) = handlers_of_inbox(load(environ={}, flags={"namespace": "a"})).items()
+    with pytest.raises(SettingError, match="namespace b: no handler; use --handler"):
+        inbox_handlers(load(environ={}))
+    ((namespace, (route, _)),) = inbox_handlers(load(environ={}, flags={"namespace": "a"})).items()
     assert (namespace, route["lease"]) == ("a", "7s")
-    everything = handlers_of_inbox(load(environ={}, flags={"work.handler": "json:dumps"}))
+    everything = inbox_handlers(load(environ={}, flags={"work.handler": "json:dumps"}))
     assert {name: handler is json.dumps for name, (_, handler) in everything.items()} == {
         "a": False,
         "b": True,

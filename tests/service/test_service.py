@@ -291,5 +291,5 @@ class TestStart:
         """The welcome text lists each route with its signature, or says that the route is unsigned."""
         toml = '[serve]\nsignature = "none"\n[route.crm]\nsignature = "standard-webhooks"\nsecret_env = "CRM_SECRET"\n'
         with Service(tmp_path, toml=toml, environ={"CRM_SECRET": whsec(1)}) as service:
-            assert f"POST {service.url}/events/crm  signed by standard-webhooks" in service.welcome
-            assert f"POST {service.url}/events  unsigned: whoever can reach it may send" in service.welcome
+            assert f"POST {service.url}/events/crm  signature: standard-webhooks" in service.welcome
+            assert f"POST {service.url}/events  unsigned: anyone who can reach it can send" in service.welcome

@@ -1,4 +1,4 @@
-"""What tests of simulated traffic share: a run into a file, and the lines of effects."""
+"""Helpers for tests of simulated traffic."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -10,30 +10,30 @@ from oncegate.simulate.copies import CopyOptions
 from oncegate.simulate.sender import Sender, Summary, Target
 from oncegate.simulate.targets import File
 from oncegate.simulate.traffic import Plan, deliveries
-from oncegate.simulate.truth import Truth, TruthFile, load
-from oncegate.simulate.verification import Judgement, effects, judge
+from oncegate.simulate.truth import Delivered, Truth, TruthFile, load
+from oncegate.simulate.verification import EffectComparison, compare, effects
 
 Effects = list[str]
 
 
-def plan(events: int = 200, **wishes: float) -> Plan:
-    return Plan(events=events, rate=1_000, seed=5, wishes=CopyOptions(**wishes))  # type: ignore[arg-type]
+def plan(events: int = 200, **copy_options: float) -> Plan:
+    return Plan(events=events, rate=1_000, seed=5, copy_options=CopyOptions(**copy_options))  # type: ignore[arg-type]
 
 
 def sent(target: Target, plan: Plan, truth: Path, **options: float) -> Summary:
-    """Send all of it, and write the truth down."""
+    """Send all deliveries, and write the truth file."""
     with closing(target), truth.open("w") as stream:
         return Sender(target, TruthFile(stream, plan), **options).send(deliveries(plan))  # type: ignore[arg-type]
 
 
 def into_file(folder: Path, plan: Plan) -> list[bytes]:
-    """The lines of a file with the traffic; the truth is beside it."""
+    """The lines of a traffic file; the truth file is written beside it."""
     sent(File(str(folder / "traffic.jsonl")), plan, folder / "truth.jsonl")
     return (folder / "traffic.jsonl").read_bytes().splitlines()
 
 
 def noting(effects: Effects) -> Callable[[Event], None]:
-    """A handler whose effect is a line."""
+    """A handler that appends one line per effect."""
 
     def handle(event: Event) -> None:
         effects.append(json.dumps({"key": str(event.key), "event_id": event.id}))
@@ -45,5 +45,10 @@ def truth_in(folder: Path) -> Truth:
     return load((folder / "truth.jsonl").read_bytes().splitlines(), "truth.jsonl")
 
 
-def judged(folder: Path, lines: Iterable[str]) -> Judgement:
-    return judge(truth_in(folder), effects((line.encode() for line in lines), "effects.jsonl"))
+def judged(folder: Path, lines: Iterable[str]) -> EffectComparison:
+    return compare(truth_in(folder), effects((line.encode() for line in lines), "effects.jsonl"))
+
+
+def delivered(folder: Path) -> list[Delivered]:
+    """All deliveries in the truth file."""
+    return [each for deliveries in truth_in(folder).deliveries.values() for each in deliveries]

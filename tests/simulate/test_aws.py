@@ -1,4 +1,4 @@
-"""A queue and a bus as targets, on the emulator `ministack`; what of a batch fails is sent again."""
+"""SQS queues and EventBridge buses as targets, in the emulator `ministack`."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.simulate.parts import Effects, judged, noting, plan, sent, truth_in
 from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer, reply
 from tests.stores.servers import free_port
 
-PUT = Plan(events=40, rate=10_000, seed=5, wishes=CopyOptions(reemit=0.3, replay=0.3, invalid=0.2, by_bus=True))
+PUT = Plan(events=40, rate=10_000, seed=5, copy_options=CopyOptions(reemit=0.3, replay=0.3, invalid=0.2, by_bus=True))
 
 
 class Cloud(DynamoServer):
@@ -40,7 +40,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bodies(sqs: Any, queue: str) -> list[str]:
-    """All that is in a queue, which is empty afterwards."""
+    """The bodies of all messages of a queue, which is empty afterwards."""
     found: list[str] = []
     while messages := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10).get("Messages"):
         found += [message["Body"] for message in messages]
@@ -50,7 +50,7 @@ def bodies(sqs: Any, queue: str) -> list[str]:
 
 
 class FirstFails:
-    """In the first request of a kind one entry fails, as AWS would have it: it is not carried out, and told."""
+    """A client that fails one entry of the first request, as AWS would."""
 
     def __init__(self, client: Any, operation: str, failure: dict[str, Any]) -> None:
         self._failure = failure
@@ -76,7 +76,7 @@ class FirstFails:
 
 class TestQueue:
     def test_each_is_a_message(self, cloud: Cloud, tmp_path: Path) -> None:
-        """Every delivery is a message with its very text, and what a gate makes of them is exactly once."""
+        """Every delivery is one message with the same text, and a gate runs each event exactly once."""
         sqs = cloud.client_of("sqs")
         queue = sqs.create_queue(QueueName="plain")["QueueUrl"]
         sent(open_target(cloud.target("sqs://plain")), plan(40, invalid=0.2), tmp_path / "truth.jsonl")
@@ -89,7 +89,7 @@ class TestQueue:
         assert judged(tmp_path, done).once
 
     def test_groups(self, cloud: Cloud, tmp_path: Path) -> None:
-        """In a FIFO queue an entity is a group, and copies are messages of their own for all that they are alike."""
+        """In a FIFO queue an entity is a message group, and copies are separate messages."""
         sqs = cloud.client_of("sqs")
         attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
         queue = sqs.create_queue(QueueName="ordered.fifo", Attributes=attributes)["QueueUrl"]
@@ -102,7 +102,7 @@ class TestQueue:
         assert sum(map(int, counts.values())) == summary.count() > 15
 
     def test_failed_entries(self, cloud: Cloud, tmp_path: Path) -> None:
-        """An entry that fails is sent again if the fault is not its own, and with it the batch is whole."""
+        """An entry that failed for a temporary reason is sent again."""
         sqs = cloud.client_of("sqs")
         queue = sqs.create_queue(QueueName="stumbling")["QueueUrl"]
         target = SqsTarget(cloud.target("sqs://stumbling"))
@@ -113,7 +113,7 @@ class TestQueue:
         assert len(bodies(sqs, queue)) == summary.count()
 
     def test_the_entrys_own_fault(self, cloud: Cloud, tmp_path: Path) -> None:
-        """One whose sender is at fault is not sent again."""
+        """An entry with a sender fault is not sent again."""
         cloud.client_of("sqs").create_queue(QueueName="strict")
         target = SqsTarget(cloud.target("sqs://strict"))
         FirstFails(target._client, "sqs.SendMessageBatch", {"SenderFault": True, "Code": "InvalidMessageContents"})
@@ -123,7 +123,7 @@ class TestQueue:
 
     @pytest.mark.parametrize("code", ["ThrottlingException", "RequestThrottled", "InternalFailure"])
     def test_a_busy_service(self, cloud: Cloud, tmp_path: Path, code: str) -> None:
-        """A request that is refused for now is made again."""
+        """A throttled request is sent again."""
         cloud.client_of("sqs").create_queue(QueueName="busy")
         target = SqsTarget(cloud.target("sqs://busy"))
         refusals = [reply(400 if "Thrott" in code else 500, code)]
@@ -140,7 +140,7 @@ class TestQueue:
 class TestBus:
     @pytest.fixture
     def queue(self, cloud: Cloud) -> str:
-        """A queue to which a rule of the bus sends everything."""
+        """A queue that receives everything on the bus."""
         sqs, events = cloud.client_of("sqs"), cloud.client_of("events")
         queue = str(sqs.create_queue(QueueName="behind-the-bus")["QueueUrl"])
         arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -150,8 +150,8 @@ class TestBus:
         return queue
 
     def test_through_a_rule(self, cloud: Cloud, tmp_path: Path, queue: str) -> None:
-        """What a rule hands over has envelopes of the bus's own, whose ids the truth has, and is read as the same
-        events: a gate makes exactly once of it."""
+        """Events through a rule have new envelopes, whose ids the truth file records; a gate runs each event exactly
+        once."""
         target = EventBridgeTarget(cloud.target("eventbridge://desk"))
         FirstFails(
             target._client, "events.PutEvents", {"ErrorCode": "ThrottlingException", "ErrorMessage": "slow down"}
@@ -176,17 +176,17 @@ class TestBus:
 class TestAddresses:
     @pytest.mark.parametrize("url", ["sqs://nowhere", "eventbridge://nowhere"])
     def test_not_there(self, cloud: Cloud, url: str) -> None:
-        """A queue or a bus that is not there is told before anything is sent."""
+        """A missing queue or bus is reported before anything is sent."""
         with pytest.raises(TargetError, match=r"(queue|bus) nowhere \(.+\) does not exist; check its name"):
             open_target(cloud.target(url))
 
     def test_nobody_there(self) -> None:
-        """An endpoint at which nobody answers is told."""
+        """An unreachable endpoint is reported."""
         with pytest.raises(TargetError, match=r"the SQS queue q \(.+\) cannot be reached .* check region, endpoint"):
             open_target(f"sqs://q?region={REGION}&endpoint=http://127.0.0.1:{free_port()}")
 
     def test_no_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a region the sentence says where to write it."""
+        """Without a region, the error says where to write it."""
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
@@ -194,7 +194,7 @@ class TestAddresses:
             open_target("sqs://q")
 
     def test_what_they_say_they_are(self) -> None:
-        """On a bus, simulated events are told from others by their source, unless another was asked for."""
+        """On a bus, simulated events have their own source unless the URL names one."""
         assert place_of("eventbridge://desk").source == "oncegate.simulate"
         assert place_of("eventbridge://desk?source=com.example.crm").source == "com.example.crm"
 
@@ -207,7 +207,7 @@ class TestAddresses:
             ("eventbridge://b?regoin=x", "unknown option 'regoin' of eventbridge://; use region, endpoint"),
         ],
     )
-    def test_what_cannot_be_meant(self, url: str, said: str) -> None:
-        """A URL with a slip is refused."""
+    def test_invalid_options(self, url: str, said: str) -> None:
+        """An invalid URL is refused."""
         with pytest.raises(SettingError, match=said):
             open_target(url)

@@ -1,4 +1,4 @@
-"""Simulated traffic: the same each time, read as what it is meant to be, and no more alike than it is."""
+"""Simulated traffic: reproducible, readable, and with correct keys."""
 
 import os
 import subprocess
@@ -11,18 +11,18 @@ import pytest
 from oncegate import Gate, keys, read
 from oncegate.errors import SettingError
 from oncegate.simulate.copies import CopyOptions
-from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries, happenings, keys_of
+from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries, keys_of, simulated_events
 
 ALL = CopyOptions(reemit=0.3, rewrap=0.3, replay=0.2, echo=0.3, conflict=0.3, invalid=0.2)
 WINDOW = ALL.window
 
 
-def made(events: int = 400, delay: int = 0, seed: int = 11, wishes: CopyOptions = ALL) -> list[PlannedDelivery]:
-    return list(deliveries(Plan(events=events, seed=seed, delay=delay, wishes=wishes)))
+def made(events: int = 400, delay: int = 0, seed: int = 11, options: CopyOptions = ALL) -> list[PlannedDelivery]:
+    return list(deliveries(Plan(events=events, seed=seed, delay=delay, copy_options=options)))
 
 
 def test_the_same_bytes_again() -> None:
-    """A seed makes the same bytes and the same truth in every process, and another seed makes others."""
+    """A seed makes the same bytes and the same truth in every process; another seed makes others."""
     command = [sys.executable, "-m", "oncegate", "simulate", "--to", "-", "--truth", "/dev/stderr", "--events", "60"]
     command += ["--delay", "2s", "--echo", "0.3", "--conflict", "0.3", "--invalid", "0.3", "--seed"]
 
@@ -39,20 +39,24 @@ def test_the_same_bytes_again() -> None:
 
 
 def test_what_happens_does_not_depend_on_its_copies() -> None:
-    """To ask for other copies, or for later ones, changes nothing of what happens."""
+    """The options of copies and delays do not change the events."""
     alone = CopyOptions(copies=(1, 1), reemit=0, rewrap=0, replay=0)
-    for plan in (Plan(events=50, seed=2), Plan(events=50, seed=2, delay=5_000_000, wishes=alone)):
-        firsts = {each.of.number: each.copy.raw for each in deliveries(plan) if each.of and each.copy.kind == "first"}
+    for plan in (Plan(events=50, seed=2), Plan(events=50, seed=2, delay=5_000_000, copy_options=alone)):
+        firsts = {
+            each.original.number: each.copy.raw
+            for each in deliveries(plan)
+            if each.original and each.copy.kind == "first"
+        }
         assert len(firsts) == 50
         assert [firsts[number] for number in sorted(firsts)] == [
-            each.copy.raw for each in made(50, seed=2, wishes=alone)
+            each.copy.raw for each in made(50, seed=2, options=alone)
         ]
 
 
 def test_each_is_read_as_what_it_is_meant_to_be() -> None:
-    """What arrives one after the other gets the outcome and the kind that the truth has for it, from a real gate."""
+    """A gate gives each delivery the outcome and kind that the truth has."""
     gate = Gate("memory://")
-    for delivery in made(wishes=CopyOptions(reemit=0.3, rewrap=0.5, replay=0.2, conflict=0.3, invalid=0.2)):
+    for delivery in made(options=CopyOptions(reemit=0.3, rewrap=0.5, replay=0.2, conflict=0.3, invalid=0.2)):
         outcome = gate.run(delivery.copy.raw, lambda event: None)
         kind = delivery.copy.kind
         expected = {"first": "processed", "conflict": "conflict", "invalid": "invalid"}.get(kind, "duplicate")
@@ -61,7 +65,7 @@ def test_each_is_read_as_what_it_is_meant_to_be() -> None:
 
 
 def test_all_there_is_to_read() -> None:
-    """Each source and its traps are among it: topics by EventBridge, webhooks, cases, contacts, every wrapping."""
+    """The traffic has every source, topic and wrapping."""
     found = made(700)
     types = {event.type for delivery in found for event in read(delivery.copy.raw) if not event.problem}
     topic = "v2.detail.events.conversation.{id}"
@@ -70,29 +74,29 @@ def test_all_there_is_to_read() -> None:
     assert types >= {"openmessaging.Text", "openmessaging.Receipt", "CaseCreated", "CaseStatusChanged"}
     assert types >= {"MessageCreated", "CallContactEvent"}
     assert {delivery.copy.wrapping for delivery in found} == {None, "sns", "array", "detail", "websocket"}
-    sources = Counter(each.event.source for each in happenings(Plan(events=200)))
+    sources = Counter(each.event.source for each in simulated_events(Plan(events=200)))
     assert sources.keys() == {"genesys", "cxone"}
     same = Counter(
-        (each.event.type, each.event.entity, each.event.occurred_at) for each in happenings(Plan(events=500))
+        (each.event.type, each.event.entity, each.event.occurred_at) for each in simulated_events(Plan(events=500))
     )
     assert any(number > 1 for number in same.values()), "two updates of attributes share a millisecond"
 
 
 def test_keys_tell_the_truth() -> None:
-    """Under `auto` an event and its copies share a key that no other event has; its echo has another, and is within the
-    window of the same change of state."""
+    """Under `auto` an event and its copies share a key of their own; an echo has another key and the same state within
+    the window."""
     owner: dict[str | None, int] = {}
     for delivery in made(600):
-        if delivery.of is None:
+        if delivery.original is None:
             assert delivery.event.problem, "what is invalid cannot be read"
             assert set(keys_of(delivery.event, WINDOW).values()) == {None}
             continue
-        own, first = keys_of(delivery.event, WINDOW), keys_of(delivery.of.event, WINDOW)
-        assert owner.setdefault(own["auto"], delivery.of.number) == delivery.of.number
+        own, first = keys_of(delivery.event, WINDOW), keys_of(delivery.original.event, WINDOW)
+        assert owner.setdefault(own["auto"], delivery.original.number) == delivery.original.number
         echo = delivery.copy.kind == "state-echo"
         assert (own["auto"] != first["auto"]) == echo
         if echo:
-            changes = [keys.state_change()(event).change for event in (delivery.event, delivery.of.event)]
+            changes = [keys.state_change()(event).change for event in (delivery.event, delivery.original.event)]
             assert changes[0] is not None
             assert changes[1] is not None
             assert 0 < changes[0].at - changes[1].at <= WINDOW
@@ -101,36 +105,36 @@ def test_keys_tell_the_truth() -> None:
 
 @pytest.mark.parametrize("window", [1_000, 5_000_000])
 def test_echoes_are_one_event_and_nothing_else_is(window: int) -> None:
-    """However late, `state_change` with the window of the simulation runs each event once, and each of them."""
+    """`state_change` with the window of the simulation runs each event once, whatever the delay."""
     ran: list[str | None] = []
     gate = Gate("memory://", key=keys.first(keys.state_change(f"{window // 1_000}ms"), keys.auto))
-    wishes = CopyOptions(echo=0.7, window=window)
-    for delivery in made(500, delay=20_000_000, wishes=wishes):
+    copy_options = CopyOptions(echo=0.7, window=window)
+    for delivery in made(500, delay=20_000_000, options=copy_options):
         gate.run(delivery.copy.raw, lambda event: ran.append(event.entity))
-    assert Counter(ran) == Counter(each.event.entity for each in happenings(Plan(events=500, seed=11)))
+    assert Counter(ran) == Counter(each.event.entity for each in simulated_events(Plan(events=500, seed=11)))
     assert gate.counts.get("timeline.split", 0) == 0
 
 
 def test_late_and_out_of_order() -> None:
-    """With a delay deliveries are due later than their event, never by more than the delay, and are in that order."""
+    """With a delay, deliveries are at most that late, and are sorted by due time."""
     late = made(delay=2_000_000)
     assert all(one.due <= other.due for one, other in pairwise(late))
-    behind = [each.due - (each.of.number - 1) * 10_000 for each in late if each.of]
+    behind = [each.due - (each.original.number - 1) * 10_000 for each in late if each.original]
     assert 0 <= min(behind) < 100_000
     assert 1_900_000 < max(behind) <= 2_000_000
-    firsts = [each.of.number for each in late if each.of and each.copy.kind == "first"]
+    firsts = [each.original.number for each in late if each.original and each.copy.kind == "first"]
     assert firsts != sorted(firsts)
     assert Counter(each.copy.raw for each in late) == Counter(each.copy.raw for each in made())
 
 
 def test_how_often() -> None:
-    """As many copies and as large shares come as were asked for."""
-    assert {each.copy.kind for each in made(50, wishes=CopyOptions(copies=(1, 1), reemit=0, rewrap=0, replay=0))} == {
+    """The number of copies and the shares are those of the options."""
+    assert {each.copy.kind for each in made(50, options=CopyOptions(copies=(1, 1), reemit=0, rewrap=0, replay=0))} == {
         "first"
     }
     every = CopyOptions(copies=(4, 4), reemit=1, rewrap=1, replay=1, echo=1, conflict=1, invalid=1)
-    found = [each for each in made(40, wishes=every) if each.of is None or "detail" in each.of.document]
-    of_calls = Counter(each.copy.kind for each in found if each.of and each.copy.wrapping is None)
+    found = [each for each in made(40, options=every) if each.original is None or "detail" in each.original.document]
+    of_calls = Counter(each.copy.kind for each in found if each.original and each.copy.wrapping is None)
     calls = of_calls["first"]
     assert of_calls["redelivery"] == 3 * calls
     assert of_calls["re-emission"] == of_calls["replay"] == calls
@@ -141,8 +145,8 @@ def test_how_often() -> None:
 
 
 def test_by_a_bus() -> None:
-    """What goes by a bus is a document each time, and no copy is said to have the envelope of another."""
-    for delivery in made(wishes=CopyOptions(reemit=0.3, replay=0.3, rewrap=0.5, invalid=0.3, by_bus=True)):
+    """For a bus every copy is a document, and no copy claims the envelope of another."""
+    for delivery in made(options=CopyOptions(reemit=0.3, replay=0.3, rewrap=0.5, invalid=0.3, by_bus=True)):
         assert delivery.copy.document is not None
         assert delivery.copy.wrapping is None
         if delivery.copy.kind == "redelivery":
@@ -151,7 +155,7 @@ def test_by_a_bus() -> None:
 
 
 @pytest.mark.parametrize("window", [0, 999, 5_000_001])
-def test_a_window_that_cannot_be(window: int) -> None:
-    """A window in which other events fall too could not be judged by."""
+def test_an_invalid_window(window: int) -> None:
+    """A window that other events fall into is refused."""
     with pytest.raises(SettingError, match="from 1ms to 5s"):
-        Plan(wishes=CopyOptions(window=window))
+        Plan(copy_options=CopyOptions(window=window))

@@ -41,9 +41,9 @@ def test_work() -> None:
         assert Gate("memory://").run({"id": "1"}, handler).status == "processed"
         handler.close()  # type: ignore[union-attr]  # sinks have it
         assert len(receiver.received) == 1
-    with pytest.raises(SettingError, match="--forward and --publish: an event goes one way only"):
+    with pytest.raises(SettingError, match="--forward and --publish: only one of these can be used"):
         work.handler_of(given(work__forward="https://a.example", work__publish="sqs://q"))
-    with pytest.raises(SettingError, match="name what is called with each event: --handler module:function, --forward"):
+    with pytest.raises(SettingError, match="no handler; use --handler MODULE:FUNCTION, --forward URL"):
         work.handler_of(given(serve__forward="https://a.example"))
 
 
@@ -64,11 +64,11 @@ def test_no_handler() -> None:
         ),
         (
             {"serve__forward": "https://a.example", "serve__publish": "sqs://q"},
-            "--forward and --publish: an event goes one way only; keep one of them, and set the others to off",
+            "--forward and --publish: only one of these can be used; set the others to off",
         ),
         (
             {"serve__forward": "https://a.example", "serve__handler": "app:on_event"},
-            "--handler and --forward: an event goes one way only; keep one of them, and set the others to off",
+            "--handler and --forward: only one of these can be used; set the others to off",
         ),
         (
             {"serve__forward": "https://u:s3cret@a.example"},

@@ -1,4 +1,4 @@
-"""`oncegate config`: whether the settings can be meant, and where each comes from."""
+"""`oncegate config`: check the settings, and show where each value comes from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -8,10 +8,10 @@ from typing import Any, Final
 import click
 
 from oncegate.cli.handlers import chosen_handler, forward_problems
-from oncegate.cli.options import examined, output_option, refuse, with_settings
-from oncegate.cli.output import say, show_json, show_table
-from oncegate.cli.serve import check_traces, handler_of, refuse_open_doors
-from oncegate.cli.work import OF_WORKER, check_way
+from oncegate.cli.options import examine_settings, exit_on_problems, output_option, with_settings
+from oncegate.cli.output import print_text, show_json, show_table
+from oncegate.cli.serve import check_tracing, check_unsigned_host, handler_of
+from oncegate.cli.work import WORKER_OPTIONS, check_work_option
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.gate.options import DEFAULTS, validate
@@ -19,25 +19,26 @@ from oncegate.service.config import check_keys, check_mode, metrics_verifier, pr
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
 from oncegate.settings.parsing import as_text
-from oncegate.settings.schema import FORWARD, OF_SIGNATURE, READ, WAYS
+from oncegate.settings.schema import FORWARD, HANDLER_OPTIONS, OF_SIGNATURE, READ
 from oncegate.settings.settings import DEFAULT
 
 _FORWARD: Final = [setting.path for setting in FORWARD]
 
 
-# What is made of the settings, and of which.
-_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
+# The functions that use settings of a route, and the settings that each uses.
+_ROUTE_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     Settings.strategy: ["key"],
     Settings.hints: [setting.path for setting in READ],
-    handler_of: [*(f"serve.{way}" for way in WAYS), *_FORWARD],
+    handler_of: [*(f"serve.{option}" for option in HANDLER_OPTIONS), *_FORWARD],
     verifier_for: [f"serve.{name}" for name in OF_SIGNATURE],
     secrets_of: ["serve.secret_env", "serve.secret_file"],
 }
-_USES_OF_ALL: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
-    partial(chosen_handler, table="work"): [*(f"work.{way}" for way in WAYS), *_FORWARD],
-    **{partial(check_way, name=name): [f"work.{name}"] for name in OF_WORKER},
-    check_traces: ["serve.trace"],
-    refuse_open_doors: ["serve.host", "serve.signature"],
+# The same for settings that are not set per route.
+_COMMON_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
+    partial(chosen_handler, table="work"): [*(f"work.{option}" for option in HANDLER_OPTIONS), *_FORWARD],
+    **{partial(check_work_option, name=name): [f"work.{name}"] for name in WORKER_OPTIONS},
+    check_tracing: ["serve.trace"],
+    check_unsigned_host: ["serve.host", "serve.signature"],
     tls_of: ["serve.tls_cert", "serve.tls_key"],
     proxies_of: ["serve.proxies"],
     metrics_verifier: ["serve.metrics_token_env", "serve.metrics_token_file"],
@@ -52,31 +53,31 @@ def config() -> None:
     """Check or show the settings."""
 
 
-@config.command()
+@config.command(short_help="Report all problems.")
 def check() -> None:
-    """Say what is wrong with the settings, all at once.
+    """Check the settings, and report all problems at once.
 
-    Functions that are named in them are imported to see that they are there. No store is opened, but its URL is read.
+    Functions that the settings name are imported. The URL of the store is checked, but the store is not opened.
     """
-    settings, problems = examined({})
-    refuse(list(dict.fromkeys([*problems, *_unusable(settings)])))
+    settings, problems = examine_settings({})
+    exit_on_problems(list(dict.fromkeys([*problems, *_unusable(settings)])))
     chosen = [shown for shown in settings.shown() if shown.origin != DEFAULT]
     places = ", ".join(dict.fromkeys(shown.origin for shown in chosen))
-    said = f"{times(len(chosen), 'setting')} from {places}, the rest by default" if chosen else "all by default"
-    say(f"The settings are in order: {said}.")
+    summary = f"{times(len(chosen), 'setting')} from {places}, defaults for the rest" if chosen else "all defaults"
+    print_text(f"The settings are valid: {summary}.")
 
 
 def _unusable(settings: Settings) -> list[str]:
-    """What only shows when the settings are put to use. What rests on one that was refused is not tried: what is wrong
-    with it was said, and its default was not meant."""
+    """The problems that appear only when the settings are used. A use of a refused setting is skipped: that problem is
+    reported already, and the default value is not the user's choice."""
     uses: list[Callable[[], Any]] = []
     routes = settings.routes.values()
     for route in (settings, *routes):
-        uses += [partial(use, route) for use, names in _USES.items() if route.refused.isdisjoint(names)]
+        uses += [partial(use, route) for use, names in _ROUTE_USES.items() if route.refused.isdisjoint(names)]
     refused = settings.refused.union(*(route.refused for route in routes))
-    uses += [partial(use, settings) for use, names in _USES_OF_ALL.items() if refused.isdisjoint(names)]
+    uses += [partial(use, settings) for use, names in _COMMON_USES.items() if refused.isdisjoint(names)]
     found = [problem for use in uses if (problem := _problem(use))]
-    return list(dict.fromkeys([*found, *_of_forwarding(settings, *routes)]))
+    return list(dict.fromkeys([*found, *_forwarding_problems(settings, *routes)]))
 
 
 def _problem(use: Callable[[], Any]) -> str | None:
@@ -87,45 +88,45 @@ def _problem(use: Callable[[], Any]) -> str | None:
     return None
 
 
-def _of_forwarding(*routes: Settings) -> Iterator[str]:
-    """Of these there may be several at a time, of which a handler only tells the first."""
+def _forwarding_problems(*routes: Settings) -> Iterator[str]:
+    """All problems of forwarding; a handler reports only the first one."""
     for route in routes:
         for path in ("serve.forward", "work.forward"):
             if route.refused.isdisjoint([path, *_FORWARD]):
-                with suppress(MissingExtra):  # which was said
+                with suppress(MissingExtra):  # reported already
                     yield from forward_problems(route, path)
 
 
-@config.command()
+@config.command(short_help="Show values and origins.")
 @with_settings()
 @output_option
 def show(settings: Settings, output: str) -> None:
-    """Show each setting, its value and where it comes from; secrets are masked."""
-    found, lasts = settings.shown(), _lasts(settings)
+    """Show each setting, its value and its origin. Secrets are masked."""
+    found, lasts = settings.shown(), _retry_times(settings)
     if output == "json":
-        rest = {name: {"lasts": said} for name, said in lasts.items()}
+        rest = {name: {"lasts": text} for name, text in lasts.items()}
         show_json(
             {each.setting: {"value": each.value, "from": each.origin} | rest.get(each.setting, {}) for each in found}
         )
         return
     rows = [(each.setting, as_text(each.value), each.origin) for each in found]
     show_table(("setting", "value", "from"), rows, essential=("setting", "value", "from"))
-    for name, said in lasts.items():
-        say(f"{name}: {said}")
+    for name, text in lasts.items():
+        print_text(f"{name}: {text}")
 
 
-def _lasts(settings: Settings) -> dict[str, str]:
-    """For how long the inbox tries an event again, by the setting that says so."""
-    terms = validate({name: settings[name] for name in DEFAULTS})
-    if terms.max_attempts is None:
-        attempts = "failures are not counted; an event that always fails is tried for ever"
+def _retry_times(settings: Settings) -> dict[str, str]:
+    """How long the inbox retries an event, by the setting that decides it."""
+    config = validate({name: settings[name] for name in DEFAULTS})
+    if config.max_attempts is None:
+        attempts = "failures are not counted; an event that always fails is retried forever"
     else:
-        least, most = terms.attempts_last
+        least, most = config.attempts_last
         attempts = (
-            f"an event that always fails is a dead letter after {times(terms.max_attempts, 'attempt')}, {spoken(least)}"
-            f" to {spoken(most)} after the first, not counting the time that its handler takes"
+            f"an event that always fails becomes a dead letter after {times(config.max_attempts, 'attempt')},"
+            f" {spoken(least)} to {spoken(most)} after the first one, plus the time that its handler takes"
         )
-    if terms.retry_for is None:
-        return {"max_attempts": attempts, "retry_for": "unavailability counts like any failure, by max_attempts"}
-    retried = f"while what its handler calls is unavailable, an event is tried again for {spoken(terms.retry_for)}"
-    return {"max_attempts": attempts, "retry_for": f"{retried}, and then is a dead letter"}
+    if config.retry_for is None:
+        return {"max_attempts": attempts, "retry_for": "unavailability counts as a failure (max_attempts)"}
+    retried = f"while what the handler calls is unavailable, an event is retried for {spoken(config.retry_for)}"
+    return {"max_attempts": attempts, "retry_for": f"{retried}, and then becomes a dead letter"}

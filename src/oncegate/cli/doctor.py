@@ -1,7 +1,7 @@
-"""`oncegate doctor`: judge a deployment, its store and the settings."""
+"""`oncegate doctor`: check a deployment, its store and the settings."""
 
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import click
 from msgspec.structs import asdict, replace
@@ -10,11 +10,11 @@ from rich.text import Text
 
 from oncegate.cli import exit_codes
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import say, show_facts, show_json, show_table
+from oncegate.cli.output import print_text, show_facts, show_json, show_table
 from oncegate.doctor.facts import Facts, RouteFacts, Unread
 from oncegate.doctor.findings import Finding
-from oncegate.doctor.rules import RULES, judged, unasked
-from oncegate.doctor.stores import seen
+from oncegate.doctor.rules import RULES, check, unchecked
+from oncegate.doctor.store_facts import read_store
 from oncegate.durations import microseconds, times
 from oncegate.errors import MissingExtra
 from oncegate.gate.options import DEFAULTS, validate
@@ -26,32 +26,40 @@ from oncegate.text import clean, masked
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _CODES: Final = {"error": exit_codes.ERRORS_FOUND, "warning": exit_codes.WARNINGS_FOUND}
 
-Judged = list[tuple[str, Finding]]
+Findings = list[tuple[str, Finding]]
 
 
-@click.command()
-@click.option("--name", metavar="NAME", help="What `oncegate infra up` made under this name.")
+@click.command(short_help="Check a deployment for known problems.")
+@click.option("--name", metavar="NAME", help="The name of a deployment that `oncegate infra up` created.")
 @click.option("--queue", metavar="NAME|URL|ARN", help="An SQS queue.")
-@click.option("--function", metavar="NAME|ARN", help="A Lambda function; its queue is found by its mapping.")
-@click.option("--rule", metavar="NAME", help="An EventBridge rule; those that reach queue and function are found.")
+@click.option("--function", metavar="NAME|ARN", help="A Lambda function. The queue that it reads is found.")
+@click.option(
+    "--rule", metavar="NAME", help="An EventBridge rule. Rules that send to the queue or the function are found."
+)
 @click.option("--bus", default="default", show_default=True, metavar="NAME", help="The event bus of the rule.")
-@click.option("--table", metavar="NAME", help="A DynamoDB table.  [default: that of the store]")
-@click.option("--region", metavar="REGION", help="Where to look.  [default: that of the environment]")
-@click.option("--endpoint", metavar="URL", help="An emulator's address in place of AWS's own.")
+@click.option("--table", metavar="NAME", help="A DynamoDB table.  [default: the table of the store]")
+@click.option("--region", metavar="REGION", help="The AWS region.  [default: from the environment]")
+@click.option("--endpoint", metavar="URL", help="The address of an AWS emulator.")
 @with_settings(STORE, SETTINGS["lease"], SETTINGS["retention"], SETTINGS["work.visibility"])
 @output_option
-def doctor(settings: Settings, region: str | None, endpoint: str | None, output: str, **asked: str | None) -> int:
-    """Judge a deployment by the rules of docs/doctor.md: what was found, why it matters, and what mends it.
+def doctor(settings: Settings, region: str | None, endpoint: str | None, output: str, **parts: str | None) -> int:
+    """Check a deployment, its store and the settings for known problems.
 
-    Nothing is changed. Without a deployment the settings and their store are judged. Exits with 10 if there are errors,
-    with 11 if there are warnings.
+    Each finding says what was found, why it matters and how to fix it. Nothing is changed. If no part of a deployment
+    is named, only the settings and their store are checked. The rules are listed in docs/doctor.md.
+
+    \b
+    Exit codes:
+      0   no errors and no warnings
+      10  errors: events are lost or doubled
+      11  warnings: the same after another failure
     """
-    facts = _with_deployment(_of_settings(settings, asked), settings, asked, region, endpoint)
-    found = judged(facts)
+    facts = _with_deployment(_facts_of_settings(settings, parts), settings, parts, region, endpoint)
+    found = check(facts)
     if output == "json":
         findings = [{"rule": rule, **asdict(finding)} for rule, finding in found]
-        told = {"identity": facts.identity, "region": facts.region, "findings": findings}
-        show_json(told | {"rules": len(RULES), "unasked": unasked(facts)})
+        fields = {"identity": facts.identity, "region": facts.region, "findings": findings}
+        show_json(fields | {"rules": len(RULES), "unasked": unchecked(facts)})
     else:
         _show(facts, found)
     return _CODES.get(found[0][1].severity, exit_codes.OK) if found else exit_codes.OK
@@ -60,15 +68,15 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _of_settings(settings: Settings, asked: dict[str, str | None]) -> Facts:
-    """What the settings say, and their store; one that nobody chose is not looked for beside a deployment."""
-    hidden = microseconds(settings["work.visibility"], "work.visibility")
-    terms = validate({name: settings[name] for name in DEFAULTS})
-    facts = Facts(terms=terms, routes=_routes(settings), worker_visibility=hidden)
-    if settings.chosen("store") is None and _named(asked):
+def _facts_of_settings(settings: Settings, parts: dict[str, str | None]) -> Facts:
+    """The settings and their store. The default store is not read if parts of a deployment are named."""
+    visibility = microseconds(settings["work.visibility"], "work.visibility")
+    config = validate({name: settings[name] for name in DEFAULTS})
+    facts = Facts(config=config, routes=_routes(settings), worker_visibility=visibility)
+    if settings.chosen("store") is None and _names_part(parts):
         return facts
-    found = seen(settings["store"], masked(settings["store"]))
-    return replace(facts, store=found.store, redis=found.redis, clocks=found.clocks)
+    reading = read_store(settings["store"], masked(settings["store"]))
+    return replace(facts, store=reading.store, redis=reading.redis, clocks=reading.clocks)
 
 
 def _routes(settings: Settings) -> tuple[RouteFacts, ...]:
@@ -82,51 +90,51 @@ def _routes(settings: Settings) -> tuple[RouteFacts, ...]:
 
 
 def _with_deployment(
-    facts: Facts, settings: Settings, asked: dict[str, str | None], region: str | None, endpoint: str | None
+    facts: Facts, settings: Settings, parts: dict[str, str | None], region: str | None, endpoint: str | None
 ) -> Facts:
-    """The same with what AWS tells, if anything of AWS is asked about."""
+    """The facts, completed with those from AWS if a part is named or the store is in DynamoDB."""
     in_aws = facts.store is not None and facts.store.scheme == "dynamodb"
-    if not in_aws and not _named(asked):
+    if not in_aws and not _names_part(parts):
         return facts
     try:
         from oncegate.doctor.reading import ReadRequest, read
     except ImportError:
-        why = str(MissingExtra("looking at AWS", "aws"))
+        why = str(MissingExtra("reading from AWS", "aws"))
         return replace(facts, unread=(Unread(what="AWS", why=why),))
     store = settings["store"] if in_aws else None
-    request = ReadRequest(**asked)  # type: ignore[arg-type]  # click gives --bus its default
+    request = ReadRequest(**parts)  # type: ignore[arg-type]  # click gives --bus its default
     return read(facts, request, store, region, endpoint)
 
 
-def _named(asked: dict[str, str | None]) -> bool:
-    return any(value for name, value in asked.items() if name != "bus")
+def _names_part(parts: dict[str, str | None]) -> bool:
+    return any(value for name, value in parts.items() if name != "bus")
 
 
 # ── showing ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show(facts: Facts, found: Judged) -> None:
+def _show(facts: Facts, found: Findings) -> None:
     show_facts(
         {
-            "identity": facts.identity or "not known",
-            "region": facts.region or "not asked",
-            "store": facts.store.url if facts.store else "not looked at",
-            "looked at": _looked_at(facts),
+            "identity": facts.identity or "unknown",
+            "region": facts.region or "not used",
+            "store": facts.store.url if facts.store else "not checked",
+            "checked": _checked_parts(facts),
         }
     )
-    say("")
+    print_text("")
     if found:
         rows = [(finding.severity, rule, finding.what) for rule, finding in found]
         show_table(("severity", "rule", "what"), rows, essential=("severity", "rule", "what"))
         for rule, finding in found:
             _explain(rule, finding)
-        say("")
-    say(f"{_summary(facts, found)} {_left_out(facts)}".rstrip())
+        print_text("")
+    print_text(f"{_summary(facts, found)} {_left_out(facts)}".rstrip())
 
 
-def _looked_at(facts: Facts) -> str:
-    parts: list[Any] = [facts.queue, facts.function, facts.table]
-    named = [f"{type(part).__name__.lower()} {part.name}" for part in parts if part is not None]
+def _checked_parts(facts: Facts) -> str:
+    parts = {"queue": facts.queue, "function": facts.function, "table": facts.table}
+    named = [f"{kind} {part.name}" for kind, part in parts.items() if part is not None]
     return ", ".join(["settings", *named, *(f"rule {facts.named(rule)}" for rule in facts.rules)])
 
 
@@ -138,18 +146,18 @@ def _explain(rule: str, finding: Finding) -> None:
         console.print(Text.assemble("  ", (label.ljust(5), "dim"), f"  {clean(text)}"))
 
 
-def _summary(facts: Facts, found: Judged) -> str:
+def _summary(facts: Facts, found: Findings) -> str:
     if not found:
-        asked = len(RULES) - len(unasked(facts))
-        return f"{asked} of {len(RULES)} rules could be asked, and all of these are kept."
-    counted = {word: sum(finding.severity == word for _, finding in found) for word in _COLOURS}
-    return f"{', '.join(times(count, word) for word, count in counted.items() if count)}."
+        checked = len(RULES) - len(unchecked(facts))
+        return f"No problem found: {checked} of {len(RULES)} rules were checked."
+    counts = {severity: sum(finding.severity == severity for _, finding in found) for severity in _COLOURS}
+    return f"{', '.join(times(count, severity) for severity, count in counts.items() if count)}."
 
 
 def _left_out(facts: Facts) -> str:
-    """How many rules were not asked, and why."""
-    lacking = Counter(unasked(facts).values())
-    if not lacking:
+    """How many rules were not checked, and why."""
+    missing = Counter(unchecked(facts).values())
+    if not missing:
         return ""
-    named = ", ".join(f"no {what} ({count})" for what, count in lacking.items())
-    return f"{times(lacking.total(), 'rule')} had nothing to look at: {named}."
+    named = ", ".join(f"no {part} ({count})" for part, count in missing.items())
+    return f"{times(missing.total(), 'rule')} could not be checked: {named}."

@@ -1,6 +1,7 @@
-"""Documents: the JSON texts in a file, which may hold one, an array, one on each line, or several one after the other.
+"""Read events from files of JSON: one document, an array, one document per line, or several documents in a row.
 
-Lines are read one at a time, so a file of them may be of any size. A document that spans lines is read whole, as text.
+A file with one document per line is read line by line, so its size does not matter. A document that spans lines is
+read as a whole.
 """
 
 import io
@@ -18,38 +19,56 @@ import msgspec
 from msgspec import Raw, Struct
 
 from oncegate.cli import exit_codes
-from oncegate.cli.output import Progress, say_error
+from oncegate.cli.output import Progress, print_error
 from oncegate.events import Event
 from oncegate.sources import NO_HINTS, Hints, read
 
-_MARK = b"\xef\xbb\xbf"
-# What a line of a document that goes on in the next one ends with, and a line that is a document by itself cannot.
-_OPEN = (b"[", b"{", b",", b":")
+_STDIN = "-"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# A line that ends with one of these continues in the next line: no complete document ends so.
+_CONTINUES = (b"[", b"{", b",", b":")
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
+@contextmanager
+def open_input(file: str) -> Iterator[BinaryIO]:
+    """Open a file for reading, or stdin for `-`. Exits with a message if the file cannot be read."""
+    try:
+        if file == _STDIN:
+            yield sys.stdin.buffer
+            return
+        with open(file, "rb") as stream:
+            yield stream
+    except OSError as error:
+        print_error(f"cannot read {click.format_filename(file)}: {error.strerror or error}")
+        raise click.exceptions.Exit(exit_codes.FAILED) from error
+
+
+# ── documents ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
 class JsonDocument(Struct, frozen=True):
-    """`line` is where it starts, None if it is all that the file holds."""
+    """`line` is the number of its first line; None if it is the only document of the file."""
 
     raw: bytes
     line: int | None = None
 
 
 def documents(stream: BinaryIO) -> Iterator[JsonDocument]:
-    """The documents of a stream, in order. What cannot be read is one too, so that its place can be told."""
+    """The documents of a stream, in order. An unreadable document is included, so that its place can be reported."""
     lines = _lines(stream)
     head = [document for _, document in zip(range(2), lines, strict=False)]
     if len(head) < 2:
-        return _whole(head[0].raw) if head else iter(())
-    if _has_lines(head[0].raw, head[1].raw):
+        return _split(head[0].raw) if head else iter(())
+    if _is_line_format(head[0].raw, head[1].raw):
         return chain(head, lines)
-    blank = b"\n" * ((head[0].line or 1) - 1)  # so that lines are counted from the beginning
+    blank = b"\n" * ((head[0].line or 1) - 1)  # restores the blank lines, to keep line numbers right
     gap = b"\n" * ((head[1].line or 2) - (head[0].line or 1))
-    return _whole(blank + head[0].raw + gap + head[1].raw + b"\n" + stream.read())
+    return _split(blank + head[0].raw + gap + head[1].raw + b"\n" + stream.read())
 
 
-def items(raw: bytes) -> list[Raw] | None:
-    """The texts of an array's items, which are cut out without making values of them; None for what is no array."""
+def array_items(raw: bytes) -> list[Raw] | None:
+    """The raw texts of the items of an array, without decoding them; None if the document is not an array."""
     if not raw.lstrip().startswith(b"["):
         return None
     try:
@@ -64,32 +83,34 @@ def _lines(stream: Iterable[bytes]) -> Iterator[JsonDocument]:
             yield JsonDocument(text, number)
 
 
-def _has_lines(first: bytes, second: bytes) -> bool:
-    """Whether each line is a document. The first may be broken if the second is whole and does not go on with it."""
-    return _is_whole(first) or (not first.endswith(_OPEN) and _is_whole(second, b"{"))
+def _is_line_format(first: bytes, second: bytes) -> bool:
+    """Whether each line is a document. The first line may be broken if the second one is complete and does not continue
+    the first."""
+    return _is_complete(first) or (not first.endswith(_CONTINUES) and _is_complete(second, b"{"))
 
 
-def _is_whole(raw: bytes, start: bytes = b"") -> bool:
-    """Whether it is one JSON text, without making values of it. A byte order mark is for whoever reads it to refuse."""
+def _is_complete(raw: bytes, start: bytes = b"") -> bool:
+    """Whether the bytes are one JSON document that begins with `start`. A byte order mark is allowed here, because the
+    reader of the document refuses it with its own message."""
     try:
-        msgspec.json.decode(raw.removeprefix(_MARK), type=Raw)
+        msgspec.json.decode(raw.removeprefix(_BYTE_ORDER_MARK), type=Raw)
     except (msgspec.MsgspecError, RecursionError):
         return False
     return raw.startswith(start)
 
 
-def _whole(raw: bytes) -> Iterator[JsonDocument]:
-    """A document over many lines; else several of them; else lines of which the first is broken."""
-    if _is_whole(raw):
+def _split(raw: bytes) -> Iterator[JsonDocument]:
+    """One document that spans lines, else lines with a broken first line, else several documents in a row."""
+    if _is_complete(raw):
         return iter([JsonDocument(raw)])
     lines = list(_lines(io.BytesIO(raw)))
-    if len(lines) > 1 and _is_whole(lines[1].raw, b"{"):
+    if len(lines) > 1 and _is_complete(lines[1].raw, b"{"):
         return iter(lines)
-    return _one_after_the_other(raw)
+    return _documents_in_a_row(raw)
 
 
-def _one_after_the_other(raw: bytes) -> Iterator[JsonDocument]:
-    """Documents with nothing but white space between them, as tools that print JSON leave them behind."""
+def _documents_in_a_row(raw: bytes) -> Iterator[JsonDocument]:
+    """Documents with only white space between them, such as the output of tools that print JSON."""
     starts = _starts(raw)
     if len(starts) < 2:
         yield JsonDocument(raw)
@@ -99,12 +120,12 @@ def _one_after_the_other(raw: bytes) -> Iterator[JsonDocument]:
 
 
 def _starts(raw: bytes) -> list[int]:
-    """Where documents start; what comes after the last that can be read is one more."""
-    text, at = raw.decode("latin-1"), 0  # a character for each byte: only brackets and quotes matter here
+    """The offsets at which documents start. The rest after the last readable document counts as one more."""
+    text, at = raw.decode("latin-1"), 0  # one character per byte: only brackets and quotes matter here
     starts: list[int] = []
     scan = json.JSONDecoder(strict=False).raw_decode
     while True:
-        at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # it always matches, also the empty text
         if at == len(text):
             return starts
         starts.append(at)
@@ -114,32 +135,12 @@ def _starts(raw: bytes) -> list[int]:
             return starts
 
 
-# Files that a command reads: by name, or what comes on stdin.
-
-
-_STDIN = "-"
-
-
-@contextmanager
-def opened(file: str) -> Iterator[BinaryIO]:
-    """The file, to be read; one that cannot be ends the command with a sentence."""
-    try:
-        if file == _STDIN:
-            yield sys.stdin.buffer
-            return
-        with open(file, "rb") as stream:
-            yield stream
-    except OSError as error:
-        say_error(f"cannot read {click.format_filename(file)}: {error.strerror or error}")
-        raise click.exceptions.Exit(exit_codes.FAILED) from error
-
-
-# Files of events: what is read from them, one document at a time, and where each event was found.
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class FoundEvent(Struct, frozen=True):
-    """An event where it was found: the file, the line its document starts at unless that is the whole file, and which
-    of the events in the document it is."""
+    """An event and its place: the file, the first line of its document (None if the document is the whole file), and
+    its index within the document. `alone`: the document holds no other event."""
 
     number: int
     file: str
@@ -154,11 +155,11 @@ class FoundEvent(Struct, frozen=True):
         return f"{self.file}{line}" if self.alone else f"{self.file}{line}#{self.index}"
 
 
-def refuse_unreadable(files: Sequence[str]) -> None:
-    """Say what cannot be read before anything is shown. A pipe can be opened only once, so it is left alone."""
+def check_readable(files: Sequence[str]) -> None:
+    """Exit before anything is printed if a file cannot be read. Named pipes are skipped: they open only once."""
     for file in files:
         if not Path(file).is_fifo():
-            with opened(file):
+            with open_input(file):
                 pass
 
 
@@ -168,20 +169,20 @@ def events_of(files: Sequence[str], hints: Hints = NO_HINTS) -> Iterator[FoundEv
     with Progress("events") as progress:
         for file in files:
             name = click.format_filename(file)
-            with opened(file) as stream:
+            with open_input(file) as stream:
                 for document in documents(stream):
                     alone, events = _within(document.raw, hints)
                     for index, event in enumerate(events, 1):
                         number += 1
-                        progress.at(number)
+                        progress.update(number)
                         yield FoundEvent(number, name, document.line, index, alone, event)
 
 
 def _within(raw: bytes, hints: Hints) -> tuple[bool, Iterable[Event]]:
-    """Whether a document holds one event only, and what it holds. The items of an array are read one by one, since all
-    of them at once would take many times its size."""
-    cut = items(raw)
-    if cut is not None:
-        return False, chain.from_iterable(read(b"[%b]" % item, hints=hints) for item in cut)
+    """Whether a document holds exactly one event, and its events. The items of an array are read one by one: decoding
+    all of them at once would need many times the size of the array."""
+    items = array_items(raw)
+    if items is not None:
+        return False, chain.from_iterable(read(b"[%b]" % item, hints=hints) for item in items)
     events = read(raw, hints=hints)
     return len(events) == 1, events

@@ -1,12 +1,27 @@
 """The exit codes of every command."""
 
-OK = 0
-FAILED = 1  # something that was asked for could not be done
-USAGE = 2  # the command, an option or a setting cannot be meant
-STORE = 3  # the store cannot be used, or not now
-NOT_FOUND = 4  # there is no such key, event or dead letter
-QUEUE = 5  # the queue cannot be worked on
-NOT_ONCE = 6  # what took effect is not what happened, each once
-ERRORS_FOUND = 10  # doctor: events are lost, or take effect twice
-WARNINGS_FOUND = 11  # doctor: they are when something else goes wrong
-INTERRUPTED = 130  # stopped by Ctrl-C
+from typing import Final
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+STORE: Final = 3
+NOT_FOUND: Final = 4
+QUEUE: Final = 5
+NOT_ONCE: Final = 6
+ERRORS_FOUND: Final = 10
+WARNINGS_FOUND: Final = 11
+INTERRUPTED: Final = 130
+
+MEANINGS: Final = {
+    OK: "success",
+    FAILED: "the command failed",
+    USAGE: "invalid option, argument or setting",
+    STORE: "the store cannot be used",
+    NOT_FOUND: "no such key, event or dead letter",
+    QUEUE: "the queue cannot be used",
+    NOT_ONCE: "verify: not exactly once",
+    ERRORS_FOUND: "doctor: errors found",
+    WARNINGS_FOUND: "doctor: warnings found",
+    INTERRUPTED: "interrupted",
+}

@@ -1,4 +1,4 @@
-"""`oncegate explain`: whether an event was run, why or why not, and what is known of it."""
+"""`oncegate explain`: say whether an event was run and why, with the facts about it."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,18 +9,18 @@ import msgspec
 
 from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.cli import exit_codes
-from oncegate.cli.event_files import FoundEvent, events_of, refuse_unreadable
-from oncegate.cli.explanations import Explained, Explainers, Tried
-from oncegate.cli.options import LOOKED_IN, counted, looked_at, namespace_of, output_option, with_settings
+from oncegate.cli.event_files import FoundEvent, check_readable, events_of
+from oncegate.cli.explanations import Explainers, Explanation, TriedRoute
+from oncegate.cli.options import NAMESPACE_FILTER, namespace_of, number, output_option, read_only_store, with_settings
 from oncegate.cli.output import (
-    moment,
-    say,
-    say_error,
+    print_error,
+    print_text,
+    readable_time,
+    rfc3339,
     show_facts,
     show_json,
     show_json_stream,
     show_table,
-    stamp,
     state_name,
 )
 from oncegate.cli.records import Search, fields, payload_text, search
@@ -34,108 +34,113 @@ _MOST = 1_000_000
 _SHOWN = 100
 
 
-@click.command()
-@click.argument("wanted", metavar="[ID]", required=False)
-@click.option("--file", metavar="FILE", help="Explain each event of a file; - is what comes on stdin.")
-@click.option("--scan", type=counted(), default=_MOST, show_default=True, help="How many records to look through.")
-@with_settings(STORE, LOOKED_IN, KEY, *READ)
+@click.command(short_help="Say whether an event was run, and why.")
+@click.argument("id_", metavar="[ID]", required=False)
+@click.option("--file", metavar="FILE", help="Explain each event of a file; - reads stdin.")
+@click.option(
+    "--scan",
+    type=number(),
+    metavar="NUMBER",
+    default=_MOST,
+    show_default=True,
+    help="Maximum number of records to scan.",
+)
+@with_settings(STORE, NAMESPACE_FILTER, KEY, *READ)
 @output_option
-def explain(wanted: str | None, file: str | None, scan: int, settings: Settings, output: str) -> None:
+def explain(id_: str | None, file: str | None, scan: int, settings: Settings, output: str) -> None:
     """Say whether an event was run, and why or why not.
 
-    ID is a key, the id that an event first came with, or that of what it is about, such as a conversation. With --file
-    the keys of the events in it are made as the settings say, and each is looked up. If the settings have routes, the
-    key of each route is tried in its namespace; --namespace chooses one. Nothing is claimed, run or changed.
+    ID is a key, the id of the first delivery of an event, or the id of its entity, such as a conversation. With --file,
+    each event of the file is looked up by its key. If the settings have routes, the key of each route is tried;
+    --namespace selects one route. Nothing is claimed, run or changed.
 
-    Exit codes: 0 it is known, 4 it is not, 2 the command cannot be meant, 3 the store cannot be used.
+    \b
+    Exit codes:
+      0  the event is known
+      2  invalid option, argument or setting
+      3  the store cannot be used
+      4  the event is not known
     """
-    if (wanted is None) is (file is None) or wanted == "":
-        raise click.UsageError("name one ID (a key, an event id, a conversation), or a --file of events")
-    with closing(looked_at(settings)) as store:
+    if (id_ is None) is (file is None) or id_ == "":
+        raise click.UsageError("name one ID (a key, an event id or a conversation) or a --file of events")
+    with closing(read_only_store(settings)) as store:
         explainer = Explainers(store, settings, scan)
-        if wanted is not None:
-            _explain_id(store, settings, explainer, wanted, scan, output)
+        if id_ is not None:
+            _explain_id(store, settings, explainer, id_, scan, output)
         else:
             _explain_file(explainer, file or "", output)
 
 
-# ── by an id ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── by id ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _explain_id(store: Store, settings: Settings, explainer: Explainers, wanted: str, scan: int, output: str) -> None:
-    found = search(store, namespace_of(settings), wanted, scan)
+def _explain_id(store: Store, settings: Settings, explainer: Explainers, id_: str, scan: int, output: str) -> None:
+    found = search(store, namespace_of(settings), id_, scan)
     explained = _without_stages([explainer.record(entry) for entry in found.entries])
     if output == "json":
         shown = [_as_json(each) for each in explained]
-        told = {"looked_through": found.looked_through, "cut": found.cut}
-        show_json({"id": wanted, "sentence": _headline(wanted, found, explained, settings), "records": shown, **told})
+        extent = {"looked_through": found.looked_through, "cut": found.cut}
+        show_json({"id": id_, "sentence": _headline(id_, found, explained, settings), "records": shown, **extent})
     elif len(explained) == 1:
         _show(explained[0])
-        _tell_of_cut(found)
+        if found.cut:
+            print_text(f"Only the first {found.looked_through:,} records were scanned; use --scan to scan more.")
     elif explained:
-        say(_headline(wanted, found, explained, settings))
+        print_text(_headline(id_, found, explained, settings))
         _show_table(explained)
-        say("See one of them with oncegate explain KEY; --namespace looks in one namespace only.")
+        print_text("Explain one record with oncegate explain KEY; select a namespace with --namespace.")
     if not explained:
         if output != "json":
-            say_error(_headline(wanted, found, explained, settings))
+            print_error(_headline(id_, found, explained, settings))
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
 
 
-def _without_stages(explained: list[Explained]) -> list[Explained]:
-    """Records of where an event was handed on to are shown with that of the event."""
+def _without_stages(explained: list[Explanation]) -> list[Explanation]:
+    """The explanations without the records of consumers: those are shown with the record of the published event."""
     shown = {(stage.namespace, stage.key) for each in explained for stage in each.handed_on}
     return [each for each in explained if each.entry is None or (each.entry.namespace, each.entry.key) not in shown]
 
 
-def _headline(wanted: str, found: Search, explained: list[Explained], settings: Settings) -> str:
+def _headline(id_: str, found: Search, explained: list[Explanation], settings: Settings) -> str:
     if len(explained) == 1:
         return explained[0].sentence
     if explained:
-        more = f" among the first {found.looked_through:,} records; look through more with --scan" if found.cut else ""
-        return f"{times(len(explained), 'record')} have {wanted} as their key, event id or entity{more}:"
+        more = f" among the first {found.looked_through:,} records (use --scan to scan more)" if found.cut else ""
+        return f"{times(len(explained), 'record')} with the key, event id or entity {id_}{more}:"
     if found.cut:
         return (
-            f"{wanted} was not found among the first {found.looked_through:,} records, and there are more; look through"
-            " them with --scan, narrow it with --namespace, or give its key or its payload (--file)"
+            f"{id_} was not found in the first {found.looked_through:,} records; use --scan to scan more, --namespace"
+            " to scan less, or name the key or the payload (--file)"
         )
     return (
-        f"{wanted} is not known: it was never seen, or it was processed longer ago than it is remembered (retention,"
-        f" {settings['retention']} by these settings), or it is a copy that came under another id than the first;"
-        " --file finds an event by its content"
+        f"{id_} is not known: the event was never seen, its record has expired (retention is {settings['retention']}),"
+        " or the id is that of a later delivery; use --file to find an event by its content"
     )
 
 
-def _tell_of_cut(found: Search) -> None:
-    if found.cut:
-        say(
-            f"There may be others: only the first {found.looked_through:,} of the records were looked through (--scan)."
-        )
-
-
-def _show_table(explained: list[Explained]) -> None:
-    headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "happened", "first seen", "error")
+def _show_table(explained: list[Explanation]) -> None:
+    headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "occurred", "first seen", "error")
     rows = []
     for each in explained[:_SHOWN]:
         entry = each.entry
         assert entry is not None  # noqa: S101  # these were found
         record, about = entry.record, entry.record.about
-        times_of = (moment(about.occurred_at), moment(record.first_seen))
+        times_of = (readable_time(about.occurred_at), readable_time(record.first_seen))
         what = (about.delivery_id, about.type, about.entity, state_name(record.state), record.attempts)
         rows.append((entry.key.hex(), entry.namespace, *what, *times_of, (record.error or "").split("\n")[0]))
-    show_table(headers, rows, essential=("key", "event id", "type", "state", "happened"))
+    show_table(headers, rows, essential=("key", "event id", "type", "state", "occurred"))
     if len(explained) > _SHOWN:
-        say(f"These are the first {_SHOWN} of {len(explained)}; all of them are in --output json.")
+        print_text(f"Showing the first {_SHOWN} of {len(explained)}; --output json has all of them.")
 
 
-# ── by a payload ──────────────────────────────────────────────────────────────────────────────────────────
+# ── by payload ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _explain_file(explainer: Explainers, file: str, output: str) -> None:
-    refuse_unreadable([file])
+    check_readable([file])
     known = count = 0
 
-    def each() -> Iterator[tuple[FoundEvent, Explained]]:
+    def each() -> Iterator[tuple[FoundEvent, Explanation]]:
         nonlocal known, count
         for found in events_of([file], explainer.hints):
             explained = explainer.event(found.event)
@@ -147,11 +152,11 @@ def _explain_file(explainer: Explainers, file: str, output: str) -> None:
         show_json_stream("events", shown, lambda: {"known": known, "count": count})
     else:
         for found, explained in each():
-            say(f"{found.place}  {found.event.id or ''}".rstrip())
+            print_text(f"{found.place}  {found.event.id or ''}".rstrip())
             _show(explained)
             print()
     if not count:
-        say_error(f"there is no event in {click.format_filename(file)}")
+        print_error(f"there is no event in {click.format_filename(file)}")
     if not known:
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
 
@@ -160,26 +165,28 @@ def _place(found: FoundEvent) -> dict[str, Any]:
     return {"file": found.file, "line": found.line, "index": found.index, "event_id": found.event.id}
 
 
-# ── how it is shown ───────────────────────────────────────────────────────────────────────────────────────
+# ── output ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show(explained: Explained) -> None:
-    say(explained.sentence)
+def _show(explained: Explanation) -> None:
+    print_text(explained.sentence)
     if facts := _facts(explained):
         show_facts(facts)
     for stage in explained.handed_on:
         print()
-        show_facts({name: value for name, value in fields(stage, moment).items() if value is not None})
+        show_facts({name: value for name, value in fields(stage, readable_time).items() if value is not None})
     if explained.timeline:
         print()
-        rows = [(moment(at), state, key, "this event" if own else "") for at, state, key, own in explained.timeline]
+        rows = [
+            (readable_time(at), state, key, "this event" if own else "") for at, state, key, own in explained.timeline
+        ]
         show_table(("time", "state", "key", ""), rows, essential=("time", "state", "key", ""))
 
 
-def _facts(explained: Explained) -> dict[str, Any]:
-    """What is known, in the order in which one asks for it."""
+def _facts(explained: Explanation) -> dict[str, Any]:
+    """The known facts, the most important ones first."""
     entry, key = explained.entry, explained.key
-    facts = {} if entry is None else fields(entry, moment)
+    facts = {} if entry is None else fields(entry, readable_time)
     if entry is not None:
         record = entry.record
         left = record.lease_until - explained.at
@@ -194,21 +201,21 @@ def _facts(explained: Explained) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _tried(tried: Tried) -> str:
+def _tried(tried: TriedRoute) -> str:
     if tried.key is None:
         return f"{tried.route} (no key: {tried.problem})"
     return f"{tried.route} ({'known' if tried.known else 'not known'} in namespace {tried.namespace}, key {tried.key})"
 
 
 def _strategy(key: Key) -> str:
-    """As people name it: which of its ways `auto` went is seen in the parts."""
+    """The strategy as the settings name it, without the variant that `auto` chose: the parts show that."""
     return key.strategy.partition(".")[0]
 
 
-def _as_json(explained: Explained) -> dict[str, Any]:
+def _as_json(explained: Explanation) -> dict[str, Any]:
     entry, key = explained.entry, explained.key
     record = None if entry is None else fields(entry) | {"payload": payload_text(entry.record)}
-    timeline = [{"time": stamp(at), "state": state, "key": key} for at, state, key, _ in explained.timeline]
+    timeline = [{"time": rfc3339(at), "state": state, "key": key} for at, state, key, _ in explained.timeline]
     return {
         "sentence": explained.sentence,
         "record": record,

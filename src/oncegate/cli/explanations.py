@@ -1,6 +1,5 @@
-"""Deciding: what was done with an event and why, in one sentence, by its record."""
+"""Explain what happened to an event and why, from its record and its payload."""
 
-from collections.abc import Sequence
 from itertools import islice
 from typing import Final, Literal, TypeAlias
 
@@ -12,8 +11,8 @@ from oncegate.canonical import digest
 from oncegate.carriers import delivery
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Record
 from oncegate.cli.options import namespace_of
-from oncegate.cli.output import moment
-from oncegate.cli.records import WHO_RUNS, happened, stages
+from oncegate.cli.output import readable_time
+from oncegate.cli.records import NOT_CONSUMED, RUNNERS, event_order, stage_records
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingKey
@@ -29,39 +28,45 @@ from oncegate.stores.base import Entry, KnowsEndedProcesses, Store, scan
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
 
-# Why a record has the key that it has: as the event's own, or as that of a copy that is kept apart.
-Why: TypeAlias = Literal["own", "conflict", "refused", "marked"]
+# How the key of a record was made: it is the key of the event, or that of a dead letter for a conflict, for a refused
+# event, or for an event that failed in mark_first mode.
+KeyRole: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 
-_NOBODY: Final = "an event without an id"
-_KEPT_COPY: Final = (
-    "it is kept with its payload, so that a copy that comes now is a duplicate to the service, and in flight to"
-    " gate.run and serve.mode=inline"
+_NO_ID: Final = "an event without an id"
+_NO_REASON: Final = "no reason is recorded"
+_UNKNOWN: Final = (
+    "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, or"
+    " its record has expired (retention is {retention})."
+)
+_UNKNOWN_TO_ALL: Final = (
+    "Not known to the routes {routes}: there is no record with the keys of this event. The event was never seen, or its"
+    " record has expired (retention)."
 )
 
 
 class Origin(Struct, frozen=True):
-    """What a record's payload tells of its key: what it was made of, and why it is this one."""
+    """How the key of a record was made, as its payload shows."""
 
-    why: Why
+    role: KeyRole
     key: Key
     event: Event
 
 
 def origin(entry: Entry, make: keys.Strategy, hints: Hints) -> Origin | None:
-    """Where the key of a record comes from, if it still has its payload and the strategy is the one it was made by."""
+    """How the key of a record was made. None if the record has no payload, or if another strategy made the key."""
     if entry.record.payload is None:
         return None
     event = understood(delivery(entry.record.payload), hints)
     made = _made(event, make)
-    known: dict[Why, Key] = {"refused": keys.make("kept", event, [digest(event.raw).hex()], binds=False)}
+    candidates: dict[KeyRole, Key] = {"refused": keys.make("kept", event, [digest(event.raw).hex()], binds=False)}
     if made is not None:
         content = keys.content_hash(event).hex()
-        known |= {
+        candidates |= {
             "own": made,
             "conflict": keys.make("conflict", event, [str(made), content]),
             "marked": keys.make("failed", event, [str(made)]),
         }
-    return next((Origin(why, made or key, event) for why, key in known.items() if key.digest == entry.key), None)
+    return next((Origin(role, made or key, event) for role, key in candidates.items() if key.digest == entry.key), None)
 
 
 def _made(event: Event, make: keys.Strategy) -> Key | None:
@@ -75,136 +80,140 @@ def _made(event: Event, make: keys.Strategy) -> Key | None:
         return None
 
 
+# ── sentences ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def decision(
-    record: Record, now: int, why: Why | None = None, there: Record | None = None, *, ended: bool = False
+    record: Record, now: int, role: KeyRole | None = None, consumer: Record | None = None, *, ended: bool = False
 ) -> str:
-    """Whether the event was run, why or why not, and what becomes of a copy that comes now. `there` is the record of
-    what was handed on; `ended` says that the process that holds the event is known to have ended."""
+    """Whether the event was run and why, and what happens to another delivery. `consumer` is the record of a published
+    event at its consumer. `ended`: the process that holds the claim is known to have ended."""
     if record.state == COMPLETED and record.handed_to is not None:
-        return _published(record, there, now)
+        return _published(record, consumer, now)
     if record.state == COMPLETED:
         return _completed(record, now)
     if record.state == DEAD:
-        return f"{_dead(record, why)}; nothing runs it until it is redriven or dropped (oncegate dlq)."
+        return f"{_dead(record, role)}. It does not run again until it is redriven or dropped (oncegate dlq)."
     if record.state == IN_PROGRESS:
         return _in_progress(record, now, ended)
     return _released(record, now)
 
 
-def named(record: Record) -> str:
-    return record.about.delivery_id or _NOBODY
+def event_name(record: Record) -> str:
+    return record.about.delivery_id or _NO_ID
 
 
 def _completed(record: Record, now: int) -> str:
     done = f"{spoken(now - (record.completed_at or now))} ago"
-    until = f", until {moment(record.expires_at)}" if record.expires_at is not None else ""
-    copy = f"a copy that comes now has the same key, so it is a duplicate and is not run{until}"
+    until = f", until {readable_time(record.expires_at)}" if record.expires_at is not None else ""
+    next_delivery = f"Another delivery has the same key, so it is a duplicate and is not run{until}."
     if record.completed_at == record.first_seen:
-        ways = "by mark_first or seen, or as another emission of a change that was processed"
-        return f"Marked as done: {named(record)} was recorded {done} in one write, {ways}; {copy}."
-    return f"Run: {named(record)} was processed {done}, {_at(record)}; {copy}."
+        how = "by mark_first, by seen, or as another emission of a processed state change"
+        return f"Marked as done: {event_name(record)} was recorded {done} in one write, {how}. {next_delivery}"
+    return f"Run: {event_name(record)} was processed {done} {_attempt(record)}. {next_delivery}"
 
 
-def _published(record: Record, there: Record | None, now: int) -> str:
-    until = f", until {moment(record.expires_at)}" if record.expires_at is not None else ""
-    when = moment(record.completed_at)
+def _published(record: Record, consumer: Record | None, now: int) -> str:
+    until = f", until {readable_time(record.expires_at)}" if record.expires_at is not None else ""
+    when = readable_time(record.completed_at)
     return (
-        f"Run: {named(record)} was published to {record.handed_to} at {when}; {_ran(there, now)};"
-        f" a copy that comes to its publisher now is a duplicate and is not published again{until}."
+        f"Run: {event_name(record)} was published to {record.handed_to} at {when}. {_consumed(consumer, now)}"
+        f" Another delivery to the publisher is a duplicate and is not published again{until}."
     )
 
 
-def _ran(there: Record | None, now: int) -> str:
-    """What became of it where it was published to."""
-    if there is None:
-        return "nothing has taken it from there yet, in this store and namespace"
-    if there.state == COMPLETED and there.handed_to is not None:
-        return f"published from there to {there.handed_to} at {moment(there.completed_at)}"
-    if there.state == COMPLETED:
-        return f"ran there at {moment(there.completed_at)}, {_at(there)}"
-    if there.state == DEAD:
-        return f"became a dead letter there {_at(there)}, because {_line(there.error or 'no reason is kept')}"
-    if there.state == IN_PROGRESS and now < there.lease_until:
-        return f"a worker there is at it, {_at(there)}"
-    return f"tried there, {_at(there)}, and runs again when it is delivered"
+def _consumed(record: Record | None, now: int) -> str:
+    """What happened to a published event at its consumer."""
+    if record is None:
+        return NOT_CONSUMED
+    if record.state == COMPLETED and record.handed_to is not None:
+        return f"Its consumer published it to {record.handed_to} at {readable_time(record.completed_at)}."
+    if record.state == COMPLETED:
+        return f"Its consumer processed it at {readable_time(record.completed_at)} {_attempt(record)}."
+    if record.state == DEAD:
+        return f"At its consumer it became a dead letter {_attempt(record)}: {_error(record)}."
+    if record.state == IN_PROGRESS and now < record.lease_until:
+        return f"Its consumer is running it {_attempt(record)}."
+    return f"Its consumer tried it {_attempt(record)} and runs it again when it is redelivered."
 
 
 def _in_progress(record: Record, now: int, ended: bool) -> str:
-    kept = record.payload is not None
-    then = f"{WHO_RUNS} runs it again" if kept else "the next delivery runs it again"
+    runner = "The next delivery" if record.payload is None else f"{RUNNERS[0].upper()}{RUNNERS[1:]}"
+    again = f"{runner} runs it again."
     if ended:
         return (
-            f"Run, to an end that is not known: the process that ran {named(record)} has ended, {_at(record)}; {then}."
+            f"Run with unknown result: the process that ran {event_name(record)} {_attempt(record)} has ended. {again}"
         )
-    if now < record.lease_until:
-        left = spoken(record.lease_until - now)
+    if now >= record.lease_until:
+        over = spoken(now - record.lease_until)
         return (
-            f"Being run: a worker is at {named(record)}, {_at(record)}, and holds it for up to {left} more unless it"
-            f" renews; {_KEPT_COPY if kept else 'a copy that comes now is in flight and has to be delivered again'}."
+            f"Run with unknown result: the worker that ran {event_name(record)} {_attempt(record)} did not report back,"
+            f" and its lease ended {over} ago. {again}"
         )
-    over = spoken(now - record.lease_until)
+    left = spoken(record.lease_until - now)
+    if record.payload is None:
+        next_delivery = "Another delivery is in flight and must be redelivered later."
+    else:
+        next_delivery = (
+            "The event is stored with its payload: another delivery to the service is a duplicate; to gate.run or"
+            " serve.mode=inline it is in flight."
+        )
     return (
-        f"Run, to an end that is not known: the worker of {named(record)} did not come back, {_at(record)}, and its"
-        f" lease ended {over} ago; {then}."
+        f"Running: a worker is processing {event_name(record)} {_attempt(record)}, and its lease ends in {left} unless"
+        f" renewed. {next_delivery}"
     )
 
 
 def _released(record: Record, now: int) -> str:
-    kept = record.payload is not None
-    then = f"it is kept with its payload, and waits for {WHO_RUNS}" if kept else "the next delivery runs it again"
-    if kept and now < record.lease_until:
-        then = f"it is kept with its payload, and is not taken up before {moment(record.lease_until)}"
+    stored = record.payload is not None
+    then = f"It is stored with its payload and waits for {RUNNERS}" if stored else "The next delivery runs it again"
+    if stored and now < record.lease_until:
+        then = f"It is stored with its payload and does not run before {readable_time(record.lease_until)}"
     if record.unavailable_since is not None:
-        since, error = spoken(now - record.unavailable_since), _line(record.error or "no reason is kept")
-        return f"Run and held up: what {named(record)} needs has been unavailable for {since} ({error}); {then}."
+        since = spoken(now - record.unavailable_since)
+        return (
+            f"Run without success: what the handler of {event_name(record)} calls has been unavailable for {since}"
+            f" ({_error(record)}). {then}."
+        )
     if record.attempts and record.error:
-        return f"Run and failed: {named(record)} ended, {_at(record)}, with {_line(record.error)}; {then}."
-    if kept:
+        return f"Run and failed: {event_name(record)} failed {_attempt(record)} with {_error(record)}. {then}."
+    if stored:
         waited = spoken(now - record.first_seen)
-        return f"Not run yet: {named(record)} came {waited} ago; {then}, so that a copy that comes now is a duplicate."
-    return f"Not run: the claim of {named(record)} was given back before its handler started; {then}."
+        return f"Not run yet: {event_name(record)} arrived {waited} ago. {then}; another delivery is a duplicate."
+    return f"Not run: the claim of {event_name(record)} was released before its handler started. {then}."
 
 
-def _dead(record: Record, why: Why | None) -> str:
-    error = _line(record.error or "no reason is kept")
-    if why == "conflict":
-        return f"Not run: {named(record)} has the key of another event but other content, and is kept apart ({error})"
-    if why == "refused":
-        return f"Not run: {named(record)} was refused and is kept as a dead letter, because {error}"
-    if why == "marked":
-        return f"Run, and failed after it was marked as done: {named(record)} is kept as a dead letter, because {error}"
-    return f"Given up: {named(record)} became a dead letter {_counted(record)}, because {error}"
+def _dead(record: Record, role: KeyRole | None) -> str:
+    name, error = event_name(record), _error(record)
+    if role == "conflict":
+        return f"Not run: {name} has the key of another event but different content, and is a dead letter ({error})"
+    if role == "refused":
+        return f"Not run: {name} was refused and is a dead letter: {error}"
+    if role == "marked":
+        return f"Run and failed after it was marked as done: {name} is a dead letter: {error}"
+    return f"Given up: {name} became a dead letter {_count(record)}: {error}"
 
 
-def _at(record: Record) -> str:
-    counted = _counted(record)
-    return f"{counted}, with {times(record.lost, 'attempt')} lost before it" if record.lost else counted
+def _attempt(record: Record) -> str:
+    count = _count(record)
+    return f"{count} (plus {times(record.lost, 'lost attempt')})" if record.lost else count
 
 
-def _counted(record: Record) -> str:
+def _count(record: Record) -> str:
     return "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
 
 
-def _line(error: str) -> str:
-    return " ".join(error.split()).rstrip(".")
+def _error(record: Record) -> str:
+    """The error on one line."""
+    return " ".join((record.error or _NO_REASON).split()).rstrip(".")
 
 
-# Explaining: a record or an event, and all that the store and the payload tell of it.
+# ── explanations ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-_UNKNOWN = (
-    "Not known: nothing is remembered under its key, so a delivery that comes now {then}; it was never seen, or it was"
-    " processed longer ago than it is remembered (retention, {retention} by these settings)."
-)
-_UNKNOWN_TO_ALL = (
-    "Not known to any of the routes {routes}: nothing is remembered under the keys that it has there; it was never"
-    " seen, or it was processed longer ago than it is remembered (retention)."
-)
-
-
-class Tried(Struct, frozen=True):
-    """A route whose key was looked up: its name, its namespace, the key that the event has there, and whether a record
-    was found. `problem` is why it has no key there."""
+class TriedRoute(Struct, frozen=True):
+    """A route whose key was looked up: its name, its namespace, the key of the event on that route, and whether a
+    record exists. `problem` is why the event has no key on that route."""
 
     route: str
     namespace: str
@@ -217,10 +226,10 @@ def _waits(entry: Entry) -> bool:
     return entry.record.payload is not None and entry.record.state in (RELEASED, IN_PROGRESS)
 
 
-class Explained(Struct, frozen=True):
-    """The decision, and what it rests on as far as that is known: the record, the parts of the key, why a copy is one,
-    where a conflicting one differs, the states of the entity by time, key and whether it is this event's, and the
-    routes whose keys were tried, and the records of where it was handed on to."""
+class Explanation(Struct, frozen=True):
+    """The sentence, and the facts behind it as far as they are known: the record, the key, the kind of duplicate, the
+    paths at which a conflict differs, the timeline of the entity (time, state, key, whether the key is that of this
+    event), the routes that were tried, and the records at the consumers of a published event."""
 
     sentence: str
     at: int
@@ -229,13 +238,13 @@ class Explained(Struct, frozen=True):
     kind: str | None = None
     differs: tuple[str, ...] = ()
     timeline: tuple[tuple[int, str, str, bool], ...] = ()
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedRoute, ...] = ()
     handed_on: tuple[Entry, ...] = ()
 
 
 class Explainers:
-    """One explainer for each route, as each has a namespace, a key and a way of reading of its own. They are made when
-    they are asked for, since the key of a route may be a function that is imported then."""
+    """One explainer for each route: routes have their own namespace, key and hints. Each is created on first use,
+    because the key of a route may be a function that must be imported."""
 
     def __init__(self, store: Store, settings: Settings, scan_limit: int) -> None:
         self._store = store
@@ -245,25 +254,25 @@ class Explainers:
 
     @property
     def hints(self) -> Hints:
-        """By which a file is read first."""
+        """The hints of the first route, with which a file is read."""
         return self._of(next(iter(self._routes))).hints
 
-    def record(self, entry: Entry) -> Explained:
-        """A record, by the key of the route whose namespace it is in."""
+    def record(self, entry: Entry) -> Explanation:
+        """Explain a record with the key of the route that has its namespace."""
         own = (name for name, route in self._routes.items() if route["namespace"] == entry.namespace)
         *_, last = self._routes
         return self._of(next(own, last)).record(entry)
 
-    def event(self, event: Event) -> Explained:
-        """An event, by the key that it has on each route: where it is known, else nowhere."""
-        told = [self._of(name).event(self._read(event, name)) for name in self._routes]
-        tried = tuple(map(self._tried, self._routes, told))
-        found = next((each for each in told if each.entry is not None), None)
-        if found is not None or len(told) == 1 or not any(each.key for each in told):
-            return replace(found or told[0], tried=tried)
-        return Explained(
-            _UNKNOWN_TO_ALL.format(routes=_listed([each.route for each in tried])), told[0].at, tried=tried
-        )
+    def event(self, event: Event) -> Explanation:
+        """Explain an event with the first route that has a record of it."""
+        explained = [self._of(name).event(self._read(event, name)) for name in self._routes]
+        tried = tuple(map(self._tried, self._routes, explained))
+        found = next((each for each in explained if each.entry is not None), None)
+        if found is not None or len(explained) == 1 or not any(each.key for each in explained):
+            return replace(found or explained[0], tried=tried)
+        names = [each.route for each in tried]
+        routes = f"{', '.join(names[:-1])} and {names[-1]}"
+        return Explanation(_UNKNOWN_TO_ALL.format(routes=routes), explained[0].at, tried=tried)
 
     def _of(self, name: str) -> "Explainer":
         if name not in self._made:
@@ -271,86 +280,83 @@ class Explainers:
         return self._made[name]
 
     def _read(self, event: Event, name: str) -> Event:
-        """The event as its route reads it."""
+        """The event, read with the hints of a route."""
         hints = self._of(name).hints
         return (
             event if hints == self.hints else replace(understood(delivery(event.raw), hints), evidence=event.evidence)
         )
 
-    def _tried(self, name: str, told: Explained) -> Tried:
-        key = None if told.key is None else str(told.key)
-        problem = None if key else told.sentence
-        return Tried(name, self._routes[name]["namespace"], key, told.entry is not None, problem)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    def _tried(self, name: str, explained: Explanation) -> TriedRoute:
+        key = None if explained.key is None else str(explained.key)
+        problem = None if key else explained.sentence
+        return TriedRoute(name, self._routes[name]["namespace"], key, explained.entry is not None, problem)
 
 
 class Explainer:
     def __init__(self, store: Store, settings: Settings, scan_limit: int) -> None:
         self._store = store
         self._scan_limit = scan_limit
-        self._lines: dict[str, dict[str | None, list[Entry]]] = {}
+        self._waiting: dict[str, dict[str | None, list[Entry]]] = {}
         self._settings = settings
         self._make = keys.strategy(settings.strategy())
-        terms = validate({name: settings[name] for name in DEFAULTS})
-        self._identify = Identifier(self._make, terms, wall, Observers((), terms.namespace, wall))
+        config = validate({name: settings[name] for name in DEFAULTS})
+        self._identify = Identifier(self._make, config, wall, Observers((), config.namespace, wall))
         self.hints = settings.hints()
 
-    def record(self, entry: Entry) -> Explained:
-        """A record, with what its payload tells if it still has it."""
+    def record(self, entry: Entry) -> Explanation:
+        """Explain a record, with the facts from its payload if it still has one."""
         now = wall()
         known = origin(entry, self._make, self.hints)
         if known is None:
             return self._decided(entry, now)
-        key = known.key if known.why == "own" else None
-        return self._with_timeline(self._decided(entry, now, known.why, key), entry.namespace, key)
+        key = known.key if known.role == "own" else None
+        return self._with_timeline(self._decided(entry, now, known.role, key), entry.namespace, key)
 
     def _decided(
-        self, entry: Entry, now: int, why: Why | None = None, key: Key | None = None, kind: str | None = None
-    ) -> Explained:
-        handed_on = stages(self._store, entry)
-        there = handed_on[0].record if handed_on else None
+        self, entry: Entry, now: int, role: KeyRole | None = None, key: Key | None = None, kind: str | None = None
+    ) -> Explanation:
+        handed_on = stage_records(self._store, entry)
+        consumer = handed_on[0].record if handed_on else None
         store, owner = self._store, entry.record.owner
         ended = isinstance(store, KnowsEndedProcesses) and store.has_ended(owner)
-        said = f"{decision(entry.record, now, why, there, ended=ended)}{self._in_line(entry)}"
-        return Explained(said, now, entry, key, kind, handed_on=tuple(handed_on))
+        sentence = f"{decision(entry.record, now, role, consumer, ended=ended)}{self._entity_order(entry)}"
+        return Explanation(sentence, now, entry, key, kind, handed_on=tuple(handed_on))
 
-    def _in_line(self, entry: Entry) -> str:
-        """Which event an entity's events wait for, if this is one of those that the store holds for it."""
+    def _entity_order(self, entry: Entry) -> str:
+        """Which event of the same entity a waiting event waits for, or how many events wait for it."""
         if not _waits(entry) or entry.record.about.entity is None:
             return ""
-        line = {each.key: each for each in self._line(entry)} | {entry.key: entry}
-        first = min(line.values(), key=happened)
+        line = {each.key: each for each in self._waiting_events(entry)} | {entry.key: entry}
+        first = min(line.values(), key=event_order)
         if first.key != entry.key:
-            return f" It waits for {named(first.record)} ({first.key.hex()}), the first that is kept of its entity."
+            return f" It waits for {event_name(first.record)} ({first.key.hex()}), an earlier event of the same entity."
         if len(line) == 1:
             return ""
-        return f" {times(len(line) - 1, 'later event')} of its entity {'wait' if len(line) > 2 else 'waits'} for it."
+        wait = "wait" if len(line) > 2 else "waits"
+        return f" {times(len(line) - 1, 'later event')} of the same entity {wait} for it."
 
-    def _line(self, entry: Entry) -> list[Entry]:
-        """What the store holds of the entity of this. No store has an index by entities for people, so all that waits
-        in a namespace is looked for once."""
-        lines = self._lines.get(entry.namespace)
-        if lines is None:
-            lines = self._lines[entry.namespace] = {}
+    def _waiting_events(self, entry: Entry) -> list[Entry]:
+        """The waiting events of the same entity. No store has an index by entity for operators, so each namespace is
+        scanned once."""
+        by_entity = self._waiting.get(entry.namespace)
+        if by_entity is None:
+            by_entity = self._waiting[entry.namespace] = {}
             for each in islice(scan(self._store, entry.namespace), self._scan_limit):
                 if _waits(each):
-                    lines.setdefault(each.record.about.entity, []).append(each)
-        return lines.get(entry.record.about.entity, [])
+                    by_entity.setdefault(each.record.about.entity, []).append(each)
+        return by_entity.get(entry.record.about.entity, [])
 
-    def event(self, event: Event) -> Explained:
-        """An event, by the key that a gate would claim it under."""
+    def event(self, event: Event) -> Explanation:
+        """Explain an event by the key with which a gate would claim it."""
         now = wall()
         item = self._identify(event, trusted=True)
         if isinstance(item, RejectedEvent):
-            return Explained(item.outcome.reason, now)
+            return Explanation(item.outcome.reason, now)
         if isinstance(item, UnguardedEvent):
-            return Explained(f"Run without protection from duplicates: {item.unguarded}.", now)
+            return Explanation(f"Run without protection against duplicates: {item.unguarded}.", now)
         return self._looked_up(item, now)
 
-    def _looked_up(self, job: Job, now: int) -> Explained:
+    def _looked_up(self, job: Job, now: int) -> Explanation:
         namespace = namespace_of(self._settings)
         within = namespace or self._settings["namespace"]
         key = self._anchored(within, job.key)
@@ -359,48 +365,48 @@ class Explainer:
             key, entries = Key(job.carried, HANDED_ON, (job.carried.hex(),), key.binds), published
         entry = next((each for each in entries if each.namespace == within), entries[0] if entries else None)
         if entry is None:
-            told = _UNKNOWN.format(
-                then="is run" if job.bury_reason is None else f"is buried, as {job.bury_reason}",
+            sentence = _UNKNOWN.format(
+                then="is run" if job.bury_reason is None else f"becomes a dead letter: {job.bury_reason}",
                 retention=self._settings["retention"],
             )
-            return self._with_timeline(Explained(told, now, key=key), within, key)
+            return self._with_timeline(Explanation(sentence, now, key=key), within, key)
         return self._with_timeline(self._judged(job.event, key, entry, now), entry.namespace, key)
 
-    def _judged(self, event: Event, key: Key, entry: Entry, now: int) -> Explained:
-        """What a delivery of the event comes to now."""
+    def _judged(self, event: Event, key: Key, entry: Entry, now: int) -> Explanation:
+        """What happens to a delivery of the event now."""
         record = entry.record
         same = keys.content_hash(event) == record.payload_hash
         if key.binds and not same:
             return self._conflict(event, key, entry, now)
         kind = kind_by_evidence(event, key, record.about.delivery_id, same_content=same)
-        return self._decided(entry, now, None, key, f"{kind} of {named(record)}")
+        return self._decided(entry, now, None, key, f"{kind} of {event_name(record)}")
 
-    def _conflict(self, event: Event, key: Key, entry: Entry, now: int) -> Explained:
+    def _conflict(self, event: Event, key: Key, entry: Entry, now: int) -> Explanation:
         record = entry.record
         known = origin(entry, self._make, self.hints)
         differs = () if known is None else differences(known.event.body, event.body)
         seen = f"first seen {spoken(now - record.first_seen)} ago"
-        why = f"its key is that of {named(record)}, {seen}, but its content is another"
+        why = f"it has the key of {event_name(record)} ({seen}) but different content"
         if self._settings["on_conflict"] == "bury":
-            said = f"Not run: {why}, so that it is a conflict and is kept as a dead letter."
+            sentence = f"Not run: {why}, so it is a conflict and becomes a dead letter."
         else:
-            said = f"Run under a key of its own, as on_conflict says: {why}."
-        return Explained(said, now, entry, key, "conflict", differs)
+            sentence = f"Run under another key because of on_conflict: {why}."
+        return Explanation(sentence, now, entry, key, "conflict", differs)
 
     # ── timelines ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _anchored(self, namespace: str, key: Key) -> Key:
-        """The key under which a state change is known: its own, or that of the emission that it joins."""
+        """The key of a state change: its own key, or the key of the emission that it joins."""
         if key.change is None:
             return key
         return replace(key, digest=place(self._timeline(namespace, key), key.change, key.digest).key)
 
     def _timeline(self, namespace: str, key: Key) -> Timeline:
-        assert key.change is not None  # noqa: S101  # only these have one
+        assert key.change is not None  # noqa: S101  # only state changes have a timeline
         (document,) = self._store.load([Address(namespace, key.change.timeline)])
         return read_timeline(document.body)
 
-    def _with_timeline(self, explained: Explained, namespace: str, key: Key | None) -> Explained:
+    def _with_timeline(self, explained: Explanation, namespace: str, key: Key | None) -> Explanation:
         if key is None or key.change is None:
             return explained
         anchors = self._timeline(namespace, key).anchors

@@ -1,4 +1,4 @@
-"""`oncegate infra`: the AWS parts of a deployment."""
+"""`oncegate infra`: create, show and delete the AWS parts of a deployment."""
 
 import json
 from collections.abc import Callable
@@ -15,70 +15,90 @@ from oncegate.infra.wanted import GENESYS, Function, Wanted, checked, misses_par
 
 _Command = Callable[..., Any]
 
-_ABOUT: Final = {
+_OPTIONS_OF: Final = {
     "a function": ("lambda_runtime", "lambda_timeout", "lambda_memory", "env"),
     "a queue": ("message_retention", "max_receives"),
     "a rule": ("bus", "partner_source", "pattern"),
 }
-_HAVING: Final = {
+_TO_ADD: Final = {
     "a function": "name its package with --lambda-zip FILE",
     "a queue": "add --queue",
-    "a rule": "leave out --no-rule",
+    "a rule": "remove --no-rule",
 }
 
 
-@click.group()
+@click.group(short_help="Create, show or delete AWS parts.")
 def infra() -> None:
-    """Make, show or take away the AWS parts of a deployment, or print them as a template.
+    """Create, show or delete the AWS parts of a deployment, or print them as a template.
 
-    Credentials come from where AWS's own tools look.
+    Credentials are found in the same places as by the AWS CLI.
     """
 
 
-_NAMED = click.option("--name", required=True, metavar="NAME", help="What the names of all parts begin with.")
-_PLACED = (
-    click.option("--region", metavar="REGION", help="Where to look.  [default: that of the environment]"),
-    click.option("--endpoint", metavar="URL", help="An emulator's address in place of AWS's own."),
+_NAME_OPTION = click.option("--name", required=True, metavar="NAME", help="The prefix of the names of all parts.")
+_PLACE_OPTIONS = (
+    click.option("--region", metavar="REGION", help="The AWS region.  [default: from the environment]"),
+    click.option("--endpoint", metavar="URL", help="The address of an AWS emulator."),
 )
-_WANTED = (
-    click.option("--table/--no-table", default=True, help="The DynamoDB table of claims.  [default: table]"),
+_PART_OPTIONS = (
+    click.option("--table/--no-table", default=True, help="The DynamoDB table for claims.  [default: table]"),
     click.option(
         "--queue/--no-queue",
         default=None,
-        help="An SQS queue that events wait in.  [default: a queue, unless there is a function]",
+        help="An SQS queue for events.  [default: queue, but no-queue with a function]",
     ),
     click.option("--rule/--no-rule", default=True, help="The EventBridge rule.  [default: rule]"),
     click.option("--bus", default="default", show_default=True, metavar="NAME", help="The event bus of the rule."),
-    click.option(
-        "--partner-source", metavar="NAME", help="A partner's event source, to be associated if it is pending."
-    ),
+    click.option("--partner-source", metavar="NAME", help="A partner event source. It is associated if it is pending."),
     click.option(
         "--pattern",
         metavar="FILE|JSON",
-        help=f"Which events the rule takes.  [default: those of Genesys Cloud, {json.dumps(GENESYS)}]",
+        help=f"The event pattern of the rule.  [default: Genesys Cloud events, {json.dumps(GENESYS)}]",
     ),
     click.option(
-        "--message-retention", default="4d", show_default=True, metavar="DURATION", help="How long events wait."
+        "--message-retention",
+        default="4d",
+        show_default=True,
+        metavar="DURATION",
+        help="How long the queue keeps a message.",
     ),
     click.option(
         "--max-receives",
         default=5,
         show_default=True,
         type=click.IntRange(1, 1000),
-        help="After how many receives a message is a dead letter.",
+        metavar="NUMBER",
+        help="Number of receives after which a message becomes a dead letter.",
     ),
-    click.option("--lambda-zip", metavar="FILE", help="The package of a Lambda function that takes the events."),
-    click.option("--lambda-handler", metavar="MODULE.FUNCTION", help="Its handler.  [default: app.handler]"),
-    click.option("--lambda-runtime", default="python3.13", show_default=True, metavar="NAME", help="Its Python."),
-    click.option("--lambda-timeout", default="30s", show_default=True, metavar="DURATION", help="Its timeout."),
+    click.option("--lambda-zip", metavar="FILE", help="The package of a Lambda function that handles the events."),
     click.option(
-        "--lambda-memory", default=256, show_default=True, type=click.IntRange(128, 10_240), help="Its memory, in MB."
+        "--lambda-handler", metavar="MODULE.FUNCTION", help="The handler of the function.  [default: app.handler]"
     ),
-    click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of the function; may be repeated."),
+    click.option(
+        "--lambda-runtime",
+        default="python3.13",
+        show_default=True,
+        metavar="NAME",
+        help="The Python runtime of the function.",
+    ),
+    click.option(
+        "--lambda-timeout", default="30s", show_default=True, metavar="DURATION", help="The timeout of the function."
+    ),
+    click.option(
+        "--lambda-memory",
+        default=256,
+        show_default=True,
+        type=click.IntRange(128, 10_240),
+        metavar="NUMBER",
+        help="The memory of the function in MB.",
+    ),
+    click.option(
+        "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the function; repeatable."
+    ),
 )
 
 
-def _taking(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+def _with_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
     def decorate(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
@@ -87,69 +107,70 @@ def _taking(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _C
     return decorate
 
 
-@infra.command()
-@_taking(_NAMED, *_WANTED, *_PLACED)
-@click.option("--prune", is_flag=True, help="Delete what an earlier run has made and this one does not ask for.")
-@click.option("--yes", is_flag=True, help="Do not ask before that.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@infra.command(short_help="Create or change the parts.")
+@_with_options(_NAME_OPTION, *_PART_OPTIONS, *_PLACE_OPTIONS)
+@click.option("--prune", is_flag=True, help="Delete parts of an earlier run that these options do not include.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation before deleting.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @output_option
 def up(region: str | None, prune: bool, yes: bool, dry_run: bool, output: str, **given: Any) -> None:
-    """Make all parts, or bring them to what is wanted. A second time changes nothing.
+    """Create all parts, or change them to match the options. A second run changes nothing.
 
-    What is there under this name besides is told and stays, and so do its rights.
+    Other parts with this name are reported and kept with their permissions, unless --prune is used.
     """
     if given["lambda_handler"] and not given["lambda_zip"]:
-        raise click.UsageError("--lambda-handler is that of a package: name it with --lambda-zip FILE")
+        raise click.UsageError("--lambda-handler needs the package of the function; add --lambda-zip FILE")
     if yes and not prune:
-        raise click.UsageError("--yes answers what only --prune asks; leave it out, or add --prune")
+        raise click.UsageError("--yes has an effect only with --prune; remove it, or add --prune")
     wanted = _wanted(given)
-    _work().up(wanted, region, prune=prune, yes=yes, dry_run=dry_run, output=output)
-    _warn_of_silence(wanted)
+    _actions().up(wanted, region, prune=prune, yes=yes, dry_run=dry_run, output=output)
+    _warn_about_default_bus(wanted)
 
 
-@infra.command()
-@_taking(_NAMED, *_PLACED)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--keep-table", is_flag=True, help="Leave the table with all that is remembered.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@infra.command(short_help="Delete the parts.")
+@_with_options(_NAME_OPTION, *_PLACE_OPTIONS)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--keep-table", is_flag=True, help="Keep the table with its records.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
 def down(name: str, region: str | None, endpoint: str | None, yes: bool, keep_table: bool, dry_run: bool) -> None:
-    """Delete what `infra up` has made under this name, and nothing else."""
+    """Delete the parts that `infra up` created with this name, and nothing else."""
     checked(Wanted(name=name))
-    _work().down(name, region, endpoint, yes=yes, keep_table=keep_table, dry_run=dry_run)
+    _actions().down(name, region, endpoint, yes=yes, keep_table=keep_table, dry_run=dry_run)
 
 
-@infra.command()
-@_taking(_NAMED, *_PLACED)
+@infra.command(short_help="List the parts.")
+@_with_options(_NAME_OPTION, *_PLACE_OPTIONS)
 @output_option
 def show(name: str, region: str | None, endpoint: str | None, output: str) -> None:
-    """List the parts that exist, with their addresses."""
+    """List the existing parts and their addresses."""
     checked(Wanted(name=name))
-    _work().show(name, region, endpoint, output=output)
+    _actions().show(name, region, endpoint, output=output)
 
 
-@infra.command()
-@_taking(_NAMED, *_WANTED)
-@click.option("--policy", is_flag=True, help="Print the rights that a consumer needs, as an IAM policy.")
+@infra.command(short_help="Print a CloudFormation template.")
+@_with_options(_NAME_OPTION, *_PART_OPTIONS)
+@click.option("--policy", is_flag=True, help="Print the IAM policy that a consumer needs.")
 def template(policy: bool, **given: Any) -> None:
-    """Print the parts as a CloudFormation template. AWS is not asked, but the extra aws is needed all the same."""
+    """Print the parts as a CloudFormation template. No request is sent to AWS, but the extra aws is required."""
     wanted = _wanted(given)
-    _work().template(wanted, policy=policy)
+    _actions().template(wanted, policy=policy)
     if not policy:
-        _warn_of_silence(wanted)
+        _warn_about_default_bus(wanted)
 
 
-def _work() -> Any:
+def _actions() -> Any:
     try:
         from oncegate.cli import infra_actions
     except ImportError as error:
-        raise MissingExtra(f"oncegate infra (no {str(error.name).partition('.')[0]} here)", "aws") from error
+        missing = str(error.name).partition(".")[0]
+        raise MissingExtra(f"oncegate infra ({missing} is not installed)", "aws") from error
     return infra_actions
 
 
 def _wanted(given: dict[str, Any]) -> Wanted:
     function = _function(given) if given["lambda_zip"] or given["lambda_handler"] else None
     queue = given["queue"] if given["queue"] is not None else function is None
-    _refuse_idle({"a function": function is not None, "a queue": queue, "a rule": given["rule"]})
+    _refuse_unused_options({"a function": function is not None, "a queue": queue, "a rule": given["rule"]})
     return checked(
         Wanted(
             name=given["name"],
@@ -167,24 +188,24 @@ def _wanted(given: dict[str, Any]) -> Wanted:
     )
 
 
-def _warn_of_silence(wanted: Wanted) -> None:
+def _warn_about_default_bus(wanted: Wanted) -> None:
     if wanted.rule and misses_partner(wanted.bus_name, wanted.pattern):
         click.echo(
-            "Warning: the rule is on the default bus, where no event of Genesys Cloud arrives. Name the partner event"
-            " source with --partner-source (the AWS console lists it under Partner event sources), or with --bus the"
-            " bus that the events are forwarded to.",
+            "Warning: the rule is on the default bus, where no Genesys Cloud events arrive. Name the partner event"
+            " source with --partner-source (the AWS console lists it under Partner event sources), or name the bus"
+            " that the events are forwarded to with --bus.",
             err=True,
         )
 
 
-def _refuse_idle(wanted: dict[str, bool]) -> None:
-    """What was written about a part that is not wanted."""
+def _refuse_unused_options(wanted: dict[str, bool]) -> None:
+    """Refuse an option of a part that is not created."""
     context = click.get_current_context()
-    for part, options in _ABOUT.items():
+    for part, options in _OPTIONS_OF.items():
         for name in options:
             if not wanted[part] and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 option = f"--{name.replace('_', '-')}"
-                raise click.UsageError(f"{option} is about {part}, and there is none; leave it out, or {_HAVING[part]}")
+                raise click.UsageError(f"{option} needs {part}; remove the option, or {_TO_ADD[part]}")
 
 
 def _function(given: dict[str, Any]) -> Function:
@@ -199,7 +220,7 @@ def _function(given: dict[str, Any]) -> Function:
 
 
 def _pattern(written: str | None) -> dict[str, Any]:
-    """JSON as it is, else the name of a file that has it."""
+    """The pattern from JSON, or from a file with JSON."""
     if written is None:
         return dict(GENESYS)
     if written.lstrip().startswith("{"):
@@ -211,7 +232,7 @@ def _bytes(path: str, option: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise SettingError(f"{option} {path} cannot be read: {error.strerror}") from error
+        raise SettingError(f"{option}: cannot read {path}: {error.strerror}") from error
 
 
 def _seconds(written: str, option: str) -> int:
@@ -221,5 +242,5 @@ def _seconds(written: str, option: str) -> int:
 def _variable(written: str) -> tuple[str, str]:
     name, sign, value = written.partition("=")
     if not sign or not name.isidentifier():
-        raise SettingError(f"--env {written!r} is no variable; write it like --env NAME=VALUE")
+        raise SettingError(f"--env {written!r} is not a variable; write it like --env NAME=VALUE")
     return name, value

@@ -1,4 +1,4 @@
-"""The work of `oncegate infra`; apart from its options, since it needs what only the extra `aws` brings."""
+"""The actions of `oncegate infra`. They are not in the module of its options because they need the extra `aws`."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import click
 
 from oncegate.aws.cloud import Cloud
 from oncegate.cli.options import confirm
-from oncegate.cli.output import Progress, say, show_facts, show_json, show_whole
+from oncegate.cli.output import Progress, print_text, show_facts, show_json, show_plain_table
 from oncegate.durations import times
 from oncegate.infra.design import Design, Placement
 from oncegate.infra.plan import Step, carry_out, existing_parts, plan, plan_leftovers, plan_removal, possible_parts
@@ -23,77 +23,81 @@ _HEADERS = ("plan", "part", "name", "why")
 
 
 def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: bool, output: str) -> None:
-    with _asking(region, wanted.endpoint) as (cloud, place, progress):
+    with _connected(region, wanted.endpoint) as (cloud, place, progress):
         design = Design(wanted, place)
         steps = [*plan(cloud, design.parts()), *plan_leftovers(cloud, design, prune=prune)]
         if dry_run:
             _show_plan(steps, output)
-            _say_left(steps, output)
+            _print_kept(steps, output)
             return
-        doomed = [step for step in steps if step.action == "delete"]
-        if doomed and not yes:
+        deletions = [step for step in steps if step.action == "delete"]
+        if deletions and not yes:
             if output == "text":
-                _show_plan(doomed, output)
-            _agree(len(doomed), place)
+                _show_plan(deletions, output)
+            _confirm_deletion(len(deletions), place)
         for step in steps:
             carry_out(cloud, step)
-            progress.hide()
+            progress.clear()
             if output == "text":
-                _say_done(step)
+                _print_done(step)
     if output == "json":
         show_json({"parts": [_fields(step) for step in steps], **_addresses(design)})
         return
-    say("")
-    say(_summary(steps))
-    _say_left(steps, output)
+    print_text("")
+    print_text(_summary(steps))
+    _print_kept(steps, output)
     show_facts(_addresses(design))
 
 
 def _summary(steps: list[Step]) -> str:
-    made, deleted = (sum(step.action in actions for step in steps) for actions in (("create", "change"), ("delete",)))
-    if not made and not deleted:
-        return "Nothing was changed: all is as wanted."
-    told = f"{times(made, 'part')} made or changed"
-    return f"{told}, {deleted} deleted." if deleted else f"{told}."
+    changed, deleted = (
+        sum(step.action in actions for step in steps) for actions in (("create", "change"), ("delete",))
+    )
+    if not changed and not deleted:
+        return "Nothing was changed: all parts match the options."
+    summary = f"{times(changed, 'part')} created or changed"
+    return f"{summary}, {deleted} deleted." if deleted else f"{summary}."
 
 
-def _say_left(steps: list[Step], output: str) -> None:
-    left = [step for step in steps if step.action == "leave"]
-    if left and output == "text":
-        say(
-            f"An earlier run has made {times(len(left), 'part')} for {left[0].part.deployment} that this one does not"
-            " ask for, and leaves as it was; the same command with --prune deletes what is left."
+def _print_kept(steps: list[Step], output: str) -> None:
+    kept = [step for step in steps if step.action == "leave"]
+    if kept and output == "text":
+        print_text(
+            f"An earlier run created {times(len(kept), 'part')} of {kept[0].part.deployment} that these options do not"
+            " include. They were not changed; add --prune to delete them."
         )
 
 
 def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:
-    with _asking(region, endpoint) as (cloud, place, progress):
+    with _connected(region, endpoint) as (cloud, place, progress):
         steps = plan_removal(existing_parts(cloud, possible_parts(cloud, name, place)))
         steps = [step for step in steps if not (keep_table and step.part.kind == "table")]
-        doomed = [step for step in steps if step.action == "delete"]
+        deletions = [step for step in steps if step.action == "delete"]
         if steps:
             _show_plan(steps, "text")
-        if not doomed:
-            say(f"There is nothing to delete that oncegate infra has made as {name} in {place.region}.")
+        if not deletions:
+            print_text(f"Nothing to delete: oncegate infra created no parts with the name {name} in {place.region}.")
             return
         if dry_run:
             return
         if not yes:
-            _agree(len(doomed), place)
-        for step in doomed:
+            _confirm_deletion(len(deletions), place)
+        for step in deletions:
             carry_out(cloud, step)
-            progress.hide()
-            _say_done(step)
+            progress.clear()
+            _print_done(step)
 
 
-def _agree(count: int, place: Placement) -> None:
+def _confirm_deletion(count: int, place: Placement) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask on; look at what is listed, and add --yes to delete it")
-    confirm(f"Delete {times(count, 'part')} in account {place.account}, {place.region}? What they hold is lost.")
+        raise click.UsageError(
+            "cannot ask for confirmation because stdin is not a terminal; check the list, and add --yes to delete"
+        )
+    confirm(f"Delete {times(count, 'part')} in account {place.account}, {place.region}? Their data will be lost.")
 
 
 def show(name: str, region: str | None, endpoint: str | None, *, output: str) -> None:
-    with _asking(region, endpoint) as (cloud, place, _progress):
+    with _connected(region, endpoint) as (cloud, place, _progress):
         found = list(existing_parts(cloud, possible_parts(cloud, name, place)))
     rows: list[dict[str, Any]] = [
         {
@@ -109,15 +113,15 @@ def show(name: str, region: str | None, endpoint: str | None, *, output: str) ->
     if output == "json":
         show_json({"account": place.account, "region": place.region, "parts": rows})
     elif not rows:
-        say(f"There is nothing of {name} in account {place.account}, {place.region}.")
+        print_text(f"No parts with the name {name} exist in account {place.account}, {place.region}.")
     else:
         _show_parts(rows)
 
 
 def _show_parts(rows: list[dict[str, Any]]) -> None:
-    """The addresses come last, where a narrow terminal breaks them and cuts nothing."""
+    """Print the parts. The long addresses are the last column."""
     shown = [(row["part"], "yes" if row["made by oncegate"] else "no", row["holds"], row["address"]) for row in rows]
-    show_whole(("part", "ours", "holds", "address"), shown)
+    show_plain_table(("part", "ours", "holds", "address"), shown)
 
 
 def template(wanted: Wanted, *, policy: bool) -> None:
@@ -128,13 +132,13 @@ def template(wanted: Wanted, *, policy: bool) -> None:
 
 
 @contextmanager
-def _asking(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Placement, Progress]]:
-    """AWS, and whose account and which region it is; what takes long is told on a terminal."""
+def _connected(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Placement, Progress]]:
+    """A client for AWS, its account and region, and a progress line for slow requests."""
     with Progress() as progress:
-        cloud = Cloud(region, endpoint, lambda what: progress.tell(f"waiting for {what} …"))
+        cloud = Cloud(region, endpoint, lambda what: progress.show(f"waiting for {what} …"))
         try:
-            who = cloud.identity()
-            yield cloud, Placement(who.partition, who.region, who.account), progress
+            identity = cloud.identity()
+            yield cloud, Placement(identity.partition, identity.region, identity.account), progress
         finally:
             cloud.close()
 
@@ -144,12 +148,12 @@ def _show_plan(steps: list[Step], output: str) -> None:
         show_json({"parts": [_fields(step) for step in steps]})
         return
     rows = [(step.action, step.part.kind, step.part.name, step.why or None) for step in steps]
-    show_whole(_HEADERS, rows)
+    show_plain_table(_HEADERS, rows)
 
 
-def _say_done(step: Step) -> None:
+def _print_done(step: Step) -> None:
     why = f"  ({step.why})" if step.why else ""
-    say(f"{_DONE[step.action].ljust(_WIDTH)}  {step.part.kind.ljust(_KIND_WIDTH)}  {step.part.name}{why}")
+    print_text(f"{_DONE[step.action].ljust(_WIDTH)}  {step.part.kind.ljust(_KIND_WIDTH)}  {step.part.name}{why}")
 
 
 def _fields(step: Step) -> dict[str, str]:
@@ -158,7 +162,7 @@ def _fields(step: Step) -> dict[str, str]:
 
 
 def _addresses(design: Design) -> dict[str, str]:
-    """What the next steps need."""
+    """The addresses that the next steps need."""
     wanted = design.wanted
     found = {"store": design.store_url} if wanted.table else {}
     if wanted.rule:

@@ -1,4 +1,4 @@
-"""The command line: one group, and what every command shares."""
+"""The command group `oncegate`, and the exit codes of its errors."""
 
 import warnings
 
@@ -12,7 +12,7 @@ from oncegate.cli.doctor import doctor
 from oncegate.cli.explain import explain
 from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
-from oncegate.cli.output import say_error
+from oncegate.cli.output import print_error
 from oncegate.cli.read import read
 from oncegate.cli.serve import serve
 from oncegate.cli.simulate import simulate
@@ -20,12 +20,17 @@ from oncegate.cli.verify import verify
 from oncegate.cli.work import work
 from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
 
+_EXIT_CODES = "\n".join(f"  {code:<3}  {meaning}" for code, meaning in exit_codes.MEANINGS.items())
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=f"\b\nExit codes:\n{_EXIT_CODES}",
+)
 @click.version_option(__version__, prog_name="oncegate")
-@click.option("--config", metavar="FILE", help="The settings file.  [default: oncegate.toml, if there is one]")
+@click.option("--config", metavar="FILE", help="The settings file.  [default: oncegate.toml, if the file exists]")
 def cli(**_config: str | None) -> None:
-    """Make every event take effect once, however often it is delivered."""
+    """Make every event take effect once, even if it is delivered several times."""
 
 
 cli.add_command(serve)
@@ -42,8 +47,8 @@ cli.add_command(doctor)
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run a command; every way it can go wrong is one sentence on stderr and a named exit code."""
-    warnings.showwarning = _warn  # type: ignore[assignment]  # it looks at the message only
+    """Run a command and return its exit code. An error is printed to stderr as one sentence."""
+    warnings.showwarning = _print_warning  # type: ignore[assignment]  # only the message is used
     try:
         code = cli.main(arguments, prog_name="oncegate", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
@@ -52,17 +57,17 @@ def run(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except OncegateError as error:
-        say_error(str(error))
-        return _code(error)
+        print_error(str(error))
+        return _code_of(error)
     return code if isinstance(code, int) else exit_codes.OK
 
 
-def _warn(message: Warning | str, *_where: object) -> None:
-    """People are told what to mind, not where in the code that was noticed."""
+def _print_warning(message: Warning | str, *_location: object) -> None:
+    """Print a warning without the line of code that raised it."""
     click.echo(f"Warning: {message}", err=True)
 
 
-def _code(error: OncegateError) -> int:
+def _code_of(error: OncegateError) -> int:
     if isinstance(error, StoreError):
         return exit_codes.STORE
     if isinstance(error, QueueError):

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options and helpers that several commands share."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from oncegate.canonical import HASH_SIZE
 from oncegate.claims import Address
 from oncegate.cli import exit_codes
-from oncegate.cli.output import say, say_error
+from oncegate.cli.output import print_error, print_text
 from oncegate.settings import Settings, examine
 from oncegate.settings.parsing import as_text, shown
 from oncegate.settings.schema import SETTINGS, STORE, Setting
 from oncegate.stores.base import Entry, Store
 
-LOOKED_IN = replace(SETTINGS["namespace"], meaning="Look in this namespace only.")
+NAMESPACE_FILTER = replace(SETTINGS["namespace"], meaning="Use only this namespace.")
 _METAVARS = {
     "duration": "DURATION",
     "count": "NUMBER",
@@ -30,48 +30,48 @@ _METAVARS = {
     "strategy": "STRATEGY",
 }
 
-_MANY = 1_000_000_000
+_MOST = 1_000_000_000
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Have a command called with the `settings`, these of which it takes as flags."""
+    """Call a command with the `settings`, and add a flag for each of these."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(**given: Any) -> Any:
             flags = {setting.path: given.pop(setting.parameter) for setting in settings}
-            found, problems = examined(flags | {"config": given.pop("config")})
-            refuse(problems)
+            found, problems = examine_settings(flags | {"config": given.pop("config")})
+            exit_on_problems(problems)
             return command(settings=found, **given)
 
-        taking = click.option("--config", metavar="FILE", hidden=True)(call)  # people write it after the command, too
+        decorated = click.option("--config", metavar="FILE", hidden=True)(call)  # --config works after the command too
         for setting in reversed(settings):
-            taking = _option(setting)(taking)
-        return taking
+            decorated = _option(setting)(decorated)
+        return decorated
 
     return decorate
 
 
-def examined(flags: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """The settings for this command, and all that is wrong with them."""
+def examine_settings(flags: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """The settings for this command, and the problems in them."""
     config = flags.get("config") or click.get_current_context().find_root().params["config"]
     return examine(flags={**flags, "config": config})
 
 
-def refuse(problems: list[str]) -> None:
-    """Go on only if there are none."""
+def exit_on_problems(problems: list[str]) -> None:
+    """Print the problems, and exit if there are any."""
     for problem in problems:
-        say_error(problem)
+        print_error(problem)
     if problems:
         raise click.exceptions.Exit(exit_codes.USAGE)
 
 
 def _option(setting: Setting) -> Callable[[_Command], _Command]:
-    """The flag of a setting. Its value is checked with all the others, so that every error is said the same way."""
+    """The flag of a setting. click does not check the value: all settings are checked in one place."""
     help_ = setting.meaning.replace("`", "")
-    if setting is not LOOKED_IN:
+    if setting is not NAMESPACE_FILTER:
         help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"
     if setting.kind == "truth":
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.parameter, default=None, help=help_)
@@ -79,16 +79,16 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
     return click.option(setting.flag, setting.parameter, metavar=metavar, help=help_)
 
 
-looking = with_settings(STORE, LOOKED_IN)
+store_options = with_settings(STORE, NAMESPACE_FILTER)
 
 
-def counted(least: int = 1, most: int = _MANY) -> click.IntRange:
-    """A whole number of things, as many as somebody can mean."""
+def number(least: int = 1, most: int = _MOST) -> click.IntRange:
+    """The type of an option that is a whole number. The default maximum is 10^9."""
     return click.IntRange(least, most)
 
 
-class Measured(click.FloatRange):
-    """A number within bounds; what is no number (nan) is within none."""
+class NumberRange(click.FloatRange):
+    """The type of an option that is a number within bounds. nan is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
@@ -99,39 +99,39 @@ class Measured(click.FloatRange):
 
 def output_option(command: _Command) -> _Command:
     return click.option(
-        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print."
+        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
     )(command)
 
 
 def key(written: str) -> bytes:
-    """A key as it is printed everywhere: 32 hexadecimal digits."""
+    """The bytes of a key that is written as 32 hexadecimal digits."""
     try:
         found = bytes.fromhex(written)
     except ValueError:
         found = b""
     if len(found) != HASH_SIZE:
-        raise click.BadParameter(f"{written!r} is not a key; a key is 32 hexadecimal digits, as outcomes show it")
+        raise click.BadParameter(f"{written!r} is not a key; a key has 32 hexadecimal digits")
     return found
 
 
-def lookup(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a command that shows one record takes."""
-    for option in (output_option, looking, click.argument("key", type=key)):
+def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the argument KEY and the options of a command that shows one record."""
+    for option in (output_option, store_options, click.argument("key", type=key)):
         command = option(command)
     return command
 
 
 def confirm(question: str) -> None:
-    """Go on only with a yes."""
+    """Ask the question on the terminal, or read the answer from a pipe. Exits unless the answer is yes."""
     if sys.stdin.isatty():
         yes = click.confirm(question, err=True)
     elif answer := sys.stdin.readline():
         yes = answer.strip().lower() in ("y", "yes")
     else:
-        say_error("there is no terminal to ask on; add --yes to go on without being asked")
+        print_error("cannot ask for confirmation because stdin is not a terminal; add --yes to confirm")
         raise click.exceptions.Exit(exit_codes.USAGE)
     if not yes:
-        say("Nothing was changed.")
+        print_text("Nothing was changed.")
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
@@ -139,28 +139,28 @@ def existing_store(settings: Settings) -> Store:
     return settings.open_store(create=False)
 
 
-def looked_at(settings: Settings) -> Store:
-    """The same for a command that changes nothing."""
+def read_only_store(settings: Settings) -> Store:
+    """The store, for a command that changes nothing."""
     return settings.open_read_only()
 
 
 def namespace_of(settings: Settings) -> str | None:
-    """The namespace to look in: the one that was chosen, else all."""
+    """The namespace of the settings; None (all namespaces) if they do not name one."""
     chosen: str | None = settings.chosen("namespace")
     return chosen
 
 
-def the_one(store: Store, settings: Settings, key: bytes) -> Entry:
-    """The record of a key, or an exit that says what to do."""
+def find_record(store: Store, settings: Settings, key: bytes) -> Entry:
+    """The record of a key. Exits if the key has no record, or has records in several namespaces."""
     namespace = namespace_of(settings)
     entries = store.browse(namespace, key=key)
     if not entries:
         where = f" in namespace {namespace}" if namespace else ""
-        say_error(f"there is no record of {key.hex()}{where}; it was never seen, or it has expired")
+        print_error(f"there is no record of {key.hex()}{where}; the event was never seen, or its record has expired")
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
     if len(entries) > 1:
         names = ", ".join(entry.namespace for entry in entries)
-        raise click.UsageError(f"{key.hex()} is in several namespaces ({names}); choose one with --namespace")
+        raise click.UsageError(f"{key.hex()} exists in several namespaces ({names}); choose one with --namespace")
     return entries[0]
 
 

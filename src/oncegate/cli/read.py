@@ -1,4 +1,4 @@
-"""`oncegate read`: what is read from a file, and which events each key strategy would take for one."""
+"""`oncegate read`: show the events of files, and compare key strategies."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,10 +8,10 @@ import msgspec
 
 from oncegate import keys
 from oncegate.cli import exit_codes
-from oncegate.cli.event_files import FoundEvent, events_of, refuse_unreadable
-from oncegate.cli.options import counted, output_option, with_settings
-from oncegate.cli.output import moment, say, show_json_stream, show_table, stamp
-from oncegate.cli.strategy_comparison import Column, Group, Made, Named, StrategyComparison, advice, listed
+from oncegate.cli.event_files import FoundEvent, check_readable, events_of
+from oncegate.cli.options import number, output_option, with_settings
+from oncegate.cli.output import print_text, readable_time, rfc3339, show_json_stream, show_table
+from oncegate.cli.strategy_comparison import Column, Group, Made, NamedStrategy, StrategyComparison, advice, listed
 from oncegate.durations import times
 from oncegate.errors import SettingError
 from oncegate.events import Event
@@ -24,22 +24,29 @@ _ALWAYS = ("auto", "event_id", "content", 'state_change("500ms")')
 _MOST_GROUPS = 10
 
 
-@click.command()
+@click.command(short_help="Show events and compare key strategies.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
-    "--key", "written", metavar="STRATEGY", multiple=True, help="A strategy to compare, too; may be repeated."
+    "--key", "strategies", metavar="STRATEGY", multiple=True, help="An additional strategy to compare; repeatable."
 )
-@click.option("--limit", type=counted(), default=100, show_default=True, help="How many events to list as text.")
+@click.option(
+    "--limit",
+    type=number(),
+    metavar="NUMBER",
+    default=100,
+    show_default=True,
+    help="Maximum number of events to list.",
+)
 @with_settings(*READ)
 @output_option
-def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings: Settings, output: str) -> None:
-    """Show each event of the files, its key under every strategy, and which events each strategy takes for one.
+def read(files: tuple[str, ...], strategies: tuple[str, ...], limit: int, settings: Settings, output: str) -> None:
+    """Show each event of the files, its key under every strategy, and the events that share a key.
 
-    A FILE holds one JSON document, an array, or a document on each line; - is what comes on stdin. Nothing is claimed,
-    run or stored. Exits with 1 if there is no event in them.
+    A FILE holds one JSON document, an array, or one document per line; - reads stdin. Nothing is claimed, run or
+    stored. Exits with 1 if the files hold no event.
     """
-    comparison, hints = StrategyComparison(_strategies(settings, written)), settings.hints()
-    refuse_unreadable(files)
+    comparison, hints = StrategyComparison(_strategies(settings, strategies)), settings.hints()
+    check_readable(files)
     if output == "json":
         events = (_fields(found, comparison.add(found.event)) for found in events_of(files, hints))
         show_json_stream("events", events, lambda: _summary(comparison))
@@ -49,26 +56,27 @@ def read(files: tuple[str, ...], written: tuple[str, ...], limit: int, settings:
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _strategies(settings: Settings, written: tuple[str, ...]) -> list[Named]:
-    """Those that are always compared, that of the settings, and those asked for; each once."""
-    found = {name: Named(name, strategy_of(name, "")) for name in _ALWAYS}
+def _strategies(settings: Settings, names: tuple[str, ...]) -> list[NamedStrategy]:
+    """The strategies that are always compared, that of the settings, and these; each once."""
+    found = {name: NamedStrategy(name, strategy_of(name, "")) for name in _ALWAYS}
     if settings.chosen("key") is not None:
-        found.setdefault(settings["key"], Named(settings["key"], keys.strategy(settings.strategy()), own=True))
-    for name in written:
-        found.setdefault(name.strip(), Named(name.strip(), _asked_for(name.strip()), own=True))
+        own = keys.strategy(settings.strategy())
+        found.setdefault(settings["key"], NamedStrategy(settings["key"], own, own=True))
+    for name in names:
+        found.setdefault(name.strip(), NamedStrategy(name.strip(), _strategy(name.strip()), own=True))
     return list(found.values())
 
 
-def _asked_for(name: str) -> keys.Strategy:
+def _strategy(name: str) -> keys.Strategy:
+    made = strategy_of(name, "--key")
     try:
-        return keys.strategy(strategy_of(name, "--key"))
+        return keys.strategy(made)
     except SettingError as error:
-        said = str(error)
-        raise SettingError(said if said.startswith("--key") else f"--key: {said}") from error
+        raise SettingError(f"--key: {error}") from error
 
 
 def _show(events: Iterator[FoundEvent], comparison: StrategyComparison, limit: int) -> None:
-    """Tables of the first events and their keys; then what holds for all."""
+    """Print tables of the first events and their keys, then the results for all events."""
     shown: list[tuple[FoundEvent, list[Made]]] = []
     total = 0
     for found in events:
@@ -80,10 +88,11 @@ def _show(events: Iterator[FoundEvent], comparison: StrategyComparison, limit: i
         _show_events([found for found, _ in shown])
         _show_keys(shown)
     if total > limit:
-        say(f"These are the first {limit} of {total} events; see more of them with --limit.\n")
+        print_text(f"Showing the first {limit} of {total} events; use --limit to see more.")
+        print()
     if comparison.count > 1:
         _show_columns(comparison)
-    say(advice(comparison))
+    print_text(advice(comparison))
 
 
 def _show_events(events: list[FoundEvent]) -> None:
@@ -98,14 +107,14 @@ def _show_events(events: list[FoundEvent]) -> None:
 
 def _row(found: FoundEvent) -> tuple[Any, ...]:
     event = found.event
-    problem = f"no event: {event.frame}" if event.frame else event.problem
+    problem = f"not an event: {event.frame}" if event.frame else event.problem
     source = None if problem else event.source
     what = (event.type, event.entity, event.part, event.state, _time(event), event.id)
     return found.number, found.place, source, *what, problem
 
 
 def _time(event: Event) -> str | None:
-    return None if event.occurred_at is None else moment(microseconds_of(event.occurred_at))
+    return None if event.occurred_at is None else readable_time(microseconds_of(event.occurred_at))
 
 
 def _show_keys(shown: list[tuple[FoundEvent, list[Made]]]) -> None:
@@ -124,21 +133,21 @@ def _key_row(found: FoundEvent, made: Made) -> tuple[Any, ...]:
 
 
 def _show_columns(comparison: StrategyComparison) -> None:
-    """A line for each strategy, and one for each group of events that it takes for one."""
+    """Print a line for each strategy, and a line for each group of events that share a key."""
     width = max(len(column.name) for column in comparison.columns)
     for column in comparison.columns:
-        say(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}")
+        print_text(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}")
         for line in _details(column):
-            say(f"{' ' * width}    {line}")
+            print_text(f"{' ' * width}    {line}")
     print()
 
 
 def _verdict(column: Column, count: int) -> str:
     keyless = len(column.keyless)
     if keyless == count:
-        return "has no key for any of them"
-    said = f"finds {times(column.distinct, 'event')} in {count - keyless}"
-    return said if column.merged else f"all {column.distinct} distinct" if not keyless else f"{said}, all distinct"
+        return "no key for any event"
+    found = f"{times(column.distinct, 'different event')} among {count - keyless}"
+    return found if column.merged or keyless else f"all {column.distinct} events are different"
 
 
 def _details(column: Column) -> Iterator[str]:
@@ -150,22 +159,22 @@ def _details(column: Column) -> Iterator[str]:
     for reason, numbers in list(column.missing.items())[:_MOST_GROUPS]:
         yield f"{listed(numbers)}: {reason}"
     if column.splits:
-        yield f"{listed(column.splits)} came too late to keep apart what is joined around it (timeline.split)"
+        yield f"{listed(column.splits)} arrived too late to separate two events that were joined (timeline.split)"
 
 
 def _relation(group: Group) -> str:
     kinds = ", ".join(dict.fromkeys(merged.kind for merged in group.merged if not merged.conflict))
     if group.same_content:
-        return f"the same content ({kinds})"
+        return f"same content ({kinds})"
     conflicts = [number for number, each in zip(group.events[1:], group.merged, strict=True) if each.conflict]
     if not conflicts:
-        return f"other content, taken for duplicates ({kinds})"
-    also = f"; the others are the same ({kinds})" if kinds else ""
-    return f"other content, so {listed(conflicts)} would be a conflict{also}"
+        return f"different content, treated as duplicates ({kinds})"
+    also = f"; the others have the same content ({kinds})" if kinds else ""
+    return f"different content, so {listed(conflicts)} would be a conflict{also}"
 
 
 def _fields(found: FoundEvent, made: list[Made]) -> dict[str, Any]:
-    """An event and its keys as JSON."""
+    """An event and its keys, for JSON."""
     event = found.event
     return {
         "number": found.number,
@@ -177,7 +186,7 @@ def _fields(found: FoundEvent, made: list[Made]) -> dict[str, Any]:
         "entity": event.entity,
         "part": event.part,
         "state": event.state,
-        "occurred_at": None if event.occurred_at is None else stamp(microseconds_of(event.occurred_at)),
+        "occurred_at": None if event.occurred_at is None else rfc3339(microseconds_of(event.occurred_at)),
         "id": event.id,
         "replay": event.evidence.replay,
         "problem": event.problem,

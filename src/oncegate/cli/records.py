@@ -1,4 +1,4 @@
-"""A record in words and in fields."""
+"""Describe the records of a store, and find them."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -9,47 +9,47 @@ from msgspec import Struct
 
 from oncegate.canonical import HASH_SIZE
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
-from oncegate.cli.output import Progress, moment, stamp, state_name
+from oncegate.cli.output import Progress, readable_time, rfc3339, state_name
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.gate.job import shortened, stage_digest
 from oncegate.stores.base import Entry, Store, scan
 
-NOT_TAKEN_THERE: Final = "Nothing has taken it from there yet, in this store and namespace."
-# Who runs what the store keeps with its payload.
-WHO_RUNS: Final = "the service or a worker of the inbox"
+_MOST_FOUND: Final = 1_000
+NOT_CONSUMED: Final = "No consumer with this store and namespace has claimed the published event yet."
+# These run events that are stored with their payload.
+RUNNERS: Final = "the service or an inbox worker"
 
 
 def sentence(record: Record) -> str:
-    """What the record means for the next delivery of its event."""
+    """The state of a record, and what happens to the next delivery of its event."""
     now = wall()
-    until = f"until {moment(record.expires_at)}" if record.expires_at is not None else "for as long as it is kept"
+    expires = readable_time(record.expires_at)
+    until = "as long as the record exists" if expires is None else f"until {expires}"
     if record.state == COMPLETED:
         done = spoken(now - (record.completed_at or now))
         if record.handed_to is not None:
-            return (
-                f"It was published to {record.handed_to} {done} ago; a copy delivered to its publisher now is a"
-                f" duplicate, {until}."
-            )
-        return f"It was processed {done} ago; a copy delivered now is a duplicate, {until}."
+            return f"Published to {record.handed_to} {done} ago. Another delivery there is a duplicate, {until}."
+        return f"Processed {done} ago. Another delivery is a duplicate, {until}."
     if record.state == DEAD:
-        tried = times(record.attempts, "attempt")
-        return f"It is a dead letter after {tried}; nothing runs it until it is redriven or dropped."
+        attempts = times(record.attempts, "attempt")
+        return f"Dead letter after {attempts}. It does not run again until it is redriven or dropped."
     if record.state == IN_PROGRESS and now < record.lease_until:
-        return f"A worker holds it, for up to {spoken(record.lease_until - now)} more unless it renews."
+        return f"In progress: the lease ends in {spoken(record.lease_until - now)} unless the worker renews it."
     if record.state == IN_PROGRESS:
-        who = "the next delivery" if record.payload is None else WHO_RUNS
-        return f"Its worker's lease ended {spoken(now - record.lease_until)} ago; {who} runs it again."
+        runner = "the next delivery" if record.payload is None else RUNNERS
+        ended = spoken(now - record.lease_until)
+        return f"In progress, but the lease ended {ended} ago: {runner} runs the event again."
     if record.payload is not None:
-        return f"It is kept with its payload and waits for {WHO_RUNS} to run it."
+        return f"Waiting: the event is stored with its payload until {RUNNERS} runs it."
     if record.unavailable_since is not None:
         since = spoken(now - record.unavailable_since)
-        return f"It was released: what its handler calls has been unavailable for {since}; the next delivery runs it."
-    return f"It was released after {times(record.attempts, 'attempt')}; the next delivery runs it again."
+        return f"Released: what the handler calls has been unavailable for {since}. The next delivery runs the event."
+    return f"Released after {times(record.attempts, 'attempt')}. The next delivery runs the event again."
 
 
-def fields(entry: Entry, spell: Callable[[int | None], str | None] = stamp) -> dict[str, Any]:
-    """All that is known of a record but its payload; times are spelt for a program, or as is asked."""
+def fields(entry: Entry, spell: Callable[[int | None], str | None] = rfc3339) -> dict[str, Any]:
+    """The fields of a record without its payload. `spell` formats times."""
     record, about = entry.record, entry.record.about
     return {
         "key": entry.key.hex(),
@@ -75,8 +75,8 @@ def fields(entry: Entry, spell: Callable[[int | None], str | None] = stamp) -> d
     }
 
 
-def stages(store: Store, entry: Entry) -> list[Entry]:
-    """What is known of an event where it was handed on to, and on from there."""
+def stage_records(store: Store, entry: Entry) -> list[Entry]:
+    """The records of a published event at its consumer, at the consumer of that one, and so on."""
     found: list[Entry] = []
     while entry.record.handed_to is not None:
         known = store.browse(entry.namespace, key=stage_digest(entry.key, entry.record.handed_to))
@@ -88,41 +88,38 @@ def stages(store: Store, entry: Entry) -> list[Entry]:
 
 
 def payload_text(record: Record) -> str | None:
-    """The payload as text; bytes that are no text are shown by their escapes."""
+    """The payload as text; bytes that are not UTF-8 are escaped."""
     return None if record.payload is None else record.payload.decode("utf-8", "backslashreplace")
 
 
-# Finding the records of an event: by a key at once, by any other id in a walk over all of them.
-
-
-_MOST_FOUND = 1_000
+# ── search ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Search(Struct, frozen=True):
-    """What was found, among how many records; `cut`: there are more that were not looked at."""
+    """The records that were found, and how many were scanned. `cut`: the store has more records than were scanned."""
 
     entries: list[Entry]
     looked_through: int = 0
     cut: bool = False
 
 
-def search(store: Store, namespace: str | None, wanted: str, most: int) -> Search:
-    """The records whose key, event id or entity this is. No store has an index by ids, which would cost every claim a
-    write for a question that is asked seldom."""
-    key, name = _key(wanted), shortened(wanted)
+def search(store: Store, namespace: str | None, id_: str, most: int) -> Search:
+    """The records with this key, event id or entity. A key is looked up; for another id up to `most` records are
+    scanned. No store has an index by id, because that would add a write to every claim for a rare search."""
+    key, name = _key(id_), shortened(id_)
     if key is not None and (entries := store.browse(namespace, key=key)):
         return Search(entries)
     found: dict[tuple[str, bytes], Entry] = {}
     count = 0
-    walked = scan(store, namespace)
+    entries_in_store = scan(store, namespace)
     with Progress("records") as progress:
-        for entry in islice(walked, most):
+        for entry in islice(entries_in_store, most):
             count += 1
-            progress.at(count)
+            progress.update(count)
             if name in (entry.record.about.delivery_id, entry.record.about.entity) and len(found) < _MOST_FOUND:
                 found[entry.namespace, entry.key] = entry
-        cut = next(walked, None) is not None
-    return Search(sorted(found.values(), key=happened), count, cut)
+        cut = next(entries_in_store, None) is not None
+    return Search(sorted(found.values(), key=event_order), count, cut)
 
 
 def _key(written: str) -> bytes | None:
@@ -133,8 +130,8 @@ def _key(written: str) -> bytes | None:
     return key if len(key) == HASH_SIZE else None
 
 
-def happened(entry: Entry) -> tuple[int, int, bytes]:
-    """The order in which things happened, as far as it is known; stores give an entity's events out in the same."""
+def event_order(entry: Entry) -> tuple[int, int, bytes]:
+    """A sort key: the order of occurrence, as far as it is known. Stores run the events of an entity in this order."""
     record = entry.record
     at = record.first_seen if record.about.occurred_at is None else record.about.occurred_at
     return at, record.first_seen, entry.key

@@ -1,4 +1,4 @@
-"""`oncegate serve`: receive events over HTTP and take each through the gate."""
+"""`oncegate serve`: receive events over HTTP and run each once."""
 
 import errno
 import ipaddress
@@ -14,7 +14,7 @@ from oncegate import __version__
 from oncegate.cli import exit_codes
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
-from oncegate.cli.output import say_error
+from oncegate.cli.output import print_error
 from oncegate.cli.streams import unbuffer
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.gate import JsonLog
@@ -28,17 +28,17 @@ from oncegate.settings.schema import TABLES
 from oncegate.text import masked
 
 
-@click.command()
+@click.command(short_help="Receive events over HTTP.")
 @with_settings(*TABLES["serve"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def serve(settings: Settings) -> None:
-    """Receive events by POST /events and POST /events/ROUTE, and take each through the gate.
+    """Receive events at POST /events and POST /events/ROUTE, and run each event once.
 
-    Routes are described in the settings file. Without any, and without --signature, no signature is checked and only
-    addresses of this machine itself can be listened on.
+    Routes are defined in the settings file. Without routes and without --signature, no signature is checked, and the
+    service listens only on loopback addresses.
 
-    Without a handler, --forward or --publish, events are stored in SQLite or Postgres for oncegate work inbox.
+    Without --handler, --forward or --publish, events are stored in SQLite or Postgres for `oncegate work inbox`.
     """
-    refuse_open_doors(settings)
+    check_unsigned_host(settings)
     check_service(settings)
     server, service_module = _service_modules()
     handlers = {path: handler_of(route) for path, route in routes_of(settings).items()}
@@ -48,7 +48,7 @@ def serve(settings: Settings) -> None:
         scheme = "http" if tls_of(settings) is None else "https"
         listener = _listen(host, settings["serve.port"])
         metrics = _metrics_listener(settings)
-    except BaseException:  # nothing will be served, so nothing stays open
+    except BaseException:  # the service does not start, so it must release its store
         service.close()
         raise
     url = f"{scheme}://{_in_url(host)}:{listener.getsockname()[1]}"
@@ -58,19 +58,19 @@ def serve(settings: Settings) -> None:
         greeting += f"\nMetrics are at {scheme}://{at}/metrics."
     click.echo(f"{greeting}\n{rest}", err=True)
     unbuffer()
-    with suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to be stopped
+    with suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to stop
         server.run(service, settings, listener, metrics)
     if not service.ended:
         abandon("a handler", settings["serve.drain_within"])
 
 
 _WELCOME = """\
-Oncegate {version} listens on {url} and remembers in {store}.
-No signature is checked: whatever runs on this machine may send. Try it, twice:
+Oncegate {version} listens on {url} with the store {store}.
+No signature is checked: every process on this machine can send events. Run this twice:
 
   curl -s {url}/events -d '{{"id": "evt-1", "type": "call.ended"}}'
 
-The first is {done}, the second is a duplicate.{note} Stop with Ctrl-C.
+The first event is {done}, the second is a duplicate.{note} Stop with Ctrl-C.
 """
 _STORED = "stored for `oncegate work inbox --handler …`."
 
@@ -79,30 +79,29 @@ def _welcome(settings: Settings, url: str) -> str:
     store, routes = masked(settings["store"]), routes_of(settings)
     idle = [path for path, route in routes.items() if not has_handler(route)]
     if is_open(settings) and not settings.routes:
-        done, note = ("kept", f"\nNo handler: events are {_STORED}") if idle else ("kept and run", "")
+        done, note = ("stored", f"\nNo handler: events are {_STORED}") if idle else ("stored and run", "")
         return _WELCOME.format(version=__version__, url=url, store=store, done=done, note=note)
-    lines = [f"Oncegate {__version__} listens on {url} and remembers in {store}."]
+    lines = [f"Oncegate {__version__} listens on {url} with the store {store}."]
     for path, route in routes.items():
-        signed = route["serve.signature"]
-        said = "unsigned: whoever can reach it may send" if signed == UNSIGNED else f"signed by {signed}"
-        lines.append(f"  POST {url}{path}  {said}{'; no handler' if path in idle else ''}")
+        scheme = route["serve.signature"]
+        signature = "unsigned: anyone who can reach it can send" if scheme == UNSIGNED else f"signature: {scheme}"
+        lines.append(f"  POST {url}{path}  {signature}{'; no handler' if path in idle else ''}")
     if idle:
-        lines.append(f"Where there is no handler, events are {_STORED}")
+        lines.append(f"Events of routes without a handler are {_STORED}")
     return "\n".join([*lines, "Stop with Ctrl-C.\n"])
 
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler | None:
-    """The handler that is called with each new event; None if events are stored for a worker of the inbox."""
+    """The handler for new events; None if events are stored for an inbox worker."""
     return chosen_handler(settings, "serve")
 
 
 def _observers(settings: Settings) -> list[Observer]:
-    """The log, and traces if they are asked for."""
     return [*_log(settings), *_traces(settings)]
 
 
 def _log(settings: Settings) -> list[Observer]:
-    """As it was chosen, else lines for people on a terminal and for programs in a pipe."""
+    """The log of the setting; by default readable lines on a terminal and JSON in a pipe."""
     chosen = settings.chosen("log")
     if chosen == "off":
         return []
@@ -117,8 +116,8 @@ def _traces(settings: Settings) -> list[Observer]:
     return [tracing()]
 
 
-def check_traces(settings: Settings) -> None:
-    """Refuse traces that can go nowhere. Whether a process is set up to send them, only that process knows."""
+def check_tracing(settings: Settings) -> None:
+    """Refuse tracing if no OpenTelemetry SDK is installed. Only the running service can check its configuration."""
     if settings["serve.trace"]:
         from oncegate.otel import check_installed
 
@@ -129,12 +128,12 @@ def _service_modules() -> tuple[Any, Any]:
     try:
         from oncegate.service import server, service
     except ImportError as error:
-        raise MissingExtra(f"oncegate serve (no {error.name} here)", "serve") from error
+        raise MissingExtra(f"oncegate serve ({error.name} is not installed)", "serve") from error
     return server, service
 
 
-def refuse_open_doors(settings: Settings) -> None:
-    """Without a word on who may send, only this machine may."""
+def check_unsigned_host(settings: Settings) -> None:
+    """Refuse a host that other machines can reach if a route has no signature setting."""
     if not any(is_open(route) for route in routes_of(settings).values()):
         return
     host = settings["serve.host"]
@@ -144,8 +143,8 @@ def refuse_open_doors(settings: Settings) -> None:
         loopback = False
     if not loopback:
         raise SettingError(
-            f"{settings.where('serve.host')} {host}: no signature is checked, so anyone who can reach that address"
-            f' could send events; name one with serve.signature, or say serve.signature = "{UNSIGNED}"'
+            f"{settings.where('serve.host')} {host}: no signature is checked, so anyone who can reach this address can"
+            f' send events; set serve.signature, or set serve.signature = "{UNSIGNED}" to allow this'
         )
 
 
@@ -159,17 +158,18 @@ def _listen(host: str, port: int, flags: str = "") -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, UnicodeError) as error:
-        why = "no such name or address" if _is_of_host(error) else os.strerror(getattr(error, "errno", None) or 0)
-        mend = f"--{flags}{'host' if _is_of_host(error) else 'port'}"
-        say_error(f"cannot listen on {host} port {port}: {why}; choose another with {mend}")
+        bad_host = _is_about_host(error)
+        why = "unknown host or address" if bad_host else os.strerror(getattr(error, "errno", None) or 0)
+        option = f"--{flags}{'host' if bad_host else 'port'}"
+        print_error(f"cannot listen on {host} port {port}: {why}; choose another with {option}")
         raise click.exceptions.Exit(exit_codes.FAILED) from error
 
 
-def _is_of_host(error: OSError | UnicodeError) -> bool:
-    """Whether it is the host, not the port, that cannot be listened on."""
+def _is_about_host(error: OSError | UnicodeError) -> bool:
+    """Whether the host, not the port, caused the error."""
     if isinstance(error, UnicodeError):
         return True
-    return error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0  # below 0 are those of looking up names
+    return error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0  # errors of name lookup are negative
 
 
 def _in_url(host: str) -> str:

@@ -1,4 +1,4 @@
-"""`oncegate simulate`: make realistic traffic with known duplicates, and send it somewhere."""
+"""`oncegate simulate`: generate realistic traffic with known duplicates, and send it to a target."""
 
 import os
 import re
@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncegate.cli import exit_codes
-from oncegate.cli.options import Measured, counted, output_option
-from oncegate.cli.output import say, show_json, show_table
+from oncegate.cli.options import NumberRange, number, output_option
+from oncegate.cli.output import print_text, show_json, show_table
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
 from oncegate.simulate.copies import CopyOptions, Kind
@@ -36,62 +36,88 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _copies(written: str) -> tuple[int, int]:
-    """`2`, or `1..3` for as many as chance will have."""
+    """The least and the greatest number of copies, from `2` or `1..3`."""
     found = re.fullmatch(r"(\d{1,3})(?:\.\.(\d{1,3}))?", written)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
-        raise click.BadParameter(f"{written!r} is no number of copies; write it like 2 or 1..3")
+        raise click.BadParameter(f"{written!r} is not a number of copies; write it like 2 or 1..3")
     return least, most
 
 
 def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Command]:
     return click.option(
-        f"--{name}", type=Measured(0, 1), metavar="SHARE", default=default, show_default=True, help=help_
+        f"--{name}", type=NumberRange(0, 1), metavar="SHARE", default=default, show_default=True, help=help_
     )
 
 
-@click.command()
+@click.command(short_help="Generate and send test traffic.")
 @click.option(
     "--to",
     "url",
     metavar="URL",
     required=True,
-    help="Where to: http://…/events, sqs://QUEUE or eventbridge://BUS (?region=&endpoint=), file://PATH, or -.",
+    help="Target: http://HOST/events, sqs://QUEUE, eventbridge://BUS, file://PATH, or - for stdout. AWS targets accept"
+    " ?region=NAME and &endpoint=URL.",
 )
-@click.option("--events", type=counted(), default=1_000, show_default=True, help="How many happen.")
-@click.option("--rate", type=Measured(_SLOWEST, _FASTEST), default=100.0, show_default=True, help="Events a second.")
+@click.option("--events", type=number(), metavar="NUMBER", default=1_000, show_default=True, help="Number of events.")
 @click.option(
-    "--copies", type=_copies, metavar="N|A..B", default="1..3", show_default=True, help="Deliveries of one envelope."
+    "--rate",
+    type=NumberRange(_SLOWEST, _FASTEST),
+    metavar="NUMBER",
+    default=100.0,
+    show_default=True,
+    help="Events per second.",
 )
-@_share("reemit", _DEFAULTS.reemit, "Share of events that are emitted again, in a new envelope.")
-@_share("rewrap", _DEFAULTS.rewrap, "Share that comes in another wrapping too: SNS, an array, the detail alone.")
-@_share("replay", _DEFAULTS.replay, "Share that is replayed from an archive.")
-@_share("echo", _DEFAULTS.echo, "Share whose change of state is told again with other ids and content.")
 @click.option(
-    "--window", metavar="DURATION", default="500ms", show_default=True, help="How far apart echoes are, at most."
+    "--copies",
+    type=_copies,
+    metavar="N|A..B",
+    default="1..3",
+    show_default=True,
+    help="Number of deliveries of each envelope.",
 )
-@_share("conflict", _DEFAULTS.conflict, "Share that comes again with the same id and other content.")
-@_share("invalid", _DEFAULTS.invalid, "Share beside which something comes that cannot be read.")
+@_share("reemit", _DEFAULTS.reemit, "Share of events that are published again in a new envelope.")
+@_share("rewrap", _DEFAULTS.rewrap, "Share of events that also arrive in SNS, in an array, or without the envelope.")
+@_share("replay", _DEFAULTS.replay, "Share of events that are replayed from an archive.")
+@_share("echo", _DEFAULTS.echo, "Share of state changes that are sent again with other ids and content.")
 @click.option(
-    "--delay", metavar="DURATION", help="Up to how late a delivery is; so they are out of order.  [default: none]"
+    "--window",
+    metavar="DURATION",
+    default="500ms",
+    show_default=True,
+    help="Longest time between a state change and its echo.",
 )
-@click.option("--seed", type=counted(0, _MOST_SEED), help="Makes the same traffic again.  [default: another each time]")
-@click.option("--truth", metavar="FILE", help="Write what is true to this file, for oncegate verify.")
-@click.option("--parallel", type=click.IntRange(1, 256), default=1, show_default=True, help="Requests at a time.")
-@click.option("--patience", metavar="DURATION", default="60s", show_default=True, help="How long to try to send one.")
+@_share("conflict", _DEFAULTS.conflict, "Share of events that are sent again with the same id and other content.")
+@_share("invalid", _DEFAULTS.invalid, "Share of events with an additional delivery that cannot be read.")
+@click.option("--delay", metavar="DURATION", help="Longest delay of a delivery, to change the order.  [default: none]")
+@click.option(
+    "--seed", type=number(0, _MOST_SEED), metavar="NUMBER", help="Repeat the traffic of this seed.  [default: random]"
+)
+@click.option("--truth", metavar="FILE", help="Write the truth file that oncegate verify needs.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 256),
+    metavar="NUMBER",
+    default=1,
+    show_default=True,
+    help="Concurrent requests.",
+)
+@click.option("--patience", metavar="DURATION", default="60s", show_default=True, help="How long to retry a delivery.")
 @output_option
-def simulate(url: str, truth: str | None, parallel: int, patience: str, output: str, **asked: Any) -> int:
-    """Make realistic traffic with known duplicates, and send it somewhere.
+def simulate(url: str, truth: str | None, parallel: int, patience: str, output: str, **options: Any) -> int:
+    """Generate realistic traffic with known duplicates, and send it to a target.
 
-    It is Genesys conversations in EventBridge envelopes, Open Messaging webhooks and NICE CXone events. What is not
-    taken is sent again; what is true of it goes to the file of --truth.
+    The traffic consists of Genesys conversations in EventBridge envelopes, Open Messaging webhooks and NICE CXone
+    events. Deliveries that the target does not accept are retried. The truth file records every event and delivery.
+
+    Exits with 1 if the target did not accept all readable deliveries.
     """
     if truth == STDOUT:
-        raise click.UsageError("what is true is written to a file, not to stdout; name one with --truth")
-    plan = _plan(url, **asked)
+        raise click.UsageError("--truth - is not possible; name a file")
+    plan = _plan(url, **options)
     to_stdout = goes_to_stdout(url)
     if to_stdout and output == "json":
-        raise click.UsageError("the events go to stdout, so the summary cannot; choose another --to, or no --output")
+        raise click.UsageError("--output json is not possible when the events go to stdout; use another --to")
     summary = _send(url, plan, truth, parallel, microseconds(patience, "--patience") / 1e6)
     if to_stdout:
         click.echo(_sentence(plan, summary), err=True)
@@ -99,19 +125,19 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
         show_json(_fields(plan, summary))
     else:
         _show(plan, summary, truth)
-    return exit_codes.OK if _all_taken(summary) else exit_codes.FAILED
+    return exit_codes.OK if _all_accepted(summary) else exit_codes.FAILED
 
 
 def _plan(
     url: str, *, events: int, rate: float, window: str, delay: str | None, seed: int | None, **shares: Any
 ) -> Plan:
-    wishes = CopyOptions(window=microseconds(window, "--window"), by_bus=is_bus(url), **shares)
+    copy_options = CopyOptions(window=microseconds(window, "--window"), by_bus=is_bus(url), **shares)
     return Plan(
         events=events,
         rate=rate,
         delay=0 if delay is None else microseconds(delay, "--delay"),
         seed=randbelow(_SEEDS) if seed is None else seed,
-        wishes=wishes,
+        copy_options=copy_options,
     )
 
 
@@ -119,11 +145,11 @@ def _send(url: str, plan: Plan, truth: str | None, parallel: int, patience: floa
     with ExitStack() as stack:
         target = stack.enter_context(closing(open_target(url, parallel)))
         stream = stack.enter_context(_written(truth)) if truth else None
-        told = stack.enter_context(_bar(plan.events))
-        sender = Sender(target, TruthFile(stream, plan), patience=patience, parallel=parallel, told=told)
+        on_settled = stack.enter_context(_progress_bar(plan.events))
+        sender = Sender(target, TruthFile(stream, plan), patience=patience, parallel=parallel, on_settled=on_settled)
         try:
             return sender.send(deliveries(plan))
-        except BrokenPipeError:  # whoever reads has seen enough, as head does
+        except BrokenPipeError:  # the reader of the pipe has closed it, as head does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return sender.summary
 
@@ -140,33 +166,33 @@ def _written(path: str) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _bar(events: int) -> Iterator[Callable[[PlannedDelivery], object]]:
-    """Shows how far it is, if there is a terminal to show it on."""
+def _progress_bar(events: int) -> Iterator[Callable[[PlannedDelivery], object]]:
+    """A progress bar on stderr, if stderr is a terminal."""
     columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TextColumn("events"), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=events)
 
-        def told(delivery: PlannedDelivery) -> None:
-            if delivery.of is not None and delivery.copy.kind == "first":
+        def advance(delivery: PlannedDelivery) -> None:
+            if delivery.original is not None and delivery.copy.kind == "first":
                 progress.advance(task)
 
-        yield told
+        yield advance
 
 
-def _all_taken(summary: Summary) -> bool:
-    """But for what is meant to be refused."""
+def _all_accepted(summary: Summary) -> bool:
+    """Whether the target accepted all deliveries but the invalid ones."""
     return summary.count(fate="taken") + summary.count("invalid") - summary.count("invalid", "taken") == summary.count()
 
 
 def _sentence(plan: Plan, summary: Summary) -> str:
     pace = summary.count() / summary.seconds if summary.seconds else 0
     events = times(summary.count("first"), "event")
-    again = f"; {times(summary.again, 'time')} sent again" if summary.again else ""
+    retries = "" if not summary.again else "; 1 retry" if summary.again == 1 else f"; {summary.again} retries"
     deliveries = "1 delivery" if summary.count() == 1 else f"{summary.count()} deliveries"
     return (
         f"Sent {deliveries} of {events} in {summary.seconds:.1f} s"
-        f" ({pace:.0f} a second){again}. --seed {plan.seed} makes the same again."
+        f" ({pace:.0f} per second){retries}. Repeat this traffic with --seed {plan.seed}."
     )
 
 
@@ -178,12 +204,14 @@ def _rows(summary: Summary) -> list[tuple[Any, ...]]:
 def _show(plan: Plan, summary: Summary, truth: str | None) -> None:
     headers = ("kind", "deliveries", "taken", "refused", "gave up")
     show_table(headers, _rows(summary), essential=headers)
-    say(_sentence(plan, summary))
+    print_text(_sentence(plan, summary))
     if summary.reasons:
         why = ", ".join(f"{reason} ({number})" for reason, number in summary.reasons.most_common(_REASONS))
-        say(f"Not taken: {why}.")
+        print_text(f"Not accepted: {why}.")
     if truth:
-        say(f"What is true of it is in {truth}; oncegate verify compares it with what took effect.")
+        print_text(
+            f"The truth file is {truth}. Compare it with the effects: oncegate verify --truth {truth} --effects FILE"
+        )
 
 
 def _fields(plan: Plan, summary: Summary) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Comparing: the keys of events under several strategies, and which of the events each would take for one.
+"""Compare key strategies: the key of each event, and the events that each strategy treats as one.
 
-Of each event no more is kept than its id, the hash of its content, and for each strategy its key and the event that
-its key was first seen with.
+Memory per event: its id, the hash of its content, and for each strategy the key and the first event with that key.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,9 +16,13 @@ from oncegate.gate.job import delivery_id_of, kind_by_evidence
 from oncegate.gate.outcome import Kind
 from oncegate.timelines import Timeline, place
 
+_MOST_LISTED: Final = 8
+_NO_EVENT: Final = "There is no event to read."
+_ONE_EVENT: Final = "There is only one event: add copies of it, or similar events, to compare the strategies."
 
-class Named(Struct, frozen=True):
-    """A strategy as it is written. `own`: somebody has chosen it, in the settings or by a flag."""
+
+class NamedStrategy(Struct, frozen=True):
+    """A strategy and its text. `own`: the settings or a flag name it."""
 
     name: str
     make: keys.Strategy
@@ -26,7 +30,7 @@ class Named(Struct, frozen=True):
 
 
 class Merged(Struct, frozen=True):
-    """What an event is to the first with its key: a duplicate of some kind, or a conflict."""
+    """The relation of an event to the first event with the same key: a kind of duplicate, or a conflict."""
 
     first: int
     kind: Kind
@@ -35,9 +39,10 @@ class Merged(Struct, frozen=True):
 
 
 class Made(Struct, frozen=True):
-    """The key of one event under one strategy, or why it has none.
+    """The key of one event under one strategy, or why it has none (`missing`).
 
-    `key` is the one under which it is known. Where that is another emission's, `emission` is the one of its own.
+    If the event joins another emission of the same state change, `key` is the key of that emission and `emission` is
+    the event's own key.
     """
 
     strategy: str
@@ -50,7 +55,7 @@ class Made(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """Events with one key, in order, and what each but the first is to the first."""
+    """The events with one key, in order, and the relation of each later one to the first."""
 
     events: list[int]
     merged: list[Merged]
@@ -61,15 +66,15 @@ class Group(Struct, frozen=True):
 
 
 class Column:
-    """One strategy and what it has made of the events so far. Events are known by their numbers, from 1 on."""
+    """The results of one strategy so far. Events are numbered from 1."""
 
-    def __init__(self, named: Named) -> None:
-        self.name, self.own = named.name, named.own
+    def __init__(self, strategy: NamedStrategy) -> None:
+        self.name, self.own = strategy.name, strategy.own
         self.firsts: list[int | None] = []
         self.merged: dict[int, Merged] = {}
         self.missing: dict[str, list[int]] = {}
         self.splits: list[int] = []
-        self._make = named.make
+        self._make = strategy.make
         self._known: dict[bytes, int] = {}
         self._timelines: dict[bytes, Timeline] = {}
 
@@ -91,7 +96,7 @@ class Column:
         return sorted(found.values(), key=lambda group: group.events)
 
     def add(self, event: Event, others: "StrategyComparison") -> Made:
-        """The key of the event that comes next."""
+        """Add the next event; returns its key."""
         number = len(self.firsts) + 1
         made = self._made(event)
         if made.key is None:
@@ -106,7 +111,7 @@ class Column:
             self.splits.append(number)
         if first == number:
             return made
-        self.merged[number] = others.judged(event, made.key, first)
+        self.merged[number] = others.relation(event, made.key, first)
         return replace(made, merged=self.merged[number])
 
     def _made(self, event: Event) -> Made:
@@ -115,12 +120,12 @@ class Column:
         except MissingKey as error:
             return Made(self.name, missing=str(error))
         except Exception as error:  # noqa: BLE001  # the key function is the user's
-            return Made(self.name, missing=f"its key function raised {type(error).__name__}: {error}")
+            return Made(self.name, missing=f"the key function raised {type(error).__name__}: {error}")
         return Made(self.name, key) if key.change is None else self._placed(key)
 
     def _placed(self, key: Key) -> Made:
-        """A state change, by the timeline of its entity: under its own key or that of the emission that it joins."""
-        assert key.change is not None  # noqa: S101  # only these are placed
+        """The key of a state change: its own, or that of the emission that it joins on the timeline of its entity."""
+        assert key.change is not None  # noqa: S101  # the caller checks this
         timeline = self._timelines.get(key.change.timeline, Timeline())
         placed = place(timeline, key.change, key.digest)
         self._timelines[key.change.timeline] = placed.timeline
@@ -130,16 +135,16 @@ class Column:
 
 
 class StrategyComparison:
-    """A column for each strategy, over the same events."""
+    """The results of several strategies for the same events, one column for each strategy."""
 
-    def __init__(self, strategies: Sequence[Named]) -> None:
-        self.columns = [Column(named) for named in strategies]
+    def __init__(self, strategies: Sequence[NamedStrategy]) -> None:
+        self.columns = [Column(strategy) for strategy in strategies]
         self.count = 0
         self._ids: list[str | None] = []
         self._contents: list[bytes] = []
 
     def add(self, event: Event) -> list[Made]:
-        """The keys of the next event; none if it is none or cannot be read, and then it is not counted."""
+        """Add the next event; returns its keys. A frame or an unreadable event has no keys and is not counted."""
         if event.problem is not None or event.frame is not None:
             self._skip()
             return []
@@ -148,8 +153,8 @@ class StrategyComparison:
         self._contents.append(keys.content_hash(event))
         return [column.add(event, self) for column in self.columns]
 
-    def judged(self, event: Event, key: Key, first: int) -> Merged:
-        """What a gate would say of an event whose key was first seen with that one."""
+    def relation(self, event: Event, key: Key, first: int) -> Merged:
+        """What a gate would decide about an event with the same key as the event number `first`."""
         same = self._contents[-1] == self._contents[first - 1]
         kind = kind_by_evidence(event, key, self._ids[first - 1], same_content=same)
         return Merged(first, kind, same, key.binds and not same)
@@ -161,13 +166,7 @@ class StrategyComparison:
             column.firsts.append(None)
 
 
-# Advice: one sentence on what sets the strategies apart, for somebody who has to choose one.
-
-
-_MOST_LISTED = 8
-
-_NONE = "There is no event in it."
-_ONE = "That is one event: give others of its kind, or copies of it, to see what each strategy makes of them."
+# ── advice ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def listed(numbers: Sequence[int]) -> str:
@@ -179,44 +178,44 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def advice(comparison: StrategyComparison) -> str:
-    """How the default takes the events, and each strategy that takes them otherwise."""
+    """One sentence about the default strategy, and about each strategy that treats the events differently."""
     if comparison.count < 2:
-        return _ONE if comparison.count else _NONE
+        return _ONE_EVENT if comparison.count else _NO_EVENT
     auto, *others = comparison.columns
-    found = [said for column in others if (said := _against(column, auto))]
-    rest = found or ["no other strategy that has a key for them takes them otherwise"]
-    return f"{'; '.join([_of_default(auto, comparison.count), *rest])}."
+    found = [difference for column in others if (difference := _difference(column, auto))]
+    rest = found or ["every other strategy with keys for these events agrees"]
+    return f"{'; '.join([_default_result(auto, comparison.count), *rest])}."
 
 
-def _of_default(auto: Column, count: int) -> str:
+def _default_result(auto: Column, count: int) -> str:
     groups = auto.groups
     if not groups:
-        return f"{auto.name} keeps all {count} apart"
+        return f"{auto.name} treats all {count} as different events"
     unequal = [group for group in groups if not group.same_content]
     if unequal:
-        return f"{auto.name} takes {listed(unequal[0].events)} for one, which differ in content{_more(unequal)}"
+        return f"{auto.name} treats {listed(unequal[0].events)} as one event but their content differs{_more(unequal)}"
     if len(groups) == 1:
-        return f"{auto.name} takes {listed(groups[0].events)} for one event"
-    return f"{auto.name} finds {auto.distinct} events in these {count}"
+        return f"{auto.name} treats {listed(groups[0].events)} as one event"
+    return f"{auto.name} finds {auto.distinct} different events among {count}"
 
 
-def _against(column: Column, auto: Column) -> str | None:
-    """What the strategy takes for one that the default does not, and what it keeps apart."""
+def _difference(column: Column, auto: Column) -> str | None:
+    """The events that the strategy merges and the default does not, and those that it splits."""
     merges = [group for group in column.groups if _is_divided(group, auto)]
     splits = [group for group in auto.groups if _is_divided(group, column)]
-    said = [_merging(merges)] if merges else []
+    found = [_merging(merges)] if merges else []
     if splits:
-        said.append(f"would keep {listed(_parted(splits[0], column))} apart{_more(splits)}")
+        found.append(f"treats {listed(_parts(splits[0], column))} as different events{_more(splits)}")
     if column.own and column.missing:
-        said.append(f"has no key for {listed(column.keyless)}")
-    return f"{column.name} {', and '.join(said)}" if said else None
+        found.append(f"has no key for {listed(column.keyless)}")
+    return f"{column.name} {', and '.join(found)}" if found else None
 
 
 def _merging(groups: list[Group]) -> str:
-    """The worst of them: what differs in content."""
+    """The first group with different content, else the first group."""
     worst = next((group for group in groups if not group.same_content), groups[0])
-    what = "say the same" if worst.same_content else "differ in content"
-    return f"would merge {listed(worst.events)}, which {what}{_more(groups)}"
+    content = "and their content is the same" if worst.same_content else "but their content differs"
+    return f"treats {listed(worst.events)} as one event {content}{_more(groups)}"
 
 
 def _more(groups: list[Group]) -> str:
@@ -224,12 +223,12 @@ def _more(groups: list[Group]) -> str:
 
 
 def _is_divided(group: Group, column: Column) -> bool:
-    """Whether a column keeps events of a group apart; those without a key there say nothing."""
-    return len(_parted(group, column)) > 1
+    """Whether a column has several keys for the events of a group. Events without a key are ignored."""
+    return len(_parts(group, column)) > 1
 
 
-def _parted(group: Group, column: Column) -> list[int]:
-    """Of the events of a group, the first of each part that a column keeps apart."""
+def _parts(group: Group, column: Column) -> list[int]:
+    """The first event of a group for each key that a column has for the group."""
     parts: dict[int, int] = {}
     for number in group.events:
         if (first := column.firsts[number - 1]) is not None:

@@ -1,4 +1,4 @@
-"""Stdout and stderr as they are found, and as they are left."""
+"""Prepare stdout and stderr for a command, and flush them after it."""
 
 import os
 import signal
@@ -10,12 +10,13 @@ from typing import Any
 from oncegate.cli import exit_codes
 
 
-class Unwritten(OSError):
-    """Stdout did not take what was printed: a full disk, and not a reader that has gone."""
+class StdoutError(OSError):
+    """A write to stdout failed, for example on a full disk. A closed pipe is a BrokenPipeError instead."""
 
 
 class _Stdout(FileIO):
-    """Tells its own failures from those of other files, and writes all that it is given: a signal may cut a write."""
+    """Raises StdoutError, so that a failure of stdout is not taken for a failure of another file. Completes writes that
+    a signal cut short."""
 
     def write(self, data: Any, /) -> int:
         left = memoryview(data).cast("B")
@@ -26,21 +27,21 @@ class _Stdout(FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise Unwritten(error.errno, error.strerror) from None
+            raise StdoutError(error.errno, error.strerror) from None
         return whole
 
 
-def ready() -> str | None:
-    """Make the streams fit for any text. What is wrong with stdout, if it cannot be printed to."""
-    if sys.stderr is None:  # closed by whoever started this; what is opened next would else take its place
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # it stays open to the end
+def prepare() -> str | None:
+    """Make stdout and stderr accept any text. Returns an error message if stdout is closed."""
+    if sys.stderr is None:  # closed by the parent process; the next file that is opened would get its descriptor
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # stays open until the process ends
     if sys.stdout is None:
-        return "Error: stdout is closed; to have nothing printed, write >/dev/null"
+        return "Error: stdout is closed; redirect it to /dev/null to discard the output"
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a character gets its escape
+        if isinstance(stream, TextIOWrapper):  # print the escape of a character that the encoding lacks
             stream.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout = _told_apart(sys.stdout)
+        sys.stdout = _with_own_errors(sys.stdout)
     return None
 
 
@@ -48,10 +49,10 @@ def unbuffer() -> None:
     """Remove the buffer of stdout, for a command that logs from threads. A thread that writes to a full pipe holds the
     buffer's lock, and Python acquires that lock at exit."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout = _told_apart(sys.stdout, buffered=False)
+        sys.stdout = _with_own_errors(sys.stdout, buffered=False)
 
 
-def _told_apart(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOWrapper:
+def _with_own_errors(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOWrapper:
     stream.flush()
     raw = _Stdout(stream.fileno(), "w", closefd=False)
     return TextIOWrapper(
@@ -63,23 +64,23 @@ def _told_apart(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOWrappe
     )
 
 
-def printing(run: Callable[[], int]) -> int:
-    """What a command comes to, once all that it printed is written. From then on Ctrl-C ends the process as it is."""
+def flush_after(run: Callable[[], int]) -> int:
+    """The exit code of a command, after stdout is flushed. From then on Ctrl-C ends the process at once."""
     code = exit_codes.OK
     try:
         code = run()
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as head does
-        _drop_the_rest()
-    except Unwritten as error:
+    except BrokenPipeError:  # the reader of the pipe has closed it, as head does
+        _discard_output()
+    except StdoutError as error:
         if code == exit_codes.OK:
             sys.stderr.write(f"Error: cannot write to stdout: {error.strerror}\n")
-        _drop_the_rest()
+        _discard_output()
         code = exit_codes.FAILED
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 
 
-def _drop_the_rest() -> None:
-    """Or Python would try to write it once more."""
+def _discard_output() -> None:
+    """Redirect stdout to /dev/null: Python flushes the rest of the buffer at exit, which would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

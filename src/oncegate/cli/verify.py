@@ -1,4 +1,4 @@
-"""`oncegate verify`: compare what took effect with what the simulator knows to be true."""
+"""`oncegate verify`: compare the effects of simulated traffic with its truth file."""
 
 from collections import Counter
 from typing import Any
@@ -6,77 +6,89 @@ from typing import Any
 import click
 
 from oncegate.cli import exit_codes
-from oncegate.cli.event_files import opened
-from oncegate.cli.options import counted, output_option
-from oncegate.cli.output import say, say_aside, show_json, show_table
+from oncegate.cli.event_files import open_input
+from oncegate.cli.options import number, output_option
+from oncegate.cli.output import print_note, print_text, show_json, show_table
 from oncegate.durations import times
 from oncegate.simulate.truth import Truth, load
-from oncegate.simulate.verification import EffectFinding, Judgement, effects, judge
+from oncegate.simulate.verification import EffectComparison, EffectFinding, compare, effects
 
 
-@click.command()
-@click.option("--truth", metavar="FILE", required=True, help="What oncegate simulate --truth wrote.")
+@click.command(short_help="Compare effects with a truth file.")
+@click.option("--truth", metavar="FILE", required=True, help="The file that oncegate simulate --truth wrote.")
 @click.option(
     "--effects",
-    "done",
+    "effects_file",
     metavar="FILE",
     required=True,
-    help="What took effect: JSON lines with a key or an event_id, or the log of oncegate serve; - for stdin.",
+    help="The effects: JSON lines with a key or an event_id, or the log of oncegate serve; - reads stdin.",
 )
-@click.option("--limit", type=counted(0), default=20, show_default=True, help="How much of what is wrong to list.")
+@click.option(
+    "--limit",
+    type=number(0),
+    metavar="NUMBER",
+    default=20,
+    show_default=True,
+    help="Maximum number of problems to list.",
+)
 @output_option
-def verify(truth: str, done: str, limit: int, output: str) -> int:
-    """Compare what took effect with what the simulator knows to be true.
+def verify(truth: str, effects_file: str, limit: int, output: str) -> int:
+    """Compare the effects of simulated traffic with its truth file.
 
-    Exits with 0 if each event of which a delivery was taken took effect exactly once, and nothing else did.
+    \b
+    Exit codes:
+      0  every event with an accepted delivery took
+         effect exactly once, and nothing else did
+      1  a file cannot be read
+      6  events are lost, doubled or unknown
     """
-    with opened(truth) as lines:
+    with open_input(truth) as lines:
         known = load(lines, truth)
-    with opened(done) as lines:
-        judgement = judge(known, effects(lines, done))
+    with open_input(effects_file) as lines:
+        comparison = compare(known, effects(lines, effects_file))
     if output == "json":
-        show_json(_fields(judgement, limit))
-        if len(judgement.findings) > limit:
-            say_aside(_cut(judgement, limit))
+        show_json(_fields(comparison, limit))
+        if len(comparison.findings) > limit:
+            print_note(_cut(comparison, limit))
     else:
-        _show(known, judgement, limit)
-    return exit_codes.OK if judgement.once else exit_codes.NOT_ONCE
+        _show(known, comparison, limit)
+    return exit_codes.OK if comparison.once else exit_codes.NOT_ONCE
 
 
-def _show(truth: Truth, judgement: Judgement, limit: int) -> None:
-    say(_verdict(judgement))
-    shown = judgement.findings[:limit]
+def _show(truth: Truth, comparison: EffectComparison, limit: int) -> None:
+    print_text(_verdict(comparison))
+    shown = comparison.findings[:limit]
     if shown:
         print()
         headers = ("wrong", "event", "type", "entity", "effects", "deliveries")
         show_table(headers, [_row(finding) for finding in shown], essential=headers)
-    if len(judgement.findings) > limit:
-        say(_cut(judgement, limit))
-    if any(finding.by_echo for finding in judgement.findings):
-        window = truth.plan.wishes.window // 1_000
+    if len(comparison.findings) > limit:
+        print_text(_cut(comparison, limit))
+    if any(finding.by_echo for finding in comparison.findings):
+        window = truth.plan.copy_options.window // 1_000
         print()
-        say("Some are doubled by an echo alone: the same change of state under other ids and with other content.")
-        say(f'A key of first(state_change("{window}ms"), auto) takes both for one.')
+        print_text("Some events are doubled only by an echo: the same state change with other ids and other content.")
+        print_text(f'The key first(state_change("{window}ms"), auto) treats a state change and its echo as one event.')
 
 
-def _cut(judgement: Judgement, limit: int) -> str:
-    return f"These are {limit} of {len(judgement.findings)}; see more of them with --limit."
+def _cut(comparison: EffectComparison, limit: int) -> str:
+    return f"Showing {limit} of {len(comparison.findings)} problems; use --limit to see more."
 
 
-def _verdict(judgement: Judgement) -> str:
-    order = _order(judgement)
-    if judgement.once:
-        return f"Exactly once: {times(judgement.events, 'event')}, {times(judgement.effects, 'effect')}; {order}."
-    wrong = [f"{len(found)} {what}" for what in ("lost", "doubled") if (found := judgement.of(what))]
-    extra = sum(finding.effects for finding in judgement.of("extra"))
-    wrong += [f"{times(extra, 'effect')} of nothing that was sent"] if extra else []
-    return f"Not exactly once: of {times(judgement.events, 'event')} {', '.join(wrong)}; {order}."
+def _verdict(comparison: EffectComparison) -> str:
+    order = _order(comparison)
+    if comparison.once:
+        return f"Exactly once: {times(comparison.events, 'event')}, {times(comparison.effects, 'effect')}; {order}."
+    problems = [f"{len(found)} {what}" for what in ("lost", "doubled") if (found := comparison.of(what))]
+    extra = sum(finding.effects for finding in comparison.of("extra"))
+    problems += [f"{times(extra, 'effect')} of unknown events"] if extra else []
+    return f"Not exactly once: {times(comparison.events, 'event')}, {', '.join(problems)}; {order}."
 
 
-def _order(judgement: Judgement) -> str:
-    if judgement.ordered:
-        return f"in order for each of {judgement.entities} entities"
-    return f"out of order for {len(judgement.unordered)} of {judgement.entities} entities"
+def _order(comparison: EffectComparison) -> str:
+    if comparison.ordered:
+        return f"in order for each of {comparison.entities} entities"
+    return f"out of order for {len(comparison.unordered)} of {comparison.entities} entities"
 
 
 def _row(finding: EffectFinding) -> tuple[Any, ...]:
@@ -91,19 +103,19 @@ def _kinds(finding: EffectFinding) -> str:
     return ", ".join(kind if number == 1 else f"{number} {kind}" for kind, number in counts.items())
 
 
-def _fields(judgement: Judgement, limit: int) -> dict[str, Any]:
+def _fields(comparison: EffectComparison, limit: int) -> dict[str, Any]:
     return {
-        "exactly_once": judgement.once,
-        "verdict": _verdict(judgement),
-        "events": judgement.events,
-        "effects": judgement.effects,
-        "lost": len(judgement.of("lost")),
-        "doubled": len(judgement.of("doubled")),
-        "extra": sum(finding.effects for finding in judgement.of("extra")),
-        "in_order": judgement.ordered,
-        "entities": judgement.entities,
-        "entities_out_of_order": len(judgement.unordered),
-        "wrong": [_finding_fields(finding) for finding in judgement.findings[:limit]],
+        "exactly_once": comparison.once,
+        "verdict": _verdict(comparison),
+        "events": comparison.events,
+        "effects": comparison.effects,
+        "lost": len(comparison.of("lost")),
+        "doubled": len(comparison.of("doubled")),
+        "extra": sum(finding.effects for finding in comparison.of("extra")),
+        "in_order": comparison.ordered,
+        "entities": comparison.entities,
+        "entities_out_of_order": len(comparison.unordered),
+        "wrong": [_finding_fields(finding) for finding in comparison.findings[:limit]],
     }
 
 

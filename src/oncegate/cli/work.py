@@ -1,11 +1,11 @@
-"""What a worker does, on a terminal: a line of figures that moves, and above it what was not taken."""
+"""`oncegate work`: run the messages of a queue, or the events of the inbox."""
 
 import logging
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Final
 
 import click
@@ -16,7 +16,7 @@ from rich.text import Text
 from oncegate import __version__
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
-from oncegate.cli.output import say_error
+from oncegate.cli.output import print_error
 from oncegate.clocks import since_boot
 from oncegate.durations import times
 from oncegate.errors import MissingExtra, QueueError, SettingError
@@ -29,14 +29,20 @@ from oncegate.ingress.worker import Figures, Worker
 from oncegate.service.config import routes_of
 from oncegate.service.log import handler_for
 from oncegate.settings import Settings
-from oncegate.settings.schema import SETTINGS, TABLES, WAYS
+from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
 from oncegate.text import clean, masked
 
-_BEGIN_AFTER: Final = 0.5  # in seconds: what cannot start says why before
-_OVER: Final = 5_000_000  # in microseconds: the time over which the rate is taken
+_INBOX: Final = "inbox"
+_SHOW_AFTER: Final = 0.5  # seconds; a worker that cannot start fails before this
+_RATE_WINDOW: Final = 5_000_000  # microseconds
+_WELCOME: Final = "Oncegate {version} takes events from {place} with the store {store}. Stop with Ctrl-C."
+_NO_HANDLER: Final = "no handler; use --handler MODULE:FUNCTION, --forward URL or --publish URL"
+WORKER_OPTIONS: Final = [setting.name for setting in TABLES["work"] if setting.name not in HANDLER_OPTIONS]
 
 
 class LiveFigures:
+    """A line of figures on the terminal, and above it a line for each event that was not processed."""
+
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
         self._worker: Worker | None = None
@@ -47,24 +53,24 @@ class LiveFigures:
         """Show the figures of this worker until the block ends."""
         self._worker = worker
         live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4)
-        begin = threading.Timer(_BEGIN_AFTER, live.start)
-        begin.daemon = True
-        begin.start()
+        timer = threading.Timer(_SHOW_AFTER, live.start)
+        timer.daemon = True
+        timer.start()
         try:
             yield
         finally:
-            begin.cancel()
-            begin.join()
+            timer.cancel()
+            timer.join()
             live.stop()
 
-    def told(self, notice: Notice) -> None:
-        """An observer. What an exception said is part of the line: whoever started the worker is looking at it."""
+    def observe(self, notice: Notice) -> None:
+        """Print an outcome. The line includes the text of an exception: only the operator of the worker sees it."""
         outcome = outcome_of(notice)
         if outcome is None or outcome.status in ("processed", "duplicate", "skipped", "unguarded"):
             return
         colour = STATUSES[outcome.status].colour
-        said = f"  {clean(outcome.event.id or '-')}  {clean(outcome.reason)}"
-        self._console.print(Text.assemble((outcome.status.ljust(9), colour), said))
+        text = f"  {clean(outcome.event.id or '-')}  {clean(outcome.reason)}"
+        self._console.print(Text.assemble((outcome.status.ljust(9), colour), text))
 
     def _line(self) -> Text:
         figures = Figures() if self._worker is None else self._worker.figures
@@ -73,7 +79,7 @@ class LiveFigures:
             "processed": figures.processed,
             "duplicates": figures.duplicates,
             "failed": figures.failed,
-            "in hand": figures.in_hand,
+            "in flight": figures.in_hand,
         }
         parts: list[str | tuple[str, str]] = []
         for name, value in named.items():
@@ -81,148 +87,135 @@ class LiveFigures:
         return Text.assemble(*parts, f"{self._rate(figures):,.0f}/s")
 
     def _rate(self, figures: Figures) -> float:
-        """Events that came to an outcome, per second, over the last few."""
+        """Outcomes per second, over the last five seconds."""
         now, done = since_boot(), figures.processed + figures.duplicates + figures.failed
         self._seen.append((now, done))
-        while now - self._seen[0][0] > _OVER:
+        while now - self._seen[0][0] > _RATE_WINDOW:
             self._seen.popleft()
         then, before = self._seen[0]
         return (done - before) * 1e6 / (now - then) if now > then else 0.0
 
 
-# `oncegate work`: take the messages of a queue through the gate, or run what the inbox holds.
-
-
-_INBOX: Final = "inbox"
-OF_WORKER: Final = [setting.name for setting in TABLES["work"] if setting.name not in WAYS]
-
-
-@click.command()
+@click.command(short_help="Run events from a queue or the inbox.")
 @click.argument("place", metavar="SOURCE")
 @with_settings(*TABLES["work"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def work(place: str, settings: Settings) -> None:
-    """Take the messages of a queue through the gate, or run what the inbox holds, until it is stopped.
+    """Run the messages of a queue, or the events of the inbox, until the worker is stopped.
 
-    SOURCE is sqs://NAME?region=REGION, or the URL that AWS shows for a queue of SQS. The queue counts how often a
-    message comes, and max_attempts does not matter.
+    SOURCE is sqs://NAME?region=REGION, the URL of an SQS queue, or `inbox`. SQS counts the attempts of a message, so
+    max_attempts has no effect for a queue.
 
-    With `inbox` as the SOURCE, events run that `oncegate serve` has accepted into the same store, beside those that it
-    runs itself: those of every route, with the route's settings and, if it names one, its own handler. --namespace
-    takes those of one namespace. Of the options for work only in-hand, drain and what is done with an event matter.
+    With SOURCE `inbox`, the worker runs events that `oncegate serve` has stored in the same store. It runs the events
+    of all routes with the settings of the route, and with the handler of the route if it has one; --namespace selects
+    one namespace. The options --batch, --wait, --visibility and --receivers have no effect for the inbox.
 
-    SIGTERM or Ctrl-C stops it: what runs may end, the rest is let go.
+    SIGTERM or Ctrl-C stops the worker: running handlers may finish, other claims are released.
     """
     _check_place(place)
-    shown = LiveFigures() if _is_watched(settings) else None
-    observers = _observers(settings, shown)
-    with ExitStack() as opened:
+    figures = LiveFigures() if _shows_figures(settings) else None
+    observers = _observers(settings, figures)
+    with ExitStack() as stack:
         if place == _INBOX:
-            worker = inboxes_of(settings, observers, opened)
+            worker = open_inboxes(settings, observers, stack)
         else:
             handler = handler_of(settings)
-            gate = opened.enter_context(closing(settings.gate(observers=observers)))
-            worker = worker_of(gate, place, handler, settings)
+            gate = stack.enter_context(closing(settings.gate(observers=observers)))
+            worker = open_worker(gate, place, handler, settings)
         click.echo(_WELCOME.format(version=__version__, place=clean(masked(place)), store=_store(settings)), err=True)
         try:
-            _run(worker, shown)
+            _run(worker, figures)
         except QueueError as error:
             if not worker.left_running:
                 raise
-            say_error(str(error))
+            print_error(str(error))
     if worker.left_running:
         abandon(times(worker.left_running, "handler"), settings["work.drain"])
 
 
-_WELCOME = "Oncegate {version} takes events from {place} and remembers them in {store}. Stop it with Ctrl-C."
-
-
 def handler_of(settings: Settings) -> Handler | AsyncHandler:
-    """The handler: there must be one, since what it is given leaves the queue."""
+    """The handler of a queue worker. It is required: without one, messages would be deleted from the queue unrun."""
     handler = chosen_handler(settings, "work")
     if handler is None:
         raise SettingError(_NO_HANDLER)
     return handler
 
 
-_NO_HANDLER: Final = "name what is called with each event: --handler module:function, --forward or --publish URL"
-
-
 def _check_place(place: str) -> None:
-    """Refuse what is no source before anything is said of how to work on it."""
+    """Refuse an invalid source before its options are checked."""
     if place != _INBOX:
         from oncegate.ingress import check_queue
 
         check_queue(place)
 
 
-def refuse_empty_inbox(settings: Settings) -> None:
-    """What is kept in memory waits in the process that accepted it, and nobody else can run it."""
+def check_inbox_store(settings: Settings) -> None:
+    """Refuse a store in memory: events of another process are not in it."""
     if settings["store"] == "memory://":
         where = settings.where("store")
-        raise SettingError(
-            f"{where}: nothing can ever wait in memory:// of this process; name the store of the service"
-        )
+        raise SettingError(f"{where}: memory:// is not shared with the service; use the store of the service")
 
 
-def handlers_of_inbox(settings: Settings) -> dict[str, tuple[Settings, Handler | AsyncHandler]]:
-    """By namespace, the settings of each route and what runs its events: the handler in the route's own table, else the
-    worker's. A worker with a handler also takes the namespace of `POST /events`, served or not."""
-    named = chosen_handler(settings, "work")
+def inbox_handlers(settings: Settings) -> dict[str, tuple[Settings, Handler | AsyncHandler]]:
+    """The settings and the handler of each namespace: the handler of the route, else that of the worker. A worker with
+    a handler also runs the namespace of `POST /events`, even if the settings do not serve it."""
+    worker_handler = chosen_handler(settings, "work")
     served = {route["namespace"]: route for route in routes_of(settings).values()}
-    if named is not None:
+    if worker_handler is not None:
         served.setdefault(settings["namespace"], settings)
     if settings.origins["namespace"] == SETTINGS["namespace"].flag:
         only = settings["namespace"]
         served = {only: served.get(only, settings)}
     found = {}
     for namespace, route in served.items():
-        handler = chosen_handler(route, "serve") if _names_handler(route) else named
+        handler = chosen_handler(route, "serve") if _names_handler(route) else worker_handler
         if handler is None:
-            raise SettingError(_NO_HANDLER if len(served) == 1 else f"events of {namespace}: {_NO_HANDLER}")
+            raise SettingError(_NO_HANDLER if len(served) == 1 else f"namespace {namespace}: {_NO_HANDLER}")
         found[namespace] = route, handler
     return found
 
 
 def _names_handler(route: Settings) -> bool:
-    """Whether a route's own table says what is done with its events."""
-    paths = [f"serve.{way}" for way in WAYS]
+    """Whether the table of a route names a handler or sink."""
+    paths = [f"serve.{option}" for option in HANDLER_OPTIONS]
     return any(route[path] is not None and route.origins[path].endswith("]") for path in paths)
 
 
-def inboxes_of(settings: Settings, observers: Sequence[Observer], opened: ExitStack) -> Worker:
-    """The worker of the inbox: one for each namespace, on one store."""
-    handlers = handlers_of_inbox(settings)
-    refuse_empty_inbox(settings)
+def open_inboxes(settings: Settings, observers: Sequence[Observer], stack: ExitStack) -> Worker:
+    """A worker for each namespace of the inbox, with one store."""
+    handlers = inbox_handlers(settings)
+    check_inbox_store(settings)
     store = settings.open_store()
-    opened.callback(store.close)
+    stack.callback(store.close)
     workers, drained = [], []
     for route, handler in handlers.values():
-        gate = opened.enter_context(closing(route.gate(store, observers=observers)))
+        gate = stack.enter_context(closing(route.gate(store, observers=observers)))
         workers.append(gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"]))
         drained.append(gate.drain)
-    for drain in drained:  # all of them before the first closes the store
-        opened.callback(drain)
+    for drain in drained:  # every gate must drain before the first one closes the store
+        stack.callback(drain)
     return Inboxes(workers)
 
 
-def worker_of(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
-    """The worker of a queue; what it cannot be told is told with where that was said."""
+def open_worker(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
+    """The worker of a queue. A SettingError about one of its options starts with the place of that setting."""
     try:
-        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in OF_WORKER})
+        return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in WORKER_OPTIONS})
     except SettingError as error:
-        name = str(error).partition("=")[0]
-        raise SettingError(f"{settings.where(f'work.{name}')}: {error}" if name in OF_WORKER else str(error)) from error
+        own = [name for name in error.settings if name in WORKER_OPTIONS]
+        if not own:
+            raise
+        raise SettingError(f"{settings.where(f'work.{own[0]}')}: {error}", settings=error.settings) from error
 
 
-def check_way(settings: Settings, name: str) -> None:
-    """Refuse what SQS would not allow of one setting, as the worker of a queue does."""
+def check_work_option(settings: Settings, name: str) -> None:
+    """Refuse a value that SQS does not allow. The other options have their defaults, to report only this one."""
     try:
         from oncegate.ingress.sqs.options import validate
     except MissingExtra:
-        return  # there is no worker of a queue here
-    usual = {each: SETTINGS[f"work.{each}"].default for each in OF_WORKER}
+        return  # queue workers need the extra aws
+    defaults = {each: SETTINGS[f"work.{each}"].default for each in WORKER_OPTIONS}
     try:
-        validate(**usual | {name: settings[f"work.{name}"]})
+        validate(**defaults | {name: settings[f"work.{name}"]})
     except SettingError as error:
         raise SettingError(f"{settings.where(f'work.{name}')}: {error}") from error
 
@@ -231,23 +224,19 @@ def _store(settings: Settings) -> str:
     return clean(masked(settings["store"]))
 
 
-def _is_watched(settings: Settings) -> bool:
+def _shows_figures(settings: Settings) -> bool:
     return settings.chosen("log") is None and sys.stdout.isatty()
 
 
-def _observers(settings: Settings, shown: LiveFigures | None) -> list[Observer]:
-    """The log: as it was chosen, else figures for people on a terminal and lines for programs in a pipe."""
+def _observers(settings: Settings, figures: LiveFigures | None) -> list[Observer]:
+    """The log of the setting; by default figures on a terminal and JSON in a pipe."""
     if settings.chosen("log") == "off":
         return []
-    return [JsonLog()] if shown is None else [shown.told]
+    return [JsonLog()] if figures is None else [figures.observe]
 
 
-def _run(worker: Worker, shown: LiveFigures | None) -> None:
-    if shown is None:
-        _log_to_stderr()
-        worker.run()
-        return
-    with shown.of(worker):
+def _run(worker: Worker, figures: LiveFigures | None) -> None:
+    with nullcontext() if figures is None else figures.of(worker):
         _log_to_stderr()
         worker.run()
 

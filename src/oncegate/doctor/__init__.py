@@ -1,1 +1,1 @@
-"""The doctor: facts that were read of a deployment, and rules that judge them. Reading and judging never mix."""
+"""Check a deployment: readers collect facts, and rules turn facts into findings. Rules do no I/O."""

@@ -1,4 +1,4 @@
-"""Facts: what was read of a deployment. What was not looked at is None or empty, and no rule speaks of it."""
+"""Facts about a deployment. A part that was not read is None or empty, and no rule reports on it."""
 
 import re
 import shlex
@@ -11,8 +11,8 @@ from oncegate.gate.options import GateConfig, validate
 
 
 class QueueFacts(Struct, frozen=True, kw_only=True):
-    """Times are in seconds, as SQS has them. `dead_retention` is that of its dead-letter queue, None if there is none
-    of that name."""
+    """Times are in seconds, the unit of SQS. `dead_retention` is the retention of the dead-letter queue; None if that
+    queue does not exist."""
 
     name: str
     url: str
@@ -26,7 +26,7 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
 
 
 class EventSourceFacts(Struct, frozen=True, kw_only=True):
-    """A mapping by which Lambda feeds a function from a queue."""
+    """An event source mapping from a queue to a Lambda function."""
 
     id: str
     source: str
@@ -46,9 +46,9 @@ class FunctionFacts(Struct, frozen=True, kw_only=True):
 
 
 class TargetFacts(Struct, frozen=True, kw_only=True):
-    """What a rule sends to. `dead_admits`: whether the rule may send to the dead-letter queue too, whose statements are
-    None if it is gone. `shape` is what is done to the event on the way: `InputPath $.detail`; `told` is all that
-    EventBridge has of it."""
+    """A target of a rule. `dead_admits`: the rule may send to the dead-letter queue of the target. `dead_statements` is
+    the policy of that queue; None if the queue does not exist. `shape` is how EventBridge transforms the event, such as
+    `InputPath $.detail`. `definition` is the target as EventBridge returns it."""
 
     id: str
     arn: str
@@ -59,12 +59,12 @@ class TargetFacts(Struct, frozen=True, kw_only=True):
     dead_admits: bool = True
     dead_statements: tuple[Mapping[str, Any], ...] | None = ()
     shape: str | None = None
-    told: Mapping[str, Any] = {}
+    definition: Mapping[str, Any] = {}
 
 
 class RuleFacts(Struct, frozen=True, kw_only=True):
-    """`matches`: whether EventBridge says that the pattern takes a sample event of Genesys; None if it was not asked,
-    or the pattern is about something else."""
+    """`matches`: whether EventBridge matches the pattern with a sample Genesys event; None if EventBridge did not
+    answer, or if the pattern is for other events."""
 
     name: str
     arn: str
@@ -76,7 +76,7 @@ class RuleFacts(Struct, frozen=True, kw_only=True):
 
 
 class ArchiveFacts(Struct, frozen=True, kw_only=True):
-    """`days` is 0 for an archive that keeps everything."""
+    """`days` is 0 for an archive that keeps events forever."""
 
     name: str
     bus: str
@@ -84,7 +84,7 @@ class ArchiveFacts(Struct, frozen=True, kw_only=True):
 
 
 class TableFacts(Struct, frozen=True, kw_only=True):
-    """`problem` is what the store says of a table that it would not take."""
+    """`problem` is why the store refuses the table. `sweeps_by` is the time-to-live attribute; None if TTL is off."""
 
     name: str
     on_demand: bool = True
@@ -100,7 +100,8 @@ class RedisFacts(Struct, frozen=True, kw_only=True):
 
 
 class ClockFacts(Struct, frozen=True, kw_only=True):
-    """By how much a clock is ahead of this machine's, in microseconds, and how exactly that is known."""
+    """How far the clock of a server is `ahead` of the clock of this machine, and the error of that measurement
+    (`within`), both in microseconds."""
 
     of: str
     ahead: int
@@ -108,17 +109,19 @@ class ClockFacts(Struct, frozen=True, kw_only=True):
 
 
 class Unread(Struct, frozen=True, kw_only=True):
-    """Something that was asked for and could not be read."""
+    """A part that was requested and could not be read."""
 
     what: str
     why: str
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):
-    """The store of the settings. `url` has no secrets; `problem` is why it cannot be used, and `absent` why it is not
-    there yet; `skew` is by how much clocks may differ, in microseconds, where that matters to the store. Of an SQLite
-    file: its `path`, the `damage` that SQLite finds in it, whether that check was `cut_short`, and those of its files
-    that others than their owner may read."""
+    """The store of the settings. `url` has no secrets. `problem` is why the store cannot be used. `absent` is why the
+    store does not exist yet. `skew` is the tolerated clock difference in microseconds, for a store that depends on the
+    clocks of its clients.
+
+    For SQLite: the `path` of the file, the `damage` that SQLite finds in the file, whether that check was `cut_short`,
+    and the files that users other than the owner can read (`readable`)."""
 
     url: str
     scheme: str
@@ -133,7 +136,7 @@ class StoreFacts(Struct, frozen=True, kw_only=True):
 
 
 class RouteFacts(Struct, frozen=True, kw_only=True):
-    """A route of the service, by its path. `signature` is None where none was named."""
+    """A route of the service. `signature` is None if the settings name none."""
 
     path: str
     key: str
@@ -141,10 +144,10 @@ class RouteFacts(Struct, frozen=True, kw_only=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """`worker_visibility` is the visibility timeout that a worker sends with each receive, in microseconds: it takes
-    the place of the queue's own."""
+    """`worker_visibility` is the visibility timeout in microseconds that a worker sends with each receive. It replaces
+    the visibility timeout of the queue."""
 
-    terms: GateConfig = validate({})
+    config: GateConfig = validate({})
     routes: tuple[RouteFacts, ...] = ()
     worker_visibility: int | None = None
     store: StoreFacts | None = None
@@ -161,24 +164,25 @@ class Facts(Struct, frozen=True, kw_only=True):
     endpoint: str | None = None
 
     def named(self, rule: RuleFacts) -> str:
-        """The name of a rule, with its bus where others have that name too."""
+        """The name of a rule, and its bus if several rules have that name."""
         alike = [each for each in self.rules if each.name == rule.name]
         return f"{rule.name} on the bus {rule.bus}" if len(alike) > 1 else rule.name
 
     def aws(self, command: str, **options: str) -> str:
-        """A command of the AWS command line, for the place that was looked at; an empty option is a flag."""
+        """A command line of the AWS CLI, with the region and endpoint that were read. An option with an empty value is
+        a flag."""
         given = {**options, "region": self.region, "endpoint_url": self.endpoint}
         flags = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
         return shlex.join(["aws", *command.split(), *(word for flag in flags for word in flag if word)])
 
 
 def new_table(name: str) -> str:
-    """A command that makes a table for claims, and tells the URL of the store."""
+    """A command line that creates a table for claims and prints the URL of the store."""
     plain = re.sub("[^A-Za-z0-9-]", "-", name)[:27]
     return f"oncegate infra up --name {plain}-new --no-queue --no-rule"
 
 
 def queue_beside(arn: str, name: str) -> str:
-    """The address of a queue in the same account and region as something else."""
+    """The ARN of a queue in the account and region of another ARN."""
     partition, _, region, account = arn.split(":")[1:5]
     return f"arn:{partition}:sqs:{region}:{account}:{name}"

@@ -1,4 +1,4 @@
-"""Findings: what a rule has to say."""
+"""What a rule reports."""
 
 from typing import Literal, TypeAlias
 
@@ -8,7 +8,7 @@ Severity: TypeAlias = Literal["error", "warning", "note"]
 
 
 class Finding(Struct, frozen=True):
-    """`what` it is about, what was `found`, `why` that matters, and a command line that would `mend` it."""
+    """`what` the finding is about, what was `found`, `why` it matters, and a command line that fixes it (`mend`)."""
 
     severity: Severity
     what: str
@@ -18,15 +18,15 @@ class Finding(Struct, frozen=True):
 
 
 def error(what: str, found: str, why: str, mend: str) -> Finding:
-    """Events are lost, or take effect twice."""
+    """Events are lost or take effect twice."""
     return Finding("error", what, found, why, mend)
 
 
 def warning(what: str, found: str, why: str, mend: str) -> Finding:
-    """They are when something else goes wrong."""
+    """Events are lost or take effect twice if something else fails too."""
     return Finding("warning", what, found, why, mend)
 
 
 def note(what: str, found: str, why: str, mend: str) -> Finding:
-    """Good to know."""
+    """Information; nothing is wrong."""
     return Finding("note", what, found, why, mend)

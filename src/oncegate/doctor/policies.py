@@ -1,4 +1,4 @@
-"""Policies of resources: whether one lets a rule in, whether it lets others in besides, and how it would be right."""
+"""Resource policies: whether a policy allows an EventBridge rule, whether it allows everybody, and a correct policy."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -9,28 +9,28 @@ from oncegate.infra.rights import allow_rule, document
 SEND: Final = "sqs:SendMessage"
 _EVENTS: Final = "events.amazonaws.com"
 _COMPARED: Final = ("ArnEquals", "ArnLike", "StringEquals", "StringLike")
-_BINDING: Final = ("aws:sourcearn", "aws:sourceaccount")
+_RESTRICTING: Final = ("aws:sourcearn", "aws:sourceaccount")
 
 
 def admits(statements: Iterable[Mapping[str, Any]], action: str, rule: str) -> bool:
-    """Whether EventBridge may do this on behalf of a rule."""
-    return any(_lets(statement, action) and _is_for(statement, rule) for statement in statements)
+    """Whether the policy allows EventBridge the action on behalf of a rule."""
+    return any(_allows_events(statement, action) and _is_for(statement, rule) for statement in statements)
 
 
 def admits_anybody(statements: Iterable[Mapping[str, Any]], action: str) -> bool:
-    """Whether there is a statement that everybody's rules could use."""
-    return any(_lets(statement, action) and not _bound(statement) for statement in statements)
+    """Whether a statement allows the action to the rules of any account."""
+    return any(_allows_events(statement, action) and not _is_restricted(statement) for statement in statements)
 
 
 def repaired(statements: Iterable[Mapping[str, Any]], queue: str, rules: Iterable[str]) -> dict[str, Any]:
-    """The policy that a queue has, without what is for anybody, and with a statement for each rule that has none."""
+    """The policy of a queue without the statements that allow everybody, and with one statement for each rule."""
     kept = [dict(one) for one in statements if not admits_anybody([one], SEND)]
     missing = [allow_rule(queue, rule) for rule in dict.fromkeys(rules) if not admits(kept, SEND, rule)]
     replaced = {statement["Sid"] for statement in missing}
     return document(*(one for one in kept if one.get("Sid") not in replaced), *missing)
 
 
-def _lets(statement: Mapping[str, Any], action: str) -> bool:
+def _allows_events(statement: Mapping[str, Any], action: str) -> bool:
     if statement.get("Effect") != "Allow":
         return False
     return _is_events(statement.get("Principal")) and any(
@@ -50,12 +50,12 @@ def _is_for(statement: Mapping[str, Any], rule: str) -> bool:
     return sources is None or any(fnmatchcase(rule, source) for source in sources)
 
 
-def _bound(statement: Mapping[str, Any]) -> bool:
-    return any(name in _conditions(statement) for name in _BINDING)
+def _is_restricted(statement: Mapping[str, Any]) -> bool:
+    return any(name in _conditions(statement) for name in _RESTRICTING)
 
 
 def _conditions(statement: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What is compared with what, by lower-case names, since AWS does not tell them apart by case."""
+    """The values of each condition key, by its name in lower case: condition keys are not case-sensitive in AWS."""
     found = statement.get("Condition") or {}
     pairs = [pair for operator in _COMPARED for pair in found.get(operator, {}).items()]
     return {name.lower(): _listed(values) for name, values in pairs}

@@ -1,9 +1,10 @@
-"""Reading a deployment on AWS. What cannot be read is told, and the rest is read all the same."""
+"""Read facts about a deployment on AWS. A part that cannot be read is reported, and the other parts are still read."""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -33,12 +34,12 @@ from oncegate.stores.dynamodb.settings import read_url
 from oncegate.stores.dynamodb.table import check
 
 _T = TypeVar("_T")
-_NO_TABLE: Final = "there is no table of that name yet"
-_HALF: Final = 500_000  # AWS tells its time in whole seconds
+_NO_TABLE: Final = "the table does not exist yet"
+_HALF: Final = 500_000  # microseconds: AWS sends its time in whole seconds
 
 
 class ReadRequest(Struct, frozen=True, kw_only=True):
-    """What to look at. With `name`, the parts that `infra up` makes; those of them that are not there are no matter."""
+    """The parts to read. With `name`, the parts that `infra up` creates; a part of those may be missing."""
 
     name: str | None = None
     queue: str | None = None
@@ -48,16 +49,16 @@ class ReadRequest(Struct, frozen=True, kw_only=True):
     table: str | None = None
 
 
-def read(facts: Facts, asked: ReadRequest, store: str | None, region: str | None, endpoint: str | None) -> Facts:
-    """The facts with all that AWS tells. A store in DynamoDB says where its table is, if nobody says otherwise."""
+def read(facts: Facts, request: ReadRequest, store: str | None, region: str | None, endpoint: str | None) -> Facts:
+    """The facts, completed with those from AWS. The URL of a DynamoDB store supplies a missing region and endpoint."""
     settings = read_url(store) if store is not None else None
     if settings is not None:
         region, endpoint = region or settings.region, endpoint or settings.endpoint
     with closing(Cloud(region, endpoint)) as cloud:
-        found = _Reader(cloud, asked, settings.table if settings is not None else None)
+        found = _Reader(cloud, request, settings.table if settings is not None else None)
     return replace(
         facts,
-        store=replace(facts.store, absent=_NO_TABLE) if facts.store is not None and found.tableless else facts.store,
+        store=replace(facts.store, absent=_NO_TABLE) if facts.store is not None and found.lacks_table else facts.store,
         identity=found.identity,
         region=found.region,
         endpoint=endpoint,
@@ -72,14 +73,14 @@ def read(facts: Facts, asked: ReadRequest, store: str | None, region: str | None
 
 
 class _Reader:
-    """What was read. `identity` and `region` are None where AWS does not tell; `tableless` is a store without its
-    table."""
+    """The facts that were read. `identity` and `region` are None if AWS does not return them. `lacks_table`: the table
+    of the store does not exist."""
 
-    def __init__(self, cloud: Cloud, asked: ReadRequest, stored: str | None) -> None:
+    def __init__(self, cloud: Cloud, request: ReadRequest, store_table: str | None) -> None:
         self._cloud = cloud
-        self._asked = asked
-        self._stored = stored
-        self.tableless = False
+        self._request = request
+        self._store_table = store_table
+        self.lacks_table = False
         self.unread: list[Unread] = []
         self.identity: str | None = None
         self._account = "123456789012"
@@ -91,60 +92,64 @@ class _Reader:
         self.archives: list[ArchiveFacts] = []
         self.table: TableFacts | None = None
         try:
-            self._ask_who()
+            self._read_identity()
             self._read()
         except Unanswered as error:
             self.unread = [Unread(what="AWS", why=str(error))]
 
-    def _ask_who(self) -> None:
+    def _read_identity(self) -> None:
         self.region = self._cloud.region
         before = wall()
         try:
             answer = self._cloud.call("sts", "get_caller_identity")
         except Unanswered:
             raise
-        except AwsError:  # who asks is good to know, but no need
+        except AwsError:  # the identity is information only
             return
         self.identity, self._account = answer["Arn"], answer["Account"]
         self.clocks += _clocks(answer, before)
 
     def _read(self) -> None:
-        asked = self._asked
-        self.function = self._looked_for(asked.function, "function", self._function)
+        request = self._request
+        self.function = self._read_part(request.function, "function", self._function)
         source = next((feed.source for feed in self.function.feeds), None) if self.function else None
-        self.queue = self._looked_for(asked.queue or source, "queue", self._queue, suffix="events")
-        self.table = self._table_of_store() or self._looked_for(asked.table, "table", self._table, suffix="claims")
-        self._tried("rules", self._read_rules)
-        self._tried("archives", self._read_archives)
-        if asked.name and not (self.queue or self.function or self.table or self.rules or self.unread):
-            why = f"nothing of that name exists in {self.region}; make it with oncegate infra up --name {asked.name}"
-            self.unread.append(Unread(what=asked.name, why=why))
+        self.queue = self._read_part(request.queue or source, "queue", self._queue, suffix="events")
+        self.table = self._table_of_store() or self._read_part(request.table, "table", self._table, suffix="claims")
+        self._note_failure("rules", self._read_rules)
+        self._note_failure("archives", self._read_archives)
+        if request.name and not (self.queue or self.function or self.table or self.rules or self.unread):
+            create = f"oncegate infra up --name {request.name}"
+            why = f"no part of a deployment with that name exists in {self.region}; create it with {create}"
+            self.unread.append(Unread(what=request.name, why=why))
 
     def _table_of_store(self) -> TableFacts | None:
-        """That of the store, if no other is named. Where there is none, the store makes it when it is first opened."""
-        stored = self._stored
-        if stored is None or self._asked.table is not None:
+        """The table of the store, unless the request names another one. The store creates a missing table when it is
+        first opened."""
+        name = self._store_table
+        if name is None or self._request.table is not None:
             return None
         try:
-            return self._tried(f"the table {stored}", lambda: self._table(stored), or_missing=True)
+            return self._note_failure(f"the table {name}", lambda: self._table(name), or_missing=True)
         except Missing:
-            self.tableless = True
+            self.lacks_table = True
             return None
 
-    def _looked_for(
-        self, named: str | None, what: str, read: Callable[[str], _T], suffix: str | None = None
+    def _read_part(
+        self, name: str | None, what: str, read: Callable[[str], _T], suffix: str | None = None
     ) -> _T | None:
-        """Something that was named; else, with `--name`, what that would be called, if it is there."""
-        if named is not None:
-            return self._tried(f"the {what} {named}", lambda: read(_last(named)))
-        if self._asked.name is None:
+        """The part with this name. Without a name but with `--name`: the part that `infra up` creates, if it exists."""
+        if name is not None:
+            return self._note_failure(f"the {what} {name}", lambda: read(_last(name)))
+        if self._request.name is None:
             return None
-        guessed = f"{self._asked.name}-{suffix or what}"
+        created = f"{self._request.name}-{suffix or what}"
         with suppress(Missing):
-            return self._tried(f"the {what} {guessed}", lambda: read(guessed), or_missing=True)
+            return self._note_failure(f"the {what} {created}", lambda: read(created), or_missing=True)
         return None
 
-    def _tried(self, what: str, read: Callable[[], _T], *, or_missing: bool = False) -> _T | None:
+    def _note_failure(self, what: str, read: Callable[[], _T], *, or_missing: bool = False) -> _T | None:
+        """The result of `read`; None if it fails, and then the failure is added to `unread`. `or_missing`: raise
+        Missing."""
         try:
             return read()
         except Unanswered:
@@ -163,7 +168,7 @@ class _Reader:
         part = _named("function", name)
         found = functions.read_function(self._cloud, part)
         if found is None:
-            raise Missing(f"there is no function {name} in {self.region}; check name and region")
+            raise Missing(f"the function {name} does not exist in {self.region}; check the name and the region")
         retries = functions.read_retries(self._cloud, part)
         config = retries.properties if retries else {}
         return FunctionFacts(
@@ -180,7 +185,7 @@ class _Reader:
     def _queue(self, name: str) -> QueueFacts:
         described = queues.described(self._cloud, name)
         if described is None:
-            raise Missing(f"there is no queue {name} in {self.region}; check name and region")
+            raise Missing(f"the queue {name} does not exist in {self.region}; check the name and the region")
         url, attributes = described
         redrive = queues.parsed(attributes.get("RedrivePolicy")) or {}
         dead = redrive.get("deadLetterTargetArn")
@@ -200,7 +205,7 @@ class _Reader:
     def _table(self, name: str) -> TableFacts:
         found = tables.read(self._cloud, _named("table", name))
         if found is None:
-            raise Missing(f"there is no table {name} in {self.region}; check name and region")
+            raise Missing(f"the table {name} does not exist in {self.region}; check the name and the region")
         sweep = found.properties["TimeToLiveSpecification"]
         return TableFacts(
             name=name,
@@ -212,22 +217,22 @@ class _Reader:
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read_rules(self) -> None:
-        """The rule that was named, those of the deployment's name, and every one on whatever bus that reaches the queue
-        or the function."""
-        asked = self._asked
-        named = [(asked.bus, asked.rule)] if asked.rule else []
-        known = buses(self._cloud) if asked.name or self.queue or self.function else []
-        guessed = [(bus, f"{asked.name}-events") for bus in known if asked.name]
-        for bus, name in dict.fromkeys([*named, *guessed, *self._reaching(known)]):
+        """The requested rule, the rules with the name of the deployment, and the rules on any bus that send to the
+        queue or to the function."""
+        request = self._request
+        named = [(request.bus, request.rule)] if request.rule else []
+        known_buses = buses(self._cloud) if request.name or self.queue or self.function else []
+        created = [(bus, f"{request.name}-events") for bus in known_buses if request.name]
+        for bus, name in dict.fromkeys([*named, *created, *self._senders(known_buses)]):
             rule = self._rule(name, bus)
             if rule is not None:
                 self.rules.append(rule)
-            elif name == asked.rule:
-                raise Missing(f"there is no rule {name} on the bus {bus}; check --rule, --bus and region")
+            elif name == request.rule:
+                raise Missing(f"the rule {name} does not exist on the bus {bus}; check --rule, --bus and the region")
 
-    def _reaching(self, known: list[str]) -> Iterator[tuple[str, str]]:
+    def _senders(self, known_buses: list[str]) -> Iterator[tuple[str, str]]:
         consumers = [part.arn for part in (self.queue, self.function) if part is not None]
-        for bus in known:
+        for bus in known_buses:
             for arn in consumers:
                 where = {"TargetArn": arn, "EventBusName": bus}
                 for name in self._cloud.list_all("events", "list_rule_names_by_target", "RuleNames", **where):
@@ -260,21 +265,22 @@ class _Reader:
             dead_arn=dead,
             **self._dead(dead, rule),
             shape=_shape(target),
-            told=target,
+            definition=target,
         )
 
     def _dead(self, queue: str | None, rule: str) -> dict[str, Any]:
-        """Whether a rule may send to a dead-letter queue, and who may; that of another account is not looked at."""
+        """Whether a rule may send to a dead-letter queue, and the policy of that queue. A queue of another account is
+        not read."""
         if queue is None or self._account not in queue:
             return {}
-        there = queues.described(self._cloud, _last(queue))
-        if there is None:
+        described = queues.described(self._cloud, _last(queue))
+        if described is None:
             return {"dead_admits": False, "dead_statements": None}
-        statements = queues.statements_of(queues.parsed(there[1].get("Policy")))
+        statements = queues.statements_of(queues.parsed(described[1].get("Policy")))
         return {"dead_admits": admits(statements, SEND, rule), "dead_statements": tuple(statements)}
 
     def _exists(self, arn: str) -> bool:
-        """Whether there is such a queue or function; other targets, and those of others, are not looked for."""
+        """Whether a queue or function exists. True for other kinds of targets, and for targets in other accounts."""
         if self._account not in arn:
             return True
         if ":sqs:" in arn:
@@ -282,36 +288,36 @@ class _Reader:
         return ":lambda:" not in arn or self._cloud.find("lambda", "get_function", FunctionName=arn) is not None
 
     def _matches(self, pattern: dict[str, Any] | None, bus: str) -> bool | None:
-        """Whether EventBridge says that the pattern takes a sample; of `detail` no sample can tell."""
-        asked = json.dumps(envelope_of(pattern))
-        tested = [json.dumps(sample) for sample in samples(pattern, bus, self._account, str(self.region))]
+        """Whether EventBridge matches the pattern with a sample. Conditions on `detail` are left out: the samples have
+        no real detail."""
+        envelope = json.dumps(envelope_of(pattern))
+        events = [json.dumps(sample) for sample in samples(pattern, bus, self._account, str(self.region))]
+        test = partial(self._cloud.call, "events", "test_event_pattern", EventPattern=envelope)
         try:
-            answers = [
-                self._cloud.call("events", "test_event_pattern", EventPattern=asked, Event=one) for one in tested
-            ]
+            answers = [test(Event=event) for event in events]
         except AwsError:
             return None
         return any(answer["Result"] for answer in answers) if answers else None
 
     def _read_archives(self) -> None:
-        fed = {rule.bus for rule in self.rules}
-        for archive in self._cloud.list_all("events", "list_archives", "Archives") if fed else ():
+        used = {rule.bus for rule in self.rules}
+        for archive in self._cloud.list_all("events", "list_archives", "Archives") if used else ():
             bus = archive["EventSourceArn"].partition(":event-bus/")[2]
-            if bus in fed:
+            if bus in used:
                 days = archive.get("RetentionDays", 0)
                 self.archives.append(ArchiveFacts(name=archive["ArchiveName"], bus=bus, days=days))
 
 
-# ── from what AWS answers to facts ────────────────────────────────────────────────────────────────────────
+# ── from the answers of AWS to facts ──────────────────────────────────────────────────────────────────────
 
 
 def _named(kind: str, name: str, **properties: Any) -> Part:
     return Part(kind, name, "", properties, "", about=name)
 
 
-def _last(written: str) -> str:
+def _last(reference: str) -> str:
     """The name in a URL or an ARN, or the name itself."""
-    return written.rpartition("/")[2].rpartition(":")[2]
+    return reference.rpartition("/")[2].rpartition(":")[2]
 
 
 def _feeds(mappings: list[dict[str, Any]]) -> Iterator[EventSourceFacts]:
@@ -326,7 +332,7 @@ def _feeds(mappings: list[dict[str, Any]]) -> Iterator[EventSourceFacts]:
 
 
 def _shape(target: dict[str, Any]) -> str | None:
-    """What is done to the event on the way; the path of all of it does nothing."""
+    """How the target transforms the event; None if it does not. The path `$` selects the whole event."""
     path = target.get("InputPath")
     if path and path != "$":
         return f"InputPath {path}"
@@ -342,9 +348,9 @@ def _problem(name: str, properties: dict[str, Any]) -> str | None:
 
 
 def _clocks(answer: dict[str, Any], before: int) -> Iterator[ClockFacts]:
-    """The time in the answer, which was given at some time since `before`."""
+    """The clock of AWS, from the Date header of an answer that was sent between `before` and now."""
     half = (wall() - before) // 2
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     with suppress(TypeError, ValueError):
-        told = int(parsedate_to_datetime(date).timestamp()) * 1_000_000
-        yield ClockFacts(of="AWS", ahead=told + _HALF - before - half, within=_HALF + half)
+        clock_us = int(parsedate_to_datetime(date).timestamp()) * 1_000_000
+        yield ClockFacts(of="AWS", ahead=clock_us + _HALF - before - half, within=_HALF + half)

@@ -1,4 +1,4 @@
-"""Sample events, by which a rule's pattern is tried."""
+"""Sample events that the pattern of a rule is tested with."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -17,11 +17,11 @@ _TOPICS: Final = (
 
 
 def samples(pattern: Mapping[str, Any] | None, bus: str, account: str, region: str) -> Iterator[dict[str, Any]]:
-    """Events of Genesys as they would come over the bus; none where the pattern is about something else, or asks for
-    more than a sample could answer."""
+    """Genesys events as they arrive on the bus. None if the pattern is for other events, or if its conditions are too
+    complex for a sample."""
     if not pattern or not is_of_genesys(bus, pattern) or not envelope_of(pattern):
         return
-    types, sources = _asked_for(pattern, "detail-type"), _asked_for(pattern, "source")
+    types, sources = _texts_of(pattern, "detail-type"), _texts_of(pattern, "source")
     if types is None or sources is None:
         return
     source = bus if bus.startswith(PARTNER) else next((one for one in sources if one.startswith(PARTNER)), _SOURCE)
@@ -40,12 +40,12 @@ def samples(pattern: Mapping[str, Any] | None, bus: str, account: str, region: s
 
 
 def envelope_of(pattern: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a pattern asks of the envelope."""
+    """The part of a pattern that is about the envelope, not about `detail`."""
     return {name: value for name, value in (pattern or {}).items() if name != "detail"}
 
 
-def _asked_for(pattern: Mapping[str, Any], member: str) -> list[str] | None:
-    """Texts, or beginnings of texts, that would do; None if it asks otherwise."""
+def _texts_of(pattern: Mapping[str, Any], member: str) -> list[str] | None:
+    """The values and prefixes that the pattern accepts for a member; None if it has other conditions."""
     found = []
     for wanted in pattern.get(member, []):
         text = wanted.get("prefix") if isinstance(wanted, Mapping) else wanted

@@ -317,12 +317,13 @@ def _checked(name: str, option: Option, value: Any) -> Any:
     if option.kind == "duration":
         return microseconds(value, name)
     if option.kind == "choice" and value not in option.choices:
-        raise SettingError(not_a_choice(name, value, option.choices))
+        raise SettingError(not_a_choice(name, value, option.choices), settings=[name])
     if option.kind == "count" and (isinstance(value, bool) or not isinstance(value, int) or value < option.least):
-        nothing = ", or None to leave it to the platform" if option.optional else ""
-        raise SettingError(f"{name}={value!r} must be a whole number, {option.least} or more{nothing}")
+        text = f"{name}={value!r} must be a whole number, {option.least} or more"
+        or_none = "to leave it to the platform" if option.optional else None
+        raise SettingError(text, settings=[name], or_none=or_none)
     if option.kind == "truth" and not isinstance(value, bool):
-        raise SettingError(f"{name}={value!r} must be True or False")
+        raise SettingError(f"{name}={value!r} must be True or False", settings=[name])
     if option.kind == "names":
         return _names(name, value)
     return _text(name, value) if option.kind == "text" else value
@@ -330,41 +331,48 @@ def _checked(name: str, option: Option, value: Any) -> Any:
 
 def _names(name: str, value: Any) -> frozenset[str]:
     if not isinstance(value, LISTS) or not all(isinstance(each, str) and each for each in value):
-        raise SettingError(f"{name}={value!r} must be a list of event types")
+        raise SettingError(f"{name}={value!r} must be a list of event types", settings=[name])
     return frozenset(value)
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _LONGEST_NAMESPACE:
-        raise SettingError(f"{name}={value!r} must be printable text of 1 to {_LONGEST_NAMESPACE} characters")
+        text = f"{name}={value!r} must be printable text of 1 to {_LONGEST_NAMESPACE} characters"
+        raise SettingError(text, settings=[name])
     return value
 
 
 def _check_times(config: GateConfig, given: Mapping[str, Any]) -> None:
     if config.lease < _SHORTEST_LEASE:
-        raise SettingError(f"lease={given['lease']!r} is too short; the minimum is 10ms")
+        raise SettingError(f"lease={given['lease']!r} is too short; the minimum is 10ms", settings=["lease"])
     if config.retention < config.lease and not config.marks_first:
         raise SettingError(
             f"retention={given['retention']!r} is shorter than lease={given['lease']!r}:"
-            " a key would expire while its claim is held"
+            " a key would expire while its claim is held",
+            settings=["retention", "lease"],
         )
     if config.sliding and config.sliding_limit < config.retention:
         raise SettingError(
             f"sliding_limit={given['sliding_limit']!r} is shorter than retention={given['retention']!r}:"
-            " the retention could not slide"
+            " the retention could not slide",
+            settings=["sliding_limit", "retention"],
         )
     if config.on_too_old == "bury" and config.max_age is None:
-        raise SettingError("on_too_old='bury' needs max_age=…, the age from which an event is too old")
+        text = "on_too_old='bury' needs max_age=…, the age from which an event is too old"
+        raise SettingError(text, settings=["on_too_old", "max_age"])
     if config.remember is not None and config.remember > _LONGEST_REMEMBER:
-        raise SettingError(f"remember={given['remember']!r} is too long; the maximum is 60s")
+        text = f"remember={given['remember']!r} is too long; the maximum is 60s"
+        raise SettingError(text, settings=["remember"])
 
 
 def _check_types(config: GateConfig) -> None:
     """Events run without a claim only if the user has named their types."""
     if config.on_store_error == "unguarded" and not config.unguarded_types:
-        raise SettingError("on_store_error='unguarded' needs unguarded_types=[…]: the event types that may run twice")
+        text = "on_store_error='unguarded' needs unguarded_types=[…]: the event types that may run twice"
+        raise SettingError(text, settings=["on_store_error", "unguarded_types"])
     if config.on_store_error == "refuse" and config.unguarded_types:
-        raise SettingError("unguarded_types=[…] needs on_store_error='unguarded'")
+        text = "unguarded_types=[…] needs on_store_error='unguarded'"
+        raise SettingError(text, settings=["unguarded_types", "on_store_error"])
 
 
 def check_inbox(what: str, *, has_inbox: bool, marks_first: bool) -> None:

@@ -15,7 +15,7 @@ from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
 from oncegate.settings.parsing import uses_webhook_id
 from oncegate.settings.routes import UNSIGNED
-from oncegate.settings.schema import TABLES, WAYS
+from oncegate.settings.schema import HANDLER_OPTIONS, TABLES
 from oncegate.signatures import Verifier, verifier_of
 from oncegate.signatures.senders import bearer, check_name
 from oncegate.stores import keeps_events
@@ -48,7 +48,7 @@ def is_open(route: Settings) -> bool:
 
 def has_handler(route: Settings) -> bool:
     """Whether the route runs, forwards or publishes its events."""
-    return any(route[f"serve.{way}"] is not None for way in WAYS)
+    return any(route[f"serve.{option}"] is not None for option in HANDLER_OPTIONS)
 
 
 def is_described(settings: Settings) -> bool:

@@ -61,7 +61,12 @@ _OFFERED: Final = {name: getattr(keys, name) for name in dict.fromkeys(_READY + 
 
 def strategy_of(written: str, where: str) -> _Strategy:
     """The strategy with this name. A name `module:function` is imported. `where` starts each error."""
-    return load_function(written, where) if names_function(written) else parsed(written)
+    if names_function(written):
+        return load_function(written, where)
+    try:
+        return parsed(written)
+    except SettingError as error:
+        raise SettingError(f"{where}: {error}") from error
 
 
 def parsed(written: str) -> _Strategy:
@@ -177,8 +182,10 @@ def checked(setting: Setting, value: Any) -> Any:
     try:
         return _CHECKS[setting.kind](setting, value)
     except SettingError as error:
-        said = str(error).replace(", or None", f", or {OFF}")
-        raise SettingError(said if not setting.optional or OFF in said else f"{said}, or {OFF}") from error
+        if not setting.optional:
+            raise
+        text = f"{error.text}, or {OFF} {error.or_none or ''}".rstrip()
+        raise SettingError(text, settings=error.settings) from error
 
 
 def shown(setting: Setting, value: Any) -> Any:

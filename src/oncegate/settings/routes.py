@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from oncegate.errors import SettingError
 from oncegate.settings.parsing import checked
-from oncegate.settings.schema import GATE, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, WAYS, Setting
+from oncegate.settings.schema import GATE, HANDLER_OPTIONS, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, Setting
 from oncegate.settings.settings import DEFAULT, Settings, disagreements
 from oncegate.text import unknown
 
@@ -102,8 +102,8 @@ class _Route:
 
     def _drop_inherited_action(self, table: Mapping[str, Any]) -> None:
         """A route with `handler`, `forward` or `publish` inherits none of the three."""
-        if any(way in table for way in WAYS):
-            for path in (f"serve.{way}" for way in WAYS):
+        if any(option in table for option in HANDLER_OPTIONS):
+            for path in (f"serve.{option}" for option in HANDLER_OPTIONS):
                 self.values[path], self.origins[path] = SETTINGS[path].default, DEFAULT
 
     def _take(self, table: Mapping[str, Any], known: Mapping[str, Setting] = _OWN, within: str = "") -> Iterator[str]:

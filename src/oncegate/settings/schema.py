@@ -340,9 +340,9 @@ WORK: Final = (
 # The settings of [serve] that a table [route.NAME] may have, under the same names. A route never inherits those of
 # OF_SIGNATURE.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
-WAYS: Final = ("handler", "forward", "publish")
+HANDLER_OPTIONS: Final = ("handler", "forward", "publish")  # each names what runs an event; at most one is set
 LOG_ONLY: Final = "log"  # the handler that does nothing: events are only logged
-OF_ROUTE: Final = (*OF_SIGNATURE, *WAYS, "max_events", "max_rate", "max_live_keys")
+OF_ROUTE: Final = (*OF_SIGNATURE, *HANDLER_OPTIONS, "max_events", "max_rate", "max_live_keys")
 
 # Where to find the fields of events that no source recognizes. A value may list several paths, separated by blanks; the
 # first that an event has counts.

@@ -1,6 +1,5 @@
 """The loaded settings: each value, its origin, and the store and gate that they describe."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -130,22 +129,21 @@ class Settings(Struct, frozen=True):
 
 
 def disagreements(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    """What a gate says to all its settings at once; each sentence names those that do not go together, which are left
-    out of account to see whether there are others."""
-    asked, usual = {name: values[name] for name in DEFAULTS}, {**DEFAULTS}
-    while (problem := _disagreement(asked)) is not None:
-        named = [name for name in re.findall(r"\b(\w+)=", problem) if name in DEFAULTS]
-        places = dict.fromkeys(origins[name] for name in named)
-        yield f"{', '.join(place for place in places if place != DEFAULT)}: {problem}"
-        without = asked | {name: value for name, value in usual.items() if name in named}
-        if without == asked:
+    """The problems of gate settings that contradict each other. The settings of a problem are replaced by their
+    defaults to find the next problem."""
+    remaining, defaults = {name: values[name] for name in DEFAULTS}, {**DEFAULTS}
+    while (error := _setting_error(remaining)) is not None:
+        places = dict.fromkeys(origins[name] for name in error.settings if name in DEFAULTS)
+        yield f"{', '.join(place for place in places if place != DEFAULT)}: {error}"
+        without = remaining | {name: value for name, value in defaults.items() if name in error.settings}
+        if without == remaining:
             return
-        asked = without
+        remaining = without
 
 
-def _disagreement(asked: Mapping[str, Any]) -> str | None:
+def _setting_error(options: Mapping[str, Any]) -> SettingError | None:
     try:
-        validate(asked)
+        validate(options)
     except SettingError as error:
-        return str(error)
+        return error
     return None

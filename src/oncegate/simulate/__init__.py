@@ -1,1 +1,1 @@
-"""Simulated traffic whose truth is known, where it is sent to, and what is to be seen of it afterwards."""
+"""Simulated traffic with known duplicates: generate it, send it, and verify the effects."""

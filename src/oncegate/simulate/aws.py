@@ -1,4 +1,4 @@
-"""A queue of SQS and a bus of EventBridge to send to, by botocore. What of a batch fails is sent again."""
+"""Send simulated traffic to SQS queues and EventBridge buses. Failed entries of a batch are sent again."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from oncegate.simulate.sender import Accepted, Answer, Rejected, Retry
 from oncegate.simulate.traffic import PlannedDelivery
 from oncegate.sinks.publishing import FIFO, Destination, failure, read_destination
 
-_MOST: Final = 10  # what one request of either service takes
-_SOURCE: Final = "oncegate.simulate"  # that of real events begins with `aws.`, which is not anybody's to put
-# Errors of single entries of PutEvents that pass; the others are of the entry itself.
-_PASSING: Final = frozenset({"ThrottlingException", "InternalFailure", "InternalException"})
+_MOST: Final = 10  # the limit of both services for one request
+_SOURCE: Final = "oncegate.simulate"  # the source of real events begins with `aws.`, which AWS reserves
+# Errors of single PutEvents entries that may succeed on retry. Other errors are caused by the entry itself.
+_TEMPORARY: Final = frozenset({"ThrottlingException", "InternalFailure", "InternalException"})
 
 
 def place_of(url: str) -> Destination:
-    """What a URL says; on a bus, simulated events say that they are, unless they are told otherwise."""
+    """The destination at a URL. On a bus, simulated events have their own source unless the URL names one."""
     place = read_destination(url)
     return place if "source" in parse_qs(urlsplit(url).query) else replace(place, source=_SOURCE)
 
 
 class _Service(ABC):
-    """One client, whose own retries are off: the sender has the patience, and counts."""
+    """One botocore client without retries: the sender retries, and counts the attempts."""
 
     most = _MOST
     paced = True
@@ -53,7 +53,7 @@ class _Service(ABC):
 
     @abstractmethod
     def _find(self) -> None:
-        """Ask for it, so that a name that is not there is told before anything is sent."""
+        """Check that the destination exists before anything is sent."""
 
     @abstractmethod
     def _ask(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
@@ -75,7 +75,7 @@ class _Service(ABC):
 
 
 class SqsTarget(_Service):
-    """Messages with the bytes as their bodies. In a FIFO queue, those of one entity are a group."""
+    """Sends the bytes as message bodies. In a FIFO queue, the events of one entity are a message group."""
 
     def _find(self) -> None:
         owner = {} if self._place.account is None else {"QueueOwnerAWSAccountId": self._place.account}
@@ -95,20 +95,20 @@ class SqsTarget(_Service):
     def _entry(self, place: int, delivery: PlannedDelivery) -> dict[str, str]:
         entry = {"Id": str(place), "MessageBody": delivery.copy.raw.decode()}
         if self._fifo:
-            # Each is a message of its own, or the queue would take copies for what they are.
+            # A deduplication id for each delivery: otherwise the queue itself would drop the copies.
             entry["MessageGroupId"] = delivery.event.entity or "none"
             entry["MessageDeduplicationId"] = f"{self._run}-{delivery.number}"
         return entry
 
 
 class EventBridgeTarget(_Service):
-    """Entries whose detail is that of the envelope, or all of what has none. The bus makes an envelope of its own."""
+    """Sends the detail of an envelope, or the whole document without an envelope. The bus adds a new envelope."""
 
     def _find(self) -> None:
         try:
             self._client.describe_event_bus(Name=self._place.name)
         except ClientError as error:
-            if not is_denied(error):  # to put events one need not be allowed to look
+            if not is_denied(error):  # sending needs only events:PutEvents
                 raise
 
     def _ask(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
@@ -127,11 +127,11 @@ class EventBridgeTarget(_Service):
 
 
 def _meaning(delivery: PlannedDelivery, entry: dict[str, Any]) -> Answer:
-    """The id of the envelope that the bus makes is the event's; only those of NICE CXone keep their own."""
+    """The event gets the id of the envelope that the bus creates; only NICE CXone events have an id of their own."""
     code = entry.get("ErrorCode")
     if code is None:
         return Accepted(None if "eventId" in (delivery.copy.document or {}) else entry.get("EventId"))
-    return Retry(code) if code in _PASSING else Rejected(code)
+    return Retry(code) if code in _TEMPORARY else Rejected(code)
 
 
 def _name_of(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Conversations: what happens in a contact centre, as the documents that tell of it.
+"""Conversations of a contact centre, as event documents.
 
-A conversation is a list of moments: a time in milliseconds and the document of its event. Moments in which an entity
-comes into the same state are further apart than `LONGEST_WINDOW`, so that only an echo is one.
+A conversation is a list of documents, each with its time in milliseconds. Two documents with the same state of an
+entity are further apart than `LONGEST_WINDOW`, so that only a generated echo is a logical duplicate.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,15 +10,15 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final, TypeAlias
 
-from oncegate.simulate.randomness import Chance
+from oncegate.simulate.random_source import RandomSource
 
 Document: TypeAlias = dict[str, Any]
-Moment: TypeAlias = tuple[int, Document]
+TimedDocument: TypeAlias = tuple[int, Document]
 
 LONGEST_WINDOW: Final = 5_000_000  # in microseconds
 
-_APART: Final = 4_000  # how long after one another conversations begin, at most
-_SENT_AFTER: Final = 260
+_MAX_GAP: Final = 4_000  # milliseconds between the starts of two conversations, at most
+_SENT_AFTER: Final = 260  # milliseconds between an event and its publication
 _TOPIC: Final = "v2.detail.events.conversation"
 _DIVISION: Final = "4b9c2a7e-51d3-4f08-9e6a-7c1d0b3f5a92"
 _QUEUE: Final = "c8f1d6b4-2e7a-4935-8b0d-3a9e5c7f1d26"
@@ -37,93 +37,93 @@ _BRAND: Final = {"id": 4711, "tenantId": "6d0c4f9e-8a27-4b31-95e8-f2b7a1d3c650",
 _CHANNEL: Final = "9a3e7c51-0f4b-4d82-a6c9-5b1e8d2f7034"
 
 
-def world(seed: int, start: int) -> Iterator[Moment]:
-    """All that happens from a time on, in the order of time; it does not end."""
-    chance = Chance(seed, "world")
-    ahead: list[tuple[int, int, Document]] = []
+def conversations(seed: int, start: int) -> Iterator[TimedDocument]:
+    """The documents of overlapping conversations from `start` on, in the order of time, without end."""
+    random = RandomSource(seed, "world")
+    pending: list[tuple[int, int, Document]] = []
     numbers = count()
     begins = start
     while True:
-        for at, document in chance.one_of(_CONVERSATIONS)(chance, begins):
-            heappush(ahead, (at, next(numbers), document))
-        begins += chance.between(0, _APART)
-        while ahead and ahead[0][0] < begins:
-            at, _, document = heappop(ahead)
+        for at, document in random.choose(_CONVERSATIONS)(random, begins):
+            heappush(pending, (at, next(numbers), document))
+        begins += random.integer(0, _MAX_GAP)
+        while pending and pending[0][0] < begins:
+            at, _, document = heappop(pending)
             yield at, document
 
 
-def written(at: int) -> str:
-    """A time in milliseconds as senders write it."""
+def iso_time(at: int) -> str:
+    """A time in milliseconds as ISO 8601 text."""
     return datetime.fromtimestamp(at / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# ── Genesys Cloud, by EventBridge ─────────────────────────────────────────────────────────────────────────────
+# ── Genesys Cloud, through EventBridge ────────────────────────────────────────────────────────────────────────
 
 
-def envelope(chance: Chance, kind: str, at: int, detail: Document) -> Document:
-    """What EventBridge puts around a detail that comes in at this time."""
+def envelope(random: RandomSource, kind: str, at: int, detail: Document) -> Document:
+    """The EventBridge envelope of a detail that is published at this time."""
     return {
         "version": "0",
-        "id": chance.uuid(),
+        "id": random.uuid(),
         "detail-type": kind,
         **_ENVELOPE,
-        "time": f"{written(at)[:19]}Z",
+        "time": f"{iso_time(at)[:19]}Z",
         "resources": [],
         "detail": detail,
     }
 
 
-def sent_anew(chance: Chance, document: Document, after: int) -> Document:
-    """The same detail body as its sender emits it once more, so many milliseconds after the first time."""
+def republished(random: RandomSource, document: Document, after: int) -> Document:
+    """The event as its sender publishes it again, `after` milliseconds after the first time."""
     detail = document["detail"]
     at = detail["eventBody"]["eventTime"] + _SENT_AFTER + after
-    detail = {**detail, "metadata": {"CorrelationId": chance.uuid()}, "timestamp": written(at)}
-    return envelope(chance, document["detail-type"], at, detail)
+    detail = {**detail, "metadata": {"CorrelationId": random.uuid()}, "timestamp": iso_time(at)}
+    return envelope(random, document["detail-type"], at, detail)
 
 
-def _call(chance: Chance, start: int) -> list[Moment]:
-    """An inbound call: through a flow into a queue, where its caller hangs up or an agent answers."""
-    conversation = chance.uuid()
-    caller = {"ani": f"tel:+1555{chance.digits(7)}", "dnis": "tel:+15555550199"}
+def _call(random: RandomSource, start: int) -> list[TimedDocument]:
+    """An inbound call: through a flow into a queue, until the caller hangs up or an agent answers."""
+    conversation = random.uuid()
+    caller = {"ani": f"tel:+1555{random.digits(7)}", "dnis": "tel:+15555550199"}
     media = {"mediaType": "VOICE", "provider": "Edge", "direction": "INBOUND", **caller}
-    customer, flow = _leg(chance, media), _leg(chance, media) | _FLOW
-    queued = start + chance.between(8_000, 30_000)
+    customer, flow = _leg(random, media), _leg(random, media) | _FLOW
+    queued = start + random.integer(8_000, 30_000)
     steps = [
         (start, "customer.start", customer | {"conversationExternalContactIds": []}),
         (start + 41, "flow.start", flow),
     ]
-    steps += _attributes(chance, start + chance.between(2_000, 6_000), customer)
-    outcome = {"flowOutcomeId": chance.uuid(), "flowOutcomeValue": chance.one_of(("SUCCESS", "FAILURE"))}
+    steps += _attributes(random, start + random.integer(2_000, 6_000), customer)
+    outcome = {"flowOutcomeId": random.uuid(), "flowOutcomeValue": random.choose(("SUCCESS", "FAILURE"))}
     steps.append((queued - 11, "flow.outcome", flow | outcome))
     ended = {"disconnectType": "TRANSFER", "connectedDurationMs": queued - start, "exitReason": "TRANSFER"}
     steps.append((queued, "flow.end", flow | ended))
-    steps += _queued(chance, queued, customer, _leg(chance, media) | {"queueId": _QUEUE, "divisionId": _DIVISION})
-    return [(at, _detail_event(chance, conversation, topic, at, body)) for at, topic, body in steps]
+    steps += _queued(random, queued, customer, _leg(random, media) | {"queueId": _QUEUE, "divisionId": _DIVISION})
+    return [(at, _detail_event(random, conversation, topic, at, body)) for at, topic, body in steps]
 
 
-def _leg(chance: Chance, media: Document) -> Document:
-    return {"participantId": chance.uuid(), "sessionId": chance.uuid(), **media}
+def _leg(random: RandomSource, media: Document) -> Document:
+    return {"participantId": random.uuid(), "sessionId": random.uuid(), **media}
 
 
-def _attributes(chance: Chance, at: int, customer: Document) -> list[tuple[int, str, Document]]:
-    """One update or two, which are then in the same millisecond."""
-    said = [{"intent": chance.one_of(("billing", "delivery", "returns"))}, {"language": chance.one_of(("en", "de"))}]
-    who = {"participantId": customer["participantId"]}
-    return [(at, "attributes", who | {"attributes": each}) for each in said[: chance.between(1, 2)]]
+def _attributes(random: RandomSource, at: int, customer: Document) -> list[tuple[int, str, Document]]:
+    """One update, or two in the same millisecond."""
+    updates = [{"intent": random.choose(("billing", "delivery", "returns"))}, {"language": random.choose(("en", "de"))}]
+    participant = {"participantId": customer["participantId"]}
+    return [(at, "attributes", participant | {"attributes": each}) for each in updates[: random.integer(1, 2)]]
 
 
-def _queued(chance: Chance, at: int, customer: Document, queue: Document) -> list[tuple[int, str, Document]]:
-    left = at + chance.between(3_000, 60_000)
+def _queued(random: RandomSource, at: int, customer: Document, queue: Document) -> list[tuple[int, str, Document]]:
+    left = at + random.integer(3_000, 60_000)
     steps = [(at, "acd.start", queue | {"routingPriority": 0})]
     waited = {"disconnectType": "TRANSFER", "acdOutcome": "ANSWERED", "connectedDurationMs": left - at}
-    if chance.comes_true(0.1):
+    if random.decide(0.1):
         steps.append((left, "acd.end", queue | waited | {"disconnectType": "PEER", "acdOutcome": "ABANDON"}))
         return [*steps, (left, "customer.end", customer | {"disconnectType": "CLIENT", "interactingDurationMs": 0})]
-    agent = queue | {"participantId": chance.uuid(), "sessionId": chance.uuid(), "userId": chance.uuid()}
-    hung_up = left + chance.between(20_000, 240_000)
-    wrapped = hung_up + chance.between(3_000, 60_000)
+    agent = queue | {"participantId": random.uuid(), "sessionId": random.uuid(), "userId": random.uuid()}
+    hung_up = left + random.integer(20_000, 240_000)
+    wrapped = hung_up + random.integer(3_000, 60_000)
     spoken = {"interactingDurationMs": hung_up - left}
-    wrapup = {"wrapupCode": chance.uuid(), "wrapupNotes": "", "wrapupDurationMs": wrapped - hung_up}
+    wrapup = {"wrapupCode": random.uuid(), "wrapupNotes": "", "wrapupDurationMs": wrapped - hung_up}
     return [
         *steps,
         (left, "acd.end", queue | waited | {"answeredUserId": agent["userId"]}),
@@ -135,44 +135,44 @@ def _queued(chance: Chance, at: int, customer: Document, queue: Document) -> lis
     ]
 
 
-def _detail_event(chance: Chance, conversation: str, topic: str, at: int, body: Document) -> Document:
+def _detail_event(random: RandomSource, conversation: str, topic: str, at: int, body: Document) -> Document:
     detail = {
         "topicName": f"{_TOPIC}.{conversation}.{topic}",
         "version": "2",
         "eventBody": {"eventTime": at, "conversationId": conversation, **body},
-        "metadata": {"CorrelationId": chance.uuid()},
-        "timestamp": written(at + _SENT_AFTER),
+        "metadata": {"CorrelationId": random.uuid()},
+        "timestamp": iso_time(at + _SENT_AFTER),
     }
-    return envelope(chance, f"{_TOPIC}.{{id}}.{topic}", at + _SENT_AFTER, detail)
+    return envelope(random, f"{_TOPIC}.{{id}}.{topic}", at + _SENT_AFTER, detail)
 
 
-# ── Genesys Open Messaging, by webhook ────────────────────────────────────────────────────────────────────────
+# ── Genesys Open Messaging, through webhooks ──────────────────────────────────────────────────────────────────
 
 
-def _chat(chance: Chance, start: int) -> list[Moment]:
-    """An agent's messages to a customer, each with its receipts, which have the message's id."""
-    conversation, customer = chance.uuid(), f"customer-{chance.digits(6)}"
+def _chat(random: RandomSource, start: int) -> list[TimedDocument]:
+    """The messages of an agent to a customer, each with receipts. A receipt has the id of its message."""
+    conversation, customer = random.uuid(), f"customer-{random.digits(6)}"
     moments, at = [], start
-    for _ in range(chance.between(1, 4)):
-        message = chance.uuid().replace("-", "")
-        says = {
+    for _ in range(random.integer(1, 4)):
+        message = random.uuid().replace("-", "")
+        content = {
             "type": "Text",
-            "text": chance.one_of(_SENTENCES),
+            "text": random.choose(_SENTENCES),
             "direction": "Outbound",
             "originatingEntity": "Human",
         }
-        moments.append((at, _webhook(message, conversation, customer, at, says)))
-        for after, status in ((chance.between(1_000, 3_000), "Delivered"), (chance.between(5_000, 9_000), "Read")):
+        moments.append((at, _webhook(message, conversation, customer, at, content)))
+        for after, status in ((random.integer(1_000, 3_000), "Delivered"), (random.integer(5_000, 9_000), "Read")):
             receipt = {"type": "Receipt", "status": status, "isFinalReceipt": status == "Read", "direction": "Outbound"}
             moments.append((at + after, _webhook(message, conversation, customer, at + after, receipt)))
-        at += chance.between(15_000, 60_000)
+        at += random.integer(15_000, 60_000)
     return moments
 
 
 _SENTENCES: Final = ("How can I help?", "One moment, please.", "I have sent it again.", "Is there anything else?")
 
 
-def _webhook(message: str, conversation: str, customer: str, at: int, says: Document) -> Document:
+def _webhook(message: str, conversation: str, customer: str, at: int, content: Document) -> Document:
     channel = {
         "id": _CHANNEL,
         "messageId": message,
@@ -180,57 +180,63 @@ def _webhook(message: str, conversation: str, customer: str, at: int, says: Docu
         "type": "Private",
         "to": {"id": customer, "idType": "Opaque"},
         "from": {"nickname": "Support", "id": _CHANNEL, "idType": "Opaque"},
-        "time": written(at),
+        "time": iso_time(at),
     }
-    return {"id": message, "channel": channel, "conversationId": conversation, **says}
+    return {"id": message, "channel": channel, "conversationId": conversation, **content}
 
 
 # ── NICE CXone ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _case(chance: Chance, start: int) -> list[Moment]:
+def _case(random: RandomSource, start: int) -> list[TimedDocument]:
     """A digital case, from its first message to its closing."""
-    case = {"id": chance.digits(16), "interactionId": chance.uuid(), "threadId": chance.uuid(), "direction": "inbound"}
+    case = {"id": random.digits(16), "interactionId": random.uuid(), "threadId": random.uuid(), "direction": "inbound"}
     steps, at, since = [(start, "Case", "CaseCreated", "new", start)], start, start
-    for _ in range(chance.between(1, 3)):
-        at += chance.between(15_000, 60_000)
+    for _ in range(random.integer(1, 3)):
+        at += random.integer(15_000, 60_000)
         steps.append((at, "Message", "MessageCreated", "new", since))
     for status in ("open", "pending", "resolved", "closed"):
-        at = since = at + chance.between(20_000, 120_000)
+        at = since = at + random.integer(20_000, 120_000)
         steps.append((at, "Case", "CaseStatusChanged", status, since))
-    return [(step[0], _digital(chance, case, *step)) for step in steps]
+    return [(step[0], _digital(random, case, *step)) for step in steps]
 
 
-def _digital(chance: Chance, case: Document, at: int, what: str, kind: str, status: str, since: int) -> Document:
-    changed = {"status": status, "statusUpdatedAtWithMilliseconds": written(since)}
+def _digital(random: RandomSource, case: Document, at: int, what: str, kind: str, status: str, since: int) -> Document:
+    changed = {"status": status, "statusUpdatedAtWithMilliseconds": iso_time(since)}
     data: Document = {"brand": _BRAND, "case": case | changed}
     if what == "Message":
-        data["message"] = {"id": chance.uuid(), "direction": "inbound", "createdAtWithMilliseconds": written(at)}
+        data["message"] = {"id": random.uuid(), "direction": "inbound", "createdAtWithMilliseconds": iso_time(at)}
     return {
-        "eventId": chance.uuid(),
+        "eventId": random.uuid(),
         "eventObject": what,
         "eventType": kind,
-        "createdAt": f"{written(at)[:19]}+00:00",
-        "createdAtWithMilliseconds": written(at),
-        "traceId": chance.uuid(),
+        "createdAt": f"{iso_time(at)[:19]}+00:00",
+        "createdAtWithMilliseconds": iso_time(at),
+        "traceId": random.uuid(),
         "data": data,
     }
 
 
-def _contact(chance: Chance, start: int) -> list[Moment]:
-    """A contact of the ACD as it is polled: no id, and disconnected twice, the second time for good."""
-    number, moments, at = chance.digits(9), [], start
+def _contact(random: RandomSource, start: int) -> list[TimedDocument]:
+    """An ACD contact as a poll returns it: without an id, and with two Disconnected states, the second one final."""
+    number, moments, at = random.digits(9), [], start
     for status, final in (
         ("InQueue", "False"),
         ("Active", "False"),
         ("Disconnected", "False"),
         ("Disconnected", "True"),
     ):
-        told = {"Status": status, "FinalState": final, "LastStateChangeTimeUTC": written(at)}
-        moments.append((at, {"Type": "CallContactEvent", "ContactID": number, "MasterID": number, **told}))
-        at += chance.between(8_000, 90_000)
+        state = {"Status": status, "FinalState": final, "LastStateChangeTimeUTC": iso_time(at)}
+        moments.append((at, {"Type": "CallContactEvent", "ContactID": number, "MasterID": number, **state}))
+        at += random.integer(8_000, 90_000)
     return moments
 
 
-# Calls come twice as often as all others: a call has most of the events there are.
-_CONVERSATIONS: Final[tuple[Callable[[Chance, int], list[Moment]], ...]] = (_call, _call, _chat, _case, _contact)
+# _call is listed twice: calls are twice as frequent as each other kind.
+_CONVERSATIONS: Final[tuple[Callable[[RandomSource, int], list[TimedDocument]], ...]] = (
+    _call,
+    _call,
+    _chat,
+    _case,
+    _contact,
+)

@@ -1,7 +1,7 @@
-"""Copies: one event as it is delivered again, emitted again, replayed, wrapped otherwise, mistaken or broken.
+"""The deliveries of one event: redelivered, published again, replayed, rewrapped, echoed, conflicting or broken.
 
-What can be made of a document depends on what it is. One in an EventBridge envelope can be emitted anew and replayed,
-one with a state of its own has echoes, one that is known by its id can come with other content.
+The possible copies depend on the document. An event in an EventBridge envelope can be published again and replayed, an
+event with a state can have echoes, and an event with its own id can have a conflict.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,19 +10,19 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from oncegate.simulate.conversations import Document, sent_anew, written
-from oncegate.simulate.randomness import Chance
+from oncegate.simulate.conversations import Document, iso_time, republished
+from oncegate.simulate.random_source import RandomSource
 from oncegate.times import microseconds_of, moment
 
 Kind: TypeAlias = Literal["first", "redelivery", "re-emission", "state-echo", "replay", "conflict", "invalid"]
 
 _ARCHIVE: Final = "simulated-replay"
-_REPUBLISHED: Final = (200, 40_000)  # how many milliseconds after the first time it is emitted again
+_REPUBLISHED: Final = (200, 40_000)  # milliseconds after the first publication, least and most
 _TOPIC: Final = "arn:aws:sns:eu-central-1:123456789012:simulated"
 
 
 class EventCopy(Struct, frozen=True):
-    """What is delivered: a document, or bytes that are none."""
+    """The bytes of a delivery, and the document if they hold exactly one."""
 
     kind: Kind
     document: Document | None
@@ -31,10 +31,10 @@ class EventCopy(Struct, frozen=True):
 
 
 class CopyOptions(Struct, frozen=True, kw_only=True):
-    """How often copies are made. `copies` is the least and the most that comes of one envelope, the first included; all
-    others are probabilities. `window` is in microseconds.
+    """How often copies are made. `copies` is the least and the greatest number of deliveries of one envelope, including
+    the first. `window` is in microseconds. The other numbers are probabilities.
 
-    `by_bus`: each is put on a bus, which takes JSON objects only and gives each an envelope of its own."""
+    `by_bus`: the target is an event bus, which accepts only JSON objects and puts each into a new envelope."""
 
     copies: tuple[int, int] = (1, 3)
     reemit: float = 0.1
@@ -47,130 +47,131 @@ class CopyOptions(Struct, frozen=True, kw_only=True):
     by_bus: bool = False
 
 
-def copies(chance: Chance, document: Document, state: str | None, wishes: CopyOptions) -> Iterator[EventCopy]:
-    """All deliveries of an event whose state is this, and what may come beside it."""
+def copies(random: RandomSource, document: Document, state: str | None, options: CopyOptions) -> Iterator[EventCopy]:
+    """All deliveries of an event, conflicts with it, and a broken document if `options.invalid` asks for one."""
     yield copy("first", document)
-    for _ in range(chance.between(*wishes.copies) - 1):
-        yield copy("re-emission" if wishes.by_bus and not _has_id(document) else "redelivery", document)
-    if _comes_by_bus(document):
-        yield from _of_a_bus(chance, document, wishes)
-    if chance.comes_true(wishes.rewrap) and not wishes.by_bus:
-        yield _rewrapped(chance, document)
-    if chance.comes_true(wishes.echo) and state is not None and _ECHOES.keys() & document.keys():
-        yield copy("state-echo", _echo(chance, document, chance.between(1, wishes.window // 1_000)))
-    if chance.comes_true(wishes.conflict) and _has_id(document):
-        yield copy("conflict", _altered(chance, document))
-    if chance.comes_true(wishes.invalid):
-        yield _broken(chance, document, whole=wishes.by_bus)
+    for _ in range(random.integer(*options.copies) - 1):
+        yield copy("re-emission" if options.by_bus and not _has_id(document) else "redelivery", document)
+    if _has_envelope(document):
+        yield from _bus_copies(random, document, options)
+    if random.decide(options.rewrap) and not options.by_bus:
+        yield _rewrapped(random, document)
+    if random.decide(options.echo) and state is not None and _ECHOES.keys() & document.keys():
+        yield copy("state-echo", _echo(random, document, random.integer(1, options.window // 1_000)))
+    if random.decide(options.conflict) and _has_id(document):
+        yield copy("conflict", _altered(random, document))
+    if random.decide(options.invalid):
+        yield _broken(random, document, as_json=options.by_bus)
 
 
 def copy(kind: Kind, document: Document, wrapping: str | None = None) -> EventCopy:
     return EventCopy(kind, document, msgspec.json.encode(document), wrapping)
 
 
-def _of_a_bus(chance: Chance, document: Document, wishes: CopyOptions) -> Iterator[EventCopy]:
-    if chance.comes_true(wishes.reemit):
-        yield copy("re-emission", sent_anew(chance, document, chance.between(*_REPUBLISHED)))
-    if chance.comes_true(wishes.replay):
-        yield copy("re-emission" if wishes.by_bus else "replay", document | {"replay-name": _ARCHIVE})
+def _bus_copies(random: RandomSource, document: Document, options: CopyOptions) -> Iterator[EventCopy]:
+    if random.decide(options.reemit):
+        yield copy("re-emission", republished(random, document, random.integer(*_REPUBLISHED)))
+    if random.decide(options.replay):
+        yield copy("re-emission" if options.by_bus else "replay", document | {"replay-name": _ARCHIVE})
 
 
-def _comes_by_bus(document: Document) -> bool:
+def _has_envelope(document: Document) -> bool:
+    """Whether the document is an EventBridge envelope."""
     return "detail" in document
 
 
 def _has_id(document: Document) -> bool:
-    """Whether the event itself has an id, by which its source knows it."""
+    """Whether the event has an id that its source assigned, apart from the envelope."""
     return "channel" in document or "eventId" in document
 
 
 # ── wrappings ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rewrapped(chance: Chance, document: Document) -> EventCopy:
-    """The same in another wrapping. Some of them lose the id that the envelope had."""
+def _rewrapped(random: RandomSource, document: Document) -> EventCopy:
+    """The event in another wrapping. Some wrappings lose the id of the envelope."""
     names = ["array"]
     if "id" in document or "eventId" in document:
         names.append("sns")
-    if _comes_by_bus(document):
+    if _has_envelope(document):
         names += ["detail", "websocket"]
-    name = chance.one_of(names)
+    name = random.choose(names)
     kind: Kind = "re-emission" if name in ("detail", "websocket") else "redelivery"
-    return EventCopy(kind, None, msgspec.json.encode(_WRAPPINGS[name](chance, document)), name)
+    return EventCopy(kind, None, msgspec.json.encode(_WRAPPINGS[name](random, document)), name)
 
 
-def _notification(chance: Chance, document: Document) -> Document:
+def _notification(random: RandomSource, document: Document) -> Document:
     message = msgspec.json.encode(document).decode()
-    return {"Type": "Notification", "MessageId": chance.uuid(), "TopicArn": _TOPIC, "Message": message}
+    return {"Type": "Notification", "MessageId": random.uuid(), "TopicArn": _TOPIC, "Message": message}
 
 
-def _frame(_chance: Chance, document: Document) -> Document:
-    """As the notification channel sends it: it does not say when that was."""
+def _frame(_random: RandomSource, document: Document) -> Document:
+    """The event as the notification channel sends it: without the timestamp."""
     return {name: value for name, value in document["detail"].items() if name != "timestamp"}
 
 
-_WRAPPINGS: Final[Mapping[str, Callable[[Chance, Document], Any]]] = {
-    "array": lambda _chance, document: [document],
+_WRAPPINGS: Final[Mapping[str, Callable[[RandomSource, Document], Any]]] = {
+    "array": lambda _random, document: [document],
     "sns": _notification,
-    "detail": lambda _chance, document: document["detail"],
+    "detail": lambda _random, document: document["detail"],
     "websocket": _frame,
 }
 
 
-# ── what differs ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── echoes, conflicts and broken documents ────────────────────────────────────────────────────────────────────
 
 
-def _echo(chance: Chance, document: Document, later: int) -> Document:
-    """The same change of state, told once more with other ids and a time so many milliseconds later."""
+def _echo(random: RandomSource, document: Document, later: int) -> Document:
+    """The same state change with other ids and with a time that is `later` milliseconds later."""
     (name,) = _ECHOES.keys() & document.keys()
-    return _ECHOES[name](chance, document, later)
+    return _ECHOES[name](random, document, later)
 
 
-def _genesys_echo(chance: Chance, document: Document, later: int) -> Document:
+def _genesys_echo(random: RandomSource, document: Document, later: int) -> Document:
     body = document["detail"]["eventBody"]
     detail = document["detail"] | {"eventBody": body | {"eventTime": body["eventTime"] + later}}
-    return sent_anew(chance, document | {"detail": detail}, 0)
+    return republished(random, document | {"detail": detail}, 0)
 
 
-def _digital_echo(chance: Chance, document: Document, later: int) -> Document:
+def _digital_echo(random: RandomSource, document: Document, later: int) -> Document:
     case = document["data"]["case"]
     changed = {"statusUpdatedAtWithMilliseconds": _moved(case["statusUpdatedAtWithMilliseconds"], later)}
-    told = _moved(document["createdAtWithMilliseconds"], later)
+    created = _moved(document["createdAtWithMilliseconds"], later)
     data = document["data"] | {"case": case | changed}
-    return document | {"eventId": chance.uuid(), "createdAtWithMilliseconds": told, "data": data}
+    return document | {"eventId": random.uuid(), "createdAtWithMilliseconds": created, "data": data}
 
 
-def _contact_echo(_chance: Chance, document: Document, later: int) -> Document:
+def _contact_echo(_random: RandomSource, document: Document, later: int) -> Document:
     return document | {"LastStateChangeTimeUTC": _moved(document["LastStateChangeTimeUTC"], later)}
 
 
-# By a member that only documents of that kind have.
-_ECHOES: Final[Mapping[str, Callable[[Chance, Document, int], Document]]] = {
+# By a member that only one kind of document has.
+_ECHOES: Final[Mapping[str, Callable[[RandomSource, Document, int], Document]]] = {
     "detail": _genesys_echo,
     "eventObject": _digital_echo,
     "ContactID": _contact_echo,
 }
 
 
-def _altered(chance: Chance, document: Document) -> Document:
-    """Other content under the same id."""
+def _altered(random: RandomSource, document: Document) -> Document:
+    """The same id with different content."""
     if "channel" in document:
-        return document | {"metadata": {"editedBy": chance.uuid()}}
-    case = document["data"]["case"] | {"ownerAssignee": chance.between(10_000, 99_999)}
+        return document | {"metadata": {"editedBy": random.uuid()}}
+    case = document["data"]["case"] | {"ownerAssignee": random.integer(10_000, 99_999)}
     return document | {"data": document["data"] | {"case": case}}
 
 
-def _broken(chance: Chance, document: Document, *, whole: bool) -> EventCopy:
-    """What no source can read: text that was cut off, or an event whose id is none."""
-    if not whole and chance.comes_true(0.5):
+def _broken(random: RandomSource, document: Document, *, as_json: bool) -> EventCopy:
+    """A delivery that no source can read: a truncated text (unless `as_json`), or an event with an invalid id."""
+    if not as_json and random.decide(0.5):
         raw = msgspec.json.encode(document)
-        return EventCopy("invalid", None, raw[: chance.between(1, len(raw) - 1)])
-    case = {"id": chance.digits(16), "status": "open"}
-    wrong = {"eventId": chance.between(1, 999) + 0.5, "eventObject": "Case", "eventType": "CaseStatusChanged"}
-    return copy("invalid", wrong | {"data": {"case": case}})
+        return EventCopy("invalid", None, raw[: random.integer(1, len(raw) - 1)])
+    case = {"id": random.digits(16), "status": "open"}
+    invalid = {"eventId": random.integer(1, 999) + 0.5, "eventObject": "Case", "eventType": "CaseStatusChanged"}
+    return copy("invalid", invalid | {"data": {"case": case}})
 
 
 def _moved(time: str, later: int) -> str:
     at = moment(time)
-    assert at is not None  # noqa: S101  # it was written here
-    return written(microseconds_of(at) // 1_000 + later)
+    assert at is not None  # noqa: S101  # the simulator wrote this time
+    return iso_time(microseconds_of(at) // 1_000 + later)

@@ -1,6 +1,5 @@
-"""Sending: deliveries when they are due, in batches, and again for as long as they are not taken."""
+"""Send deliveries when they are due, in batches, and retry those that the target does not accept."""
 
-import random
 import threading
 import time
 from collections import Counter
@@ -10,27 +9,28 @@ from typing import Final, Protocol, TypeAlias, assert_never
 
 from msgspec import Struct, field
 
+from oncegate.backoff import Backoff
 from oncegate.simulate.traffic import PlannedDelivery
 from oncegate.simulate.truth import Fate, TruthFile
 
-_FIRST_PAUSE: Final = 0.05
+_FIRST_PAUSE: Final = 0.05  # seconds
 _LONGEST_PAUSE: Final = 5.0
 
 
 class Accepted(Struct, frozen=True):
-    """It is where it should be. `event_id` is the one that it was given there, if it was."""
+    """The target accepted the delivery. `event_id` is the id that the target assigned, if any."""
 
     event_id: str | None = None
 
 
 class Rejected(Struct, frozen=True):
-    """It will not be taken, however often it is sent."""
+    """The target rejected the delivery, and a retry cannot help."""
 
     why: str
 
 
 class Retry(Struct, frozen=True):
-    """It was not taken this time; `after` so many seconds it may be, if that was said."""
+    """The target did not accept the delivery now. `after` is the pause in seconds that the target asks for, if any."""
 
     why: str
     after: float | None = None
@@ -40,7 +40,8 @@ Answer: TypeAlias = Accepted | Rejected | Retry
 
 
 class Target(Protocol):
-    """Where deliveries go. `most` are sent together; a target that is `paced` gets each when it is due."""
+    """The receiver of deliveries. `most` is the batch size. A `paced` target gets each delivery when it is due, any
+    other target gets them at once."""
 
     most: int
     paced: bool
@@ -51,7 +52,8 @@ class Target(Protocol):
 
 
 class Summary(Struct):
-    """What became of deliveries, by their kind; how often one was sent again, and the reasons of those not taken."""
+    """The number of deliveries by kind and fate, the number of retries (`again`), and the reasons for deliveries that
+    were not accepted."""
 
     fates: Counter[tuple[str, Fate]] = field(default_factory=Counter)
     again: int = 0
@@ -63,7 +65,7 @@ class Summary(Struct):
 
 
 class Sender:
-    """Sends each delivery and writes down what became of it. With `parallel` more than one, batches overtake others."""
+    """Sends each delivery and records its fate. With `parallel` above 1, batches may overtake each other."""
 
     def __init__(
         self,
@@ -72,13 +74,13 @@ class Sender:
         *,
         patience: float = 60.0,
         parallel: int = 1,
-        told: Callable[[PlannedDelivery], object] = lambda _delivery: None,
+        on_settled: Callable[[PlannedDelivery], object] = lambda _delivery: None,
     ) -> None:
         self._target = target
         self._truth = truth
         self._patience = patience
         self._parallel = parallel
-        self._told = told
+        self._on_settled = on_settled
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self.summary = Summary()
@@ -91,14 +93,14 @@ class Sender:
                 for batch in batches:
                     self._deliver(batch)
             else:
-                self._side_by_side(batches)
+                self._deliver_in_parallel(batches)
         finally:
             self._stopped.set()
             self.summary.seconds = time.monotonic() - begun
         return self.summary
 
     def _batches(self, deliveries: Iterable[PlannedDelivery], begun: float) -> Iterator[list[PlannedDelivery]]:
-        """Those that are due together, as many as the target takes."""
+        """The deliveries that are due, in batches of at most `target.most`."""
         batch: list[PlannedDelivery] = []
         for delivery in deliveries:
             due = begun + delivery.due / 1e6 if self._target.paced else begun
@@ -111,32 +113,32 @@ class Sender:
         if batch:
             yield batch
 
-    def _side_by_side(self, batches: Iterable[list[PlannedDelivery]]) -> None:
-        room = threading.BoundedSemaphore(self._parallel)
+    def _deliver_in_parallel(self, batches: Iterable[list[PlannedDelivery]]) -> None:
+        slots = threading.BoundedSemaphore(self._parallel)
         with ThreadPoolExecutor(self._parallel) as executor:
             futures: set[Future[None]] = set()
             try:
                 for batch in batches:
-                    room.acquire()
+                    slots.acquire()
                     future = executor.submit(self._deliver, batch)
-                    future.add_done_callback(lambda _future: room.release())
+                    future.add_done_callback(lambda _future: slots.release())
                     futures = {each for each in (*futures, future) if not _ended(each)}
             except BaseException:
-                self._stopped.set()  # so that those who wait to try again do not
+                self._stopped.set()  # ends the pauses between retries
                 raise
         for future in futures:
             future.result()
 
     def _deliver(self, batch: list[PlannedDelivery]) -> None:
-        """Send a batch, and what is not taken of it again until it is, or for as long as patience lasts."""
-        left, tries, pauses = batch, 0, _pauses()
+        """Send a batch, and retry the deliveries that were not accepted until they are, or until the deadline."""
+        left, tries, backoff = batch, 0, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         deadline = time.monotonic() + self._patience
         while left:
             tries += 1
-            again = self._tried(left, tries)
+            again = self._try(left, tries)
             if not again:
                 return
-            pause = max([next(pauses), *(answer.after for _, answer in again if answer.after is not None)])
+            pause = max([backoff.next_pause(), *(answer.after for _, answer in again if answer.after is not None)])
             if time.monotonic() + pause > deadline or self._stopped.wait(pause):
                 for delivery, answer in again:
                     self._settle(delivery, "gave up", tries, why=answer.why)
@@ -145,11 +147,11 @@ class Sender:
             with self._lock:
                 self.summary.again += len(left)
 
-    def _tried(self, batch: list[PlannedDelivery], tries: int) -> list[tuple[PlannedDelivery, Retry]]:
-        """Send a batch once; what of it is to be sent again."""
+    def _try(self, batch: list[PlannedDelivery], tries: int) -> list[tuple[PlannedDelivery, Retry]]:
+        """Send a batch once; returns the deliveries to retry."""
         try:
             answers = self._target.send(batch)
-        except BaseException as error:  # it may have been taken all the same
+        except BaseException as error:  # the target may have accepted the batch, so its fate is not "refused"
             for delivery in batch:
                 self._settle(delivery, "gave up", tries, why=type(error).__name__)
             raise
@@ -174,19 +176,12 @@ class Sender:
             self.summary.fates[delivery.copy.kind, fate] += 1
             if why is not None:
                 self.summary.reasons[why] += 1
-        self._told(delivery)
+        self._on_settled(delivery)
 
 
 def _ended(future: Future[None]) -> bool:
-    """What it raised is raised here."""
+    """Whether the future is done. Raises the exception of a failed future."""
     if future.done():
         future.result()
         return True
     return False
-
-
-def _pauses() -> Iterator[float]:
-    longest = _FIRST_PAUSE
-    while True:
-        yield random.uniform(longest / 2, longest)  # noqa: S311  # no secret
-        longest = min(2 * longest, _LONGEST_PAUSE)

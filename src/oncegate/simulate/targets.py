@@ -1,4 +1,4 @@
-"""Targets: a file, an address of HTTP, a queue, a bus. Each is a URL."""
+"""The targets of simulated traffic, by URL: a file, stdout, an HTTP address, a queue or a bus."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,26 +16,26 @@ from oncegate.text import masked, quoted
 STDOUT: Final = "-"
 _SCHEMES: Final = "eventbridge://BUS, sqs://QUEUE, http://…/events, file://PATH or - (stdout)"
 _OK: Final = range(200, 300)
-_TRY_AGAIN: Final = (408, 425, 429)
-_SERVER_FAULT: Final = 500
-_PATIENCE: Final = 35.0  # longer than a service takes that gives a handler 30 seconds
+_RETRYABLE: Final = (408, 425, 429)
+_SERVER_ERROR: Final = 500
+_TIMEOUT: Final = 35.0  # seconds; longer than the 30 s that a service may give to a handler
 
 
 def open_target(url: str, parallel: int = 1) -> Target:
-    """The target that a URL names. It is asked for nothing yet but whether it is there."""
+    """The target at a URL. Nothing is sent yet, but an AWS target is checked for existence."""
     scheme, colon, rest = url.partition("://")
-    if not _can_be_meant(url):
-        raise SettingError(f"{quoted(url)} is no URL; to send to, there are {_SCHEMES}")
+    if not _is_url(url):
+        raise SettingError(f"invalid target URL {quoted(url)}; use {_SCHEMES}")
     if url == STDOUT or (scheme == "file" and colon and rest):
         return File(STDOUT if url == STDOUT else rest)
     if scheme in ("http", "https") and urlsplit(url).hostname:
         return Http(url, parallel)
     if scheme in ("sqs", "eventbridge") and colon:
-        return _of_aws(scheme, url, parallel)
-    raise SettingError(f"{quoted(url)} is nowhere to send to; it is one of {_SCHEMES}")
+        return _aws_target(scheme, url, parallel)
+    raise SettingError(f"unknown target {quoted(url)}; use {_SCHEMES}")
 
 
-def _can_be_meant(url: str) -> bool:
+def _is_url(url: str) -> bool:
     try:
         return urlsplit(url).port != 0
     except ValueError:
@@ -50,11 +50,11 @@ def goes_to_stdout(url: str) -> bool:
     return url in (STDOUT, f"file://{STDOUT}")
 
 
-def _of_aws(scheme: str, url: str, parallel: int) -> Target:
+def _aws_target(scheme: str, url: str, parallel: int) -> Target:
     try:
         from oncegate.simulate.aws import EventBridgeTarget, SqsTarget
     except ImportError as error:
-        raise MissingExtra(f"{scheme}:// (no {error.name} here)", "aws") from error
+        raise MissingExtra(f"{scheme}:// ({error.name} is not installed)", "aws") from error
     return SqsTarget(url, parallel) if scheme == "sqs" else EventBridgeTarget(url, parallel)
 
 
@@ -66,24 +66,24 @@ class File:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        with self._told():
+        with self._explain_errors():
             self._stream: BinaryIO = sys.stdout.buffer if path == STDOUT else open(path, "wb")  # noqa: SIM115  # see close
 
     def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
-        with self._told():
+        with self._explain_errors():
             for delivery in batch:
                 self._stream.write(delivery.copy.raw + b"\n")
         return [Accepted()] * len(batch)
 
     def close(self) -> None:
-        with self._told():
+        with self._explain_errors():
             if self._stream is sys.stdout.buffer:
                 self._stream.flush()
             else:
                 self._stream.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
@@ -94,7 +94,7 @@ class File:
 
 
 class Http:
-    """A POST for each delivery, as a webhook's sender or an EventBridge API destination makes it."""
+    """One POST request for each delivery, like a webhook sender or an EventBridge API destination."""
 
     most = 1
     paced = True
@@ -103,13 +103,13 @@ class Http:
         try:
             import httpx
         except ImportError as error:
-            raise MissingExtra(f"http:// (no {error.name} here)", "serve") from error
+            raise MissingExtra(f"http:// ({error.name} is not installed)", "serve") from error
         self._httpx: Any = httpx
         self._url = url
         self._answered = False
         limits = self._httpx.Limits(max_connections=parallel)
         headers = {"content-type": "application/json", "user-agent": "oncegate-simulate"}
-        self._client = self._httpx.Client(timeout=_PATIENCE, limits=limits, headers=headers, trust_env=False)
+        self._client = self._httpx.Client(timeout=_TIMEOUT, limits=limits, headers=headers, trust_env=False)
 
     def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         return [self._posted(delivery.copy.raw) for delivery in batch]
@@ -120,9 +120,7 @@ class Http:
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             if not self._answered:
                 place = masked(self._url, wholly=True)
-                raise TargetError(
-                    f"{place} cannot be reached ({error}); is it running, and is that its address?"
-                ) from error
+                raise TargetError(f"cannot reach {place} ({error}); check the address and start the server") from error
             return Retry(f"no answer ({type(error).__name__})")
         self._answered = True
         return _meaning(response)
@@ -135,18 +133,18 @@ def _meaning(response: Any) -> Answer:
     code = response.status_code
     if code in _OK:
         return Accepted()
-    if code in _TRY_AGAIN or code >= _SERVER_FAULT:
+    if code in _RETRYABLE or code >= _SERVER_ERROR:
         return Retry(f"HTTP {code}", _retry_after(response.headers.get("retry-after")))
     return Rejected(f"HTTP {code}")
 
 
-def _retry_after(said: str | None) -> float | None:
-    """Seconds, or the time at which to come again; None for what is neither."""
-    if said is None:
+def _retry_after(header: str | None) -> float | None:
+    """The seconds to wait, from a number or a date; None for any other value."""
+    if header is None:
         return None
-    if said.isascii() and said.isdecimal():
-        return float(said)
+    if header.isascii() and header.isdecimal():
+        return float(header)
     try:
-        return max(0.0, (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds())
+        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
         return None

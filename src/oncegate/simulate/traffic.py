@@ -1,4 +1,4 @@
-"""Traffic: everything that is delivered, in order, and what it truly is. A seed makes the same bytes again."""
+"""All deliveries of a simulation, in order, each with its original event. The same seed makes the same bytes."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,30 +12,32 @@ from msgspec import Struct
 from oncegate import keys
 from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event
-from oncegate.simulate.conversations import LONGEST_WINDOW, Document, world
+from oncegate.simulate.conversations import LONGEST_WINDOW, Document, conversations
 from oncegate.simulate.copies import CopyOptions, EventCopy, copies, copy
-from oncegate.simulate.randomness import Chance
+from oncegate.simulate.random_source import RandomSource
 from oncegate.sources import read
 
-START: Final = 1_767_603_600_000  # 2026-01-05, nine in the morning: always the same, as the bytes shall be
+START: Final = 1_767_603_600_000  # 2026-01-05 09:00 UTC in milliseconds; fixed, so that a seed makes the same bytes
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """How much happens: `events` in all, `rate` of them a second, each delivered up to `delay` microseconds late."""
+class Plan(Struct, frozen=True, kw_only=True, rename={"copy_options": "wishes"}):
+    """What to simulate: the number of `events`, their `rate` per second, and the longest `delay` of a delivery in
+    microseconds. In the truth file, `copy_options` is called `wishes`."""
 
     events: int = 1_000
     rate: float = 100.0
     delay: int = 0
     seed: int = 0
-    wishes: CopyOptions = CopyOptions()
+    copy_options: CopyOptions = CopyOptions()
 
     def __post_init__(self) -> None:
-        if not 1_000 <= self.wishes.window <= LONGEST_WINDOW:
-            raise SettingError("the window of simulated echoes is from 1ms to 5s, as what differs is further apart")
+        if not 1_000 <= self.copy_options.window <= LONGEST_WINDOW:
+            window = f"{self.copy_options.window / 1_000:g}ms"
+            raise SettingError(f"the window of echoes must be from 1ms to 5s, not {window}")
 
 
-class Happening(Struct, frozen=True):
-    """Something that happens once. Their numbers, from 1 on, are in the order of time."""
+class SimulatedEvent(Struct, frozen=True):
+    """An event that must take effect once. Events are numbered from 1 in the order of time."""
 
     number: int
     event: Event
@@ -47,39 +49,40 @@ class Happening(Struct, frozen=True):
 
 
 class PlannedDelivery(Struct, frozen=True):
-    """A copy that is due so many microseconds after the start. What is invalid is `of` nothing."""
+    """A copy to send `due` microseconds after the start. `event` is the copy as Oncegate reads it. `original` is None
+    for an invalid delivery."""
 
     number: int
     due: int
-    of: Happening | None
+    original: SimulatedEvent | None
     copy: EventCopy
     event: Event
 
 
-def happenings(plan: Plan) -> Iterator[Happening]:
-    """What truly happens, in the order of time."""
-    moments = islice(world(plan.seed, START), plan.events)
-    for number, (_, document) in enumerate(moments, 1):
-        yield Happening(number, _read(copy("first", document).raw), document)
+def simulated_events(plan: Plan) -> Iterator[SimulatedEvent]:
+    """The events that must take effect, in the order of time."""
+    timed = islice(conversations(plan.seed, START), plan.events)
+    for number, (_, document) in enumerate(timed, 1):
+        yield SimulatedEvent(number, _read(copy("first", document).raw), document)
 
 
 def deliveries(plan: Plan) -> Iterator[PlannedDelivery]:
-    """All deliveries, in the order in which they are due. Only those that are late are in memory."""
-    late: list[tuple[int, int, PlannedDelivery]] = []
+    """All deliveries in the order of `due`. Only delayed deliveries are held in memory."""
+    delayed: list[tuple[int, int, PlannedDelivery]] = []
     number = 0
-    for happening in happenings(plan):
-        now = int((happening.number - 1) * 1_000_000 / plan.rate)
-        while late and late[0][0] < now:
-            yield heappop(late)[2]
-        for delivery in _deliveries_of(happening, plan, now, number + 1):
+    for original in simulated_events(plan):
+        now = int((original.number - 1) * 1_000_000 / plan.rate)
+        while delayed and delayed[0][0] < now:
+            yield heappop(delayed)[2]
+        for delivery in _deliveries_of(original, plan, now, number + 1):
             number = delivery.number
-            heappush(late, (delivery.due, number, delivery))
-    while late:
-        yield heappop(late)[2]
+            heappush(delayed, (delivery.due, number, delivery))
+    while delayed:
+        yield heappop(delayed)[2]
 
 
 def keys_of(event: Event, window: int) -> dict[str, str | None]:
-    """The key of an event under each strategy that needs no more than a window; None where it has none."""
+    """The key of an event by strategy; None if the event has no key under a strategy."""
     return {name: _key(event, strategy) for name, strategy in _strategies(window).items()}
 
 
@@ -89,14 +92,13 @@ def _strategies(window: int) -> dict[str, keys.Strategy]:
     return {"auto": keys.auto, "state_change": change, "event_id": keys.event_id, "content": keys.content}
 
 
-def _deliveries_of(happening: Happening, plan: Plan, now: int, first: int) -> Iterator[PlannedDelivery]:
-    chance = Chance(plan.seed, f"copies of {happening.number}")
-    lateness = Chance(plan.seed, f"lateness of {happening.number}")
-    made = copies(chance, happening.document, happening.event.state, plan.wishes)
-    for number, each in enumerate(made, first):
-        due = now + lateness.between(0, plan.delay)
-        of = None if each.kind == "invalid" else happening
-        yield PlannedDelivery(number, due, of, each, _read(each.raw))
+def _deliveries_of(original: SimulatedEvent, plan: Plan, now: int, first: int) -> Iterator[PlannedDelivery]:
+    random = RandomSource(plan.seed, f"copies of {original.number}")
+    lateness = RandomSource(plan.seed, f"lateness of {original.number}")
+    sent = copies(random, original.document, original.event.state, plan.copy_options)
+    for number, each in enumerate(sent, first):
+        due = now + lateness.integer(0, plan.delay)
+        yield PlannedDelivery(number, due, None if each.kind == "invalid" else original, each, _read(each.raw))
 
 
 def _read(raw: bytes) -> Event:

@@ -1,4 +1,4 @@
-"""The truth of simulated traffic: a file with a line for what was asked for, each event, and each of its deliveries."""
+"""The truth file of a simulation: one line for the plan, one for each event and one for each delivery."""
 
 import threading
 from collections.abc import Iterable
@@ -9,23 +9,23 @@ from msgspec import Struct
 
 from oncegate.errors import OncegateError
 from oncegate.gate.observers import write_line
-from oncegate.simulate.traffic import Happening, Plan, PlannedDelivery, keys_of
+from oncegate.simulate.traffic import Plan, PlannedDelivery, SimulatedEvent, keys_of
 
 VERSION: Final = 1
 
-# Taken by whoever it was sent to; refused for good; or not taken for as long as it was tried.
+# The target accepted the delivery, rejected it permanently, or did not accept it before the sender gave up.
 Fate: TypeAlias = Literal["taken", "refused", "gave up"]
 
 
 class TruthHeader(Struct, frozen=True, tag="plan", tag_field="line"):
-    """The first line: what makes the same traffic again."""
+    """The first line: the plan, which makes the same traffic again."""
 
     version: int
     plan: Plan
 
 
 class TrueEvent(Struct, frozen=True, tag="event", tag_field="line"):
-    """Something that happened once. `number` is its place in the order of time."""
+    """An event that must take effect once. `number` is its place in the order of time."""
 
     name: str
     number: int
@@ -38,7 +38,7 @@ class TrueEvent(Struct, frozen=True, tag="event", tag_field="line"):
 
 
 class Delivered(Struct, frozen=True, tag="delivery", tag_field="line"):
-    """One delivery, and what it truly is. Two of one event have the same `event`; one that is invalid has none."""
+    """One delivery. `event` is the name of its event; None for an invalid delivery."""
 
     number: int
     event: str | None
@@ -56,31 +56,31 @@ _decoder: Final = msgspec.json.Decoder(Line)
 
 
 class TruthFile:
-    """Writes the truth as it comes to be known: an event before its first delivery, a delivery when its fate is known.
-    So that of a run that is interrupted is true as well. Without a stream nothing is written."""
+    """Writes an event before its first delivery, and a delivery when its fate is known. So the file of an interrupted
+    run is correct too. Without a stream, nothing is written."""
 
     def __init__(self, stream: TextIO | None, plan: Plan) -> None:
         self._stream = stream
-        self._window = plan.wishes.window
-        self._told: set[int] = set()
+        self._window = plan.copy_options.window
+        self._announced: set[int] = set()
         self._lock = threading.Lock()
         self._write(TruthHeader(VERSION, plan))
 
     def announce(self, delivery: PlannedDelivery) -> None:
-        happening = delivery.of
-        if self._stream is not None and happening is not None and happening.number not in self._told:
-            self._told.add(happening.number)
-            self._write(_true_event(happening, self._window))
+        original = delivery.original
+        if self._stream is not None and original is not None and original.number not in self._announced:
+            self._announced.add(original.number)
+            self._write(_true_event(original, self._window))
 
     def settle(self, delivery: PlannedDelivery, fate: Fate, tries: int, event_id: str | None) -> None:
-        """`event_id` is the one that a bus gave it, if it did."""
+        """`event_id` is the id that an event bus assigned, if any."""
         if self._stream is None:
             return
         copy, event = delivery.copy, delivery.event
-        name = None if delivery.of is None else delivery.of.name
+        name = None if delivery.original is None else delivery.original.name
         keys = keys_of(event, self._window)
-        known = event_id or event.id
-        self._write(Delivered(delivery.number, name, copy.kind, copy.wrapping, known, keys, fate, tries))
+        final_id = event_id or event.id
+        self._write(Delivered(delivery.number, name, copy.kind, copy.wrapping, final_id, keys, fate, tries))
 
     def _write(self, line: Line) -> None:
         if self._stream is not None:
@@ -89,7 +89,7 @@ class TruthFile:
 
 
 class Truth(Struct):
-    """What is known of a whole run."""
+    """The content of a truth file. `deliveries` are by the name of their event."""
 
     plan: Plan
     events: dict[str, TrueEvent]
@@ -97,7 +97,7 @@ class Truth(Struct):
 
 
 def load(lines: Iterable[bytes], name: str) -> Truth:
-    """The truth from the lines of its file, which is called this."""
+    """The truth in the lines of a file; `name` is for errors. Raises OncegateError if the file is not a truth file."""
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     found = Truth(_plan(next(numbered, (1, b""))[1], name), {}, {})
     for number, line in numbered:
@@ -113,24 +113,28 @@ def load(lines: Iterable[bytes], name: str) -> Truth:
 
 def _plan(line: bytes, name: str) -> Plan:
     try:
-        asked = _decoder.decode(line)
+        header = _decoder.decode(line)
     except msgspec.MsgspecError:
-        asked = None
-    if not isinstance(asked, TruthHeader) or asked.version != VERSION:
-        raise OncegateError(f"{name} is no truth that this version can read; `oncegate simulate --truth` writes it")
-    return asked.plan
+        header = None
+    if not isinstance(header, TruthHeader) or header.version != VERSION:
+        raise OncegateError(
+            f"{name} is not a truth file of this version; write one with `oncegate simulate --truth FILE`"
+        )
+    return header.plan
 
 
 def _line(line: bytes, place: str) -> Line:
     try:
         found: Line = _decoder.decode(line)
     except msgspec.MsgspecError as error:
-        raise OncegateError(f"{place} is no line of a truth ({error}); was it cut off or edited?") from error
+        raise OncegateError(
+            f"{place}: invalid line in a truth file ({error}); run `oncegate simulate --truth` again"
+        ) from error
     return found
 
 
-def _true_event(happening: Happening, window: int) -> TrueEvent:
-    event = happening.event
+def _true_event(original: SimulatedEvent, window: int) -> TrueEvent:
+    event = original.event
     when = None if event.occurred_at is None else event.occurred_at.isoformat()
     keys = keys_of(event, window)
-    return TrueEvent(happening.name, happening.number, event.source, event.type, event.entity, event.state, when, keys)
+    return TrueEvent(original.name, original.number, event.source, event.type, event.entity, event.state, when, keys)

@@ -1,4 +1,4 @@
-"""Verifying: what took effect, compared with what truly happened."""
+"""Compare the effects with the truth file of a simulation."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
@@ -12,11 +12,11 @@ from oncegate.simulate.truth import Delivered, TrueEvent, Truth
 
 _RUN: Final = frozenset({"processed", "unguarded"})
 
-Wrong: TypeAlias = Literal["lost", "doubled", "extra"]
+Problem: TypeAlias = Literal["lost", "doubled", "extra"]
 
 
 class Effect(Struct, frozen=True):
-    """A line of a file of effects. With a `status` it is one of a log, which has other outcomes than effects too."""
+    """A line of an effects file. A line with a `status` is from a log, and only some statuses are effects."""
 
     key: str | None = None
     event_id: str | int | None = None
@@ -24,9 +24,9 @@ class Effect(Struct, frozen=True):
 
 
 class EffectFinding(Struct, frozen=True):
-    """Something that is wrong. An extra effect has no event, only what it is called in the file."""
+    """One problem. An extra effect has no `event`; `called` is its key or event id."""
 
-    what: Wrong
+    what: Problem
     effects: int
     event: TrueEvent | None = None
     deliveries: tuple[Delivered, ...] = ()
@@ -34,9 +34,9 @@ class EffectFinding(Struct, frozen=True):
     by_echo: bool = False
 
 
-class Judgement(Struct, frozen=True):
-    """`events` are those of which a delivery was taken, so that they had to take effect. `unordered` are the entities
-    whose events did not do so in the order of time."""
+class EffectComparison(Struct, frozen=True):
+    """`events` is the number of events with an accepted delivery: each must take effect once. `unordered` are the
+    entities whose events took effect in another order than that of time."""
 
     events: int
     effects: int
@@ -52,12 +52,12 @@ class Judgement(Struct, frozen=True):
     def ordered(self) -> bool:
         return not self.unordered
 
-    def of(self, what: Wrong) -> list[EffectFinding]:
+    def of(self, what: Problem) -> list[EffectFinding]:
         return [finding for finding in self.findings if finding.what == what]
 
 
 def effects(lines: Iterable[bytes], name: str) -> Iterator[Effect]:
-    """The effects that the lines of a file tell of, in order."""
+    """The effects in the lines of a file, in order; `name` is for errors. Raises OncegateError for an invalid line."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -66,8 +66,8 @@ def effects(lines: Iterable[bytes], name: str) -> Iterator[Effect]:
             yield effect
 
 
-def judge(truth: Truth, effects: Iterable[Effect]) -> Judgement:
-    """An event has taken effect with any of its keys or ids; more often than once, it is doubled."""
+def compare(truth: Truth, effects: Iterable[Effect]) -> EffectComparison:
+    """Match each effect with an event by any key or id of its deliveries. An event with several effects is doubled."""
     names = _Names(truth)
     taken: dict[str, list[Effect]] = {}
     extra: Counter[str] = Counter()
@@ -87,11 +87,13 @@ def judge(truth: Truth, effects: Iterable[Effect]) -> Judgement:
         *(EffectFinding("extra", extra[name], called=name) for name in extra),
     ]
     unordered = [entity for entity, numbers in order.items() if numbers != sorted(numbers)]
-    return Judgement(len(expected), extra.total() + sum(map(len, taken.values())), findings, len(order), unordered)
+    return EffectComparison(
+        len(expected), extra.total() + sum(map(len, taken.values())), findings, len(order), unordered
+    )
 
 
 class _Names:
-    """From the keys and ids of deliveries to their events. One may be that of several: a receipt has the id of its
+    """The events by the keys and ids of their deliveries. Several events may share an id: a receipt has the id of its
     message."""
 
     def __init__(self, truth: Truth) -> None:
@@ -101,13 +103,13 @@ class _Names:
             for delivery in truth.deliveries.get(name, ()):
                 self._note(name, (*delivery.keys.values(), delivery.event_id))
 
-    def _note(self, name: str, called: Iterable[str | None]) -> None:
-        for each in called:
+    def _note(self, name: str, keys_and_ids: Iterable[str | None]) -> None:
+        for each in keys_and_ids:
             if each is not None:
                 self._events.setdefault(each, {})[name] = None
 
     def of(self, effect: Effect, taken: Container[str]) -> str | None:
-        """By its key, else by its id; of several events, the first that has not taken effect yet."""
+        """The event of an effect, by the key, else by the id. Of several events, the first without an effect so far."""
         events = self._events.get(effect.key or "") or self._events.get(str(effect.event_id), {})
         return next((name for name in events if name not in taken), next(iter(events), None))
 
@@ -122,7 +124,7 @@ def _of_events(truth: Truth, taken: dict[str, list[Effect]], expected: set[str])
 
 
 def _by_echo(ran: list[Effect], sent: tuple[Delivered, ...]) -> bool:
-    """Whether it is doubled by what its echo says and by nothing else."""
+    """Whether all effects but one are effects of echoes, each with another key or id."""
     echoes = [each for each in sent if each.kind == "state-echo"]
     only_echoes = _called(echoes) - _called([each for each in sent if each.kind != "state-echo"])
     called = [effect.key or str(effect.event_id) for effect in ran]
@@ -130,7 +132,7 @@ def _by_echo(ran: list[Effect], sent: tuple[Delivered, ...]) -> bool:
 
 
 def _called(sent: list[Delivered]) -> set[str | None]:
-    """All that effects of these may be called."""
+    """The keys and ids of these deliveries."""
     return {name for each in sent for name in (*each.keys.values(), each.event_id)}
 
 
@@ -138,7 +140,7 @@ def _effect(line: bytes, place: str) -> Effect:
     try:
         effect = msgspec.json.decode(line, type=Effect)
     except msgspec.MsgspecError as error:
-        raise OncegateError(f"{place} is no line of effects: {error}") from error
+        raise OncegateError(f"{place}: invalid line in an effects file: {error}") from error
     if effect.status is None and effect.key is None and effect.event_id in (None, ""):
-        raise OncegateError(f"{place} has neither a key nor an event_id; write str(event.key) as its key")
+        raise OncegateError(f"{place}: the line has neither a key nor an event_id; write str(event.key) as the key")
     return effect

@@ -81,7 +81,8 @@ class Forward:
         secure = parts.scheme == "https"
         if not secure and (not allow_private or pins or certificate):
             raise SettingError(
-                f"{_origin(parts)} is not encrypted; use https://, or allow_private for a receiver in your own network"
+                f"{_origin(parts)} is not encrypted; use https://, or allow_private for a receiver in your own network",
+                settings=["allow_private"],
             )
         self._url = httpcore.URL(url)
         self._host = (b"Host", parts.netloc.encode())  # set here: httpcore would omit the brackets of an IPv6 address

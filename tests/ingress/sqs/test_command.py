@@ -260,7 +260,7 @@ def test_rejected_requests(queue: Queue, message: Any, hook: Hook, code: str, se
 def test_a_handler_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
     """A worker deletes messages, so a command without a handler is rejected."""
     assert run(["work", "sqs://q"]) == exit_codes.USAGE
-    assert "--handler module:function" in capfd.readouterr().err
+    assert "--handler MODULE:FUNCTION" in capfd.readouterr().err
 
 
 def test_a_missing_extra() -> None:

@@ -1,4 +1,4 @@
-"""All rules, by names such as `queue.visibility`: each a function from facts to what it has to say."""
+"""All rules by name, such as `queue.visibility`. A rule is a function from facts to findings."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeAlias
@@ -7,10 +7,10 @@ from oncegate.doctor.facts import Facts
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import aws, function, queue, rule, settings, store, table
 
-Judge: TypeAlias = Callable[[Facts], Iterator[Finding]]
+Rule: TypeAlias = Callable[[Facts], Iterator[Finding]]
 
-# What a rule speaks of, by the names of facts: that of its module, or what is said of the rule itself.
-_ABOUT: Final[Mapping[str, tuple[str, ...]]] = {
+# The facts that a rule needs: an entry for the rule itself, else the entry for its module.
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "store": ("store",),
     "table": ("table",),
     "queue": ("queue",),
@@ -27,7 +27,7 @@ _ABOUT: Final[Mapping[str, tuple[str, ...]]] = {
     "function.retries": ("function", "rules"),
     "function.permission": ("function", "rules"),
 }
-_SPOKEN: Final = {
+_FACT_NAMES: Final = {
     "store": "store",
     "table": "table",
     "queue": "queue",
@@ -39,24 +39,24 @@ _SPOKEN: Final = {
     "clocks": "other clock",
 }
 _ORDER: Final = ("error", "warning", "note")
-RULES: Final[Mapping[str, Judge]] = {
-    f"{module.__name__.rpartition('.')[2]}.{judge.__name__}": judge
+RULES: Final[Mapping[str, Rule]] = {
+    f"{module.__name__.rpartition('.')[2]}.{check.__name__}": check
     for module in (aws, settings, store, table, queue, function, rule)
-    for judge in module.RULES
+    for check in module.RULES
 }
 
 
-def unasked(facts: Facts) -> dict[str, str]:
-    """The rules that had nothing to look at, each with what there was none of."""
-    missing = {name: [about for about in _about(name) if not getattr(facts, about)] for name in RULES}
-    return {name: _SPOKEN[lacks[0]] for name, lacks in missing.items() if lacks}
-
-
-def _about(rule: str) -> tuple[str, ...]:
-    return _ABOUT.get(rule, _ABOUT.get(rule.partition(".")[0], ()))
-
-
-def judged(facts: Facts) -> list[tuple[str, Finding]]:
-    """What all rules say, each with the rule's name, the worst first."""
-    found = [(name, finding) for name, judge in RULES.items() for finding in judge(facts)]
+def check(facts: Facts) -> list[tuple[str, Finding]]:
+    """The findings of all rules, each with the name of its rule, errors first."""
+    found = [(name, finding) for name, rule_ in RULES.items() for finding in rule_(facts)]
     return sorted(found, key=lambda each: _ORDER.index(each[1].severity))
+
+
+def unchecked(facts: Facts) -> dict[str, str]:
+    """The rules that could not be checked, each with the missing part."""
+    missing = {name: [need for need in _needs(name) if not getattr(facts, need)] for name in RULES}
+    return {name: _FACT_NAMES[needs[0]] for name, needs in missing.items() if needs}
+
+
+def _needs(rule_name: str) -> tuple[str, ...]:
+    return _NEEDS.get(rule_name, _NEEDS.get(rule_name.partition(".")[0], ()))

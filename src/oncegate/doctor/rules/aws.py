@@ -1,4 +1,4 @@
-"""Rules for what was asked for and could not be read."""
+"""Rule for parts that were requested and could not be read."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -8,12 +8,12 @@ from oncegate.doctor.findings import Finding, error
 
 
 def readable(facts: Facts) -> Iterator[Finding]:
-    """Everything that was named could be read."""
+    """Every requested part can be read."""
     for unread in facts.unread:
         yield error(
             unread.what,
             unread.why,
-            "What cannot be read cannot be judged.",
+            "The rules for this part cannot be checked.",
             facts.aws("sts get-caller-identity"),
         )
 

@@ -7,20 +7,21 @@ from typing import Final
 from oncegate.doctor.facts import EventSourceFacts, Facts, FunctionFacts, new_table, queue_beside
 from oncegate.doctor.findings import Finding, error, warning
 from oncegate.doctor.policies import admits
+from oncegate.durations import times
 from oncegate.infra.rights import sid
 
 _RETRIES: Final = 2
 
 
 def failures(facts: Facts) -> Iterator[Finding]:
-    """What the function fails at, when a rule invokes it, has somewhere to go."""
+    """A function that a rule invokes has an OnFailure destination."""
     for function in _invoked(facts):
         if function.on_failure is not None:
             continue
         name = f"{function.name}-dead"
         destination = {"OnFailure": {"Destination": queue_beside(function.arn, name)}}
-        made = facts.aws("sqs create-queue", queue_name=name)
-        told = facts.aws(
+        create = facts.aws("sqs create-queue", queue_name=name)
+        configure = facts.aws(
             "lambda put-function-event-invoke-config",
             function_name=function.name,
             maximum_retry_attempts=str(_RETRIES),
@@ -28,21 +29,22 @@ def failures(facts: Facts) -> Iterator[Finding]:
         )
         yield error(
             function.name,
-            "it has no OnFailure destination",
-            "Lambda tries an event twice more, within three minutes, and then it is lost.",
-            f"{made} && {told}",
+            "the function has no OnFailure destination",
+            "Lambda retries a failed event twice within three minutes; after that the event is lost.",
+            f"{create} && {configure}",
         )
 
 
 def retries(facts: Facts) -> Iterator[Finding]:
-    """Lambda tries again what failed."""
+    """Lambda retries a failed event twice."""
     for function in _invoked(facts):
         if function.retries >= _RETRIES:
             continue
         yield warning(
             function.name,
-            f"Lambda tries it again {function.retries} of {_RETRIES} times",
-            "An event that another instance is at, or that comes while the store is away, fails once and is over.",
+            f"Lambda retries a failed event {times(function.retries, 'time')}; {_RETRIES} times are possible",
+            "An event that is in flight in another instance, or that arrives while the store is unavailable, fails and"
+            " is retried too few times.",
             facts.aws(
                 "lambda update-function-event-invoke-config",
                 function_name=function.name,
@@ -52,26 +54,26 @@ def retries(facts: Facts) -> Iterator[Finding]:
 
 
 def reports(facts: Facts) -> Iterator[Finding]:
-    """Lambda looks at which messages of a batch have failed."""
+    """The event source mapping reports the failed messages of a batch."""
     for function, feed in _feeds(facts):
         if not feed.reports_failures:
-            asked = {"function_response_types": "ReportBatchItemFailures"}
+            report = {"function_response_types": "ReportBatchItemFailures"}
             yield error(
                 function.name,
-                f"the mapping from {feed.source} does not ask for ReportBatchItemFailures",
-                "Lambda then takes every answer for a success of the whole batch and deletes what has failed.",
-                facts.aws("lambda update-event-source-mapping", uuid=feed.id, **asked),
+                f"the event source mapping from {feed.source} does not use ReportBatchItemFailures",
+                "Lambda treats every answer as success of the whole batch, and deletes the failed messages.",
+                facts.aws("lambda update-event-source-mapping", uuid=feed.id, **report),
             )
 
 
 def enabled(facts: Facts) -> Iterator[Finding]:
-    """The mapping from the queue is on."""
+    """The event source mapping is enabled."""
     for function, feed in _feeds(facts):
         if not feed.enabled:
             yield error(
                 function.name,
-                f"the mapping from {feed.source} is disabled",
-                "Events wait in the queue until they are too old, and are then lost.",
+                f"the event source mapping from {feed.source} is disabled",
+                "Events wait in the queue until its retention ends, and are then lost.",
                 facts.aws("lambda update-event-source-mapping", uuid=feed.id, enabled=""),
             )
 
@@ -85,8 +87,8 @@ def permission(facts: Facts) -> Iterator[Finding]:
                 continue
             yield error(
                 function.name,
-                f"its policy does not let the rule {facts.named(rule)} invoke it",
-                "EventBridge is refused, tries for a day, and drops the events.",
+                f"the policy of the function does not allow the rule {facts.named(rule)} to invoke it",
+                "EventBridge is denied access, retries for a day, and then drops the events.",
                 facts.aws(
                     "lambda add-permission",
                     function_name=function.name,
@@ -99,20 +101,20 @@ def permission(facts: Facts) -> Iterator[Finding]:
 
 
 def store(facts: Facts) -> Iterator[Finding]:
-    """The instances of the function share their store."""
+    """All instances of the function share one store."""
     function = facts.function
     if function is None or function.store is None or function.store.partition("://")[0] not in ("memory", "sqlite"):
         return
     yield error(
         function.name,
-        f"its ONCEGATE_STORE is {function.store}",
-        "Every instance keeps its files and its memory to itself, so two of them run the same event.",
+        f"ONCEGATE_STORE of the function is {function.store}",
+        "Instances of a function share neither files nor memory, so two instances run the same event.",
         new_table(function.name),
     )
 
 
 def _invoked(facts: Facts) -> Iterator[FunctionFacts]:
-    """The function, if a rule hands events to it itself."""
+    """The function, if a rule invokes it directly."""
     function = facts.function
     if function is not None and any(target.arn == function.arn for rule in facts.rules for target in rule.targets):
         yield function

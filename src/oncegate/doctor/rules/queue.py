@@ -1,4 +1,4 @@
-"""Rules for the queue."""
+"""Rules for the SQS queue."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _FIFO: Final = ".fifo"
 
 
 def visibility(facts: Facts) -> Iterator[Finding]:
-    """A message stays hidden for at least six times the timeout of the function that takes it."""
+    """The visibility timeout is at least six times the timeout of the function that reads the queue."""
     queue, function = facts.queue, facts.function
     if queue is None or function is None or queue.arn not in {feed.source for feed in function.feeds}:
         return
@@ -26,64 +26,69 @@ def visibility(facts: Facts) -> Iterator[Finding]:
     if queue.visibility < needed:
         yield error(
             queue.name,
-            f"it hides a message for {queue.visibility} s, and {function.name} may take {function.timeout} s",
-            f"Lambda may hold a batch back and try it again; under {needed} s copies come while the first still runs.",
+            f"the visibility timeout is {queue.visibility} s, and the timeout of {function.name} is"
+            f" {function.timeout} s",
+            f"Lambda may delay and retry a batch: below {needed} s, messages are redelivered while the first delivery"
+            " still runs.",
             _set(facts, queue.url, VisibilityTimeout=needed),
         )
 
 
 def lease(facts: Facts) -> Iterator[Finding]:
-    """A message of a worker that died comes back after its claim is free, not before."""
-    queue, hidden, lease = facts.queue, facts.worker_visibility, facts.terms.lease
+    """The visibility timeout of a worker is at least as long as the lease."""
+    queue, hidden, lease = facts.queue, facts.worker_visibility, facts.config.lease
     if queue is None or hidden is None or (facts.function is not None and facts.function.feeds):
-        return  # a function's lease is cut to what is left of its invocation
+        return  # in a function, the lease is shortened to the rest of the invocation
     if not outlasts_lease(hidden, lease):
         yield error(
             queue.name,
-            f"a worker hides its messages for {spoken(hidden)} (work.visibility), and a claim is held for"
+            f"the visibility timeout of a worker is {spoken(hidden)} (work.visibility), and a claim is held for"
             f" {spoken(lease)} (lease)",
-            "Its copy finds the claim of a dead worker still held, and every such receive counts towards its limit.",
+            "The message of a dead worker is redelivered while the claim is still held, and every such receive counts"
+            " towards the dead-letter limit.",
             f"export ONCEGATE_WORK_VISIBILITY={-(-lease // _SECOND)}s",
         )
 
 
 def dead_letters(facts: Facts) -> Iterator[Finding]:
-    """What fails again and again ends in a dead-letter queue that exists."""
+    """The queue has a dead-letter queue that exists."""
     queue = facts.queue
     if queue is None or (queue.dead_arn is not None and queue.dead_retention is not None):
         return
     found = (
-        "it has no dead-letter queue" if queue.dead_arn is None else f"its dead-letter queue {queue.dead_arn} is gone"
+        "the queue has no dead-letter queue"
+        if queue.dead_arn is None
+        else f"the dead-letter queue {queue.dead_arn} does not exist"
     )
     name = f"{queue.name.removesuffix(_FIFO)}-dead"
     kind = {}
-    if queue.name.endswith(_FIFO):  # and then the dead letters must be, too
+    if queue.name.endswith(_FIFO):  # the dead-letter queue of a FIFO queue must be a FIFO queue
         name, kind = name + _FIFO, {"attributes": "FifoQueue=true"}
-    made = facts.aws("sqs create-queue", queue_name=name, **kind)
+    create = facts.aws("sqs create-queue", queue_name=name, **kind)
     yield error(
         queue.name,
         found,
-        "An event that always fails comes back until the queue drops it, and is then lost without a trace.",
-        f"{made} && {_set(facts, queue.url, RedrivePolicy=_redrive(queue_beside(queue.arn, name)))}",
+        "An event that always fails is redelivered until the retention of the queue ends, and is then lost.",
+        f"{create} && {_set(facts, queue.url, RedrivePolicy=_redrive(queue_beside(queue.arn, name)))}",
     )
 
 
 def receives(facts: Facts) -> Iterator[Finding]:
-    """A message may be received five times or more before it is a dead letter."""
+    """A message becomes a dead letter after five receives or more."""
     queue = facts.queue
     if queue is None or queue.dead_arn is None or queue.max_receives is None or queue.max_receives >= _RECEIVES:
         return
-    say = error if queue.max_receives == 1 else warning
-    yield say(
+    report = error if queue.max_receives == 1 else warning
+    yield report(
         queue.name,
-        f"a message is a dead letter after {times(queue.max_receives, 'receive')}",
-        "A receive that finds another worker at the event counts too, so what was never tried may end there.",
+        f"a message becomes a dead letter after {times(queue.max_receives, 'receive')}",
+        "A receive of an event that is in flight counts too, so an event may become a dead letter without being run.",
         _set(facts, queue.url, RedrivePolicy=_redrive(queue.dead_arn)),
     )
 
 
 def dead_retention(facts: Facts) -> Iterator[Finding]:
-    """Dead letters are kept for longer than messages wait in the queue itself."""
+    """The dead-letter queue has a longer retention than the queue."""
     queue = facts.queue
     if queue is None or queue.dead_arn is None or queue.dead_retention is None:
         return
@@ -91,34 +96,34 @@ def dead_retention(facts: Facts) -> Iterator[Finding]:
         url = queue.url.removesuffix(queue.name) + queue.dead_arn.rpartition(":")[2]
         yield warning(
             queue.name,
-            f"its dead letters are kept for {spoken(queue.dead_retention * _SECOND)}, and its messages for"
-            f" {spoken(queue.retention * _SECOND)}",
-            "The age of a dead letter counts from when it was first sent, so it may be gone before anybody looks.",
+            f"the retention of the dead-letter queue is {spoken(queue.dead_retention * _SECOND)}, and that of the"
+            f" queue is {spoken(queue.retention * _SECOND)}",
+            "The age of a dead letter counts from its first send, so SQS may delete it before anybody sees it.",
             _set(facts, url, MessageRetentionPeriod=_LONGEST_RETENTION),
         )
 
 
 def policy(facts: Facts) -> Iterator[Finding]:
-    """The rule may send to the queue, and nobody else's rules may."""
+    """The rule may send to the queue, and rules of other accounts may not."""
     queue = facts.queue
     if queue is None:
         return
     senders = [rule for rule in facts.rules if queue.arn in {target.arn for target in rule.targets}]
-    # One for all of them: of two policies that are put, the second takes the place of the first.
+    # One policy for all rules: setting a policy replaces the previous one.
     mend = _set(facts, queue.url, Policy=repaired(queue.statements, queue.arn, [rule.arn for rule in senders]))
     refused = [rule for rule in senders if not admits(queue.statements, SEND, rule.arn)]
     for rule in refused:
         yield error(
             queue.name,
-            f"its policy does not let the rule {facts.named(rule)} send",
-            "EventBridge is refused, tries for a day, and drops the events.",
+            f"the policy of the queue does not allow the rule {facts.named(rule)} to send",
+            "EventBridge is denied access, retries for a day, and then drops the events.",
             mend,
         )
     if senders and not refused and admits_anybody(queue.statements, SEND):
         yield warning(
             queue.name,
-            "its policy lets EventBridge send on behalf of anybody: it has no condition on aws:SourceArn",
-            "Rules in other accounts can put events into it that nobody here has sent.",
+            "the policy of the queue has no condition on aws:SourceArn: the rules of any account may send",
+            "Rules in other accounts can send forged events to the queue.",
             mend,
         )
 
@@ -128,7 +133,7 @@ def _redrive(dead: str) -> dict[str, Any]:
 
 
 def _set(facts: Facts, url: str, **attributes: Any) -> str:
-    """SQS takes everything as text, also what is JSON itself."""
+    """SQS takes every attribute as text, also those that hold JSON."""
     texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in attributes.items()}
     return facts.aws("sqs set-queue-attributes", queue_url=url, attributes=json.dumps(texts))
 

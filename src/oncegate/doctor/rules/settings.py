@@ -1,4 +1,4 @@
-"""Rules for what the gate itself was told."""
+"""Rules for the settings of the gate."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,66 +10,68 @@ from oncegate.settings.routes import UNSIGNED
 
 _DAY: Final = 86_400
 _SECOND: Final = 1_000_000
-_ASYNC_AGE: Final = 6 * 3_600  # for how long Lambda keeps what it was handed
+_ASYNC_AGE: Final = 6 * 3_600  # seconds; Lambda keeps an asynchronous event for at most six hours
 _LEASES: Final = 10
-_TOKENS: Final = ("bearer", "api-key")  # they prove who sends, and say nothing of what is sent
+_TOKENS: Final = ("bearer", "api-key")  # they authenticate the sender, not the body
 
 
 def retention(facts: Facts) -> Iterator[Finding]:
-    """A processed event is remembered for longer than it can be delivered again."""
+    """Retention is longer than the time in which an event can be redelivered."""
     horizon = _horizon(facts)
-    if facts.terms.retention > horizon * _SECOND:
+    if facts.config.retention > horizon * _SECOND:
         return
     needed = horizon // _DAY + 1
     yield error(
         "retention",
-        f"a processed event is remembered for {spoken(facts.terms.retention)}, but can be delivered again for"
+        f"a processed event is remembered for {spoken(facts.config.retention)}, but can be redelivered for"
         f" {spoken(horizon * _SECOND)}",
-        "A copy that comes after its original was forgotten takes effect a second time.",
+        "A redelivery after the retention takes effect a second time.",
         f"export ONCEGATE_RETENTION={needed}d",
     )
 
 
 def _horizon(facts: Facts) -> int:
-    """For how many seconds a delivery can come again: as long as EventBridge tries, and then as long as it waits."""
-    tried = max((target.age for rule in facts.rules for target in rule.targets), default=0)
+    """Seconds in which an event can be redelivered: as long as EventBridge retries, plus as long as the queue or Lambda
+    keeps it."""
+    retried = max((target.age for rule in facts.rules for target in rule.targets), default=0)
     if facts.queue is not None:
-        return tried + facts.queue.retention
-    return tried + (_ASYNC_AGE if facts.function is not None else 0)
+        return retried + facts.queue.retention
+    return retried + (_ASYNC_AGE if facts.function is not None else 0)
 
 
 def replays(facts: Facts) -> Iterator[Finding]:
-    """Nothing can be replayed from an archive that was forgotten already, if replays are to be duplicates."""
-    if facts.terms.on_replay == "run":
+    """With on_replay="duplicate", no archive keeps events for longer than the retention."""
+    if facts.config.on_replay == "run":
         return
-    days = max(1, facts.terms.retention // (_DAY * _SECOND))
+    days = max(1, facts.config.retention // (_DAY * _SECOND))
     for archive in facts.archives:
-        if archive.days == 0 or archive.days * _DAY * _SECOND > facts.terms.retention:
-            kept = f"for {archive.days} d" if archive.days else "for ever"
+        if archive.days == 0 or archive.days * _DAY * _SECOND > facts.config.retention:
+            kept = f"for {archive.days} d" if archive.days else "forever"
             yield warning(
                 archive.name,
-                f"the archive of bus {archive.bus} keeps events {kept}, and a processed event is remembered for"
-                f" {spoken(facts.terms.retention)}",
-                "Older events take effect again when they are replayed, although on_replay says duplicate.",
+                f"the archive of the bus {archive.bus} keeps events {kept}, and a processed event is remembered for"
+                f" {spoken(facts.config.retention)}",
+                "A replay of an older event takes effect again, although on_replay is duplicate.",
                 facts.aws("events update-archive", archive_name=archive.name, retention_days=str(days)),
             )
 
 
 def attempts(facts: Facts) -> Iterator[Finding]:
-    """Retention is so much longer than the lease that attempts are counted over all retries."""
-    terms = facts.terms
-    if terms.marks_first or terms.retention >= _LEASES * terms.lease:
+    """Retention is at least ten times the lease, so that attempts are counted across retries."""
+    config = facts.config
+    if config.marks_first or config.retention >= _LEASES * config.lease:
         return
     yield warning(
         "retention",
-        f"a key is forgotten after {spoken(terms.retention)}, little more than its lease of {spoken(terms.lease)}",
-        "An event that fails is new again soon after: its attempts start from one, and it is never buried.",
+        f"the retention is {spoken(config.retention)}, less than {_LEASES} times the lease of {spoken(config.lease)}",
+        "The record of a failed event expires between retries: its attempts start at one again, and it never becomes a"
+        " dead letter.",
         "export ONCEGATE_RETENTION=7d",
     )
 
 
 def signed(facts: Facts) -> Iterator[Finding]:
-    """Every part of a route's key is signed by its sender."""
+    """The sender of a route signs every part of the key."""
     for route in facts.routes:
         mend = "oncegate config check"
         if route.path == "/events":
@@ -77,17 +79,17 @@ def signed(facts: Facts) -> Iterator[Finding]:
         if route.signature in (None, UNSIGNED):
             yield warning(
                 route.path,
-                f"key={route.key} is made of parts that nobody signs: the body, and the ce-… headers of CloudEvents",
-                "Anyone who reaches the address can send an event under the key of another: the genuine one is then"
-                " taken for a duplicate or a conflict. Name the signature of the sender and its secret.",
+                f"key={route.key} uses parts that are not signed: the body, and the ce-… headers of CloudEvents",
+                "Anyone who can reach the address can forge an event with the key of another event; the genuine event"
+                " is then a duplicate or a conflict. Configure the signature of the sender and its secret.",
                 mend,
             )
         elif route.signature in _TOKENS:
             yield note(
                 route.path,
-                f"key={route.key} is made of the body, which signature={route.signature} does not sign",
-                "Anyone who has seen the token can send an event under any key. Prefer a signature where the sender has"
-                " one, and let only TLS carry the token.",
+                f"key={route.key} uses the body, which signature={route.signature} does not sign",
+                "Anyone who knows the token can forge an event with any key. Use a signature if the sender supports"
+                " one, and accept the token only over TLS.",
                 mend,
             )
 

@@ -1,4 +1,4 @@
-"""Rules for the store of the settings, and for clocks."""
+"""Rules for the store of the settings and for clocks."""
 
 import shlex
 from collections.abc import Iterator
@@ -20,125 +20,132 @@ def reachable(facts: Facts) -> Iterator[Finding]:
         yield error(
             facts.store.url,
             facts.store.problem,
-            "No event is taken while there is no store to claim it in.",
+            "No event can be claimed without the store.",
             "oncegate config show",
         )
 
 
 def present(facts: Facts) -> Iterator[Finding]:
-    """The store exists already."""
+    """The store exists."""
     if facts.store is not None and facts.store.absent is not None:
         yield note(
             facts.store.url,
             facts.store.absent,
-            "It is made when the first gate opens it; or it is another one that is in use.",
-            f"oncegate serve{_given(facts.store.url)}",
+            "The first gate that opens the store creates it. If events were processed already, they use another store.",
+            f"oncegate serve{_store_option(facts.store.url)}",
         )
 
 
-def _given(url: str) -> str:
-    """The option for a store, but where a secret is left out of it: then it is that of the settings."""
+def _store_option(url: str) -> str:
+    """The option --store; empty if the URL has a masked secret, since the settings then have the full URL."""
     return "" if "***" in url else f" --store {shlex.quote(url)}"
 
 
 def memory(facts: Facts) -> Iterator[Finding]:
-    """What was done is remembered over a restart."""
+    """The store survives a restart."""
     if facts.store is not None and facts.store.scheme == "memory":
         yield warning(
             facts.store.url,
-            "it lives within one process",
-            "After a restart, or in a second process, every event is new.",
+            "the store is in the memory of one process",
+            "After a restart, and in a second process, every event counts as new.",
             "export ONCEGATE_STORE=sqlite:///oncegate.db",
         )
 
 
 def disk(facts: Facts) -> Iterator[Finding]:
-    """An SQLite file is on a local disk."""
+    """The SQLite file is on a local disk."""
     store = facts.store
     if store is not None and store.file_system in _NETWORKS:
         yield error(
             store.url,
-            f"its file is on a network file system ({store.file_system})",
-            "Locks are not kept there as SQLite needs them: two machines can be granted one event, or damage the file.",
+            f"the file is on a network file system ({store.file_system})",
+            "SQLite locks do not work reliably there: two machines can claim the same event or damage the file.",
             "export ONCEGATE_STORE=sqlite:////var/lib/oncegate.db",
         )
 
 
 def integrity(facts: Facts) -> Iterator[Finding]:
-    """SQLite finds no damage in its file."""
+    """The SQLite file is not damaged."""
     store = facts.store
     if store is None or store.path is None:
         return
     if store.damage is not None:
         yield error(
             store.url,
-            f"its file is damaged: {store.damage}",
-            "Claims, dead letters and events that wait may be lost or wrong: stop all that uses it, and see"
-            " docs/operations.md.",
+            f"the file is damaged: {store.damage}",
+            "Claims, dead letters and waiting events may be lost or wrong: stop all processes that use the file, and"
+            " see docs/operations.md.",
             shlex.join(["sqlite3", store.path, "PRAGMA integrity_check"]),
         )
     elif store.cut_short:
         yield note(
             store.url,
-            "its file is so large that it was not checked to the end",
-            "What was checked is sound; the whole check reads every page of the file.",
+            "the integrity check was stopped after 10 s because the file is large",
+            "The part that was checked is not damaged; a complete check reads every page of the file.",
             shlex.join(["sqlite3", store.path, "PRAGMA integrity_check"]),
         )
 
 
 def private(facts: Facts) -> Iterator[Finding]:
-    """Nobody but its owner can read an SQLite file."""
+    """Only the owner can read the SQLite file."""
     store = facts.store
     if store is not None and store.readable:
         yield warning(
             store.url,
-            f"others than its owner may read {', '.join(store.readable)}",
-            "Payloads of dead letters and of events that wait are in there. New files are made for their owner only.",
+            f"users other than the owner can read {', '.join(store.readable)}",
+            "The file holds the payloads of dead letters and of waiting events. Oncegate creates new files that only"
+            " the owner can read.",
             shlex.join(["chmod", "go-rwx", *store.readable]),
         )
 
 
 def eviction(facts: Facts) -> Iterator[Finding]:
-    """Redis refuses writes when it is full, instead of forgetting claims."""
+    """Redis rejects writes when its memory is full; it does not evict claims."""
     redis = facts.redis
     if redis is not None and redis.evicts_by is not None:
         yield error(
             f"{redis.host}:{redis.port}",
-            f"its maxmemory-policy is {redis.evicts_by}",
-            "When its memory is full it forgets events that were processed, and their copies take effect again.",
+            f"maxmemory-policy is {redis.evicts_by}",
+            "When its memory is full, Redis evicts the records of processed events, and their duplicates take effect"
+            " again.",
             f"redis-cli -h {redis.host} -p {redis.port} CONFIG SET maxmemory-policy noeviction",
         )
 
 
 def persistence(facts: Facts) -> Iterator[Finding]:
-    """Redis keeps an append-only file."""
+    """Redis has an append-only file."""
     redis = facts.redis
     if redis is not None and not redis.append_only:
         yield warning(
             f"{redis.host}:{redis.port}",
-            "it keeps no append-only file",
-            "What was claimed and completed since its last snapshot is forgotten when it stops.",
+            "appendonly is off",
+            "If Redis stops, all claims and completions since the last snapshot are lost.",
             f"redis-cli -h {redis.host} -p {redis.port} CONFIG SET appendonly yes",
         )
 
 
 def clock(facts: Facts) -> Iterator[Finding]:
-    """This machine's clock agrees with those of AWS and of the store."""
+    """The clock of this machine agrees with the clocks of AWS and of the store."""
     skew = facts.store.skew if facts.store is not None else None
     for each in facts.clocks:
         off = abs(each.ahead) - each.within
         if skew is not None and off > skew:
             why = (
-                f"Leases in DynamoDB are judged by it, with {spoken(skew)} to spare: a handler may run beside another."
+                f"Leases in DynamoDB depend on the clock of this machine and tolerate a difference of {spoken(skew)}:"
+                " two handlers may run the same event at once."
             )
-            yield error(each.of, _said(each), why, "timedatectl set-ntp true")
+            yield error(each.of, _difference(each), why, "timedatectl set-ntp true")
         elif off > _TOLERANCE:
-            why = "The age of events is told by this clock, and AWS refuses requests that are five minutes off."
-            yield warning(each.of, _said(each), why, "timedatectl set-ntp true")
+            why = (
+                "The age of an event is computed with the clock of this machine, and AWS rejects requests whose time is"
+                " five minutes off."
+            )
+            yield warning(each.of, _difference(each), why, "timedatectl set-ntp true")
 
 
-def _said(clock: ClockFacts) -> str:
-    return f"this machine's clock is {spoken(abs(clock.ahead))} {'behind' if clock.ahead > 0 else 'ahead of'} it"
+def _difference(clock: ClockFacts) -> str:
+    direction = "behind" if clock.ahead > 0 else "ahead of"
+    return f"the clock of this machine is {spoken(abs(clock.ahead))} {direction} the clock of {clock.of}"
 
 
 RULES: Final = (reachable, present, memory, disk, integrity, private, eviction, persistence, clock)

@@ -6,44 +6,43 @@ from typing import Final
 from oncegate.doctor.facts import Facts, new_table
 from oncegate.doctor.findings import Finding, error, warning
 
-_SWEPT: Final = "expiresAt"
-_SWEEPING: Final = f"Enabled=true,AttributeName={_SWEPT}"
+_TTL_ATTRIBUTE: Final = "expiresAt"
+_TTL_ON: Final = f"Enabled=true,AttributeName={_TTL_ATTRIBUTE}"
 
 
 def shape(facts: Facts) -> Iterator[Finding]:
-    """The table is one that the store takes."""
+    """The table has the key and the index that the store needs."""
     if facts.table is not None and facts.table.problem is not None:
         yield error(
             facts.table.name,
             facts.table.problem,
-            "The store refuses to open it, so no event is taken.",
+            "The store cannot open the table, so no event can be claimed.",
             new_table(facts.table.name),
         )
 
 
 def sweep(facts: Facts) -> Iterator[Finding]:
-    """DynamoDB deletes what has expired, by the attribute that says when."""
+    """Time to live is enabled on the attribute expiresAt."""
     table = facts.table
-    if table is None or table.sweeps_by == _SWEPT:
+    if table is None or table.sweeps_by == _TTL_ATTRIBUTE:
         return
-    say = warning if table.sweeps_by is None else error
-    found = "its time to live is off" if table.sweeps_by is None else f"it sweeps by {table.sweeps_by}, not by {_SWEPT}"
-    lost = "Records may be deleted before their time, and their events run again."
-    yield say(
-        table.name,
-        found,
-        "It grows, and is paid for, for ever." if table.sweeps_by is None else lost,
-        facts.aws("dynamodb update-time-to-live", table_name=table.name, time_to_live_specification=_SWEEPING),
-    )
+    if table.sweeps_by is None:
+        report, found = warning, "time to live is off"
+        why = "Expired records are never deleted: the table and its cost grow without limit."
+    else:
+        report, found = error, f"time to live uses the attribute {table.sweeps_by}, not {_TTL_ATTRIBUTE}"
+        why = "DynamoDB may delete records too early, and their events run again."
+    enable = facts.aws("dynamodb update-time-to-live", table_name=table.name, time_to_live_specification=_TTL_ON)
+    yield report(table.name, found, why, enable)
 
 
 def capacity(facts: Facts) -> Iterator[Finding]:
-    """The table takes as many requests as come."""
+    """The table has on-demand capacity."""
     if facts.table is not None and not facts.table.on_demand:
         yield warning(
             facts.table.name,
-            "its capacity is provisioned",
-            "A storm of events is throttled: claims fail, and deliveries come again and make it worse.",
+            "the capacity of the table is provisioned",
+            "DynamoDB throttles bursts: claims fail, and the redeliveries add more load.",
             facts.aws("dynamodb update-table", table_name=facts.table.name, billing_mode="PAY_PER_REQUEST"),
         )
 

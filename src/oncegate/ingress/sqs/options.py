@@ -42,7 +42,7 @@ def validate(
 
 def _count(name: str, value: Any, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise SettingError(f"{name}={value!r} must be a whole number from 1 to {most}")
+        raise SettingError(f"{name}={value!r} must be a whole number from 1 to {most}", settings=[name])
     return value
 
 
@@ -50,5 +50,5 @@ def _seconds(name: str, value: Duration, most: int) -> int:
     seconds = -(-microseconds(value, name) // _SECOND)
     if seconds > most:
         longest = f"{most}s" if most < 3_600 else f"{most // 3_600}h"
-        raise SettingError(f"{name}={value!r} is too long; the maximum of SQS is {longest}")
+        raise SettingError(f"{name}={value!r} is too long; the maximum of SQS is {longest}", settings=[name])
     return seconds

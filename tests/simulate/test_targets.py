@@ -1,8 +1,8 @@
-"""Sending: when it is due, again as asked, and never silently not at all."""
+"""The targets of simulated traffic: HTTP and files."""
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -10,21 +10,22 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from oncegate.errors import SettingError, TargetError
-from oncegate.simulate.sender import Accepted, Answer, Retry
 from oncegate.simulate.targets import File, Http, open_target
-from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries
-from oncegate.simulate.truth import Delivered
-from tests.simulate.parts import plan, sent, truth_in
+from oncegate.simulate.traffic import Plan, deliveries
+from tests.simulate.parts import delivered, plan, sent
 from tests.stores.servers import free_port
 
 Reply: TypeAlias = tuple[int, dict[str, str]]
 
+
 OK: Final[Reply] = (200, {})
+
+
 DROPPED: Final[Reply] = (0, {})
 
 
 class Receiver:
-    """An HTTP server that answers as its script says, and then 200. A code of 0 drops the connection."""
+    """An HTTP server with scripted answers, then 200. The code 0 drops the connection."""
 
     def __init__(self) -> None:
         self.script: list[Reply] = []
@@ -85,19 +86,16 @@ def receiver() -> Iterator[Receiver]:
     receiver.stop()
 
 
-def delivered(folder: Path) -> list[Delivered]:
-    return [each for deliveries in truth_in(folder).deliveries.values() for each in deliveries]
-
-
 class TestHttp:
     def test_each_is_posted(self, receiver: Receiver, tmp_path: Path) -> None:
-        """Every delivery is one request with its very bytes, in order."""
+        """Every delivery is one request with the same bytes, in order."""
         summary = sent(Http(receiver.url), plan(20), tmp_path / "truth.jsonl")
         assert receiver.bodies == [each.copy.raw for each in deliveries(plan(20))]
         assert summary.count(fate="taken") == summary.count() == len(receiver.bodies)
 
     def test_sent_again(self, receiver: Receiver, tmp_path: Path) -> None:
-        """What is busy, broken or gone is asked again, no sooner than it says; the truth has how often."""
+        """After a temporary failure a delivery is retried, not before Retry-After; the truth file has the number of
+        tries."""
         receiver.script = [OK, (503, {"Retry-After": "1"}), (429, {}), (500, {}), DROPPED]
         summary = sent(Http(receiver.url), plan(2, reemit=0, rewrap=0, replay=0), tmp_path / "truth.jsonl")
         assert summary.again == 4
@@ -107,13 +105,13 @@ class TestHttp:
         assert len(set(receiver.bodies[1:6])) == 1
 
     def test_a_time_to_come_again(self, receiver: Receiver, tmp_path: Path) -> None:
-        """Retry-After may be a date, which is waited for, or nonsense, which is not."""
+        """Retry-After may be a date; an invalid value is ignored."""
         receiver.script = [(503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), (503, {"Retry-After": "soon"})]
         summary = sent(Http(receiver.url), plan(1), tmp_path / "truth.jsonl")
         assert (summary.again, summary.count(fate="taken")) == (2, summary.count())
 
     def test_refused(self, receiver: Receiver, tmp_path: Path) -> None:
-        """A refusal for good is not argued with."""
+        """A permanent rejection is not retried."""
         receiver.always = (400, {})
         summary = sent(Http(receiver.url), plan(5), tmp_path / "truth.jsonl")
         assert summary.count(fate="refused") == summary.count() == len(receiver.bodies)
@@ -121,19 +119,19 @@ class TestHttp:
         assert {each.fate for each in delivered(tmp_path)} == {"refused"}
 
     def test_patience_ends(self, receiver: Receiver, tmp_path: Path) -> None:
-        """What is not taken for as long as it is tried is given up, and the next is tried all the same."""
+        """A delivery that is not accepted in time is given up, and the next one is sent."""
         receiver.always = (503, {"Retry-After": "30"})
         summary = sent(Http(receiver.url), plan(3), tmp_path / "truth.jsonl", patience=0.1)
         assert summary.count(fate="gave up") == summary.count() == len(receiver.bodies)
         assert {each.fate for each in delivered(tmp_path)} == {"gave up"}
 
     def test_nobody_there(self, tmp_path: Path) -> None:
-        """An address at which nobody has ever answered is told at once, not tried for a minute."""
-        with pytest.raises(TargetError, match=r"http://127.0.0.1:\d+/events cannot be reached .*; is it running"):
+        """If the target never answered, the error comes at once, without retries."""
+        with pytest.raises(TargetError, match=r"cannot reach http://127.0.0.1:\d+/events .*; check the address"):
             sent(Http(f"http://127.0.0.1:{free_port()}/events"), plan(3), tmp_path / "truth.jsonl")
 
     def test_side_by_side(self, receiver: Receiver, tmp_path: Path) -> None:
-        """With several at a time requests overlap, all of them arrive, and the truth has each."""
+        """With parallel requests all deliveries arrive, and the truth file has each."""
         receiver.script = [OK, (503, {}), OK, (503, {})]
         fast = Plan(events=60, rate=100_000, seed=5)
         summary = sent(Http(receiver.url, 8), fast, tmp_path / "truth.jsonl", parallel=8)
@@ -142,80 +140,26 @@ class TestHttp:
         assert set(receiver.bodies) == {each.copy.raw for each in deliveries(fast)}
 
 
-class Script:
-    """A target that answers what it is told to, and notes when it was asked for what."""
-
-    most = 10
-    paced = True
-
-    def __init__(self, answers: Sequence[Answer | BaseException] = ()) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[float, list[int]]] = []
-
-    def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
-        self.asked.append((time.monotonic(), [delivery.number for delivery in batch]))
-        answer = self.answers.pop(0) if self.answers else Accepted()
-        if isinstance(answer, BaseException):
-            raise answer
-        return [answer, *([Accepted()] * (len(batch) - 1))]
-
-    def close(self) -> None:
-        pass
-
-
-class TestSender:
-    def test_pace(self, tmp_path: Path) -> None:
-        """Events go out at the rate that was asked for, and none before it is due."""
-        target = Script()
-        begun = time.monotonic()
-        sent(target, Plan(events=40, rate=100, seed=5), tmp_path / "truth.jsonl")
-        for at, numbers in target.asked:
-            due = {each.number: each.due for each in deliveries(Plan(events=40, rate=100, seed=5))}
-            assert at - begun >= max(due[number] for number in numbers) / 1e6
-        assert 0.39 <= time.monotonic() - begun < 5
-
-    def test_batches(self, tmp_path: Path) -> None:
-        """What is due goes together, up to what the target takes; what fails of it goes again, alone."""
-        target = Script([Retry("busy")])
-        summary = sent(target, Plan(events=40, rate=1_000_000, seed=5), tmp_path / "truth.jsonl")
-        sizes = [len(numbers) for _, numbers in target.asked]
-        assert max(sizes) == 10
-        assert target.asked[1][1] == target.asked[0][1][:1]
-        assert summary.again == 1
-        assert sum(sizes) == summary.count() + 1
-
-    @pytest.mark.parametrize("parallel", [1, 4])
-    def test_interrupted(self, tmp_path: Path, parallel: int) -> None:
-        """What was on its way when it ended may have been taken: its event is neither expected nor unknown."""
-        target = Script([Accepted(), KeyboardInterrupt()])
-        with pytest.raises(KeyboardInterrupt):
-            sent(target, Plan(events=30, rate=1_000_000, seed=5), tmp_path / "truth.jsonl", parallel=parallel)
-        truth = truth_in(tmp_path)
-        fates = {each.fate for each in delivered(tmp_path)}
-        assert fates == {"taken", "gave up"}
-        assert truth.deliveries.keys() <= truth.events.keys()
-
-
 class TestTargets:
     @pytest.mark.parametrize("url", ["", "file://", "ftp://there", "http://", "sqs:queue", "events.jsonl"])
     def test_nowhere(self, url: str) -> None:
-        """What is no target is refused with those there are."""
-        with pytest.raises(SettingError, match="is nowhere to send to; it is one of eventbridge://BUS, sqs://QUEUE"):
+        """An unknown target is refused with the list of targets."""
+        with pytest.raises(SettingError, match=r"unknown target .*; use eventbridge://BUS, sqs://QUEUE"):
             open_target(url)
 
     @pytest.mark.parametrize("url", ["http://[", "http://h:99999/", "sqs://[", "eventbridge://b:x"])
     def test_no_url(self, url: str) -> None:
-        """What looks like a URL and is none is refused too."""
-        with pytest.raises(SettingError, match="is no URL; to send to, there are eventbridge://BUS"):
+        """An invalid URL is refused."""
+        with pytest.raises(SettingError, match=r"invalid target URL .*; use eventbridge://BUS"):
             open_target(url)
 
     def test_a_full_disk(self, tmp_path: Path) -> None:
-        """A file that cannot take more is told, whether it is the traffic or the truth."""
+        """A full disk is reported."""
         with pytest.raises(TargetError, match="cannot write /dev/full: No space left"):
             sent(File("/dev/full"), plan(200), tmp_path / "truth.jsonl")
 
     def test_a_file(self, tmp_path: Path) -> None:
-        """A path may be relative or not; one that cannot be written is told."""
+        """A path may be relative or absolute; a file that cannot be written is reported."""
         open_target(f"file://{tmp_path}/there").close()
         assert (tmp_path / "there").exists()
         with pytest.raises(TargetError, match=r"cannot write .*/no/there: No such file"):

@@ -1,0 +1,87 @@
+"""`oncegate keys`: show and reset records."""
+
+import io
+import json
+import re
+
+import pytest
+
+from oncegate import Gate
+from oncegate.claims import Claim, Complete, EventSummary, Release
+from oncegate.cli import exit_codes
+from tests.cli.conftest import Run
+
+
+class TestKeys:
+    def test_show(self, oncegate: Run, gate: Gate) -> None:
+        """`keys show` prints one sentence about the next delivery, then the fields of the record."""
+        outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
+        code, out, err = oncegate("keys", "show", str(outcome.key))
+        assert (code, err) == (exit_codes.OK, "")
+        assert re.match(r"Processed \d+ (ms|s) ago\. Another delivery is a duplicate, until 20", out)
+        facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines()[1:])
+        assert (facts["key"], facts["state"], facts["event_id"]) == (str(outcome.key), "completed", "evt-1")
+        assert json.loads(facts["result"]) == {"case": 7}
+
+    def test_show_json(self, oncegate: Run, gate: Gate) -> None:
+        """The JSON output has the fields of the record."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: [1])
+        code, out, _ = oncegate("keys", "show", str(outcome.key), "--output", "json")
+        shown = json.loads(out)
+        assert code == exit_codes.OK
+        assert (shown["state"], shown["result"], shown["attempts"]) == ("completed", [1], 1)
+        assert (shown["lost"], shown["handed_to"], shown["unavailable_since"]) == (0, None, None)
+
+    def test_show_what_was_counted(self, oncegate: Run, gate: Gate) -> None:
+        """Lost attempts, the start of unavailability and the publish target are shown."""
+        key, about = b"k" * 16, EventSummary("plain", delivery_id="evt-1")
+        (granted,) = gate.store.claim([Claim("default", key, b"a" * 16, b"h" * 16, 1, 10**12, about)])
+        assert json.loads(oncegate("keys", "show", key.hex(), "--output", "json")[1])["lost"] == 0
+        (granted,) = gate.store.claim([Claim("default", key, b"b" * 16, b"h" * 16, 10**10, 10**12, about)])
+        assert json.loads(oncegate("keys", "show", key.hex(), "--output", "json")[1])["lost"] == 1
+        assert "at its first attempt (plus 1 lost attempt)" in oncegate("explain", key.hex())[1]
+        proof = ("default", key, b"b" * 16, granted.record.fence)
+        gate.store.settle([Release(*proof, "ConnectionError: refused", unavailable=True)])
+        code, out, _ = oncegate("keys", "show", key.hex())
+        assert (code, "Released: what the handler calls has been unavailable for" in out) == (exit_codes.OK, True)
+        assert "unavailable_since" in out
+        said = oncegate("explain", key.hex())[1]
+        assert said.startswith("Run without success: what the handler of evt-1 calls has been unavailable for")
+        (granted,) = gate.store.claim([Claim("default", key, b"c" * 16, b"h" * 16, 10**10, 10**12, about)])
+        proof = ("default", key, b"c" * 16, granted.record.fence)
+        gate.store.settle([Complete(*proof, 10**12, b"null", handed_to="sqs://queue")])
+        assert "Published to sqs://queue" in oncegate("keys", "show", key.hex())[1]
+        assert "evt-1 was published to sqs://queue at" in oncegate("explain", key.hex())[1]
+
+    def test_reset(self, oncegate: Run, gate: Gate) -> None:
+        """After a reset the event runs again; a second reset finds no record."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: None)
+        assert oncegate("keys", "reset", str(outcome.key), "--yes")[0] == exit_codes.OK
+        assert gate.run({"id": "evt-1"}, lambda event: None).status == "processed"
+        oncegate("keys", "reset", str(outcome.key), "--yes")
+        code, _, err = oncegate("keys", "reset", str(outcome.key), "--yes")
+        assert code == exit_codes.NOT_FOUND
+        assert "there is no record of" in err
+
+    def test_reset_asks(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a confirmation nothing is deleted."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: None)
+        monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+        code, out, _ = oncegate("keys", "reset", str(outcome.key))
+        assert code == exit_codes.FAILED
+        assert out.endswith("Nothing was changed.\n")
+        monkeypatch.setattr("sys.stdin", io.StringIO(""))
+        code, _, err = oncegate("keys", "reset", str(outcome.key))
+        assert code == exit_codes.USAGE
+        assert err == ("Error: cannot ask for confirmation because stdin is not a terminal; add --yes to confirm\n")
+        assert gate.run({"id": "evt-1"}, lambda event: None).status == "duplicate"
+
+    def test_several_namespaces(self, oncegate: Run, gate: Gate) -> None:
+        """A key in several namespaces needs --namespace."""
+        other = Gate(gate.store, namespace="other")
+        outcome = gate.run({"id": 1}, lambda event: None)
+        other.run({"id": 1}, lambda event: None)
+        code, _, err = oncegate("keys", "show", str(outcome.key))
+        assert code == exit_codes.USAGE
+        assert "several namespaces (default, other)" in err
+        assert oncegate("keys", "show", str(outcome.key), "--namespace", "other")[0] == exit_codes.OK

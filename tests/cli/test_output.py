@@ -1,0 +1,65 @@
+"""Tables, text and JSON on a terminal and in a pipe."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from oncegate import Event, Gate
+from oncegate.text import clean
+from tests.cli.conftest import Run, on_terminal
+
+
+class TestTerminal:
+    def test_colour_and_table(self, gate: Gate, tmp_path: Path) -> None:
+        """On a terminal a table has bold headers and whole keys; NO_COLOR turns colour off."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)
+        shown = on_terminal(["dlq", "list"], tmp_path)
+        assert "\x1b[1m" in shown
+        assert str(outcome.key) in shown
+        assert "ZeroDivisionError" in shown
+        assert "\x1b[3" not in on_terminal(["dlq", "list"], tmp_path, NO_COLOR="1")
+
+    @pytest.mark.parametrize("columns", [200, 100, 60, 50, 42, 33])
+    def test_keys_are_whole(self, gate: Gate, tmp_path: Path, columns: int) -> None:
+        """A key is never cut: columns that do not fit are left out, and no line is wider than the terminal."""
+        outcome = gate.run({"id": "an-event-with-a-long-name"}, lambda event: 1 / 0)
+        shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS=str(columns), NO_COLOR="1")
+        lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in shown.splitlines()]
+        assert lines[1].split()[0] == str(outcome.key)
+        assert max(map(len, lines)) <= columns
+
+    def test_nothing_is_cut(self, gate: Gate, tmp_path: Path) -> None:
+        """Long cells are folded, and columns that are left out are named."""
+
+        def fail(event: Event) -> None:
+            raise ValueError("a reason that is too long for the rest of a line of eighty characters")
+
+        gate.run({"id": "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10", "type": "call.ended"}, fail)
+        shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS="80", NO_COLOR="1")
+        cells = [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines()[1:-1]]
+        assert "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10" in "".join(row[-2] for row in cells if len(row) > 1)
+        assert "too long for the rest of a line of eighty characters" in " ".join(row[-1] for row in cells)
+        said = " ".join(re.sub(r"\x1b\[\d*m", "", shown).split())
+        assert "Columns not shown: namespace, type, attempts, first seen. Use a wider terminal or a pipe." in said
+
+    def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
+        """On a terminal narrower than a key, the key is folded."""
+        outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)
+        shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS="20", NO_COLOR="1")
+        assert str(outcome.key) in "".join(shown.split())
+
+
+def test_clean() -> None:
+    """Control characters are escaped; other text is unchanged."""
+    assert clean("a\x1b[2J\r\n\u202eb é 😀") == "a\\x1b[2J\\r\\n\\u202eb é 😀"
+
+
+def test_json_cannot_steer_a_terminal(oncegate: Run, gate: Gate) -> None:
+    """In JSON all control and direction characters are escaped, and its value is unchanged."""
+    hostile = "a\u202eb\u009b\U000e0041"
+    outcome = gate.run({"id": hostile}, lambda event: None)
+    _, out, _ = oncegate("keys", "show", str(outcome.key), "--output", "json")
+    assert out.replace("\n", "").isprintable()
+    assert json.loads(out)["event_id"] == hostile
