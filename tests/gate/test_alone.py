@@ -90,7 +90,7 @@ def test_every_wait_has_a_bound(process: HandlerRuns) -> None:
 def test_one_whose_loop_is_blocked(process: HandlerRuns) -> None:
     """One that asked and can neither look nor give up keeps nobody out when its time is over."""
     process.enter_now("running", 60)
-    process.ask("suspect", 60, 5.0, lambda: None, within=0.05)
+    process.enqueue("suspect", 60, 5.0, lambda: None, within=0.05)
     begun = time.monotonic()
     process.enter("other", 60)
     assert 0.04 < time.monotonic() - begun < 2

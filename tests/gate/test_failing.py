@@ -378,7 +378,7 @@ class TestInterrupted:
         left_by_another(store, clock, {"id": 1})
         gate = Gate(store)
         payloads = [{"id": 1}, {"id": 3}] if together else [{"id": 1}]
-        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, HandlerRuns, "ask"):
+        with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, HandlerRuns, "enqueue"):
             gate.run_batch(payloads, succeed)
         assert _in_a_thread(lambda: gate.run({"id": 4}, succeed).status == "processed")
         clock.advance("31s")

@@ -183,7 +183,10 @@ def test_the_wait_is_over() -> None:
         assert 0.1 <= time.monotonic() - began < 2
         handler.go.set()
         await first
-        assert (gate._engine.concurrent.in_flight_waiters._at, gate._engine.concurrent.in_flight_waiters._waiting) == (
+        assert (
+            gate._engine.concurrent.in_flight_waiters._waiters_by_key,
+            gate._engine.concurrent.in_flight_waiters._waiting,
+        ) == (
             {},
             0,
         )

@@ -130,7 +130,7 @@ class Gate:
 
         outcome = await ask()
         if longest and outcome.status == "in_flight":
-            outcome = await self._engine.concurrent.in_flight_waiters.waited(outcome, ask, longest)
+            outcome = await self._engine.concurrent.in_flight_waiters.wait(outcome, ask, longest)
         return self._observed([outcome])[0]
 
     @overload
