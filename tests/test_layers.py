@@ -24,6 +24,7 @@ LAYERS = [
     ["claims"],
     ["aws"],
     ["stores"],
+    ["handler_threads"],
     ["gate", "ingress"],
     ["__init__"],
     ["settings"],

@@ -234,7 +234,7 @@ class TestNames:
         def once(order_id: int) -> Any:
             return function(order_id)
 
-        with pytest.raises(TypeError, match="returned a coroutine or a generator, which nobody runs"):
+        with pytest.raises(TypeError, match="returned a coroutine or a generator, which was not run"):
             once(1)
 
     def test_what_does_not_tell_its_arguments(self, gate: Gate) -> None:

@@ -25,7 +25,7 @@ from oncegate.errors import HandlerTimeout
 from oncegate.events import Event
 from oncegate.gate.batch_writer import BatchWriter, Waiter, WriteBatch
 from oncegate.gate.claimer import StoreCall, execute_all
-from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine, plain
+from oncegate.gate.handlers import AsyncHandler, Handler, checked_result, is_coroutine
 from oncegate.gate.job import NOT_ALONE, TOO_LATE, Job, UnguardedEvent
 from oncegate.gate.leases import Lease
 from oncegate.gate.limiter import PROCESS, ConcurrencyLimit, InFlightWaiters, enter_async, inside, run_end_of
@@ -259,7 +259,7 @@ class AsyncRunner:
         gates, within = _awaiting.set(_awaiting.get() | {id(self)}), inside.set(True)
         try:
             with _CancelOnLeaseLost(call.lease, task):
-                write = call.ran(plain(await self._in_time(handler, event)))
+                write = call.ran(checked_result(await self._in_time(handler, event)))
         except Exception as error:  # noqa: BLE001  # any exception of a handler is a failed attempt
             write = call.failed(error)
         except BaseException as error:
@@ -311,7 +311,7 @@ class AsyncRunner:
         run = self.threads.begin(event, lambda: self._writer.post(call.failed(self._timed_out()), waiter))
         gates, within = _in_thread.set(_in_thread.get() | {id(self)}), inside.set(True)
         try:
-            write = partial(call.ran, plain(handler(event)))
+            write = partial(call.ran, checked_result(handler(event)))
         except asyncio.CancelledError as error:
             write = partial(call.failed, _cancelled_itself(error))
         except BaseException as error:  # noqa: BLE001  # a thread has nothing above it to raise to

@@ -186,7 +186,7 @@ class Gate:
         and must not keep the connection, and it should be quick: on SQLite nobody else can write meanwhile. On
         Postgres, `connection` may be your own connection to the same database (psycopg, or a session or connection of
         SQLAlchemy) that is not in a transaction yet; it is committed here. Nothing runs unguarded in this mode."""
-        check_handler(handler, given=2)
+        check_handler(handler, arguments=2)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
         if self._config.marks_first:

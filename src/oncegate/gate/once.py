@@ -29,7 +29,7 @@ from oncegate.errors import (
 )
 from oncegate.events import Event, Key
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import check_handler, is_coroutine, plain
+from oncegate.gate.handlers import check_handler, checked_result, is_coroutine
 from oncegate.gate.job import CALL, Identified, Identifier
 from oncegate.gate.observers import Observers
 from oncegate.gate.outcome import Outcome
@@ -52,7 +52,7 @@ class OnceFunctions:
         """The function, once for each key."""
         if isinstance(function, staticmethod | classmethod):  # in whichever order the two are written
             return type(function)(self.guard(function.__func__, name, key, wait))
-        check_handler(function, may_await=True, given=None)
+        check_handler(function, may_await=True, arguments=None)
         if isclass(function):
             raise SettingError(f"{function.__name__} is a class; once() guards functions and methods")
         call = _Call(function, self._named(function, name), key, self._identifier)
@@ -219,7 +219,7 @@ class _Run:
     def __call__(self, _event: Event) -> Any:
         self.started = True
         try:
-            self.result = plain(self._function(*self._args, **self._kwargs))
+            self.result = checked_result(self._function(*self._args, **self._kwargs))
         except BaseException as error:
             self.error = error
             raise
@@ -228,7 +228,7 @@ class _Run:
     async def awaited(self, _event: Event) -> Any:
         self.started = True
         try:
-            self.result = plain(await self._function(*self._args, **self._kwargs))
+            self.result = checked_result(await self._function(*self._args, **self._kwargs))
         except Exception as error:
             self.error = error
             raise
