@@ -24,7 +24,6 @@ LAYERS = [
     ["claims"],
     ["aws"],
     ["stores"],
-    ["handler_threads"],
     ["gate", "ingress"],
     ["__init__"],
     ["settings"],
