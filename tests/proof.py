@@ -25,60 +25,64 @@ from tests.model.settings import LARGE
 from tests.model.trace import Counterexample
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "proof.md"
-_TOLD: Final = "taken-over work expires"  # the ablation whose trace is shown, the longest one
+_TOLD: Final = "taken-over event expires"  # the ablation whose trace is shown, the longest one
 
 _INTRODUCTION: Final = """\
 # What was proved, and how
 
 `make prove` (`python -m tests.proof`) ran the checks below and wrote this page, on {machine}.
-`make test` runs them too, with smaller bounds.
+`make test` runs the same checks with smaller bounds.
 """
 
 _MODEL: Final = """\
-## The claim protocol, in every state of a small world
+## The claim protocol: bounded model check
 
-`oncegate.claims.step` is the function that judges every claim. Here it runs in a model of the rest: three workers
-that follow the gate's steps, a queue that delivers again whatever was not acknowledged, a network, a clock and an
-operator. As a world has it, workers claim what they receive and run it, or have it admitted for whoever takes it, or
-mark it first and run it. The records are real and only the shipped function changes them. From the beginning, every
-possible next step is tried, and so on from each state that is found, the nearest first. States that differ only in
-which worker is which, in the names of owners, in the height of fences or in the time of day are one state.
+`oncegate.claims.step` is the function that decides every claim. Here it runs inside a model of its environment: three
+workers that follow the steps of the gate, a queue that redelivers every unacknowledged event, a network, a clock and
+an operator. A *world* is one configuration of this model. Depending on the world, a worker claims a delivery and runs
+it, admits it for a dispatcher, or marks it first and then runs it. The records are real, and only the shipped function
+changes them. The search starts at the initial state, tries every possible next step, and continues breadth-first from
+each new state. States that differ only in the numbering of workers, in the names of owners, in the value of fences or
+in the time of day count as one state.
 
-These invariants are checked in every state and at every step (a number that is missing is of none of them):
+These invariants are checked in every state and at every step (the missing numbers are not used here):
 
 {invariants}
 
-Number 8 is checked from every state found by stopping the faults and driving the workers to the end, once with
-handlers that succeed and once with handlers that fail. There are four exceptions, none of them the protocol's to
-prevent: after a jump of the store's clock or a reset by an operator two workers may trust their claims on a key at
-once, and an effect that starts after such a jump under a claim that was given up as lost is not counted; after a reset
-the attempts of the key are not counted any more; a key that was forgotten may take effect again, its attempts counted
-anew; and a dead letter may be lost to its own retention.
+Invariant 8 is checked from every state found: the faults stop, and the workers run to the end, once with handlers that
+succeed and once with handlers that fail. There are four exceptions, which the protocol cannot prevent:
 
-A fault is a crash, a stop past the lease, a lost request, a lost answer, or a request that arrives late; it may
-strike at any step. Beside its faults a world may have an event delivered once more, a jump of the store's clock, an
-act of an operator, or outages of what the handler calls, after which an attempt is given back. In the worlds with
-abandoned claims it becomes known at any later step that a worker has crashed. A lease lasts two ticks and is renewed
-for at most three; an event is tried twice at most, not counting what is forgiven. Time itself has no bound, but only
-the worlds with expiry run on until records expire, and at most one late request of each worker is under way at a time.
+- After a jump of the store's clock or a reset by an operator, two workers may trust their claims on the same key. An
+  effect that starts after such a jump, under a claim that was given up as lost, is not counted.
+- After a reset, the attempts of the key are no longer counted.
+- A forgotten key may take effect again, and its attempts are counted from the start.
+- A dead letter may be deleted at the end of its own retention.
+
+A fault is a crash, a stop past the lease, a lost request, a lost answer, or a request that arrives late. It can occur
+at any step. In addition to its faults a world may have one more delivery of an event, a jump of the store's clock, an
+action of an operator, or outages of a service that the handler calls, after which the attempt is given back. In the
+worlds with abandoned claims, the crash of a worker becomes known at any later step. A lease lasts two ticks and is
+renewed for at most three. An event is tried at most twice; attempts that are given back and the first of several lost
+attempts in a row do not count. Time is not bounded, but only the worlds with expiry continue until records expire. Each
+worker has at most one late request at a time.
 
 | world | faults | states | steps | explored | seconds |
 |---|--:|--:|--:|---|--:|
 {settings}
-| **together** | | **{states:,}** | **{steps:,}** | | **{seconds:.0f}** |
+| **total** | | **{states:,}** | **{steps:,}** | | **{seconds:.0f}** |
 
-No invariant was broken. The seconds of the last line are by the clock on the wall, on {processors} processors.
+No invariant was violated. The seconds in the last line are elapsed time on {processors} processors.
 
 ### Ablations
 
-A check that cannot fail proves nothing. Each of these takes one rule away, from the text of the function or from
-what a worker does around it. Each was caught, by this invariant, after this many steps.
+A check that cannot fail proves nothing. Each ablation removes one rule, from the text of the function or from the
+behaviour of the worker. The check detected each of them, by the invariant and after the number of steps in the table.
 
-| ablation | what is done instead | taken from | invariant | steps |
+| ablation | behaviour without the rule | removed from | invariant | steps |
 |---|---|---|--:|--:|
 {ablations}
 
-The trace of *{told}*, as the check tells it:
+The trace of *{told}*, as the check prints it:
 
 ```text
 {trace}
@@ -132,7 +136,7 @@ def _largest_first(reports: Iterable[Report]) -> list[Report]:
 
 
 def _row(report: Report, faults: int) -> str:
-    explored = "whole" if report.complete else "up to the limit"
+    explored = "completely" if report.complete else "up to the limit"
     return (
         f"| {report.setting} | {faults} | {report.states:,} | {report.transitions:,} | {explored} |"
         f" {report.seconds:.0f} |"
@@ -187,15 +191,15 @@ def history() -> str:
 
 # By the heading of the section.
 LAYERS: Final[dict[str, Layer]] = {
-    "The claim protocol, in every state of a small world": model,
-    "Workers that are killed": kills,
-    "Workers that are stopped": zombies,
-    "Workers that are killed, on servers": server_kills,
-    "Workers that are stopped, on servers": server_zombies,
-    "A rough network": network,
-    "Servers that are restarted": restarts,
-    "Replicas that are promoted": promotions,
-    "The history": history,
+    "The claim protocol: bounded model check": model,
+    "Killed workers": kills,
+    "Stopped workers": zombies,
+    "Killed workers, server stores": server_kills,
+    "Stopped workers, server stores": server_zombies,
+    "Network faults": network,
+    "Server restarts": restarts,
+    "Replica promotion": promotions,
+    "Operation history": history,
 }
 
 

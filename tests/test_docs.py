@@ -1,44 +1,136 @@
-"""The documentation is true: its code runs, its commands exist, its links lead somewhere."""
+"""Check the documentation: its code runs, its commands exist, its links resolve, its quotations are what is printed."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast, get_args
 
 import click
 import msgspec
 import pytest
 
+from oncegate import Event, Gate, Outcome, __version__, read
 from oncegate.cli import exit_codes
 from oncegate.cli.main import cli
 from oncegate.cli.serve import _WELCOME
+from oncegate.gate.outcome import Status
+from oncegate.ingress.http_answers import answer_of
 from oncegate.settings import load
 from oncegate.settings.parsing import _MAKERS, parsed, shown
 from oncegate.settings.schema import SETTINGS, Setting
+from tests.cli.conftest import Run, oncegate
+
+__all__ = ["oncegate"]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = ("library", "tutorial", "command-line")  # the pages of docs/ whose links to headings are checked here
 README = (ROOT / "README.md").read_text()
 SETTINGS_PAGE = (ROOT / "docs" / "settings.md").read_text()
+LIBRARY = (ROOT / "docs" / "library.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+COMMAND_LINE = (ROOT / "docs" / "command-line.md").read_text()
 
 
 def commands() -> list[str]:
-    """Every `oncegate …` line of the README and the page on settings that is shown to be typed."""
-    text = README + SETTINGS_PAGE
+    """Every `oncegate …` line that a reader of these pages is asked to type."""
+    text = README + SETTINGS_PAGE + LIBRARY + TUTORIAL + COMMAND_LINE
     typed = re.findall(r"^ {4}(?:\.venv/bin/)?(oncegate .+)$", text, re.MULTILINE)
     return typed + re.findall(r"`(oncegate (?:serve|work|read|dlq|keys|config|infra|doctor) [^`]+)`", text)
 
 
-def test_the_readme_runs(tmp_path: Path) -> None:
-    """The README's Python, pasted from top to bottom, runs and catches the duplicate."""
-    code = "\n".join(re.findall(r"```python\n(.+?)```", README, re.DOTALL))
-    code += "\nassert outcome.status == 'processed'\n"
-    code += "assert [each.status for each in outcomes] == ['duplicate', 'processed', 'duplicate']\n"
+def _python(page: str, tmp_path: Path, checks: str = "") -> str:
+    """What the Python of a page prints, pasted into one program from top to bottom."""
+    code = "\n".join(re.findall(r"```python\n(.+?)```", page, re.DOTALL)) + checks
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("processed {'case': 'case for evt-1'}")
+    return done.stdout
+
+
+def test_the_readme_runs(tmp_path: Path) -> None:
+    """The README's program prints what the README says, and finds a duplicate when it runs again."""
+    (shown,) = re.findall(r"`.venv/bin/python case.py` prints `(.+?)`", README)
+    assert _python(README, tmp_path) == f"{shown}\n"
+    assert _python(README, tmp_path).startswith("duplicate {'case': 'case for evt-1'}")
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_library_page_runs(tmp_path: Path) -> None:
+    """The Python of the library page, pasted from top to bottom, runs and catches the duplicate."""
+    checks = "\nassert outcome.status == 'processed'\n"
+    checks += "assert [each.status for each in outcomes] == ['duplicate', 'processed', 'duplicate']\n"
+    printed = _python(LIBRARY, tmp_path, checks)
+    assert printed.startswith("processed {'case': 'case for evt-1'}")
+    assert f"`{printed.splitlines()[0]}`" in LIBRARY
+
+
+def test_the_tutorial_program_runs(tmp_path: Path) -> None:
+    """The last program of the tutorial prints the lines below it."""
+    *_, program = re.findall(r"```python\n.+?```", TUTORIAL, re.DOTALL)
+    shown = re.search(r"although their bytes differ:\n\n((?: {4}.+\n)+)", TUTORIAL)
+    assert shown
+    assert _python(program, tmp_path) == textwrap.dedent(shown[1])
+
+
+def _any_time(text: str) -> str:
+    """The text without ages and times, which differ from run to run."""
+    text = re.sub(r"\d+ (?:µs|ms|s|m|h|d) ago", "… ago", text)
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z", "…", text)
+
+
+def test_the_answers_shown_are_given(tmp_path: Path, oncegate: Run) -> None:
+    """The JSON answers and the explanations in the README and the tutorial are those of the program."""
+    ended, started = ({"id": "evt-1", "type": kind} for kind in ("call.ended", "call.started"))
+    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db")
+    answers = [answer_of(gate.admit([ended]))]
+    gate.run_waiting(lambda event: None)
+    answers += [answer_of(gate.admit([payload])) for payload in (ended, started)]
+    gate.close()
+    given = [_any_time(answer.body.decode()) for answer in answers]
+    assert [_any_time(line) for line in re.findall(r"^ {4}(\{\"status.+)$", TUTORIAL, re.MULTILINE)] == given
+    assert [_any_time(line) for line in re.findall(r"^ {4}(\{\"status.+)$", README, re.MULTILINE)] == [given[1]]
+    (dropped,) = re.findall(r"oncegate dlq drop --yes ([0-9a-f]{32})", TUTORIAL)
+    assert oncegate("dlq", "drop", "--yes", dropped)[0] == 0
+    explained = _any_time(oncegate("explain", "evt-1")[1].splitlines()[0])
+    for page in (README, TUTORIAL):
+        assert [_any_time(line) for line in re.findall(r"^ {4}(Run: .+)$", page, re.MULTILINE)] == [explained]
+
+
+def test_the_dead_letter_of_the_tutorial(tmp_path: Path, oncegate: Run) -> None:
+    """Its handler buries the event that it shows, under the key that it redrives, and the corrected handler runs it."""
+    broken, corrected = re.findall(r"```python\n(.+?)```", TUTORIAL, re.DOTALL)[:2]
+    (key,) = re.findall(r"oncegate dlq redrive ([0-9a-f]{32})", TUTORIAL)
+
+    def handler(source: str) -> Callable[[Event], object]:
+        (tmp_path / "app.py").write_text(source)
+        return cast("Callable[[Event], object]", runpy.run_path(str(tmp_path / "app.py"))["open_case"])
+
+    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=2)
+    statuses = [gate.run({"id": "call-8", "type": "call.ended"}, handler(broken)).status for _ in range(2)]
+    assert statuses == ["failed", "buried"]
+    assert f"    {oncegate('explain', 'call-8')[1].splitlines()[0]}\n" in TUTORIAL
+    assert f"prints `{oncegate('dlq', 'redrive', key)[1].strip()}`" in TUTORIAL
+    assert [outcome.status for outcome in gate.run_waiting(handler(corrected))] == ["processed"]
+    gate.close()
+    assert f"    {oncegate('dlq', 'list')[1]}" in TUTORIAL
+
+
+def test_the_status_tables() -> None:
+    """Each status is in both tables; acknowledgement and HTTP code are those of the program."""
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (yes|no) \| (\d+) \|$", README, re.MULTILINE)
+    assert {status for status, _, _ in rows} == set(get_args(Status))
+    (event,) = read({"id": 1})
+    for status, acknowledged, code in rows:
+        outcome = Outcome(cast("Status", status), event)
+        assert outcome.acked == (acknowledged == "yes")
+        assert answer_of([outcome]).code == int(code)
+    listed = re.findall(r"^\| `(\w+)` \| .+ \| (yes|no)(?:: .+)? \|$", LIBRARY, re.MULTILINE)
+    assert dict(listed) == {status: acknowledged for status, acknowledged, _ in rows}
 
 
 @pytest.mark.parametrize("typed", commands())
@@ -53,15 +145,17 @@ def test_commands_exist(typed: str) -> None:
 
 
 def test_the_line_to_try_is_the_one_printed() -> None:
-    """The README shows the very line that `make run` prints."""
-    printed = _WELCOME.format(version="", url="http://127.0.0.1:8080", store="", done="", note="")
+    """The README shows the line that `make run` prints, and the tutorial shows all that it prints."""
+    url, store = "http://127.0.0.1:8080", "sqlite:///oncegate.db"
+    printed = _WELCOME.format(version=__version__, url=url, store=store, done="kept and run", note="")
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
+    assert textwrap.indent(printed, "    ") in TUTORIAL
 
 
 def test_what_reading_ends_with() -> None:
-    """What the README shows of `oncegate read` is what it prints."""
-    shown = re.search(r"^ {4}oncegate (read .+)\n\nIt ends .+\n\n((?: {4}.+\n|\n)+)", README, re.MULTILINE)
+    """What the library page shows of `oncegate read` is what it prints."""
+    shown = re.search(r"^ {4}oncegate (read .+)\n\nIt ends .+\n\n((?: {4}.+\n|\n)+)", LIBRARY, re.MULTILINE)
     assert shown
     command = [sys.executable, "-m", "oncegate", *shlex.split(shown[1])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -70,11 +164,16 @@ def test_what_reading_ends_with() -> None:
 
 
 def test_exit_codes_are_listed() -> None:
-    """Each exit code is in the README."""
-    listed = re.search(r"Exit codes: (.+?)\.", README, re.DOTALL)
-    assert listed
+    """The page on the command line lists each exit code, and no other."""
     codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
-    assert {int(code) for code in re.findall(r"\d+", listed[1])} == codes
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", COMMAND_LINE, re.MULTILINE)} == codes
+
+
+def test_every_command_is_listed() -> None:
+    """The page on the command line lists each command, and no other."""
+    table = COMMAND_LINE.partition("## ")[0]
+    rows = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(cli.commands)
 
 
 def row(setting: Setting) -> str:
@@ -126,6 +225,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     """A link to a file of the repository names one that is there."""
     for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
         assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent.name in (ROOT.name, "guide") or page.stem in LINKED],
+    ids=lambda page: page.name,
+)
+def test_links_name_headings(page: Path) -> None:
+    """A link to a part of a page names a heading of that page."""
+    for name, heading in re.findall(r"\]\((?!https:)([^)#]*)#([^)]+)\)", page.read_text()):
+        headings = re.findall(r"^#+ (.+)$", (page.parent / name if name else page).read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^a-z0-9 -]", "", each.lower()).replace(" ", "-") for each in headings}
+        assert heading in anchors, f"{name}#{heading}"
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

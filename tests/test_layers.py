@@ -15,7 +15,7 @@ ROOT = Path(oncegate.__file__).parent
 LAYERS = [
     ["errors", "text", "backoff", "background", "durations", "clocks", "canonical", "forks", "instances", "times"],
     ["signatures"],
-    ["events"],
+    ["events", "handler_threads"],
     ["carriers"],
     ["sources"],
     ["lifecycles"],

@@ -13,7 +13,7 @@ from oncegate import Gate, keys, open_store
 from oncegate.cli.main import run
 from oncegate.cli.records import sentence
 from oncegate.errors import StoreError
-from oncegate.gate.options import CHOICES, DEFAULTS
+from oncegate.gate.options import DEFAULTS, OPTIONS
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.redis import checks
 from oncegate.testing import ManualClock
@@ -115,7 +115,7 @@ def may_evict(_folder: Path) -> str:
 @pytest.mark.parametrize(
     ("seen", "happens"),
     [
-        ("Its key is that of evt-1, processed", conflict),
+        ("Conflict: same key as evt-1 (processed", conflict),
         (" but different content (at data.status)", conflict),
         ("is known with different content", kept_conflict),
         ("Refused: the fields key needs timestamp, which the event does not have.", missing_key),
@@ -123,7 +123,7 @@ def may_evict(_folder: Path) -> str:
         ("In flight: another worker holds the claim for up to 27 s more; deliver it again after that.", in_flight),
         ("and max_age is 7 d: ", too_old),
         ("oncegate.db locked for too long; nothing was written", locked),
-        ("the store is circuit breaker open after failures in a row, and asked again in ", left_alone),
+        ("circuit breaker open after failures in a row, next call in ", left_alone),
         ("its claim was lost", lost),
         (
             "Redis at … may evict records to make room (maxmemory-policy allkeys-lru), and an evicted event would run",
@@ -187,7 +187,7 @@ def test_settings_exist() -> None:
     named = re.findall(r"`(\w+)=\"(\w+)\"`", TEXT)
     assert len(named) > 5
     for name, value in named:
-        assert value in CHOICES[name]
+        assert value in OPTIONS[name].choices
     for name in re.findall(r"`(max_\w+|\w*retention|lease|breaker|namespace)`", TEXT):
         assert name in DEFAULTS
 

@@ -180,7 +180,7 @@ class TestCheck:
             ),
             (
                 'mode = "mark_first"\n[serve]\nport = 1',
-                "mode='mark_first' would mark them before; or choose serve.mode",
+                "mode='mark_first' would complete them before; or choose serve.mode",
             ),
         ],
     )
@@ -233,7 +233,7 @@ class TestCheck:
     def test_a_default_is_named_by_its_setting(self, oncegate: Run, tmp_path: Path) -> None:
         """What nobody has written is told by its name, and not by a place that has it."""
         (tmp_path / "oncegate.toml").write_text('mode = "mark_first"\n[serve]\nport = 1\n')
-        assert oncegate("config", "check")[2].startswith("Error: serve.mode=inbox: inbox() keeps events")
+        assert oncegate("config", "check")[2].startswith("Error: serve.mode=inbox: inbox() stores events")
 
     def test_a_store_that_keeps_nothing(self, oncegate: Run, tmp_path: Path) -> None:
         """Where no service is described, its store need not keep events."""

@@ -31,107 +31,108 @@ _OPERATIONS: Final = 250_000
 _OPERATIONS_OF_A_WORLD: Final = 25_000
 
 _SERVER_KILLS: Final = """\
-## Workers that are killed, on servers
+## Killed workers, server stores
 
-The same on stores that are asked over a network, where there is one more point: the bytes of a request are out and
-nothing of the answer was read. Workers are struck at every named point, with any one of their requests sent and
-unanswered (those that make the store included), and at random moments. The history of what they asked and were answered
+The same test on stores over a network. Here there is one more point: the bytes of a request are sent, and no byte of
+the answer was read. Workers are killed at every named point, after each of their requests was sent and before it was
+answered (including the requests that create the store), and at random moments. The history of their calls and answers
 is checked as described below.
 
-| store | how | struck | kills | events | attempted | applied | redone | lost | doubled |
+| store | how | killed | kills | events | attempted | applied | redone | lost | doubled |
 |---|---|---|--:|--:|--:|--:|--:|--:|--:|
 {rows}
 
-Every event was completed and took effect once. The random moments came of seed {seed}. All of it took {seconds:.0f} s.
+Every event was completed and took effect once. The random moments came from seed {seed}. The run took {seconds:.0f} s.
 """
 
 _SERVER_ZOMBIES: Final = """\
-## Workers that are stopped, on servers
+## Stopped workers, server stores
 
 | store | how | zombies | events | attempted | applied | stale writes accepted |
 |---|---|--:|--:|--:|--:|--:|
 {rows}
 
-Workers were stopped at the points that are named above. All of it took {seconds:.0f} s.
+Workers were stopped at the points named above. The run took {seconds:.0f} s.
 
 ### Ablations
 
-| store | what is done instead | complaint |
+| store | behaviour without the rule | complaint |
 |---|---|---|
 {ablations}
 """
 
 _NETWORK: Final = """\
-## A rough network
+## Network faults
 
-Three workers reach their store through a proxy that strikes requests at random: it closes or resets the connection
-before a request is passed on, or when it is done but its answer is not, or it holds the answer back for longer than the
-client waits.
+Three workers connect to their store through a proxy that disturbs requests at random. The proxy closes or resets the
+connection before it passes a request on, or after the request was executed but before its answer is passed back. Or it
+delays the answer for longer than the client waits.
 
 | store | how | cuts | {kinds} | events | attempted | applied | unanswered | lost | doubled |
 |---|---|--:|{lines}--:|--:|--:|--:|--:|--:|
 {rows}
 
-Every event was completed and took effect once. *Unanswered* are operations that ended in an error for whoever asked;
-the Redis store asks again by itself where it can. The storms came of seed {seed}. All of it took {seconds:.0f} s.
+Every event was completed and took effect once. *Unanswered* operations ended in an error for the caller; the Redis
+store retries by itself where it can. The faults came from seed {seed}. The run took {seconds:.0f} s.
 """
 
 _RESTARTS_PAGE: Final = """\
-## Servers that are restarted
+## Server restarts
 
-The server is killed under two workers, comes back after a moment, and work must go on by itself: Redis with
-`appendfsync always` by SIGKILL, Postgres by an immediate shutdown.
+The server is killed while two workers use it, and starts again after a moment. The workers must continue without help.
+Redis runs with `appendfsync always` and is killed with SIGKILL; Postgres is stopped by an immediate shutdown.
 
 | store | how | restarts | events | attempted | applied | unanswered | lost | doubled |
 |---|---|--:|--:|--:|--:|--:|--:|--:|
 {rows}
 
-What was acknowledged stood, and stood once. The moments came of seed {seed}. All of it took {seconds:.0f} s.
+Every acknowledged event had taken effect, exactly once. The moments came from seed {seed}. The run took {seconds:.0f}
+s.
 """
 
 _PROMOTIONS_PAGE: Final = """\
-## Replicas that are promoted
+## Replica promotion
 
-A cluster of six Redis nodes: a primary is killed under two workers, its replica takes over, and the old primary joins
-again as its replica; each of the three in turn. Redis answers before a replica has what was written, so a completion
-that was answered may be *forgotten*: its event runs again if it is delivered again. Where the replica *lags*, it was
-cut off for {lag:g} s before, to show what is at stake, and that it is seen. With `wait_replicas=1` an answer is given
-when the replica has what was written.
+In a cluster of six Redis nodes, a primary is killed while two workers use it. Its replica takes over, and the old
+primary joins again as a replica; each of the three primaries in turn. Redis answers before a replica has the write, so
+an answered completion may be *forgotten*: its event runs again if it is delivered again. Where the replica *lags*, it
+was disconnected for {lag:g} s before, to show that such a loss is possible and that the check detects it. With
+`wait_replicas=1`, the store answers after the replica has the write.
 
 | `wait_replicas` | replica | promotions | events | attempted | applied | unanswered | forgotten | lost | doubled |
 |--:|---|--:|--:|--:|--:|--:|--:|--:|--:|
 {rows}
 
-Work went on by itself each time. *Lost* are events without an effect, *doubled* those that a sink has twice which is
-idempotent on the key. The moments came of seed {seed}. All of it took {seconds:.0f} s.
+The workers continued without help each time. *Lost* events have no effect. *Doubled* events are in the sink twice,
+although the sink is idempotent on the key. The moments came from seed {seed}. The run took {seconds:.0f} s.
 """
 
 _HISTORY: Final = """\
-## The history
+## Operation history
 
-In all runs above every worker writes down what it asks its store and is answered, with the time before and after. A
-checker looks in the history of each key for what the protocol cannot have: two owners at once, a fence that falls, a
-write accepted from one who was not granted it or after a later grant was known, a completed or buried record that was
-left or ended twice, an owner refused although nobody can have come between, an owner shown that never asked. What was
-not answered may have been done or not, at any time.
+In all runs above, every worker records its calls to the store and the answers, with the time before and after. A
+checker searches the history of each key for violations of the protocol: two owners at the same time, a fence that
+decreases, a write that was accepted without a grant or after a later grant was known, a completed or buried record
+that changed or ended twice, a refused owner although no other grant was possible in between, an owner that never made
+a request. A call without an answer may have been executed or not, at any time.
 
-Here three workers ask for everything at once, on keys that they share: they claim, claim again, renew, complete,
-release and bury, in time, late and twice. All of that is answered, so more can be asked of it: for each key there must
-be an order of its operations that keeps to real time and in which `oncegate.claims.step` gives every answer that was
-given. Two answers are allowed beyond that, both of Postgres, which writes what is absent first, then looks at the whole
-batch, and does not wait for locks: a claim that meets another operation on its key may be told that it is in flight,
-and one that takes longer than its own lease may take over from itself, which counts as a lost attempt.
+In this run three workers call all operations on shared keys: they claim, claim again, renew, complete, release and
+bury, in time, late and twice. Every call is answered, so the check is stricter: for each key there must be an order of
+the operations that agrees with real time and in which `oncegate.claims.step` gives every observed answer. Two
+additional answers are allowed, both on Postgres, which first writes absent rows, then reads the whole batch, and does
+not wait for locks. A claim that meets another operation on its key may be answered as in flight. A claim that takes
+longer than its own lease may take over from itself, which counts as a lost attempt.
 
 | store | operations | keys | grants | takeovers | refused | broken rules |
 |---|--:|--:|--:|--:|--:|--:|
 {rows}
-| **together** | {together} |
+| **total** | {together} |
 
-What they asked came of seed {seed}. All of it took {seconds:.0f} s.
+The calls came from seed {seed}. The run took {seconds:.0f} s.
 
 ### Ablations
 
-| store | what is done instead | complaint |
+| store | behaviour without the rule | complaint |
 |---|---|---|
 {ablations}
 """
@@ -171,7 +172,7 @@ def server_zombies(say: Say) -> str:
             counts = figures((rising.zombies, *_counts(rising), len(rising.stale)))
             rows.append(f"| {ground.place.name} | {NAMES[way]} | {counts} |")
         unfenced = rise("run", "half-way", 2, place=ground.place, ablation="unfenced")
-        caught.append(_caught(ground, "neither owner nor fence is looked at", unfenced.complaints, "event-0"))
+        caught.append(_caught(ground, "neither owner nor fence is compared", unfenced.complaints, "event-0"))
     return _page(_SERVER_ZOMBIES, began, rows, ablations="\n".join(caught))
 
 
@@ -235,8 +236,8 @@ def history(say: Say) -> str:
 
 
 _ABLATIONS: Final = {
-    "unfenced": ("neither owner nor fence is looked at", "was accepted after"),
-    "settled once": ("the same settlement again is refused", "was refused to its owner"),
+    "unfenced": ("neither owner nor fence is compared", "was accepted after"),
+    "settled once": ("a repeated settlement is refused", "was refused to its owner"),
 }
 
 

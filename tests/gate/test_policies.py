@@ -422,8 +422,8 @@ class TestSliding:
         assert statuses == ["processed", "duplicate", "processed"]
 
     def test_a_limit_shorter_than_the_retention(self) -> None:
-        """Such a limit would leave nothing to slide."""
-        with pytest.raises(SettingError, match="nothing to slide"):
+        """Such a limit would leave could not slide."""
+        with pytest.raises(SettingError, match="could not slide"):
             Gate("memory://", sliding=True, retention="7d", sliding_limit="1d")
 
 
@@ -443,7 +443,7 @@ def test_a_misspelt_setting() -> None:
         ("observers", None, "observers=None must be a list of callables"),
         ("observers", iter([print]), "must be a list of things that can be called"),
         ("hints", {}, "hints={} must be oncegate.sources.Hints"),
-        ("on_too_old", "bury", "on_too_old='bury' means nothing without max_age"),
+        ("on_too_old", "bury", "on_too_old='bury' needs max_age"),
     ],
 )
 def test_a_value_of_another_type(name: str, value: Any, sentence: str) -> None:

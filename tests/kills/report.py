@@ -27,46 +27,53 @@ NAMES: Final[dict[Way, str]] = {
 }
 
 _KILLED: Final = """\
-## Workers that are killed
+## Killed workers
 
 Real processes share one SQLite file and one list of events. Each event is delivered until it is acknowledged. SIGKILL
-strikes a worker at a named point (before a verb of the store is called, after it is written but before its answer is
-used, before, half-way through and after an effect, before a commit, before the acknowledgement), before each single
-SQL statement, or at a random moment, two workers being at it; then one whom nothing befalls brings all to its end. An
-effect is *attempted* when it is begun, in a file that keeps every one. It is *applied* when it stands: in a
-transaction as two rows of the store's own file, otherwise in a sink that is idempotent on the event's key.
+ends a worker at one of these moments:
 
-| how | struck | kills | events | attempted | applied | redone | lost | doubled |
+- at a named point: before an operation of the store is called, after it is written but before its answer is used,
+  before, during and after an effect, before a commit, before the acknowledgement
+- before each single SQL statement
+- at a random moment, while two workers run
+
+Then a worker that is not killed processes the remaining events. An effect is *attempted* when it starts; a file
+records every start. An effect is *applied* when it is permanent: in a transaction as two rows in the store's own file,
+otherwise in a sink that is idempotent on the event's key.
+
+| how | killed | kills | events | attempted | applied | redone | lost | doubled |
 |---|---|--:|--:|--:|--:|--:|--:|--:|
 {rows}
 
-Through the gate every event was completed and took effect once. Without it, one worker at a time so that only kills
-can do harm, they doubled {doubled:,} events of {control:,}. An event that kills whoever runs it was a dead letter after
-{attempts} attempts that count, in each of the {ways} ways, and every other event was completed, those of its batch
-included. The random moments came of seed {seed}. All of it took {seconds:.0f} s.
+Through the gate, every event was completed and took effect once. Without the gate, {doubled:,} of {control:,} events
+took effect twice; that run used one worker at a time, so only the kills could cause this. An event that kills its
+worker became a dead letter after {attempts} attempts that count, in each of the {ways} modes, and every other event
+was completed, including the other events of its batch. The random moments came from seed {seed}. The run took
+{seconds:.0f} s.
 
 ### Ablations
 
-Each of these takes one rule away from the gate, the store or the sink. Each was caught, by this complaint.
+Each ablation removes one rule from the gate, the store or the sink. The check detected each of them, with the
+complaint in the table.
 
 {ablations}
 """
 
 _STOPPED: Final = """\
-## Workers that are stopped
+## Stopped workers
 
-A worker is stopped with SIGSTOP at a named point, past the end of its lease. Another takes over and completes. Then
-the first goes on as if nothing had been. Whatever it still tries must not be accepted: the record must stay its
-successor's to the last bit, no row of its own may stand, its outcome must say so, and no effect may begin after the
-lease.
+SIGSTOP stops a worker at a named point until its lease is over. Another worker takes over and completes the event.
+Then the first worker, now a *zombie*, continues. None of its writes may be accepted: the record must stay exactly as
+the successor wrote it, no row of the zombie may be permanent, its outcome must report the lost claim, and no effect
+may start after the lease.
 
 | how | stopped | zombies | events | attempted | applied | stale writes accepted |
 |---|---|--:|--:|--:|--:|--:|
 {rows}
-| **together** | | **{zombies:,}** | **{events:,}** | **{attempted:,}** | **{applied:,}** | **{stale:,}** |
+| **total** | | **{zombies:,}** | **{events:,}** | **{attempted:,}** | **{applied:,}** | **{stale:,}** |
 
-A worker that is stopped within a transaction is no zombie: it keeps everybody else out, and goes on where it was. All
-of it took {seconds:.0f} s.
+A worker that is stopped inside a transaction is not a zombie: its lock keeps all other workers out, and it continues
+where it stopped. The run took {seconds:.0f} s.
 
 ### Ablations
 
@@ -186,7 +193,7 @@ def sound(what: str, run: Run) -> None:
 
 
 def _ablations(cases: Iterable[Case], say: Say) -> str:
-    head = "| ablation | what is done instead | complaint |\n|---|---|---|\n"
+    head = "| ablation | behaviour without the rule | complaint |\n|---|---|---|\n"
     return head + "\n".join(f"| {case.name} | {case.instead} | {_caught(case, say)} |" for case in cases)
 
 

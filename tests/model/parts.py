@@ -14,22 +14,23 @@ LIVENESS: Final = 8
 
 
 INVARIANTS: Final = {
-    1: "At most one valid claim on a key at a time; at most one effect per key, always in a transaction, and with a"
-    " plain handler unless a fault fell between the start of the effect and its completion.",
-    2: "What was acknowledged has taken effect, or is kept with its payload until a person drops it; what was marked"
-    " first may also be lost to a fault between its marking and its end, and to nothing else.",
-    3: "No write is accepted from one that is not the owner, or whose fence is stale.",
-    4: "A completed record is left by expiry or by an operator, and by nothing else.",
+    1: "At most one claim on a key is valid at a time. A key has at most one effect: always in a transaction, and with"
+    " a plain handler unless a fault occurred between the start of the effect and its completion.",
+    2: "An acknowledged event has taken effect, or is stored with its payload until an operator drops it. An event in"
+    " mark_first mode may also be lost, but only by a fault between its mark and its end.",
+    3: "A write is accepted only from the owner, and only with the current fence.",
+    4: "A completed record leaves this state only by expiry or by an operator.",
     5: "The fence rises with every grant.",
-    6: "Neither an event in flight nor an unanswered one is acknowledged; a conflict is, once its copy is kept.",
-    7: "An owner that asks again is answered as before.",
-    8: "Once faults stop, every delivery is acknowledged, and its record completed or buried.",
-    9: "An effect is started at most max_attempts times that count, and at most twice as often in all: of attempts in a"
-    " row that were never settled the first does not count. A poisonous event buries no neighbour.",
-    12: "No effect starts after the worker's own validity of its lease.",
-    15: "A store that has swept an expired record and one that has not answer alike.",
-    16: "What is marked first is run at most once, whatever goes wrong.",
-    17: "What was admitted is granted to a dispatcher only, and no admission changes a record that has a payload.",
+    6: "An event is not acknowledged while it is in flight or while the store has not answered. A conflict is"
+    " acknowledged only after its copy is stored.",
+    7: "A repeated request of the same owner gets the same answer.",
+    8: "When faults stop, every delivery is acknowledged, and its record is completed or buried.",
+    9: "An effect starts at most max_attempts times that count, and at most twice as often in total: the first of"
+    " several lost attempts in a row does not count. A poison event does not bury other events.",
+    12: "No effect starts after the end of the validity that the worker itself has computed for its lease.",
+    15: "A store that has swept an expired record answers in the same way as a store that has not.",
+    16: "An event in mark_first mode runs at most once, whatever fails.",
+    17: "An admitted event is granted to a dispatcher only, and no admission changes a record that has a payload.",
 }
 
 

@@ -29,25 +29,25 @@ _POISON: Final = (Content("p", 0, 0, 1, poison=True), Content("x", 1, 1, 1))
 CONFLICT: Final = Setting("an event twice and a conflict", _CONFLICT, faults=1)
 FAULTS: Final = Setting("an event twice, two faults", _TWICE, faults=2)
 TRANSACTION: Final = Setting("an event twice, in transactions", _TWICE, faults=2, transaction=True)
-SKEW: Final = Setting("an event, a duplicate and skew", _ONCE, faults=1, skews=1, duplicates=1)
+SKEW: Final = Setting("an event, a duplicate and a clock jump", _ONCE, faults=1, skews=1, duplicates=1)
 OPERATOR: Final = Setting("an event twice, and an operator", _TWICE, faults=1, operators=1)
-EXPIRY: Final = Setting("an event that is forgotten", _TWICE, faults=1, expiry=True)
-FORGETFUL: Final = EXPIRY._replace(name="an event that is forgotten at once", retention=EXPIRY.lease)
+EXPIRY: Final = Setting("an event that expires", _TWICE, faults=1, expiry=True)
+FORGETFUL: Final = EXPIRY._replace(name="an event with the shortest retention", retention=EXPIRY.lease)
 BATCH: Final = Setting("a batch of two", _TWO_KEYS, faults=1, batch=2, failures=False)
 BATCH_CONFLICT: Final = Setting("a batch with a conflict", _TWO_KEYS_CONFLICT, faults=0, batch=2, failures=False)
-POISON: Final = Setting("a batch with poison", _POISON, faults=0, batch=2, failures=False)
+POISON: Final = Setting("a batch with a poison event", _POISON, faults=0, batch=2, failures=False)
 ADMIT: Final = Setting("an event admitted twice", _TWICE, faults=1, ways=("admit",))
-ADMIT_EXPIRY: Final = Setting("an event admitted and forgotten", _TWICE, faults=1, expiry=True, ways=("admit",))
+ADMIT_EXPIRY: Final = Setting("an admitted event that expires", _TWICE, faults=1, expiry=True, ways=("admit",))
 ADMIT_CONFLICT: Final = Setting("a conflict, claimed or admitted", _CONFLICT, faults=0, ways=("claim", "admit"))
 ADMIT_RUN: Final = Setting("an event admitted and run", _TWICE, faults=2, ways=("admit and run",))
 MIXED: Final = Setting(
     "an event twice, claimed or admitted", _TWICE, faults=1, ways=("claim", "admit", "admit and run")
 )
 OUTAGE: Final = Setting("an event twice, and an outage", _TWICE, faults=1, outages=2)
-ABANDON: Final = Setting("an event twice, abandoned", _TWICE, faults=2, abandons=True)
+ABANDON: Final = Setting("an event twice, with abandoned claims", _TWICE, faults=2, abandons=True)
 MARK: Final = Setting("an event marked first", _COPIED, faults=2, ways=("mark",))
 MARK_EXPIRY: Final = Setting(
-    "an event marked first and forgotten", _COPIED, faults=1, expiry=True, retention=3, ways=("mark",)
+    "an event marked first that expires", _COPIED, faults=1, expiry=True, retention=3, ways=("mark",)
 )
 MARK_ADMIT: Final = Setting("an event marked first or admitted", _COPIED, faults=1, ways=("mark", "admit"))
 
@@ -61,30 +61,30 @@ ORDINARY: Final = (
 WHOLE: Final = 10_000_000
 LARGE: Final = (
     (CONFLICT._replace(name="an event twice and a conflict", faults=2), 1_500_000),
-    (CONFLICT._replace(name="the same in transactions", faults=2, transaction=True), 1_000_000),
-    (EXPIRY._replace(name="an event that is forgotten, and an operator", operators=1), WHOLE),
+    (CONFLICT._replace(name="an event twice and a conflict, in transactions", faults=2, transaction=True), 1_000_000),
+    (EXPIRY._replace(name="an event that expires, and an operator", operators=1), WHOLE),
     (CONFLICT._replace(name="a conflict and an operator", operators=1), 600_000),
-    (BATCH._replace(name="a batch of two that may fail", failures=True), WHOLE),
+    (BATCH._replace(name="a batch of two whose handlers may fail", failures=True), WHOLE),
     (SKEW._replace(faults=2), WHOLE),
     (FAULTS._replace(name="an event twice, many faults", faults=3), WHOLE),
     (OPERATOR, WHOLE),
-    (BATCH_CONFLICT._replace(name="a batch with a conflict that may fail", failures=True), WHOLE),
+    (BATCH_CONFLICT._replace(name="a batch with a conflict whose handlers may fail", failures=True), WHOLE),
     (FORGETFUL._replace(faults=2), WHOLE),
     (POISON, WHOLE),
     (OUTAGE._replace(name="an event twice, and an outage, two faults", faults=2), WHOLE),
-    (ABANDON._replace(name="an event twice, abandoned, many faults", faults=3), 600_000),
+    (ABANDON._replace(name="an event twice, with abandoned claims, many faults", faults=3), 600_000),
     (ADMIT._replace(name="an event admitted twice, many faults", faults=3), WHOLE),
     (ADMIT_CONFLICT._replace(name="an event twice and a conflict, admitted", faults=1, ways=("admit",)), WHOLE),
     (ADMIT_CONFLICT._replace(faults=1), 600_000),
     (ADMIT_RUN._replace(name="an event admitted and run, many faults", faults=3), 600_000),
-    (ADMIT_EXPIRY._replace(name="an event admitted and forgotten, and an operator", operators=1), 600_000),
+    (ADMIT_EXPIRY._replace(name="an admitted event that expires, and an operator", operators=1), 600_000),
     (
         MARK_ADMIT._replace(
             name="an event claimed, admitted or marked", ways=("claim", "admit", "admit and run", "mark")
         ),
         WHOLE,
     ),
-    (MARK_EXPIRY._replace(name="an event marked and forgotten, and an operator", operators=1), 600_000),
+    (MARK_EXPIRY._replace(name="an event marked first that expires, and an operator", operators=1), 600_000),
     (Setting("a conflict marked first", _CONFLICT, faults=1, ways=("mark",)), WHOLE),
     (MARK._replace(name="an event marked first, many faults", faults=3), WHOLE),
 )

@@ -18,7 +18,6 @@ from oncegate.gate.job import ANY_DESTINATION, Identifier, Job, RejectedEvent, U
 from oncegate.gate.observers import Observer, Observers
 from oncegate.gate.options import GateConfig, GateOptions, check_inbox, validate
 from oncegate.gate.outcome import Outcome
-from oncegate.ingress.worker import Worker, WorkerContext
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores import open_store
 from oncegate.stores.base import Inbox, JoinsTransactions, Store, Transactional
@@ -27,6 +26,7 @@ from oncegate.stores.deferred import open_or_defer
 if TYPE_CHECKING:
     from oncegate.gate.once import OnceFunctions
     from oncegate.ingress.inbox import InboxWorker
+    from oncegate.ingress.worker import Worker
     from oncegate.signatures import Verifier
 
 _CLOSE_WITHIN = 2.0
@@ -260,7 +260,7 @@ class Gate:
         in_hand: int = 100,
         receivers: int = 4,
         drain: Duration = "25s",
-    ) -> Worker:
+    ) -> "Worker":
         """A worker for an SQS queue: `sqs://NAME?region=eu-central-1`, or the queue URL that AWS shows.
 
         Its `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C; then running handlers
@@ -273,6 +273,7 @@ class Gate:
         the other."""
         check_handler(handler, may_await=True)
         from oncegate.ingress.sqs import SqsWorker, validate
+        from oncegate.ingress.worker import WorkerContext
 
         options = validate(
             batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain

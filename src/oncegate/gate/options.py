@@ -1,4 +1,4 @@
-"""Terms: how a gate was told to behave, checked and in microseconds."""
+"""Options of a gate: each declared once in OPTIONS, and validated into a `GateConfig` with times in microseconds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
@@ -18,17 +18,189 @@ OnConflict: TypeAlias = Literal["bury", "run", "duplicate"]
 OnReplay: TypeAlias = Literal["duplicate", "run"]
 OnTooOld: TypeAlias = Literal["run", "bury"]
 OnStale: TypeAlias = Literal["pass", "skip"]
+OptionKind: TypeAlias = Literal["text", "choice", "duration", "count", "truth", "names"]
 
 _LONGEST_NAMESPACE: Final = 128
-_LONGEST_MEMORY: Final = 60_000_000
+_LONGEST_REMEMBER: Final = 60_000_000
 _SHORTEST_LEASE: Final = 10_000
 _SECOND: Final = 1_000_000
-_LEAST_ALONE: Final = 30_000_000
+_SHORTEST_ALONE_BOUND: Final = 30_000_000
 _ALONE_WITHIN: Final = 5_000_000
+LISTS: Final = (list, tuple, set, frozenset)
 MARKED_AND_PUBLISHED: Final = (
-    "mode='mark_first' completes an event before it is published, so that whatever receives it there would take it for"
-    " done; publish with mode='lease', the default"
+    "mode='mark_first' completes an event before it is published, so the receiver would take it for a duplicate;"
+    " publish with mode='lease', the default"
 )
+
+
+class Option(Struct, frozen=True):
+    """One option: its kind, default and one sentence about it. `optional`: None (in settings: off) is allowed.
+    `least` is the smallest count."""
+
+    kind: OptionKind
+    default: Any
+    doc: str
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    least: int = 1
+
+
+# The one declaration of each option. The settings file, the flags and docs/settings.md derive from it. `GateOptions`
+# and `GateConfig` repeat the names for type checkers; a test compares them.
+OPTIONS: Final[dict[str, Option]] = {
+    "namespace": Option(
+        "text",
+        "default",
+        "Separates these events from other events in the same store.",
+    ),
+    "mode": Option(
+        "choice",
+        "lease",
+        "`lease` completes an event after its handler has returned. `mark_first` completes it in the write"
+        " that claims it: at most once.",
+        choices=get_args(Mode),
+    ),
+    "retention": Option(
+        "duration",
+        "7d",
+        "How long a processed event is remembered.",
+    ),
+    "lease": Option(
+        "duration",
+        "30s",
+        "How long a claim lasts without renewal; it is renewed while the handler runs.",
+    ),
+    "max_hold": Option(
+        "duration",
+        "15m",
+        "The longest time for which a claim is renewed.",
+    ),
+    "handler_timeout": Option(
+        "duration",
+        None,
+        "A handler that runs longer than this fails its event. A synchronous handler keeps running in its"
+        " thread, and another thread replaces that thread.",
+        optional=True,
+    ),
+    "dead_letter_retention": Option(
+        "duration",
+        "30d",
+        "How long a dead letter is stored.",
+    ),
+    "backoff": Option(
+        "duration",
+        "1s",
+        "How long the inbox waits before it retries a failed event; the pause doubles with each failure.",
+    ),
+    "backoff_limit": Option(
+        "duration",
+        "5m",
+        "The longest pause before the inbox retries a failed event.",
+    ),
+    "retry_for": Option(
+        "duration",
+        "1h",
+        "How long the inbox retries an event, without using up attempts, while a service that the handler"
+        " calls is unavailable.",
+        optional=True,
+    ),
+    "sliding": Option(
+        "truth",
+        False,
+        "Whether each duplicate restarts the retention; otherwise it counts from the completion.",
+    ),
+    "sliding_limit": Option(
+        "duration",
+        "90d",
+        "With `sliding`, the longest time for which an event is remembered.",
+    ),
+    "remember": Option(
+        "duration",
+        "10s",
+        "How long a process answers duplicates of completed events from its own memory, without a call to the"
+        " store; at most 60s.",
+        optional=True,
+    ),
+    "breaker": Option(
+        "duration",
+        "50ms",
+        "Circuit breaker for stores over a network. It opens after five failures in a row, or five calls in a"
+        " row that take longer than this and longer than ten times the median.",
+        optional=True,
+    ),
+    "max_attempts": Option(
+        "count",
+        5,
+        "A failure at this attempt makes the event a dead letter; `off` leaves the limit to the platform.",
+        optional=True,
+    ),
+    "max_result": Option(
+        "count",
+        256 * 1024,
+        "The largest handler result, in bytes, that is stored for duplicates.",
+        least=0,
+    ),
+    "max_in_hand": Option(
+        "count",
+        1_000,
+        "The in-flight limit of `arun`: how many events it processes at a time.",
+    ),
+    "threads": Option(
+        "count",
+        32,
+        "How many synchronous handlers `arun` runs at a time.",
+    ),
+    "max_age": Option(
+        "duration",
+        None,
+        "Events that happened longer ago than this are counted as too old.",
+        optional=True,
+    ),
+    "on_too_old": Option(
+        "choice",
+        "run",
+        "What to do with events older than `max_age`.",
+        choices=get_args(OnTooOld),
+    ),
+    "on_missing_key": Option(
+        "choice",
+        "refuse",
+        "What to do with events that lack a part of their key.",
+        choices=get_args(OnMissingKey),
+    ),
+    "on_store_error": Option(
+        "choice",
+        "refuse",
+        "What to do with events when the store is unavailable. `unguarded` needs `unguarded_types`, and also"
+        " starts the process when a store over a network is unavailable.",
+        choices=get_args(OnStoreError),
+    ),
+    "unguarded_types": Option(
+        "names",
+        (),
+        "The event types that run without a claim, and so may run twice, while the store is unavailable.",
+    ),
+    "on_conflict": Option(
+        "choice",
+        "bury",
+        "What to do with an event whose key is known with different content.",
+        choices=get_args(OnConflict),
+    ),
+    "on_replay": Option(
+        "choice",
+        "duplicate",
+        "Whether a replayed event is a duplicate or runs once for each replay.",
+        choices=get_args(OnReplay),
+    ),
+    "on_stale": Option(
+        "choice",
+        "pass",
+        "What to do with a state change when a newer state of its entity is known; `skip` does not run it.",
+        choices=get_args(OnStale),
+    ),
+}
+
+DEFAULTS: Final[Mapping[str, Any]] = {name: option.default for name, option in OPTIONS.items()}
 
 
 class GateOptions(TypedDict, total=False):
@@ -60,63 +232,6 @@ class GateOptions(TypedDict, total=False):
     on_conflict: OnConflict
     on_replay: OnReplay
     on_stale: OnStale
-
-
-DEFAULTS: Final[GateOptions] = {
-    "namespace": "default",
-    "mode": "lease",
-    "retention": "7d",
-    "lease": "30s",
-    "max_hold": "15m",
-    "handler_timeout": None,
-    "dead_letter_retention": "30d",
-    "backoff": "1s",
-    "backoff_limit": "5m",
-    "retry_for": "1h",
-    "sliding": False,
-    "sliding_limit": "90d",
-    "remember": "10s",
-    "breaker": "50ms",
-    "max_attempts": 5,
-    "max_result": 256 * 1024,
-    "max_in_hand": 1_000,
-    "threads": 32,
-    "max_age": None,
-    "on_too_old": "run",
-    "on_missing_key": "refuse",
-    "on_store_error": "refuse",
-    "unguarded_types": (),
-    "on_conflict": "bury",
-    "on_replay": "duplicate",
-    "on_stale": "pass",
-}
-
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "mode": get_args(Mode),
-    "on_too_old": get_args(OnTooOld),
-    "on_missing_key": get_args(OnMissingKey),
-    "on_store_error": get_args(OnStoreError),
-    "on_conflict": get_args(OnConflict),
-    "on_replay": get_args(OnReplay),
-    "on_stale": get_args(OnStale),
-}
-DURATIONS: Final = (
-    "retention",
-    "lease",
-    "max_hold",
-    "handler_timeout",
-    "dead_letter_retention",
-    "backoff",
-    "backoff_limit",
-    "retry_for",
-    "sliding_limit",
-    "remember",
-    "breaker",
-    "max_age",
-)
-COUNTS: Final = ("max_attempts", "max_result", "max_in_hand", "threads")
-LISTS: Final = (list, tuple, set, frozenset)
-OPTIONAL: Final = frozenset({"handler_timeout", "retry_for", "remember", "breaker", "max_age", "max_attempts"})
 
 
 class GateConfig(Struct, frozen=True, kw_only=True):
@@ -153,18 +268,18 @@ class GateConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def alone_within(self) -> float:
-        """For how many seconds no other handler starts while an event that must run alone waits for those that run."""
+        """Seconds for which no other handler starts while an event that must run alone waits for running handlers."""
         return min(_ALONE_WITHIN, self.max_hold) / 1e6
 
     @property
     def alone_bound(self) -> float:
-        """For how many seconds no other handler starts while an event that must run alone runs."""
-        return min(max(self.lease, _LEAST_ALONE), self.max_hold) / 1e6
+        """Seconds for which no other handler starts while an event runs alone."""
+        return min(max(self.lease, _SHORTEST_ALONE_BOUND), self.max_hold) / 1e6
 
     @property
     def attempts_last(self) -> tuple[int, int]:
-        """For how long an event that the store holds and that always fails is tried, from the first attempt to the
-        last: at least and at most. Handlers that take long add to it."""
+        """The shortest and longest time from the first attempt to the last, for an event that the store holds and that
+        always fails. Slow handlers add to it."""
         pauses = sum(self.pause_after(attempt) for attempt in range(1, self.max_attempts or 1))
         return pauses // 2, pauses
 
@@ -178,83 +293,78 @@ class GateConfig(Struct, frozen=True, kw_only=True):
 
 
 def outlasts_lease(visibility: int, lease: int) -> bool:
-    """The one rule for a queue: a message stays hidden for at least as long as the lease of its event lasts, so that
-    the claim of a worker that died is over when the message comes again. A receive that finds it held counts towards
-    the dead-letter queue. Both are in microseconds; SQS counts whole seconds, and the worker rounds up."""
+    """The one rule for a queue: a message stays hidden for at least as long as the lease of its event, so that the
+    claim of a dead worker is over when the message is delivered again. A receive that finds the event in flight counts
+    towards the dead-letter queue. Both are in microseconds; SQS counts whole seconds, and the worker rounds up."""
     return -(-visibility // _SECOND) * _SECOND >= lease
 
 
-def validate(wishes: Mapping[str, Any]) -> GateConfig:
-    """Terms that can be kept, or SettingError."""
-    for name in wishes:
-        if name not in DEFAULTS:
-            raise SettingError(unknown(name, DEFAULTS, "setting"))
-    asked = {**DEFAULTS, **wishes}
-    for name, choices in CHOICES.items():
-        if asked[name] not in choices:
-            raise SettingError(not_a_choice(name, asked[name], choices))
-    for name in COUNTS:
-        _check_count(name, asked[name])
-    if not isinstance(asked["sliding"], bool):
-        raise SettingError(f"sliding={asked['sliding']!r} must be True or False")
-    read = {name: _duration(name, asked[name]) for name in DURATIONS}
-    types = _types(asked["unguarded_types"])
-    config = GateConfig(**{**asked, **read, "namespace": _named(asked["namespace"]), "unguarded_types": types})
-    _check_times(config, asked)
+def validate(options: Mapping[str, Any]) -> GateConfig:
+    """The configuration for these options; raises SettingError."""
+    for name in options:
+        if name not in OPTIONS:
+            raise SettingError(unknown(name, OPTIONS, "setting"))
+    given = {**DEFAULTS, **options}
+    config = GateConfig(**{name: _checked(name, option, given[name]) for name, option in OPTIONS.items()})
+    _check_times(config, given)
     _check_types(config)
     return config
 
 
-def _duration(name: str, value: Duration | None) -> int | None:
-    return None if value is None and name in OPTIONAL else microseconds(value, name)  # type: ignore[arg-type]
+def _checked(name: str, option: Option, value: Any) -> Any:
+    if value is None and option.optional:
+        return None
+    if option.kind == "duration":
+        return microseconds(value, name)
+    if option.kind == "choice" and value not in option.choices:
+        raise SettingError(not_a_choice(name, value, option.choices))
+    if option.kind == "count" and (isinstance(value, bool) or not isinstance(value, int) or value < option.least):
+        nothing = ", or None to leave it to the platform" if option.optional else ""
+        raise SettingError(f"{name}={value!r} must be a whole number, {option.least} or more{nothing}")
+    if option.kind == "truth" and not isinstance(value, bool):
+        raise SettingError(f"{name}={value!r} must be True or False")
+    if option.kind == "names":
+        return _names(name, value)
+    return _text(name, value) if option.kind == "text" else value
 
 
-def _check_count(name: str, value: Any) -> None:
-    if value is None and name in OPTIONAL:
-        return
-    least = 0 if name == "max_result" else 1
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        nothing = ", or None to leave it to the platform" if name in OPTIONAL else ""
-        raise SettingError(f"{name}={value!r} must be a whole number, {least} or more{nothing}")
+def _names(name: str, value: Any) -> frozenset[str]:
+    if not isinstance(value, LISTS) or not all(isinstance(each, str) and each for each in value):
+        raise SettingError(f"{name}={value!r} must be a list of event types")
+    return frozenset(value)
 
 
-def _check_times(config: GateConfig, asked: Mapping[str, Any]) -> None:
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _LONGEST_NAMESPACE:
+        raise SettingError(f"{name}={value!r} must be printable text of 1 to {_LONGEST_NAMESPACE} characters")
+    return value
+
+
+def _check_times(config: GateConfig, given: Mapping[str, Any]) -> None:
     if config.lease < _SHORTEST_LEASE:
-        raise SettingError(f"lease={asked['lease']!r} is too short to do anything in; 10ms is the least")
+        raise SettingError(f"lease={given['lease']!r} is too short; the minimum is 10ms")
     if config.retention < config.lease and not config.marks_first:
         raise SettingError(
-            f"retention={asked['retention']!r} is shorter than lease={asked['lease']!r}:"
-            " a key would be forgotten while it is held"
+            f"retention={given['retention']!r} is shorter than lease={given['lease']!r}:"
+            " a key would expire while its claim is held"
         )
     if config.sliding and config.sliding_limit < config.retention:
         raise SettingError(
-            f"sliding_limit={asked['sliding_limit']!r} is shorter than retention={asked['retention']!r}:"
-            " there would be nothing to slide"
+            f"sliding_limit={given['sliding_limit']!r} is shorter than retention={given['retention']!r}:"
+            " the retention could not slide"
         )
     if config.on_too_old == "bury" and config.max_age is None:
-        raise SettingError("on_too_old='bury' means nothing without max_age=…: how old is too old")
-    if config.remember is not None and config.remember > _LONGEST_MEMORY:
-        raise SettingError(f"remember={asked['remember']!r} is too long: what others did meanwhile counts after 60s")
+        raise SettingError("on_too_old='bury' needs max_age=…, the age from which an event is too old")
+    if config.remember is not None and config.remember > _LONGEST_REMEMBER:
+        raise SettingError(f"remember={given['remember']!r} is too long; the maximum is 60s")
 
 
 def _check_types(config: GateConfig) -> None:
-    """Running without a claim is for types that were thought about one by one."""
+    """Events run without a claim only if the user has named their types."""
     if config.on_store_error == "unguarded" and not config.unguarded_types:
         raise SettingError("on_store_error='unguarded' needs unguarded_types=[…]: the event types that may run twice")
     if config.on_store_error == "refuse" and config.unguarded_types:
-        raise SettingError("unguarded_types=[…] means nothing without on_store_error='unguarded'")
-
-
-def _types(types: Sequence[str]) -> frozenset[str]:
-    if not isinstance(types, LISTS) or not all(isinstance(name, str) and name for name in types):
-        raise SettingError(f"unguarded_types={types!r} must be a list of event types")
-    return frozenset(types)
-
-
-def _named(namespace: str) -> str:
-    if not isinstance(namespace, str) or not namespace.isprintable() or not 0 < len(namespace) <= _LONGEST_NAMESPACE:
-        raise SettingError(f"namespace={namespace!r} must be printable text of 1 to {_LONGEST_NAMESPACE} characters")
-    return namespace
+        raise SettingError("unguarded_types=[…] needs on_store_error='unguarded'")
 
 
 def check_inbox(what: str, *, has_inbox: bool, marks_first: bool) -> None:

@@ -59,7 +59,11 @@ class SettlementPlanner:
 
     def processed(self, job: Job, result: Any) -> PlannedSettlement:
         stored, problem = (b"null", None) if result is None else self._stored(result)
-        complete = Complete(*self._proof(job), self._config.retention, stored, problem, job.hands_to)
+        lease, config = job.lease, self._config
+        record = lease.record
+        complete = Complete(
+            config.namespace, lease.key, record.owner, record.fence, config.retention, stored, problem, job.hands_to
+        )
         return PlannedSettlement(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
 
     def failed(self, job: Job, error: BaseException) -> PlannedSettlement:

@@ -225,7 +225,7 @@ class SyncRunner:
                 if job.bury_reason is not None:
                     job.started = True
                     planned.append(planner.buried_unrun(job, job.bury_reason))
-                elif job.may_start(now):
+                elif now < job.lease.valid_until and now < job.start_by and not job.lease.lost:  # may_start, inlined
                     job.started = True
                     if (settlement := run_one(job)) is not None:
                         planned.append(settlement)

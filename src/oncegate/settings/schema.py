@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from oncegate.gate.options import CHOICES, COUNTS, DEFAULTS, DURATIONS, OPTIONAL
+from oncegate.gate.options import OPTIONS, Option
 
 Kind: TypeAlias = Literal[
     "text", "choice", "duration", "count", "truth", "names", "url", "place", "strategy", "function", "port"
@@ -49,82 +49,38 @@ class Setting(Struct, frozen=True, kw_only=True):
     @property
     def flag(self) -> str:
         """Its name on the command line, where the command tells whether its own table is meant."""
-        path = self.path if self.table in _SHARED or (self.table and self.name in DEFAULTS) else self.name
+        path = self.path if self.table in _SHARED or (self.table and self.name in OPTIONS) else self.name
         return f"--{path.replace('_', '-').replace('.', '-')}"
 
 
-_MEANINGS: Final = {
-    "namespace": "What keeps these events apart from others in the same store.",
-    "mode": "`mark_first` marks an event as done in the one write that claims it: at most once.",
-    "retention": "How long a processed event is remembered.",
-    "lease": "How long a claim lasts if its worker dies; it is renewed while the handler runs.",
-    "max_hold": "For how long a claim is renewed at most.",
-    "handler_timeout": "A handler that runs for longer than this fails its event; a plain one runs on in its thread,"
-    " and another thread takes its place.",
-    "dead_letter_retention": "How long a dead letter is kept.",
-    "backoff": "How long what the inbox holds is left alone after a failure; twice as long after each further one.",
-    "backoff_limit": "How long it is left alone at most.",
-    "retry_for": "For how long an event that the inbox holds is tried again while what its handler calls is"
-    " unavailable, without using up attempts.",
-    "sliding": "Whether retention counts from the latest copy on instead of from the completion.",
-    "sliding_limit": "With `sliding`, how long an event is remembered at most.",
-    "remember": "For how long a process answers copies of what it saw completed by itself; at most 60s.",
-    "breaker": "A store over a network that fails five times in a row is left alone for a while; so is one that takes"
-    " longer than this, and than ten times its median, five times in a row.",
-    "max_attempts": "A failure at this attempt buries; `off` leaves the counting to the platform.",
-    "max_result": "A handler's result of more bytes than this is not kept for the duplicates.",
-    "max_in_hand": "How many events `arun` takes at a time.",
-    "threads": "How many plain handlers `arun` runs at a time.",
-    "max_age": "Events that happened longer ago than this are counted as too old.",
-    "on_too_old": "What becomes of events older than `max_age`.",
-    "on_missing_key": "What becomes of events that lack a part of their key.",
-    "on_store_error": "What becomes of events when the store cannot be asked; `unguarded` needs `unguarded_types`, and"
-    " starts without a store that is away.",
-    "unguarded_types": "The event types that may run, and so run twice, while the store is away.",
-    "on_conflict": "What becomes of other content under a known key.",
-    "on_replay": "Whether a replayed event is a duplicate or runs once more for each replay.",
-    "on_stale": "What becomes of a state change of whose entity a newer one is known; `skip` does not run it.",
-}
-
-
-def _kind(name: str, default: object) -> Kind:
-    if name in CHOICES:
-        return "choice"
-    if name in DURATIONS:
-        return "duration"
-    if name in COUNTS:
-        return "count"
-    return "truth" if isinstance(default, bool) else "names" if isinstance(default, tuple) else "text"
-
-
-def _of_gate(name: str, default: object) -> Setting:
+def _of_gate(name: str, option: Option) -> Setting:
     return Setting(
         name=name,
-        kind=_kind(name, default),
-        default=default,
-        meaning=_MEANINGS.get(name, ""),
-        choices=CHOICES.get(name, ()),
-        optional=name in OPTIONAL,
+        kind=option.kind,
+        default=option.default,
+        meaning=option.doc,
+        choices=option.choices,
+        optional=option.optional,
         of_gate=True,
     )
 
 
 STORE: Final = Setting(
-    name="store", kind="url", default="sqlite:///oncegate.db", meaning="Where the claims are kept: the URL of a store."
+    name="store", kind="url", default="sqlite:///oncegate.db", meaning="The URL of the store that holds the claims."
 )
 KEY: Final = Setting(
     name="key",
     kind="strategy",
     default="auto",
-    meaning="What makes two deliveries one event: a strategy as Python has it, or `module:function`.",
+    meaning="What identifies an event: a key strategy in Python syntax, or `module:function`.",
 )
 LOG: Final = Setting(
     name="log",
     kind="choice",
     default="off",
     choices=("off", "json"),
-    meaning="`json`: a line of JSON on stdout for each event; `off`: none. If neither is chosen, `serve` and `work`"
-    " log.",
+    meaning="`json` writes one line of JSON to stdout for each event; `off` writes none. When unset, `serve` and"
+    " `work` log.",
 )
 
 
@@ -143,7 +99,7 @@ def _of_table(
     )
 
 
-GATE: Final = tuple(_of_gate(name, default) for name, default in DEFAULTS.items())
+GATE: Final = tuple(_of_gate(name, option) for name, option in OPTIONS.items())
 
 
 def _handed_on(table: str) -> tuple[Setting, ...]:
@@ -154,7 +110,7 @@ def _handed_on(table: str) -> tuple[Setting, ...]:
             "forward",
             "place",
             None,
-            "Each new event is posted to this URL, in place of a handler; `[forward]` says how.",
+            "The URL to post each new event to, instead of a call to a handler; `[forward]` has the options.",
             ("https", "http"),
         ),
         _of_table(
@@ -162,7 +118,7 @@ def _handed_on(table: str) -> tuple[Setting, ...]:
             "publish",
             "place",
             None,
-            "Each new event is sent to this queue or bus, in place of a handler.",
+            "The queue or bus to send each new event to, instead of a call to a handler.",
             ("sqs", "eventbridge"),
         ),
     )
@@ -170,14 +126,14 @@ def _handed_on(table: str) -> tuple[Setting, ...]:
 
 SERVE: Final = (
     _of_table("serve", "host", "text", "127.0.0.1", "The address to listen on."),
-    _of_table("serve", "port", "port", 8080, "The port to listen on; 0 for any free one."),
+    _of_table("serve", "port", "port", 8080, "The port to listen on; 0 selects a free port."),
     _of_table(
         "serve",
         "handler",
         "function",
         None,
-        "Called with each new event, `module:function`; `log` only logs it. Without one, events are stored for"
-        " `oncegate work inbox`.",
+        "The function to call with each new event, `module:function`; `log` only logs the event. Without a handler,"
+        " events are stored for `oncegate work inbox`.",
     ),
     *_handed_on("serve"),
     _of_table(
@@ -185,14 +141,14 @@ SERVE: Final = (
         "trace",
         "truth",
         False,
-        "Whether each event is a span of OpenTelemetry; start it with `opentelemetry-instrument`.",
+        "Whether each event is recorded as an OpenTelemetry span; start the service with `opentelemetry-instrument`.",
     ),
     _of_table(
         "serve",
         "mode",
         "choice",
         "inbox",
-        "`inbox` answers when an event is kept, and runs it then; `inline` runs it while the sender waits.",
+        "`inbox` stores an event, answers, and then runs it; `inline` runs it while the sender waits.",
         choices=("inbox", "inline"),
     ),
     _of_table(
@@ -200,125 +156,156 @@ SERVE: Final = (
         "signature",
         "text",
         None,
-        "How `POST /events` is signed, or `none`; without it only this machine itself can send.",
+        "The signature scheme of `POST /events`, or `none`; when off, only this machine can send.",
     ),
     _of_table(
-        "serve", "secret_env", "names", (), "The variables that hold its secret; several may be valid at a time."
+        "serve",
+        "secret_env",
+        "names",
+        (),
+        "The environment variables that hold the secret of the signature; several can be valid at a time.",
     ),
-    _of_table("serve", "secret_file", "names", (), "The same in files, one secret in each."),
     _of_table(
-        "serve", "signature_options", "names", (), "How exactly it is signed, each written `header=x-signature`."
+        "serve", "secret_file", "names", (), "The files that hold the secret of the signature, one secret in each file."
     ),
-    _of_table("serve", "max_rate", "count", None, "How many events a second each route takes; more is 429."),
+    _of_table(
+        "serve", "signature_options", "names", (), "Options of the signature scheme, each written `header=x-signature`."
+    ),
+    _of_table(
+        "serve", "max_rate", "count", None, "How many events per second each route accepts; more are answered with 429."
+    ),
     _of_table(
         "serve",
         "max_live_keys",
         "count",
         None,
-        "How many events each route may have remembered at a time; more is 429.",
+        "How many remembered events each route may have at a time; more are answered with 429.",
     ),
-    _of_table("serve", "max_body", "count", 1024 * 1024, "The largest body, in bytes."),
-    _of_table("serve", "max_events", "count", 1_000, "How many events one request may hold; more is 413."),
+    _of_table("serve", "max_body", "count", 1024 * 1024, "The largest request body, in bytes."),
+    _of_table(
+        "serve",
+        "max_events",
+        "count",
+        1_000,
+        "How many events one request may hold; a request with more is answered with 413.",
+    ),
     _of_table(
         "serve",
         "max_bytes_in_hand",
         "count",
         64 * 1024 * 1024,
-        "How many bytes of bodies may be in hand at a time; more is 503.",
+        "How many bytes of request bodies may be in flight at a time; more are answered with 503.",
     ),
     _of_table(
         "serve",
         "max_bytes_arriving",
         "count",
         16 * 1024 * 1024,
-        "How many bytes of unfinished requests are held at a time; for more, the oldest are refused with 408.",
+        "How many bytes of incomplete requests are held at a time; above the limit, the oldest are answered with 408.",
     ),
     _of_table(
         "serve",
         "max_connections",
         "count",
         4_000,
-        "How many connections may be open; for one more, that which has waited longest is closed.",
+        "How many connections may be open; above the limit, the connection that has waited longest is closed.",
     ),
     _of_table(
-        "serve", "request_within", "duration", "10s", "A request that has not arrived in full after this is closed."
+        "serve",
+        "request_within",
+        "duration",
+        "10s",
+        "How long a request may take to arrive in full; then its connection is closed.",
     ),
     _of_table(
         "serve",
         "drain_within",
         "duration",
         "25s",
-        "How long what is in hand may take when the service is told to stop.",
+        "How long events in flight may take to finish when the service stops.",
     ),
     _of_table(
         "serve",
         "proxies",
         "names",
         (),
-        "The addresses or networks of proxies whose `X-Forwarded-For` headers are believed.",
+        "The addresses or networks of proxies whose `X-Forwarded-For` headers are trusted.",
     ),
     _of_table(
         "serve",
         "tls_cert",
         "text",
         None,
-        "The file with the certificate chain; with it the service speaks TLS 1.2 or newer only.",
+        "The file with the certificate chain; with it the service accepts only TLS 1.2 or newer.",
     ),
-    _of_table("serve", "tls_key", "text", None, "The file with its private key."),
+    _of_table("serve", "tls_key", "text", None, "The file with the private key of the certificate."),
     _of_table(
         "serve",
         "metrics_host",
         "text",
         None,
-        "The address where `/metrics` is served, and nowhere else; without it, where events are.",
+        "The only address that serves `/metrics`; when off, `/metrics` is on the address that receives events.",
     ),
-    _of_table("serve", "metrics_port", "port", 9464, "The port of `serve.metrics_host`; 0 for any free one."),
+    _of_table("serve", "metrics_port", "port", 9464, "The port of `serve.metrics_host`; 0 selects a free port."),
     _of_table(
         "serve",
         "metrics_token_env",
         "names",
         (),
-        "The variables that hold the token without which `/metrics` is 401; several may be valid at a time.",
+        "The environment variables that hold the token for `/metrics`; several can be valid at a time. A request"
+        " without a valid token is answered with 401.",
     ),
-    _of_table("serve", "metrics_token_file", "names", (), "The same in files, one token in each."),
+    _of_table(
+        "serve",
+        "metrics_token_file",
+        "names",
+        (),
+        "The files that hold the token for `/metrics`, one token in each file.",
+    ),
 )
 
 # How events are handed on to a URL.
 FORWARD: Final = (
-    _of_table("forward", "timeout", "duration", "10s", "How long one request may take in all."),
+    _of_table("forward", "timeout", "duration", "10s", "How long one request may take in total."),
     _of_table(
         "forward",
         "headers",
         "text",
         None,
-        "A file of headers to send, such as `Authorization`, one on each line; read anew for each event.",
+        "A file of headers to send, such as `Authorization`, one on each line; the file is read again for each event.",
     ),
     _of_table(
         "forward",
         "hosts",
         "names",
         (),
-        "The only hosts that may be forwarded to; `*.example.com` is any below it. Empty: any.",
+        "The only hosts that events may be forwarded to; `*.example.com` is any host below it. Empty: any host.",
     ),
     _of_table(
         "forward",
         "allow_private",
         "truth",
         False,
-        "Whether the host may have a private or loopback address; only then may the URL be `http://`.",
+        "Whether the host may have a private or loopback address; an `http://` URL needs this.",
     ),
     _of_table(
         "forward",
         "pins",
         "names",
         (),
-        "SHA-256 hashes of public keys (SPKI), one of which its certificate must have: `sha256//BASE64`.",
+        "SHA-256 hashes of public keys (SPKI), written `sha256//BASE64`; the receiver's certificate must match one.",
     ),
-    _of_table("forward", "ca", "text", None, "A file of authorities to trust in place of the system's."),
+    _of_table("forward", "ca", "text", None, "A file of certificate authorities to trust instead of the system's."),
     _of_table(
-        "forward", "certificate", "text", None, "The file of the client's own certificate, if the receiver wants one."
+        "forward", "certificate", "text", None, "The file with the client certificate, if the receiver requires one."
     ),
-    _of_table("forward", "certificate_key", "text", None, "The file of its key, if that is another."),
+    _of_table(
+        "forward",
+        "certificate_key",
+        "text",
+        None,
+        "The file with the private key of the client certificate, if separate.",
+    ),
 )
 
 WORK: Final = (
@@ -327,21 +314,27 @@ WORK: Final = (
         "handler",
         "function",
         None,
-        "Called with each new event, `module:function`; it may be async. `log` only logs it.",
+        "The function to call with each new event, `module:function`; it may be async. `log` only logs the event.",
     ),
     *_handed_on("work"),
-    _of_table("work", "batch", "count", 10, "How many messages to ask for at a time, 1 to 10."),
-    _of_table("work", "wait", "duration", "20s", "How long a poll waits for a message, while nothing is in hand."),
+    _of_table("work", "batch", "count", 10, "How many messages to request at a time, 1 to 10."),
+    _of_table("work", "wait", "duration", "20s", "How long a poll waits for a message while no event is in flight."),
     _of_table(
         "work",
         "visibility",
         "duration",
         "30s",
-        "For how long a message is kept from other workers; renewed while it is in hand.",
+        "How long a message is hidden from other workers; renewed while its event is in flight.",
     ),
-    _of_table("work", "in_hand", "count", 100, "How many events are in hand at a time."),
-    _of_table("work", "receivers", "count", 4, "How many polls are open at most."),
-    _of_table("work", "drain", "duration", "25s", "How long what runs may take to end when the worker is stopped."),
+    _of_table("work", "in_hand", "count", 100, "The in-flight limit: how many events the worker processes at a time."),
+    _of_table("work", "receivers", "count", 4, "The largest number of open polls."),
+    _of_table(
+        "work",
+        "drain",
+        "duration",
+        "25s",
+        "How long running handlers may take to finish when the worker stops.",
+    ),
 )
 # What a table [route.NAME] can have of those of [serve], under the same names. The first are never inherited.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
@@ -353,14 +346,14 @@ OF_ROUTE: Final = (*OF_SIGNATURE, *WAYS, "max_events", "max_rate", "max_live_key
 READ: Final = tuple(
     Setting(table="read", name=name, kind="text", default=None, optional=True, meaning=meaning)
     for name, meaning in (
-        ("topic", "The topic of Genesys events that come as a bare `eventBody`."),
-        ("source", "The name of the source of plain events, in place of `plain`."),
+        ("topic", "The topic of Genesys events that arrive as a bare `eventBody`."),
+        ("source", "The source name of plain events, instead of `plain`."),
         ("id", "The paths to the id of a plain event."),
-        ("type", "The paths to its type."),
-        ("entity", "The paths to what it is about: a conversation, a case."),
-        ("part", "The paths to the part of that: a session, a participant."),
-        ("state", "The paths to its state."),
-        ("time", "The paths to when it happened."),
+        ("type", "The paths to the type of a plain event."),
+        ("entity", "The paths to the entity of a plain event: a conversation, a case."),
+        ("part", "The paths to the part of the entity: a session, a participant."),
+        ("state", "The paths to the state of a plain event."),
+        ("time", "The paths to the time at which a plain event happened."),
     )
 )
 

@@ -89,7 +89,7 @@ def check_url(url: str) -> None:
 
 
 def keeps_events(url: str) -> bool:
-    """Whether the store at a URL keeps events until they are run, also when this process ends."""
+    """Whether the store at a URL stores events until they are run, also when this process ends."""
     return scheme_of(url) != "memory" and issubclass(store_class(url), Inbox)
 
 

@@ -93,7 +93,7 @@ class JoinsTransactions(Protocol):
 
 @runtime_checkable
 class Inbox(Protocol):
-    """A store that keeps events until they are run, and gives them out in order."""
+    """A store that stores events until they are run, and gives them out in order."""
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         """Keep payloads; Admitted to the one request that brought it.

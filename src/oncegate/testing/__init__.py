@@ -7,7 +7,7 @@ A store joins the suite by saying how it is opened:
             return MyStore(clock=clock)
 
 `SharedStoreContract` adds the races between processes, for stores that several can open at one URL, and
-`InboxContract` what a store must hold to that keeps events until they are run: name it first of the two.
+`InboxContract` what a store must hold to that stores events until they are run: name it first of the two.
 """
 
 try:
