@@ -137,7 +137,7 @@ def test_an_observer_that_never_ends() -> None:
 
 def test_too_many_notices(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What piles up beyond the bound is dropped and counted; the counts stay whole."""
-    monkeypatch.setattr(observers, "_MOST_WAITING", 10)
+    monkeypatch.setattr(observers, "_MOST_QUEUED", 10)
     hang, heard = threading.Event(), []
 
     def slow(notice: Notice) -> None:

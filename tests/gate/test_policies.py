@@ -441,7 +441,7 @@ def test_a_misspelt_setting() -> None:
         ("unguarded_types", 5, "unguarded_types=5 must be a list of event types"),
         ("unguarded_types", iter(["alarm"]), "must be a list of event types"),
         ("observers", None, "observers=None must be a list of callables"),
-        ("observers", iter([print]), "must be a list of things that can be called"),
+        ("observers", iter([print]), "must be a list of callables"),
         ("hints", {}, "hints={} must be oncegate.sources.Hints"),
         ("on_too_old", "bury", "on_too_old='bury' needs max_age"),
     ],
