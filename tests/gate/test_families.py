@@ -6,7 +6,7 @@ import pytest
 
 from oncegate import Gate, keys
 from oncegate.stores.memory import MemoryStore
-from tests.gate.test_echoes import Handler, emission, told
+from tests.gate.test_state_changes import Handler, emission, told
 
 
 @pytest.fixture
