@@ -7,7 +7,6 @@ import pytest
 
 from oncegate import Event, Gate, keys
 from oncegate.claims import Redrive, Reset
-from oncegate.errors import SettingError
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -171,9 +170,3 @@ def test_what_is_over_is_let_go(stumbling: Stumbling) -> None:
         gate.run({"id": str(boot.now)}, succeed)
     memory = gate._engine.claimer._cache
     assert len(memory._new) + len(memory._old) == 2
-
-
-def test_too_long() -> None:
-    """More than a minute is refused: what other processes do would go unnoticed."""
-    with pytest.raises(SettingError, match="remember='61s' is too long"):
-        Gate("memory://", remember="61s")

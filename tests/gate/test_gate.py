@@ -128,48 +128,6 @@ class TestRefused:
         assert statuses(outcomes) == ["invalid", "processed", "invalid"]
         assert outcomes[0].event.raw == b"{"
 
-    def test_kept(self, gate: Gate) -> None:
-        """What was refused can be kept as a dead letter with its bytes, once however often it comes."""
-        for _ in range(2):
-            (kept,) = gate.keep([gate.run(b'{"id":1.5}', Handler())])
-            assert kept.status == "invalid"
-            assert str(kept.kept) in kept.reason
-        (entry,) = gate.store.dead_letters()
-        assert (entry.record.payload, entry.key.hex()) == (b'{"id":1.5}', str(kept.kept))
-
-    def test_equal_ones_are_kept_once(self, gate: Gate) -> None:
-        """Copies of one refused event in one request share a dead letter, and none of them is told to come again."""
-        kept = gate.keep(gate.run_batch(["[5, 5, 6]"], Handler()))
-        assert statuses(kept) == ["invalid"] * 3
-        assert len(gate.store.dead_letters()) == 2
-
-
-class TestConflict:
-    def test_a_copy_is_kept_and_then_acked(self, gate: Gate) -> None:
-        """Other content under a known key is not run and not lost: it is a dead letter of its own, kept once."""
-        handler = Handler()
-        gate.run({"id": "a", "n": 1}, handler)
-        outcomes = [gate.run({"id": "a", "n": 2}, handler) for _ in range(2)]
-        assert statuses(outcomes) == ["conflict"] * 2
-        assert all(outcome.acked for outcome in outcomes)
-        (entry,) = gate.store.dead_letters()
-        assert entry.record.payload == b'{"id":"a","n":2}'
-        assert entry.key.hex() == str(outcomes[0].kept)
-        assert len(handler.seen) == 1
-
-    def test_the_original_stays(self, gate: Gate) -> None:
-        """A conflict changes nothing for copies of the original."""
-        gate.run({"id": "a", "n": 1}, Handler("one"))
-        gate.run({"id": "a", "n": 2}, Handler("two"))
-        assert gate.run({"id": "a", "n": 1}, Handler("three")).result == "one"
-
-    def test_within_a_batch(self, gate: Gate) -> None:
-        """Two contents under one key in one batch: the first runs, the second is kept."""
-        handler = Handler()
-        outcomes = gate.run_batch([{"id": "a", "n": 1}, {"id": "a", "n": 2}], handler)
-        assert statuses(outcomes) == ["processed", "conflict"]
-        assert [event.body["n"] for event in handler.seen] == [1]
-
 
 class TestBatch:
     def test_outcomes_in_order(self, gate: Gate) -> None:
@@ -244,26 +202,6 @@ class TestBatch:
 
 
 class TestSettings:
-    @pytest.mark.parametrize(
-        ("setting", "said"),
-        [
-            ({"retention": "10s"}, "retention='10s' is shorter than lease='30s'"),
-            ({"lease": 30}, "lease=30 is not a duration"),
-            ({"max_attempts": 0}, "max_attempts=0 must be a whole number, 1 or more"),
-            ({"max_attempts": True}, "max_attempts=True must be"),
-            ({"namespace": ""}, "namespace='' must be"),
-            ({"namespace": "a\nb"}, "namespace="),
-            ({"namespace": "x" * 129}, "namespace="),
-            ({"key": "id"}, "use keys.auto"),
-            ({"max_result": -1}, "max_result=-1 must be"),
-        ],
-    )
-    def test_settings_that_cannot_be_kept(self, setting: dict[str, Any], said: str) -> None:
-        """A setting that cannot be meant is refused at once, by name."""
-        with pytest.raises(SettingError) as caught:
-            Gate("memory://", **setting)
-        assert said in str(caught.value)
-
     @pytest.mark.parametrize("store", [Path("x.db"), 5, None])
     def test_what_is_no_url(self, store: Any) -> None:
         """A store is named by a URL and by nothing else."""
@@ -308,3 +246,10 @@ class TestHandlers:
         outcome = gate.run({"id": 1}, handler)
         assert outcome.status == "failed"
         assert "which was not run" in outcome.reason
+
+
+@pytest.mark.parametrize("store", [None, b"redis://me:secret@localhost", MemoryStore, object()])
+def test_what_is_no_store(store: Any) -> None:
+    """A gate without a store is refused at once, not at its first event."""
+    with pytest.raises(SettingError, match=f"store must be a URL, .*, not {type(store).__name__}$"):
+        Gate(store)

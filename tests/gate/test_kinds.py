@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, Outcome, keys, read
-from oncegate.gate.outcome import differences
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 
@@ -145,59 +144,6 @@ class TestKinds:
         copies = [envelope(), envelope(), envelope(id="2"), envelope(**{"replay-name": "monday"})]
         kinds = [outcome.kind for outcome in gate.run_batch(copies, succeed)]
         assert kinds == [None, "redelivery", "re-emission", "replay"]
-
-
-ONE = {"id": 1, "data": {"status": "open", "amount": 1}}
-OTHER = {"id": 1, "data": {"status": "closed", "amount": 1}, "n": 2}
-
-
-class TestConflicts:
-    def test_names_what_differs(self, store: MemoryStore) -> None:
-        """A conflict says where the two differ, while the original is at hand."""
-        gate = Gate(store)
-        gate.run(ONE, succeed)
-        outcome = gate.run(OTHER, succeed)
-        assert outcome.differs == ("data.status", "n")
-        assert "but different content (at data.status, n). Stored as dead letter" in outcome.reason
-
-    def test_in_one_batch(self, gate: Gate) -> None:
-        """Also if both come together."""
-        outcomes = gate.run_batch([ONE, OTHER], succeed)
-        assert outcomes[1].differs == ("data.status", "n")
-
-    def test_with_a_dead_letter(self, store: MemoryStore) -> None:
-        """A dead letter has its payload, so it can be compared at any time."""
-        Gate(store, max_attempts=1).run(ONE, lambda event: 1 / 0)
-        assert Gate(store).run(OTHER, succeed).differs == ("data.status", "n")
-
-    def test_when_it_is_not_known(self, store: MemoryStore) -> None:
-        """Another process knows that they differ, but not where."""
-        Gate(store).run(ONE, succeed)
-        outcome = Gate(store).run(OTHER, succeed)
-        assert (outcome.status, outcome.differs) == ("conflict", ())
-        assert "but different content. Stored as dead letter" in outcome.reason
-
-
-class TestDifferences:
-    @pytest.mark.parametrize(
-        ("one", "other", "paths"),
-        [
-            ({"a": 1}, {"a": 1}, ()),
-            ({"a": 1}, {"a": True}, ("a",)),
-            ({"a": {"b": 1}}, {"a": {"b": 2}}, ("a.b",)),
-            ({"a": {"b": 1}}, {"a": 1}, ("a",)),
-            ({"a": None}, {}, ("a",)),
-            ({"a": [1, 2]}, {"a": [1, 3]}, ("a",)),
-            ({str(n): n for n in range(9)}, {}, ("0", "1", "2", "3", "4")),
-            ("a", "b", ()),
-            ({"": 1}, {"": 2}, ('""',)),
-            ({"a": {"x" * 999: 1}}, {"a": {}}, ("a." + "x" * 98 + "…",)),
-        ],
-    )
-    def test_paths(self, one: Any, other: Any, paths: tuple[str, ...]) -> None:
-        """Differences are named by their paths, the first five of them, whichever side has them."""
-        assert differences(one, other) == paths
-        assert differences(other, one) == paths
 
 
 def test_frames_are_skipped(gate: Gate) -> None:

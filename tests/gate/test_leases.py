@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.claims import COMPLETED, IN_PROGRESS, Renew, Settlement
+from oncegate.claims import Renew, Settlement
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -246,30 +246,6 @@ class TestValidity:
         outcome = gate.run({"id": 1}, overtaken)
         assert (outcome.status, outcome.acked) == ("failed", False)
         assert gate.run({"id": 1}, succeed).result == "done"
-
-
-class TestFlushing:
-    def test_completions_do_not_wait_for_the_next_handler(self) -> None:
-        """A completion is durable within 50 ms of its effect, also while the next handler takes long."""
-        gate = Gate("memory://")
-        states: list[str] = []
-
-        def handler(event: Event) -> None:
-            if event.id == "2":
-                time.sleep(0.05)
-                states.extend(entry.record.state for entry in sorted(gate.store.browse(), key=_by_id))
-
-        gate.run_batch([{"id": 1}, {"id": 2}, {"id": 3}], handler)
-        assert states == [COMPLETED, IN_PROGRESS, IN_PROGRESS]
-
-    def test_quick_batches_are_settled_with_one_write(self, stumbling: Stumbling) -> None:
-        """A batch whose handlers are quick costs one claim and one settle."""
-        Gate(stumbling).run_batch([{"id": number} for number in range(100)], succeed)
-        assert stumbling.calls == [("claim", 100), ("settle", 100)]
-
-
-def _by_id(entry: object) -> str:
-    return str(entry.record.about.delivery_id)  # type: ignore[attr-defined]
 
 
 def test_released_and_granted_again_at_once() -> None:

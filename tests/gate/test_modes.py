@@ -6,7 +6,7 @@ import pytest
 
 from oncegate import Event, Gate, keys
 from oncegate.claims import COMPLETED, Redrive
-from oncegate.errors import OncegateError, SettingError, StoreUnavailable
+from oncegate.errors import OncegateError, StoreUnavailable
 from oncegate.stores.base import TakeRequest
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -126,11 +126,6 @@ class TestMarkFirst:
         assert gate.run({"id": 1}, succeed).status == "duplicate"
         clock.advance("1ms")
         assert gate.run({"id": 1}, succeed).status == "processed"
-
-    def test_unknown_mode(self) -> None:
-        """A mode that there is not is refused with those that there are."""
-        with pytest.raises(SettingError, match="mode='exactly' is not a choice; it is one of lease, mark_first"):
-            Gate("memory://", mode="exactly")  # type: ignore[arg-type]
 
 
 class TestSeen:

@@ -1,6 +1,6 @@
 """Options are declared once, and everything else follows the declaration."""
 
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -30,3 +30,88 @@ def test_each_option_is_checked(name: str, option: object) -> None:
     """A value of a wrong type is refused with the name of the option and the value."""
     with pytest.raises(SettingError, match=name):
         Gate("memory://", **{name: object()})  # type: ignore[arg-type]
+
+
+def test_a_misspelt_setting() -> None:
+    """A setting that there is not is refused with the nearest that there is."""
+    with pytest.raises(SettingError, match="there is no setting on_conflit; did you mean on_conflict"):
+        Gate("memory://", on_conflit="run")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("sliding", "no", "sliding='no' must be True or False"),
+        ("sliding", None, "sliding=None must be True or False"),
+        ("unguarded_types", 5, "unguarded_types=5 must be a list of event types"),
+        ("unguarded_types", iter(["alarm"]), "must be a list of event types"),
+        ("observers", None, "observers=None must be a list of callables"),
+        ("observers", iter([print]), "must be a list of callables"),
+        ("hints", {}, "hints={} must be oncegate.sources.Hints"),
+        ("on_too_old", "bury", "on_too_old='bury' needs max_age"),
+    ],
+)
+def test_a_value_of_another_type(name: str, value: Any, sentence: str) -> None:
+    """What is no value of a setting is refused with a sentence that says what would be one."""
+    with pytest.raises(SettingError, match=sentence):
+        Gate("memory://", **{name: value})
+
+
+@pytest.mark.parametrize("name", ["mode", "on_too_old", "on_missing_key", "on_store_error", "on_conflict", "on_replay"])
+def test_a_choice_that_is_none(name: str) -> None:
+    """A value that is none of the choices is refused with those that are."""
+    with pytest.raises(SettingError, match=f"{name}='often' is not a choice; it is one of "):
+        Gate("memory://", **{name: "often"})  # type: ignore[arg-type]
+
+
+def test_a_limit_shorter_than_the_retention() -> None:
+    """Such a limit would leave could not slide."""
+    with pytest.raises(SettingError, match="could not slide"):
+        Gate("memory://", sliding=True, retention="7d", sliding_limit="1d")
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"on_store_error": "unguarded"},
+        {"unguarded_types": ["alarm"]},
+        {"on_store_error": "unguarded", "unguarded_types": "alarm"},
+    ],
+)
+def test_the_types_must_be_named(wishes: Any) -> None:
+    """Half a policy is refused: no types, or types without the policy, or one string of them."""
+    with pytest.raises(SettingError, match="unguarded_types"):
+        Gate("memory://", **wishes)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"retention": "10s"}, "retention='10s' is shorter than lease='30s'"),
+        ({"lease": 30}, "lease=30 is not a duration"),
+        ({"max_attempts": 0}, "max_attempts=0 must be a whole number, 1 or more"),
+        ({"max_attempts": True}, "max_attempts=True must be"),
+        ({"namespace": ""}, "namespace='' must be"),
+        ({"namespace": "a\nb"}, "namespace="),
+        ({"namespace": "x" * 129}, "namespace="),
+        ({"key": "id"}, "use keys.auto"),
+        ({"max_result": -1}, "max_result=-1 must be"),
+    ],
+)
+def test_settings_that_cannot_be_kept(setting: dict[str, Any], said: str) -> None:
+    """A setting that cannot be meant is refused at once, by name."""
+    with pytest.raises(SettingError) as caught:
+        Gate("memory://", **setting)
+    assert said in str(caught.value)
+
+
+def test_unknown_mode() -> None:
+    """A mode that there is not is refused with those that there are."""
+    with pytest.raises(SettingError, match="mode='exactly' is not a choice; it is one of lease, mark_first"):
+        Gate("memory://", mode="exactly")  # type: ignore[arg-type]
+
+
+def test_too_long() -> None:
+    """More than a minute is refused: what other processes do would go unnoticed."""
+    with pytest.raises(SettingError, match="remember='61s' is too long"):
+        Gate("memory://", remember="61s")

@@ -1,8 +1,11 @@
 """Outcomes: the sentence that says why, and what may be acknowledged."""
 
+from typing import Any
+
 import pytest
 
 from oncegate import Event, Gate, Outcome
+from oncegate.gate.outcome import differences
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 
@@ -90,3 +93,25 @@ def test_what_may_be_acknowledged(status: str, acked: bool) -> None:
     outcome = Outcome(status, Event(source="plain", body={}), error="why")  # type: ignore[arg-type]
     assert outcome.acked is acked
     assert outcome.reason.endswith(".")
+
+
+class TestDifferences:
+    @pytest.mark.parametrize(
+        ("one", "other", "paths"),
+        [
+            ({"a": 1}, {"a": 1}, ()),
+            ({"a": 1}, {"a": True}, ("a",)),
+            ({"a": {"b": 1}}, {"a": {"b": 2}}, ("a.b",)),
+            ({"a": {"b": 1}}, {"a": 1}, ("a",)),
+            ({"a": None}, {}, ("a",)),
+            ({"a": [1, 2]}, {"a": [1, 3]}, ("a",)),
+            ({str(n): n for n in range(9)}, {}, ("0", "1", "2", "3", "4")),
+            ("a", "b", ()),
+            ({"": 1}, {"": 2}, ('""',)),
+            ({"a": {"x" * 999: 1}}, {"a": {}}, ("a." + "x" * 98 + "…",)),
+        ],
+    )
+    def test_paths(self, one: Any, other: Any, paths: tuple[str, ...]) -> None:
+        """Differences are named by their paths, the first five of them, whichever side has them."""
+        assert differences(one, other) == paths
+        assert differences(other, one) == paths

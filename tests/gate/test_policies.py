@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, keys
-from oncegate.errors import SettingError, StoreReadOnly, StoreUnavailable, Unreadable
+from oncegate.errors import StoreUnavailable, Unreadable
 from oncegate.events import Evidence
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -84,72 +84,6 @@ class TestMissingKey:
         assert Gate(store, key=keys.event_id, on_missing_key="unguarded").seen({"type": "x"}) is False
 
 
-class ReadOnly(MemoryStore):
-    """A store that takes no writes when it is told to, and may not be readable either."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writable = self.readable = True
-        self.reads = 0
-
-    def _apply(self, operations: Any, **how: Any) -> Any:
-        if not self.writable:
-            raise StoreReadOnly("the store is full")
-        return super()._apply(operations, **how)
-
-    def browse(self, *args: Any, **wanted: Any) -> Any:
-        self.reads += 1
-        if not self.readable:
-            raise StoreUnavailable("the store is away")
-        return super().browse(*args, **wanted)
-
-
-class TestNoWrites:
-    def test_what_is_known(self) -> None:
-        """Of a store that takes no writes, what is done, kept or buried is told by reading; nothing else is answered or
-        run, but for what may run unguarded."""
-        store, handler, failing = ReadOnly(), Handler(), Handler(ValueError("boom"))
-        gate = Gate(store, remember=None, max_attempts=2, on_store_error="unguarded", unguarded_types=["alarm"])
-        gate.run({"id": "done", "type": "alarm"}, handler)
-        gate.admit([b'{"id": "kept"}'])
-        for _ in range(2):
-            gate.run({"id": "buried"}, failing)
-        gate.run({"id": "released"}, failing)
-        store.writable = False
-        events = [
-            {"id": "done", "type": "alarm"},
-            b'{"id": "kept"}',
-            {"id": "buried"},
-            {"id": "released"},
-            {"id": "done", "type": "alarm", "other": 1},
-            {"id": "new"},
-            {"id": "new", "type": "alarm"},
-        ]
-        outcomes = gate.run_batch(events, handler)
-        said = ["duplicate", "duplicate", "buried", "failed", "unguarded", "failed", "unguarded"]
-        assert [outcome.status for outcome in outcomes] == said
-        assert outcomes[0].result == "done"
-        assert len(handler.runs) == 1 + said.count("unguarded")
-        assert [outcome.status for outcome in gate.admit([b'{"id": "kept"}', b'{"id": 1}'])] == ["duplicate", "failed"]
-        assert gate.seen({"id": "done", "type": "alarm"}) is True
-        with pytest.raises(StoreReadOnly):
-            gate.seen({"id": "new"})
-
-    def test_what_cannot_be_read(self) -> None:
-        """A store that cannot be read either is tried once a second, whatever comes."""
-        store, boot = ReadOnly(), ManualClock(0)
-        gate = Gate(store, boot=boot, remember=None)
-        gate.run({"id": "done"}, Handler())
-        store.writable = store.readable = False
-        for _ in range(2):
-            outcomes = gate.run_batch([{"id": number} for number in range(20)], Handler())
-            assert {outcome.status for outcome in outcomes} == {"failed"}
-        assert store.reads == 1
-        store.readable = True
-        boot.advance("1s")
-        assert gate.run({"id": "done"}, Handler()).status == "duplicate"
-
-
 class TestStoreError:
     def unguarded(self, stumbling: Stumbling, **wishes: Any) -> Gate:
         return Gate(stumbling, on_store_error="unguarded", unguarded_types=["alarm"], **wishes)
@@ -194,58 +128,9 @@ class TestStoreError:
         with pytest.raises(StoreUnavailable):
             gate.seen({"id": 2, "type": "other"})
 
-    @pytest.mark.parametrize(
-        "wishes",
-        [
-            {"on_store_error": "unguarded"},
-            {"unguarded_types": ["alarm"]},
-            {"on_store_error": "unguarded", "unguarded_types": "alarm"},
-        ],
-    )
-    def test_the_types_must_be_named(self, wishes: Any) -> None:
-        """Half a policy is refused: no types, or types without the policy, or one string of them."""
-        with pytest.raises(SettingError, match="unguarded_types"):
-            Gate("memory://", **wishes)
-
 
 class TestConflict:
     ONE, OTHER = {"id": 1, "n": 1}, {"id": 1, "n": 2}
-
-    def test_bury(self, store: MemoryStore, handler: Handler) -> None:
-        """By default other content under a known key is kept as a dead letter."""
-        gate = Gate(store)
-        gate.run(self.ONE, handler)
-        outcome = gate.run(self.OTHER, handler)
-        assert (outcome.status, len(handler.runs)) == ("conflict", 1)
-        assert [entry.key for entry in store.dead_letters()] == [outcome.kept and outcome.kept.digest]
-        assert gate.counts["policy.conflict"] == 1
-
-    @pytest.mark.parametrize("admits", [True, False])
-    def test_bury_copies_of_one_moment(self, store: MemoryStore, handler: Handler, admits: bool) -> None:
-        """Equal ones that come at the same moment share one dead letter, and are conflicts all."""
-        gate = Gate(store)
-        gate.run(self.ONE, handler)
-
-        async def outcomes() -> list[str]:
-            if admits:
-                found = await asyncio.gather(*(gate.aadmit(self.OTHER) for _ in range(5)))
-                return [outcome.status for outcomes in found for outcome in outcomes]
-            return [each.status for each in await asyncio.gather(*(gate.arun(self.OTHER, handler) for _ in range(5)))]
-
-        assert asyncio.run(outcomes()) == ["conflict"] * 5
-        assert len(store.dead_letters()) == 1
-        gate.close()
-
-    def test_bury_while_another_does(self, stumbling: Stumbling, handler: Handler) -> None:
-        """While another worker is keeping the same copy, it is not acknowledged, and no failure: it comes again."""
-        gate = Gate(stumbling)
-        gate.run(self.ONE, handler)
-        stumbling.failures["settle"] = 10
-        assert gate.run(self.OTHER, handler).status == "failed"
-        stumbling.failures["settle"] = 0
-        outcome = gate.run(self.OTHER, handler)
-        assert (outcome.status, outcome.acked) == ("in_flight", False)
-        assert outcome.reason.endswith("another worker is storing the same copy at this moment; deliver it again.")
 
     def test_run(self, store: MemoryStore, handler: Handler) -> None:
         """On request it runs as an event of its own, once."""
@@ -420,47 +305,3 @@ class TestSliding:
             statuses.append(gate.run({"id": 1}, handler).status)
             clock.advance("50m")
         assert statuses == ["processed", "duplicate", "processed"]
-
-    def test_a_limit_shorter_than_the_retention(self) -> None:
-        """Such a limit would leave could not slide."""
-        with pytest.raises(SettingError, match="could not slide"):
-            Gate("memory://", sliding=True, retention="7d", sliding_limit="1d")
-
-
-def test_a_misspelt_setting() -> None:
-    """A setting that there is not is refused with the nearest that there is."""
-    with pytest.raises(SettingError, match="there is no setting on_conflit; did you mean on_conflict"):
-        Gate("memory://", on_conflit="run")  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "sentence"),
-    [
-        ("sliding", "no", "sliding='no' must be True or False"),
-        ("sliding", None, "sliding=None must be True or False"),
-        ("unguarded_types", 5, "unguarded_types=5 must be a list of event types"),
-        ("unguarded_types", iter(["alarm"]), "must be a list of event types"),
-        ("observers", None, "observers=None must be a list of callables"),
-        ("observers", iter([print]), "must be a list of callables"),
-        ("hints", {}, "hints={} must be oncegate.sources.Hints"),
-        ("on_too_old", "bury", "on_too_old='bury' needs max_age"),
-    ],
-)
-def test_a_value_of_another_type(name: str, value: Any, sentence: str) -> None:
-    """What is no value of a setting is refused with a sentence that says what would be one."""
-    with pytest.raises(SettingError, match=sentence):
-        Gate("memory://", **{name: value})
-
-
-@pytest.mark.parametrize("store", [None, b"redis://me:secret@localhost", MemoryStore, object()])
-def test_what_is_no_store(store: Any) -> None:
-    """A gate without a store is refused at once, not at its first event."""
-    with pytest.raises(SettingError, match=f"store must be a URL, .*, not {type(store).__name__}$"):
-        Gate(store)
-
-
-@pytest.mark.parametrize("name", ["mode", "on_too_old", "on_missing_key", "on_store_error", "on_conflict", "on_replay"])
-def test_a_choice_that_is_none(name: str) -> None:
-    """A value that is none of the choices is refused with those that are."""
-    with pytest.raises(SettingError, match=f"{name}='often' is not a choice; it is one of "):
-        Gate("memory://", **{name: "often"})  # type: ignore[arg-type]

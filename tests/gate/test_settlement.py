@@ -16,7 +16,11 @@ import pytest
 
 from oncegate import Event, Gate, Outcome
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS
+from oncegate.errors import Bury, RetryLater
 from oncegate.gate import async_runner
+from oncegate.ingress.http_answers import answer_of
+from oncegate.stores.memory import MemoryStore
+from tests.gate.conftest import Stumbling
 from tests.stores.redis_server import RedisServer
 
 PAYLOAD = {"id": "7"}
@@ -279,3 +283,138 @@ def _say(process: "subprocess.Popen[str]") -> None:
 def _expect(process: "subprocess.Popen[str]", line: str) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().strip() == line
+
+
+# ── what a handler returns or raises ────────────────────────────────────────────────────────────────────
+
+
+def fail(event: Event) -> None:
+    raise ValueError(f"no such case: {event.id}")
+
+
+def succeed(event: Event) -> str:
+    return f"did {event.id}"
+
+
+class TestWhatHandlersAskFor:
+    def test_not_before(self, gate: Gate) -> None:
+        """A handler that asks to be left alone for a while fails with that time, which senders are told."""
+
+        def busy(event: Event) -> None:
+            raise RetryLater("the CRM is busy", after=90.5)
+
+        outcome = gate.run({"id": 7}, busy)
+        assert (outcome.status, outcome.error, outcome.retry_after) == ("failed", "the CRM is busy", 90_500_000)
+        assert outcome.reason == "Failed at attempt 1: the CRM is busy; deliver it again, in 1 m at the earliest."
+        assert (b"retry-after", b"91") in answer_of([outcome]).headers
+        assert gate.run({"id": 7}, succeed).status == "processed"
+
+    def test_not_before_counts(self, store: MemoryStore) -> None:
+        """Such an attempt counts, with a time or without: the last one buries."""
+
+        def busy(event: Event) -> None:
+            raise RetryLater("busy", after=1) if event.attempt == 1 else RetryLater("busy")
+
+        gate = Gate(store, max_attempts=3)
+        outcomes = [gate.run({"id": 7}, busy) for _ in range(3)]
+        assert [outcome.status for outcome in outcomes] == ["failed", "failed", "buried"]
+        assert [outcome.retry_after for outcome in outcomes] == [1_000_000, None, None]
+
+    @pytest.mark.parametrize("attempts", [5, None])
+    def test_never(self, store: MemoryStore, attempts: int | None) -> None:
+        """An event of which its handler says that it can never work is a dead letter at once, whoever counts."""
+
+        def refuse(event: Event) -> None:
+            raise Bury(f"there is no case {event.id}")
+
+        outcome = Gate(store, max_attempts=attempts).run({"id": 7}, refuse)
+        assert (outcome.status, outcome.acked, outcome.error) == ("buried", True, "there is no case 7")
+        assert [entry.record.error for entry in store.dead_letters()] == ["there is no case 7"]
+
+    def test_from_a_coroutine(self, gate: Gate) -> None:
+        """Async handlers say it in the same way."""
+
+        async def busy(event: Event) -> None:
+            raise RetryLater("busy", after=2) if event.id == "1" else Bury("no")
+
+        async def both() -> list[Outcome]:
+            return [await gate.arun({"id": id_}, busy) for id_ in ("1", "2")]
+
+        later, never = asyncio.run(both())
+        assert (later.status, later.retry_after, never.status) == ("failed", 2_000_000, "buried")
+
+    def test_what_logs_may_say(self, gate: Gate) -> None:
+        """A log has only the name of what was raised, unless that says that its text is public."""
+
+        def refuse(event: Event) -> None:
+            raise RetryLater(f"secret {event.id}") if event.id == "1" else Bury("no such case", public=True)
+
+        discreet = [gate.run({"id": id_}, refuse).discreet for id_ in ("1", "2")]
+        assert discreet[0] == "Failed at attempt 1: RetryLater; deliver it again."
+        assert discreet[1].endswith(" after 1 attempt: no such case.")
+
+    @pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 10**9])
+    def test_times_that_cannot_be_meant(self, after: float) -> None:
+        """A time that is none is refused where it is written."""
+        with pytest.raises(ValueError, match="must be a number of seconds"):
+            RetryLater("busy", after)
+
+
+class TestResults:
+    def test_too_large(self, store: MemoryStore) -> None:
+        """A result over the cap is not kept and says so, for the original and for its duplicates; it is done."""
+        gate = Gate(store, max_result=10)
+        outcome = gate.run({"id": 1}, lambda event: "x" * 100)
+        assert (outcome.status, outcome.result) == ("processed", "x" * 100)
+        assert "102 bytes are more than max_result=10" in outcome.reason
+        again = gate.run({"id": 1}, succeed)
+        assert (again.status, again.result) == ("duplicate", None)
+        assert "was not stored" in again.reason
+
+    def test_no_json(self, gate: Gate) -> None:
+        """A result that is no JSON value does not undo what was done."""
+        outcome = gate.run({"id": 1}, lambda event: object())
+        assert outcome.status == "processed"
+        assert "not a JSON value" in outcome.reason
+        assert gate.run({"id": 1}, succeed).status == "duplicate"
+
+
+class TestSettle:
+    def test_settle_is_tried_again(self, stumbling: Stumbling) -> None:
+        """The effect is done, so a store that stumbles at the completion is asked again."""
+        stumbling.failures = {"settle": 2}
+        assert Gate(stumbling).run({"id": 1}, succeed).status == "processed"
+
+    @pytest.mark.parametrize("after", [False, True])
+    def test_settle_unknown(self, stumbling: Stumbling, after: bool) -> None:
+        """When the store never confirms, the delivery is not acknowledged, whether or not it was written."""
+        stumbling.failures, stumbling.after = {"settle": 99}, after
+        outcome = Gate(stumbling).run({"id": 1}, succeed)
+        assert (outcome.status, outcome.acked) == ("failed", False)
+        assert "did not confirm" in outcome.reason
+        (entry,) = stumbling.browse()
+        assert entry.record.state == (COMPLETED if after else IN_PROGRESS)
+
+
+class TestFlushing:
+    def test_completions_do_not_wait_for_the_next_handler(self) -> None:
+        """A completion is durable within 50 ms of its effect, also while the next handler takes long."""
+        gate = Gate("memory://")
+        states: list[str] = []
+
+        def handler(event: Event) -> None:
+            if event.id == "2":
+                time.sleep(0.05)
+                states.extend(entry.record.state for entry in sorted(gate.store.browse(), key=_by_id))
+
+        gate.run_batch([{"id": 1}, {"id": 2}, {"id": 3}], handler)
+        assert states == [COMPLETED, IN_PROGRESS, IN_PROGRESS]
+
+    def test_quick_batches_are_settled_with_one_write(self, stumbling: Stumbling) -> None:
+        """A batch whose handlers are quick costs one claim and one settle."""
+        Gate(stumbling).run_batch([{"id": number} for number in range(100)], succeed)
+        assert stumbling.calls == [("claim", 100), ("settle", 100)]
+
+
+def _by_id(entry: object) -> str:
+    return str(entry.record.about.delivery_id)  # type: ignore[attr-defined]

@@ -1,6 +1,5 @@
 """Failures: of handlers, of stores, of processes."""
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -14,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, Outcome, keys
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Redrive
-from oncegate.errors import Bury, RetryLater
+from oncegate import Event, Gate
+from oncegate.claims import COMPLETED, DEAD, RELEASED, Redrive
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.limiter import HandlerRuns
 from oncegate.gate.settlement import SettlementFlusher
-from oncegate.ingress.http_answers import answer_of
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling, left_by_another
@@ -135,206 +132,6 @@ class TestFailingHandlers:
             raise Mute
 
         assert gate.run({"id": 1}, handler).status == "failed"
-
-
-class TestMadeByHand:
-    """Events without the document that they came as."""
-
-    def test_buried(self, store: MemoryStore) -> None:
-        """A dead letter of one holds what it says, as JSON, and is run with that when it is redriven."""
-        gate = Gate(store, max_attempts=1)
-        outcome = gate.run(Event(source="crm", id="7", body={"id": 7, "amount": 5}), fail)
-        assert (outcome.status, outcome.acked) == ("buried", True)
-        (entry,) = store.dead_letters()
-        assert entry.record.payload == b'{"amount":5,"id":7}'
-        store.redrive([Redrive(entry.namespace, entry.key)])
-        (redriven,) = gate.run_waiting(succeed)
-        assert (redriven.result, redriven.event.body) == ("did 7", {"id": 7, "amount": 5})
-
-    def test_a_conflict(self, store: MemoryStore, gate: Gate) -> None:
-        """The copy that is kept of a conflict holds it too."""
-        outcomes = gate.run_batch([Event(source="crm", id="7", body={"amount": n}) for n in (5, 6)], succeed)
-        assert [outcome.status for outcome in outcomes] == ["processed", "conflict"]
-        assert [entry.record.payload for entry in store.dead_letters()] == [b'{"amount":6}']
-
-    def test_marked_first(self, store: MemoryStore) -> None:
-        """So does what is kept of a failure after it was marked as done."""
-        Gate(store, mode="mark_first").run(Event(source="crm", id="7", body={"amount": 5}), fail)
-        assert [entry.record.payload for entry in store.dead_letters()] == [b'{"amount":5}']
-
-    def test_refused(self, store: MemoryStore) -> None:
-        """Refused ones are kept apart, each by what it says."""
-        gate = Gate(store, key=keys.event_id)
-        refused = gate.run_batch([Event(source="crm", body={"amount": n}) for n in (5, 6)], fail)
-        assert [outcome.status for outcome in refused] == ["invalid", "invalid"]
-        assert len({str(outcome.kept) for outcome in gate.keep(refused)}) == 2
-        assert sorted(entry.record.payload or b"" for entry in store.dead_letters()) == [
-            b'{"amount":5}',
-            b'{"amount":6}',
-        ]
-
-    def test_an_empty_delivery(self, gate: Gate) -> None:
-        """What was delivered without a byte is kept as that."""
-        gate.keep([gate.run(b"", fail)])
-        assert [entry.record.payload for entry in gate.store.dead_letters()] == [b""]
-
-    def test_no_json(self, store: MemoryStore) -> None:
-        """A body that is no JSON value is refused before anything is claimed, and its neighbours run."""
-        events = [Event(source="crm", id="7", body={"handle": object()}), Event(source="crm", id="8", body={})]
-        outcomes = Gate(store).run_batch(events, succeed)
-        assert [outcome.status for outcome in outcomes] == ["invalid", "processed"]
-        assert outcomes[0].reason.startswith("Refused: its body is not a JSON value (")
-        assert len(store.browse()) == 1
-
-    @pytest.mark.parametrize("mode", ["lease", "mark_first"])
-    def test_no_longer_json(self, store: MemoryStore, mode: Any) -> None:
-        """One that cannot be kept is not acknowledged, and its outcome says so."""
-
-        def spoils(event: Event) -> None:
-            event.body["handle"] = object()
-            fail(event)
-
-        outcome = Gate(store, mode=mode, max_attempts=1).run(Event(source="crm", id="7", body={}), spoils)
-        assert (outcome.status, outcome.acked) == ("failed", False)
-        assert (
-            "and no copy could be stored: the event was made by hand, and its body is not a JSON value"
-            in outcome.reason
-        )
-        assert store.dead_letters() == []
-
-
-class TestWhatHandlersAskFor:
-    def test_not_before(self, gate: Gate) -> None:
-        """A handler that asks to be left alone for a while fails with that time, which senders are told."""
-
-        def busy(event: Event) -> None:
-            raise RetryLater("the CRM is busy", after=90.5)
-
-        outcome = gate.run({"id": 7}, busy)
-        assert (outcome.status, outcome.error, outcome.retry_after) == ("failed", "the CRM is busy", 90_500_000)
-        assert outcome.reason == "Failed at attempt 1: the CRM is busy; deliver it again, in 1 m at the earliest."
-        assert (b"retry-after", b"91") in answer_of([outcome]).headers
-        assert gate.run({"id": 7}, succeed).status == "processed"
-
-    def test_not_before_counts(self, store: MemoryStore) -> None:
-        """Such an attempt counts, with a time or without: the last one buries."""
-
-        def busy(event: Event) -> None:
-            raise RetryLater("busy", after=1) if event.attempt == 1 else RetryLater("busy")
-
-        gate = Gate(store, max_attempts=3)
-        outcomes = [gate.run({"id": 7}, busy) for _ in range(3)]
-        assert [outcome.status for outcome in outcomes] == ["failed", "failed", "buried"]
-        assert [outcome.retry_after for outcome in outcomes] == [1_000_000, None, None]
-
-    @pytest.mark.parametrize("attempts", [5, None])
-    def test_never(self, store: MemoryStore, attempts: int | None) -> None:
-        """An event of which its handler says that it can never work is a dead letter at once, whoever counts."""
-
-        def refuse(event: Event) -> None:
-            raise Bury(f"there is no case {event.id}")
-
-        outcome = Gate(store, max_attempts=attempts).run({"id": 7}, refuse)
-        assert (outcome.status, outcome.acked, outcome.error) == ("buried", True, "there is no case 7")
-        assert [entry.record.error for entry in store.dead_letters()] == ["there is no case 7"]
-
-    def test_from_a_coroutine(self, gate: Gate) -> None:
-        """Async handlers say it in the same way."""
-
-        async def busy(event: Event) -> None:
-            raise RetryLater("busy", after=2) if event.id == "1" else Bury("no")
-
-        async def both() -> list[Outcome]:
-            return [await gate.arun({"id": id_}, busy) for id_ in ("1", "2")]
-
-        later, never = asyncio.run(both())
-        assert (later.status, later.retry_after, never.status) == ("failed", 2_000_000, "buried")
-
-    def test_what_logs_may_say(self, gate: Gate) -> None:
-        """A log has only the name of what was raised, unless that says that its text is public."""
-
-        def refuse(event: Event) -> None:
-            raise RetryLater(f"secret {event.id}") if event.id == "1" else Bury("no such case", public=True)
-
-        discreet = [gate.run({"id": id_}, refuse).discreet for id_ in ("1", "2")]
-        assert discreet[0] == "Failed at attempt 1: RetryLater; deliver it again."
-        assert discreet[1].endswith(" after 1 attempt: no such case.")
-
-    @pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 10**9])
-    def test_times_that_cannot_be_meant(self, after: float) -> None:
-        """A time that is none is refused where it is written."""
-        with pytest.raises(ValueError, match="must be a number of seconds"):
-            RetryLater("busy", after)
-
-
-class TestResults:
-    def test_too_large(self, store: MemoryStore) -> None:
-        """A result over the cap is not kept and says so, for the original and for its duplicates; it is done."""
-        gate = Gate(store, max_result=10)
-        outcome = gate.run({"id": 1}, lambda event: "x" * 100)
-        assert (outcome.status, outcome.result) == ("processed", "x" * 100)
-        assert "102 bytes are more than max_result=10" in outcome.reason
-        again = gate.run({"id": 1}, succeed)
-        assert (again.status, again.result) == ("duplicate", None)
-        assert "was not stored" in again.reason
-
-    def test_no_json(self, gate: Gate) -> None:
-        """A result that is no JSON value does not undo what was done."""
-        outcome = gate.run({"id": 1}, lambda event: object())
-        assert outcome.status == "processed"
-        assert "not a JSON value" in outcome.reason
-        assert gate.run({"id": 1}, succeed).status == "duplicate"
-
-
-class TestFailingStores:
-    def test_claim(self, stumbling: Stumbling) -> None:
-        """When the store cannot be asked, nothing runs and nothing is acknowledged."""
-        stumbling.failures = {"claim": 1}
-        gate = Gate(stumbling)
-        seen: list[Event] = []
-        outcomes = gate.run_batch([{"id": 1}, {"id": 2}], seen.append)
-        assert [(outcome.status, outcome.acked) for outcome in outcomes] == [("failed", False)] * 2
-        assert "the store is away" in outcomes[0].reason
-        assert seen == []
-
-    def test_settle_is_tried_again(self, stumbling: Stumbling) -> None:
-        """The effect is done, so a store that stumbles at the completion is asked again."""
-        stumbling.failures = {"settle": 2}
-        assert Gate(stumbling).run({"id": 1}, succeed).status == "processed"
-
-    @pytest.mark.parametrize("after", [False, True])
-    def test_settle_unknown(self, stumbling: Stumbling, after: bool) -> None:
-        """When the store never confirms, the delivery is not acknowledged, whether or not it was written."""
-        stumbling.failures, stumbling.after = {"settle": 99}, after
-        outcome = Gate(stumbling).run({"id": 1}, succeed)
-        assert (outcome.status, outcome.acked) == ("failed", False)
-        assert "did not confirm" in outcome.reason
-        (entry,) = stumbling.browse()
-        assert entry.record.state == (COMPLETED if after else IN_PROGRESS)
-
-    @pytest.mark.parametrize("verb", ["claim", "settle"])
-    def test_conflict_without_a_copy(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-        """A conflict whose copy could not be kept is not acknowledged."""
-        gate = Gate(stumbling)
-        gate.run({"id": 1, "n": 1}, succeed)
-        judged = stumbling.claim
-
-        def judged_then_away(requests: Any) -> Any:
-            verdicts = judged(requests)
-            stumbling.failures = {verb: 99}
-            return verdicts
-
-        monkeypatch.setattr(stumbling, "claim", judged_then_away)
-        outcome = gate.run({"id": 1, "n": 2}, succeed)
-        assert (outcome.status, outcome.acked) == ("failed", False)
-        assert "no copy could be stored" in outcome.reason
-
-    def test_keep(self, stumbling: Stumbling) -> None:
-        """A refused event whose copy could not be kept is not refused for good."""
-        gate = Gate(stumbling)
-        refused = gate.run(b"{", succeed)
-        stumbling.failures = {"claim": 1}
-        assert [outcome.status for outcome in gate.keep([refused])] == ["failed"]
 
 
 class TestInterrupted:
