@@ -1,11 +1,16 @@
 """The claimer: what the store answers, and what follows if it does not answer."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from oncegate import Event, Gate
+from oncegate.claims import Claim, EventSummary
 from oncegate.errors import StoreReadOnly, StoreUnavailable
+from oncegate.gate.claimer import guarded
+from oncegate.stores.base import BatchesMixedOperations, Store
+from oncegate.stores.circuit_breaker import IN_A_ROW, CircuitBreaker
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -101,3 +106,89 @@ class TestStoreAway:
         assert [(outcome.status, outcome.acked) for outcome in outcomes] == [("failed", False)] * 2
         assert "the store is away" in outcomes[0].reason
         assert seen == []
+
+
+class Remote(Stumbling):
+    """A store that a gate calls through the circuit breaker."""
+
+    remote = True
+
+
+class Unmixed:
+    """A remote store that cannot mix operations in one batch."""
+
+    remote = True
+    claim, settle, renew = MemoryStore.claim, MemoryStore.settle, MemoryStore.renew
+
+
+async def succeed(event: Event) -> None: ...
+
+
+def claim_of(number: int) -> Claim:
+    return Claim("default", b"key-%d" % number, b"owner", b"", 30_000_000, 60_000_000, EventSummary("plain", "t"))
+
+
+class TestGuardedStore:
+    """Mixed batches behind the circuit breaker."""
+
+    @pytest.mark.parametrize(("store", "mixes"), [(Remote(), True), (Unmixed(), False)], ids=["mixed", "unmixed"])
+    def test_same_ability_as_the_store(self, store: Any, mixes: bool) -> None:
+        """A guarded store can mix operations exactly if the store can: the method is on its class, where isinstance()
+        looks for it from Python 3.12 on."""
+        behind = guarded(store, CircuitBreaker(50_000, ManualClock(0)))
+        assert isinstance(store, BatchesMixedOperations) is mixes
+        assert isinstance(behind, BatchesMixedOperations) is mixes
+        assert hasattr(type(behind), "together") is mixes
+
+    def test_failing_mixed_batches_open_the_breaker(self) -> None:
+        """Failures of mixed batches count: after IN_A_ROW of them the breaker is open, and the store is not called."""
+        store, changes = Remote(), list[str]()
+        breaker = CircuitBreaker(50_000, ManualClock(0), lambda name, why: changes.append(name))
+        behind: Any = guarded(store, breaker)
+        store.failures["together"] = 2 * IN_A_ROW
+        for number in range(IN_A_ROW):
+            assert changes == []
+            with pytest.raises(StoreUnavailable, match="the store is away"):
+                behind.together([claim_of(number)])
+        assert changes == ["breaker.opened"]
+        with pytest.raises(StoreUnavailable, match="circuit breaker open"):
+            behind.together([claim_of(IN_A_ROW)])
+        assert store.calls == [("together", 1)] * IN_A_ROW
+
+    def test_concurrent_callers_share_a_write(self) -> None:
+        """A settlement and a claim of concurrent `arun` calls reach a remote store in one mixed batch."""
+        store = Remote()
+        assert self.settle_beside_a_claim(store) == ["processed", "processed"]
+        assert store.calls == [("claim", 1), ("together", 2), ("settle", 1)]
+
+    def test_an_open_breaker_stops_mixed_batches(self) -> None:
+        """While the breaker is open, no mixed batch reaches the store. The settlement is sent by itself, because its
+        effect is done; its answer closes the breaker, so the claim is sent, too."""
+        store = Remote()
+
+        async def open_the_breaker(gate: Gate) -> None:
+            store.failures["claim"] = IN_A_ROW
+            for number in range(IN_A_ROW):
+                assert (await gate.arun({"id": f"away-{number}"}, succeed)).status == "failed"
+            assert gate.counts["breaker.opened"] == 1
+            store.calls.clear()
+
+        assert self.settle_beside_a_claim(store, open_the_breaker) == ["processed", "processed"]
+        assert store.calls == [("settle", 1), ("claim", 1), ("settle", 1)]
+
+    def settle_beside_a_claim(self, store: Store, while_it_runs: Any = None) -> list[str]:
+        """Run an event whose handler returns in the turn of the loop in which another event is handed in; the statuses
+        of both."""
+        gate = Gate(store)
+        others: list[asyncio.Task[Any]] = []
+
+        async def handler(_event: Event) -> None:
+            if while_it_runs is not None:
+                await while_it_runs(gate)
+            others.append(asyncio.create_task(gate.arun({"id": "second"}, succeed)))
+
+        async def main() -> list[str]:
+            first = await gate.arun({"id": "first"}, handler)
+            return [first.status, (await others[0]).status]
+
+        return asyncio.run(main())

@@ -1,13 +1,17 @@
 """Outcomes: the sentence that says why, and what may be acknowledged."""
 
-from typing import Any
+import re
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from oncegate import Event, Gate, Outcome
-from oncegate.gate.outcome import differences
+from oncegate.gate.outcome import STATUSES, Status, differences
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
+
+ROOT = Path(__file__).parents[2]
 
 
 def succeed(event: Event) -> None: ...
@@ -74,25 +78,52 @@ def test_kind_of_a_copy_under_another_id(store: MemoryStore) -> None:
     assert gate.run({"id": "a", "call": 1}, succeed).kind == "redelivery"
 
 
-@pytest.mark.parametrize(
-    ("status", "acked"),
-    [
-        ("processed", True),
-        ("duplicate", True),
-        ("conflict", True),
-        ("buried", True),
-        ("unguarded", True),
-        ("skipped", True),
-        ("invalid", False),
-        ("in_flight", False),
-        ("failed", False),
-    ],
-)
-def test_what_may_be_acknowledged(status: str, acked: bool) -> None:
-    """Only what is done, or kept for good, may be acknowledged; every status has its sentence."""
-    outcome = Outcome(status, Event(source="plain", body={}), error="why")  # type: ignore[arg-type]
-    assert outcome.acked is acked
+# status: acknowledged, HTTP code, counter of a worker
+RULES: dict[str, tuple[bool, int, str | None]] = {
+    "processed": (True, 200, "processed"),
+    "duplicate": (True, 200, "duplicates"),
+    "skipped": (True, 200, None),
+    "unguarded": (True, 200, "processed"),
+    "accepted": (True, 200, None),
+    "conflict": (True, 200, "failed"),
+    "buried": (True, 200, "failed"),
+    "invalid": (False, 400, "failed"),
+    "in_flight": (False, 503, None),
+    "failed": (False, 503, "failed"),
+}
+
+
+def test_every_status_has_a_rule() -> None:
+    """STATUSES has exactly the statuses of `Status`."""
+    assert sorted(STATUSES) == sorted(get_args(Status)) == sorted(RULES)
+
+
+@pytest.mark.parametrize("status", get_args(Status))
+def test_rules(status: Status) -> None:
+    """Acknowledgement, HTTP code and counter of each status: only an event that is done, or durably stored, is
+    acknowledged; an event to deliver again is 503; a refused one is 400. Every status has its sentence."""
+    rule, outcome = STATUSES[status], Outcome(status, Event(source="plain", body={}), error="why")
+    assert (rule.acked, rule.http, rule.figure) == RULES[status]
+    assert outcome.acked is rule.acked
     assert outcome.reason.endswith(".")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+def test_documented(page: str) -> None:
+    """The status table of the page has one row for each status, with its acknowledgement and, where it has that column,
+    its HTTP code."""
+    text = (ROOT / page).read_text()
+    header, _, *rows = re.findall(r"^\| status \|.*\n(?:\|.*\n)+", text, re.MULTILINE)[0].splitlines()
+    columns = [name.strip(" ?") for name in header.strip("|").split("|")]
+    documented = {}
+    for row in rows:
+        cells = dict(zip(columns, [cell.strip() for cell in row.strip("|").split("|")], strict=True))
+        acked = (cells.get("acknowledged") or cells["acknowledge"]).partition(":")[0]
+        documented[cells["status"].strip("`")] = (acked, int(cells["HTTP"]) if "HTTP" in cells else None)
+    has_http = "HTTP" in columns
+    assert documented == {
+        status: ("yes" if rule.acked else "no", rule.http if has_http else None) for status, rule in STATUSES.items()
+    }
 
 
 class TestDifferences:

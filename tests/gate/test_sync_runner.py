@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, read
 from oncegate.claims import COMPLETED, DEAD, RELEASED, Redrive
+from oncegate.gate.job import Job
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.limiter import HandlerRuns
 from oncegate.gate.settlement import SettlementFlusher
@@ -353,3 +354,59 @@ class TestWaiting:
         outcomes = gate.run_waiting(succeed)
         assert [outcome.status for outcome in outcomes] == ["buried"] * 4
         assert len(gate.store.dead_letters()) == 4
+
+
+class LambdaContext:
+    """What Lambda says of the time that is left, by a clock of the test."""
+
+    aws_request_id = "req-1"
+
+    def __init__(self, clock: ManualClock, milliseconds: int) -> None:
+        self._clock = clock
+        self._end = clock() + milliseconds * 1_000
+
+    def get_remaining_time_in_millis(self) -> int:
+        return (self._end - self._clock()) // 1_000
+
+
+class TestStartBy:
+    """Jobs that must not start after a certain time."""
+
+    @pytest.mark.parametrize(("took", "starts"), [(8_999, True), (9_000, False), (9_500, False)])
+    def test_mark_first(self, clock: ManualClock, took: int, starts: bool) -> None:
+        """In mark_first mode, a job whose `start_by` passed while the store marked it is not started. It is a dead
+        letter: its copies are duplicates, so no redelivery would run it."""
+
+        class Slow(MemoryStore):
+            slow = True
+
+            def claim(self, requests: Any) -> Any:
+                if self.slow:
+                    self.slow = False
+                    clock.advance(took * 1_000)
+                return super().claim(requests)
+
+        store, ran = Slow(clock=clock), list[str | None]()
+        handle = Gate(store, boot=clock, mode="mark_first").lambda_handler(lambda event: ran.append(event.id))
+        answer = handle({"id": "evt-1"}, LambdaContext(clock, 10_000))  # 1 s of 10 s is the reserve
+        assert answer["statusCode"] == 200
+        assert ran == (["evt-1"] if starts else [])
+        letters = [(entry.record.payload, entry.record.error) for entry in store.dead_letters()]
+        assert letters == ([] if starts else [(b'{"id":"evt-1"}', "it was marked as done but never started")])
+        assert Gate(store, mode="mark_first").run({"id": "evt-1"}, succeed).status == "duplicate"
+
+    @pytest.mark.parametrize("is_lost", [False, True])
+    @pytest.mark.parametrize("start_by", [99, 100, 101])
+    @pytest.mark.parametrize("valid_until", [99, 100, 101])
+    @pytest.mark.parametrize("mode", ["lease", "mark_first"])
+    def test_same_rule_as_may_start(self, mode: Any, valid_until: int, start_by: int, is_lost: bool) -> None:
+        """A runner starts a handler exactly if `Job.may_start` allows it. The loop of a batch repeats that rule: a call
+        would slow the loop down."""
+        gate, ran = Gate("memory://", mode=mode, boot=lambda: 100), list[str | None]()
+        (job,) = (gate._identify(event) for event in read({"id": "evt-1"}))
+        assert isinstance(job, Job)
+        gate._engine.claimer.claim([job])
+        job.lease.valid_until, job.start_by, job.lease.lost = valid_until, start_by, is_lost
+        may_start = job.may_start(100)
+        gate._engine.runner.run([job], lambda event: ran.append(event.id))
+        assert ran == (["evt-1"] if may_start else [])
