@@ -1,4 +1,4 @@
-"""Who shares a process, and who has it alone: by threads, with every bound."""
+"""Limits: handlers beside each other or alone in the process, and copies that wait for the run of their event."""
 
 import asyncio
 import threading
@@ -32,8 +32,8 @@ def waits(process: HandlerRuns, kind: str) -> bool:
     return True
 
 
-def test_alone_at_once(process: HandlerRuns) -> None:
-    """Where nothing runs one is alone at once, however short its time; where something does it is not."""
+def test_enter_alone_at_once(process: HandlerRuns) -> None:
+    """If nothing runs, a run is alone at once, even with no time to wait; if something runs, it is not."""
     assert alone(process, "suspect", within=0.0)
     process.leave("suspect")
     assert process.enter_now("other", 60)
@@ -42,8 +42,8 @@ def test_alone_at_once(process: HandlerRuns) -> None:
     assert alone(process, "suspect", within=0.0)
 
 
-def test_nothing_starts_beside_it(process: HandlerRuns) -> None:
-    """Others do not start while one waits to be alone or is, and start as soon as it has left."""
+def test_others_wait_for_a_run_alone(process: HandlerRuns) -> None:
+    """Other runs do not start while one waits to run alone, or runs alone; they start as soon as it has left."""
     process.enter_now("running", 60)
     with ThreadPoolExecutor() as threads:
         suspect = threads.submit(alone, process, "suspect")
@@ -58,8 +58,8 @@ def test_nothing_starts_beside_it(process: HandlerRuns) -> None:
         other.result(5)
 
 
-def test_others_have_their_turn_between_two(process: HandlerRuns) -> None:
-    """What waits to run beside others starts before the next that must be alone."""
+def test_others_start_between_two_runs_alone(process: HandlerRuns) -> None:
+    """Runs that wait to run beside others start before the next run that must be alone."""
     assert alone(process, "first")
     with ThreadPoolExecutor() as threads:
         second = threads.submit(alone, process, "second")
@@ -73,15 +73,16 @@ def test_others_have_their_turn_between_two(process: HandlerRuns) -> None:
         assert second.result(5)
 
 
-def test_one_that_gives_up_leaves_another_alone(process: HandlerRuns) -> None:
-    """A suspect that has waited in vain for another to end does not let others in beside that."""
+def test_giving_up_does_not_admit_others(process: HandlerRuns) -> None:
+    """A suspect that gave up waiting for another suspect does not admit other runs beside that one."""
     assert alone(process, "first")
     assert not alone(process, "second", within=0.01)
     assert not process.enter_now("other", 60)
 
 
 def test_every_wait_has_a_bound(process: HandlerRuns) -> None:
-    """One that hangs keeps others out for a while only, and one that must be alone does not wait for it for good."""
+    """A run that hangs keeps others out for `alone_for` only, and a run that must be alone does not wait for it
+    forever."""
     assert alone(process, "hangs", alone_for=0.05)
     begun = time.monotonic()
     process.enter("other", 60)
@@ -92,8 +93,8 @@ def test_every_wait_has_a_bound(process: HandlerRuns) -> None:
     assert alone(process, "suspect", within=2), "it has run for longer than it can hold its claim"
 
 
-def test_one_whose_loop_is_blocked(process: HandlerRuns) -> None:
-    """One that asked and can neither look nor give up keeps nobody out when its time is over."""
+def test_blocked_event_loop(process: HandlerRuns) -> None:
+    """A queued run that can neither check nor give up keeps nobody out after its deadline."""
     process.enter_now("running", 60)
     process.enqueue("suspect", 60, 5.0, lambda: None, within=0.05)
     begun = time.monotonic()
@@ -102,7 +103,7 @@ def test_one_whose_loop_is_blocked(process: HandlerRuns) -> None:
 
 
 def test_within_a_handler(process: HandlerRuns) -> None:
-    """A handler that runs another event in its own place waits for nobody."""
+    """An event that a handler runs itself does not wait."""
     process.enter_now("outer", 60)
     token = inside.set(True)
     try:
@@ -112,8 +113,8 @@ def test_within_a_handler(process: HandlerRuns) -> None:
         inside.reset(token)
 
 
-def test_an_interrupt_while_it_waits(process: HandlerRuns, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while one waits to be alone: it does not wait any longer."""
+def test_interrupt_while_waiting(process: HandlerRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C, a run that waited to be alone does not wait any more."""
 
     class Interrupted(threading.Event):
         def wait(self, timeout: Any = None) -> bool:
@@ -133,8 +134,8 @@ EVENT = {"id": "evt-1"}
 COPIES = 50
 
 
-class Held:
-    """An async handler that runs until it is let go, and then does as it was told."""
+class BlockedHandler:
+    """An async handler that runs until `go` is set, and then returns or raises `result`."""
 
     def __init__(self, result: str | Exception = "done") -> None:
         self.runs = 0
@@ -152,7 +153,7 @@ class Held:
 
 
 async def wait_for_copies(gate: Gate, number: int) -> None:
-    """Until so many copies wait."""
+    """Wait until so many copies wait."""
     while gate._engine.concurrent.in_flight_waiters._waiting < number:
         await asyncio.sleep(0)
 
@@ -161,7 +162,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def start(gate: Gate, handler: Held, number: int = COPIES, wait: str = "10s") -> list[asyncio.Task[Outcome]]:
+def start(gate: Gate, handler: BlockedHandler, number: int = COPIES, wait: str = "10s") -> list[asyncio.Task[Outcome]]:
     return [asyncio.create_task(gate.arun(EVENT, handler, wait=wait)) for _ in range(number)]
 
 
@@ -171,12 +172,12 @@ def statuses(outcomes: list[Outcome]) -> dict[str, int]:
 
 
 def test_copies_wait_for_the_run_in_their_process() -> None:
-    """They are duplicates with its result when it ends; the store is not asked again for any of them, and each has one
-    outcome in the counts."""
+    """Copies of an event that runs in this process are duplicates with its result when it ends. The store is not asked
+    again for any of them, and each has one outcome in the counts."""
     store = Stumbling()
 
     async def main() -> None:
-        gate, handler = Gate(store), Held()
+        gate, handler = Gate(store), BlockedHandler()
         first = asyncio.create_task(gate.arun(EVENT, handler))
         await handler.running.wait()
         copies = start(gate, handler)
@@ -196,10 +197,10 @@ def test_copies_wait_for_the_run_in_their_process() -> None:
 
 
 def test_copies_share_a_failure() -> None:
-    """When the run they wait for fails, they are in flight at once: they do not use up the attempts of the event."""
+    """When the run fails, its copies are in flight at once: they do not use up attempts of the event."""
 
     async def main() -> None:
-        gate, handler = Gate("memory://"), Held(ValueError("boom"))
+        gate, handler = Gate("memory://"), BlockedHandler(ValueError("boom"))
         first = asyncio.create_task(gate.arun(EVENT, handler))
         await handler.running.wait()
         copies = start(gate, handler)
@@ -212,12 +213,12 @@ def test_copies_share_a_failure() -> None:
     run(main)
 
 
-def test_one_asks_for_the_copies_of_another_process() -> None:
-    """While another process runs the event, the store is asked by one of the copies, less and less often."""
+def test_one_copy_polls_for_another_process() -> None:
+    """While another process runs the event, one of the copies polls the store, less and less often."""
     store = Stumbling()
 
     async def main() -> None:
-        elsewhere, here, handler = Gate(store), Gate(store), Held()
+        elsewhere, here, handler = Gate(store), Gate(store), BlockedHandler()
         first = asyncio.create_task(elsewhere.arun(EVENT, handler))
         await handler.running.wait()
         copies = start(here, handler)
@@ -234,12 +235,12 @@ def test_one_asks_for_the_copies_of_another_process() -> None:
     run(main)
 
 
-def test_one_goes_on_asking_when_another_has_waited_enough() -> None:
-    """The time of each copy is its own: when that of the one who asks is over, the next asks."""
+def test_next_copy_polls_after_a_timeout() -> None:
+    """Each copy has its own `wait`: when the copy that polls reaches its timeout, the next one polls."""
 
     async def main() -> None:
         store = Stumbling()
-        elsewhere, here, handler = Gate(store), Gate(store), Held()
+        elsewhere, here, handler = Gate(store), Gate(store), BlockedHandler()
         first = asyncio.create_task(elsewhere.arun(EVENT, handler))
         await handler.running.wait()
         (impatient,) = start(here, handler, 1, wait="50ms")
@@ -253,11 +254,12 @@ def test_one_goes_on_asking_when_another_has_waited_enough() -> None:
     run(main)
 
 
-def test_a_run_that_was_cancelled() -> None:
-    """When the caller that runs the event goes away, one of the copies runs it, and the others are its duplicates."""
+def test_cancelled_run() -> None:
+    """When the caller that runs the event is cancelled, one of the copies runs it, and the others are its
+    duplicates."""
 
     async def main() -> None:
-        gate, handler = Gate("memory://"), Held()
+        gate, handler = Gate("memory://"), BlockedHandler()
         first = asyncio.create_task(gate.arun(EVENT, handler))
         await handler.running.wait()
         copies = start(gate, handler)
@@ -270,11 +272,11 @@ def test_a_run_that_was_cancelled() -> None:
     run(main)
 
 
-def test_so_many_wait_and_no_more() -> None:
-    """Half of `max_in_hand` wait; the others are in flight at once, as all are without `wait`."""
+def test_most_waiting_copies() -> None:
+    """Half of `max_in_hand` copies wait; the others are in flight at once, as all copies are without `wait`."""
 
     async def main() -> None:
-        gate, handler = Gate("memory://", max_in_hand=40), Held()
+        gate, handler = Gate("memory://", max_in_hand=40), BlockedHandler()
         first = asyncio.create_task(gate.arun(EVENT, handler))
         await handler.running.wait()
         copies = start(gate, handler, 39)
@@ -289,11 +291,11 @@ def test_so_many_wait_and_no_more() -> None:
     run(main)
 
 
-def test_the_wait_is_over() -> None:
-    """A copy that has waited long enough is in flight, and nothing of its wait stays behind."""
+def test_timeout() -> None:
+    """A copy that has waited for `wait` is in flight, and leaves nothing behind."""
 
     async def main() -> None:
-        gate, handler = Gate("memory://"), Held()
+        gate, handler = Gate("memory://"), BlockedHandler()
         first = asyncio.create_task(gate.arun(EVENT, handler))
         await handler.running.wait()
         began = time.monotonic()
@@ -312,11 +314,11 @@ def test_the_wait_is_over() -> None:
     run(main)
 
 
-def test_a_wait_that_is_none() -> None:
-    """What is no duration is refused, whether or not anything is in flight."""
+def test_invalid_wait() -> None:
+    """A `wait` that is not a duration is refused, whether or not anything is in flight."""
 
     async def main() -> None:
         with pytest.raises(SettingError, match="wait=5 is not a duration"):
-            await Gate("memory://").arun(EVENT, Held(), wait=5)  # type: ignore[arg-type]
+            await Gate("memory://").arun(EVENT, BlockedHandler(), wait=5)  # type: ignore[arg-type]
 
     run(main)

@@ -1,4 +1,4 @@
-"""Observers: told of everything, able to break or slow nothing."""
+"""Observers: notices, their counts, and the JSON log. Observers cannot delay or fail an event."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def fail(event: Event) -> None:
     raise ValueError("boom")
 
 
-def test_what_is_told(store: MemoryStore) -> None:
+def test_notices(store: MemoryStore) -> None:
     """Each step has its notice, in order, with the event, the key and the outcome."""
     notices: list[Notice] = []
     gate = Gate(store, observers=[notices.append], namespace="crm", max_attempts=1, remember=None)
@@ -49,12 +49,12 @@ def test_what_is_told(store: MemoryStore) -> None:
 
 
 def test_counted_without_observers(gate: Gate) -> None:
-    """Counting needs nobody who watches."""
+    """Notices are counted without observers, too."""
     gate.run_batch([{"id": 1}, {"id": 1}, {"id": 2}], succeed)
     assert gate.counts == {"claim.granted": 2, "event.processed": 2, "event.duplicate": 1}
 
 
-def test_a_notice_cannot_be_changed(store: MemoryStore) -> None:
+def test_notice_is_frozen(store: MemoryStore) -> None:
     """Observers share one frozen notice."""
     caught: list[Exception] = []
 
@@ -71,8 +71,8 @@ def test_a_notice_cannot_be_changed(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3), KeyboardInterrupt()])
-def test_an_observer_that_raises(store: MemoryStore, error: BaseException) -> None:
-    """Whatever an observer raises changes nothing for the gate or for the other observers; it is counted."""
+def test_observer_raises(store: MemoryStore, error: BaseException) -> None:
+    """An exception of an observer changes nothing for the gate or for the other observers; it is counted."""
     heard: list[str] = []
 
     def broken(notice: Notice) -> None:
@@ -85,8 +85,8 @@ def test_an_observer_that_raises(store: MemoryStore, error: BaseException) -> No
     assert gate.counts["observer.failed"] == 2
 
 
-def test_a_slow_observer(store: MemoryStore) -> None:
-    """An observer that hangs does not hold up the gate, not even its closing for long."""
+def test_slow_observer(store: MemoryStore) -> None:
+    """An observer that hangs does not delay an event, and closing the gate only briefly."""
     hang = threading.Event()
     gate = Gate(store, observers=[lambda notice: hang.wait(30)])
     start = time.monotonic()
@@ -97,14 +97,14 @@ def test_a_slow_observer(store: MemoryStore) -> None:
     hang.set()
 
 
-def ended(program: str) -> subprocess.CompletedProcess[str]:
-    """A process that has come to its end without closing its gates."""
+def run_program(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that ends without closing its gates."""
     return subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=30)
 
 
-def test_at_the_end_of_the_process() -> None:
-    """What observers were not told yet when a process ends they are told then, of every gate."""
-    done = ended(
+def test_flush_at_exit() -> None:
+    """Notices that are queued when a process ends are delivered then, for every gate."""
+    done = run_program(
         """
         import os, time
         from oncegate import Gate
@@ -122,8 +122,8 @@ def test_at_the_end_of_the_process() -> None:
     assert (sorted(done.stdout.split()), done.stderr) == ([str(number) for number in range(10)], "")
 
 
-def test_an_observer_that_never_ends() -> None:
-    """A process is held up at its end for a short time at most, however many gates are watched."""
+def test_flush_at_exit_has_a_bound() -> None:
+    """The exit of a process waits only briefly for observers, however many gates there are."""
     program = """
         import time
         from oncegate import Gate
@@ -133,12 +133,12 @@ def test_an_observer_that_never_ends() -> None:
             gate.run({"id": number}, lambda event: None)
     """
     began = time.monotonic()
-    assert ended(program).returncode == 0
+    assert run_program(program).returncode == 0
     assert time.monotonic() - began < 5.5
 
 
 def test_too_many_notices(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What piles up beyond the bound is dropped and counted; the counts stay whole."""
+    """Notices beyond the bound are dropped and counted; the counts of events stay complete."""
     monkeypatch.setattr(observers, "_MOST_QUEUED", 10)
     hang, heard = threading.Event(), []
 
@@ -156,8 +156,8 @@ def test_too_many_notices(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -
     assert len(heard) + counts["observer.dropped"] == 200
 
 
-def test_a_lost_lease(store: MemoryStore) -> None:
-    """A claim that is lost while its handler runs is told of once."""
+def test_lost_lease(store: MemoryStore) -> None:
+    """A claim that is lost while its handler runs has one notice."""
     notices: list[Notice] = []
     gate = Gate(store, observers=[notices.append], lease="60ms")
 
@@ -172,8 +172,8 @@ def test_a_lost_lease(store: MemoryStore) -> None:
     assert lost.detail == str(notices[0].key)
 
 
-def test_what_was_settled_is_not_lost(stumbling: Stumbling) -> None:
-    """Renewing the rest of a long batch does not look like a loss of what is completed already."""
+def test_settled_lease_is_not_lost(stumbling: Stumbling) -> None:
+    """Renewing the rest of a long batch does not report settled claims as lost."""
     gate = Gate(stumbling, lease="300ms")
     outcomes = gate.run_batch([{"id": number} for number in range(3)], lambda event: time.sleep(0.15))
     assert {outcome.status for outcome in outcomes} == {"processed"}
@@ -182,15 +182,15 @@ def test_what_was_settled_is_not_lost(stumbling: Stumbling) -> None:
 
 
 def test_kept(gate: Gate) -> None:
-    """A refused event that is kept as a dead letter is told of under its key."""
+    """A refused event that is stored as a dead letter has a notice."""
     (kept,) = gate.keep([gate.run("{", succeed)])
     assert kept.kept is not None
     assert gate.counts["event.kept"] == 1
 
 
 @pytest.mark.parametrize("observers", [print, [1], ["log"]])
-def test_observers_that_cannot_be(observers: object) -> None:
-    """Observers are a list of things that can be called."""
+def test_invalid_observers(observers: object) -> None:
+    """Observers must be a list of callables."""
     with pytest.raises(SettingError, match="observers"):
         Gate("memory://", observers=observers)  # type: ignore[arg-type]
 
@@ -203,7 +203,7 @@ def fail_with_name(event: Event) -> None:
 
 
 def logged(payloads: list[Any], handler: Any = lambda event: None, **settings: Any) -> list[dict[str, Any]]:
-    """The lines that taking these payloads through a gate leaves in a log."""
+    """The log lines of a gate that takes these payloads."""
     stream = StringIO()
     gate = Gate("memory://", observers=[JsonLog(stream)], wall=lambda: 1_700_000_000_123_456, **settings)
     gate.keep([outcome for outcome in gate.run_batch(payloads, handler) if outcome.status == "invalid"])
@@ -213,14 +213,14 @@ def logged(payloads: list[Any], handler: Any = lambda event: None, **settings: A
 
 
 def test_one_line_for_each_event() -> None:
-    """Each event of a batch has one line, in order, whatever else the gate told of it."""
+    """Each event of a batch has one line, in order, whatever other notices it has."""
     lines = logged([{"id": 1}, {"id": 1}, {"id": 2, "n": 1}, {"id": 2, "n": 2}, "[", {"id": 3}])
     statuses = ["processed", "duplicate", "processed", "conflict", "invalid", "processed"]
     assert [line["status"] for line in lines] == statuses
 
 
-def test_what_a_line_says() -> None:
-    """A line has the time, the outcome, and the names by which the event is known."""
+def test_fields_of_a_line() -> None:
+    """A line has the time, the outcome, and what identifies the event."""
     event = Event(source="genesys", id="evt-1", type="call.ended", entity="conv-7", body={"id": "evt-1"})
     (line,) = logged([event], namespace="crm")
     key = line.pop("key")
@@ -240,21 +240,21 @@ def test_what_a_line_says() -> None:
 
 
 def test_long_names() -> None:
-    """An event that calls itself or its entity by a text of any length makes no longer line than another."""
+    """The type and entity of an event are cut in the log, however long they are."""
     (line,) = logged([{"id": 1, "type": "t" * 100_000, "conversationId": "e" * 100_000}])
     assert (line["type"], line["entity"]) == ("t" * 256 + "…", "e" * 256 + "…")
 
 
 @pytest.mark.parametrize("payload", [b'{"card":4111111111111111e999}', b'{"id":4111111111111111.5}'])
-def test_what_is_refused(payload: bytes) -> None:
-    """The reason for which a payload is refused does not repeat what is wrong in it."""
+def test_refused_payload(payload: bytes) -> None:
+    """The reason for which a payload is refused does not quote the payload."""
     (line,) = logged([payload])
     assert (line["status"], "4111" in json.dumps(line)) == ("invalid", False)
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2])
-def test_discreet(max_attempts: int) -> None:
-    """Neither the payload nor what an exception said of it is logged, when it fails and ever after."""
+def test_no_payload_in_the_log(max_attempts: int) -> None:
+    """Neither the payload nor the text of an exception is logged, when the event fails and later."""
     payload = {"id": "evt-1", "name": "Ada Lovelace"}
     lines = logged([payload, payload], fail_with_name, max_attempts=max_attempts)
     assert "ValueError" in lines[0]["reason"]
@@ -265,8 +265,8 @@ def no_key(event: Event) -> Any:
     raise KeyError(event.body["name"])
 
 
-def test_discreet_of_a_key() -> None:
-    """Nor is what a key function said, of an event that runs all the same."""
+def test_no_text_of_a_key_function() -> None:
+    """The text of a key function's exception is not logged for an event that runs all the same."""
     (line,) = logged([{"id": "evt-1", "name": "Ada Lovelace"}], key=no_key, on_missing_key="unguarded")
     assert line["reason"] == "Run without protection from duplicates: its key function raised KeyError."
 
@@ -279,8 +279,9 @@ def test_discreet_of_a_key() -> None:
         ("ValueError, and no copy", {"key": keys.state_change(), "max_attempts": 1}),
     ],
 )
-def test_discreet_of_what_could_not_be_kept(stumbling: Stumbling, said: str, settings: dict[str, Any]) -> None:
-    """Nor is it when the store fails while a copy of what failed, was refused or joins a dead letter is kept."""
+def test_no_payload_if_no_copy_is_stored(stumbling: Stumbling, said: str, settings: dict[str, Any]) -> None:
+    """Nor is it logged if the store fails while a copy of the event is stored: after a failure, a refusal, or beside a
+    dead letter."""
 
     def fail_with_the_store(event: Event) -> None:
         stumbling.failures = {"claim": 1}
@@ -298,8 +299,8 @@ def test_discreet_of_what_could_not_be_kept(stumbling: Stumbling, said: str, set
     assert "Lovelace" not in "".join(outcome.discreet for outcome in outcomes)
 
 
-def test_discreet_of_what_joins_a_dead_letter(stumbling: Stumbling) -> None:
-    """Nor is it later, when only the record of the dead letter still says it."""
+def test_no_payload_beside_a_dead_letter(stumbling: Stumbling) -> None:
+    """Nor is it logged later, when only the record of the dead letter still has the text."""
     change = {"conversationId": "c-1", "type": "call", "state": "held", "name": "Ada Lovelace"}
     gate = Gate(stumbling, key=keys.state_change(), max_attempts=1)
     buried = gate.run({**change, "timestamp": 1_765_551_600_000}, fail_with_name)
@@ -312,8 +313,8 @@ def test_discreet_of_what_joins_a_dead_letter(stumbling: Stumbling) -> None:
 @pytest.mark.parametrize(
     "hostile", ["\x1b[2J", "\x7f", "\x85\x9b31m", "\u2028\u2029", "\u202e", "\r\n", "\U000e0041", "é😀"]
 )
-def test_cannot_steer_a_terminal(hostile: str) -> None:
-    """A line is printable ASCII whatever an event calls itself, and still says exactly that."""
+def test_no_control_characters(hostile: str) -> None:
+    """A line is printable ASCII, whatever the event's names are, and decodes to exactly those names."""
     stream = StringIO()
     gate = Gate("memory://", observers=[JsonLog(stream)])
     gate.run({"id": f"a{hostile}b", "type": hostile}, lambda event: None)
@@ -323,8 +324,8 @@ def test_cannot_steer_a_terminal(hostile: str) -> None:
     assert (json.loads(line)["event_id"], json.loads(line)["type"]) == (f"a{hostile}b", hostile)
 
 
-def test_stdout_is_looked_up_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a stream the log goes to what stdout is when there is something to say."""
+def test_current_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a stream the log writes to `sys.stdout` as set at the time of writing."""
     gate = Gate("memory://", observers=[JsonLog()])
     stream = StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
@@ -334,7 +335,7 @@ def test_stdout_is_looked_up_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_write_and_a_flush() -> None:
-    """A line is written at once and passed on at once, so that lines of two processes do not mix."""
+    """A line is written with one call and flushed, so that lines of two processes do not mix."""
 
     class Watched(StringIO):
         def __init__(self) -> None:
@@ -355,8 +356,8 @@ def test_one_write_and_a_flush() -> None:
     assert stream.calls == ["write", "flush"]
 
 
-def test_a_log_that_cannot_be_written() -> None:
-    """Events are taken although their log is gone, and the failures are counted."""
+def test_unwritable_log() -> None:
+    """Events are processed although their log cannot be written, and the failures are counted."""
     stream = StringIO()
     stream.close()
     gate = Gate(MemoryStore(), observers=[JsonLog(stream)])
@@ -366,7 +367,7 @@ def test_a_log_that_cannot_be_written() -> None:
 
 
 def test_other_notices_are_not_logged() -> None:
-    """What is not the outcome of an event leaves no line."""
+    """A notice that is not the outcome of an event has no line."""
     stream = StringIO()
     JsonLog(stream)(Notice("lease.lost", 0, "default", detail="00"))
     assert stream.getvalue() == ""

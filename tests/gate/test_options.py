@@ -32,8 +32,8 @@ def test_each_option_is_checked(name: str, option: object) -> None:
         Gate("memory://", **{name: object()})  # type: ignore[arg-type]
 
 
-def test_a_misspelt_setting() -> None:
-    """A setting that there is not is refused with the nearest that there is."""
+def test_unknown_option() -> None:
+    """An unknown option is refused with the nearest known name."""
     with pytest.raises(SettingError, match="there is no setting on_conflit; did you mean on_conflict"):
         Gate("memory://", on_conflit="run")  # type: ignore[call-arg]
 
@@ -51,21 +51,21 @@ def test_a_misspelt_setting() -> None:
         ("on_too_old", "bury", "on_too_old='bury' needs max_age"),
     ],
 )
-def test_a_value_of_another_type(name: str, value: Any, sentence: str) -> None:
-    """What is no value of a setting is refused with a sentence that says what would be one."""
+def test_invalid_value(name: str, value: Any, sentence: str) -> None:
+    """An invalid value is refused, and the message says which values are valid."""
     with pytest.raises(SettingError, match=sentence):
         Gate("memory://", **{name: value})
 
 
 @pytest.mark.parametrize("name", ["mode", "on_too_old", "on_missing_key", "on_store_error", "on_conflict", "on_replay"])
-def test_a_choice_that_is_none(name: str) -> None:
-    """A value that is none of the choices is refused with those that are."""
+def test_unknown_choice(name: str) -> None:
+    """A value that is not one of the choices is refused with the list of choices."""
     with pytest.raises(SettingError, match=f"{name}='often' is not a choice; it is one of "):
         Gate("memory://", **{name: "often"})  # type: ignore[arg-type]
 
 
-def test_a_limit_shorter_than_the_retention() -> None:
-    """Such a limit would leave could not slide."""
+def test_sliding_limit_shorter_than_retention() -> None:
+    """With such a limit a record could not slide."""
     with pytest.raises(SettingError, match="could not slide"):
         Gate("memory://", sliding=True, retention="7d", sliding_limit="1d")
 
@@ -78,8 +78,8 @@ def test_a_limit_shorter_than_the_retention() -> None:
         {"on_store_error": "unguarded", "unguarded_types": "alarm"},
     ],
 )
-def test_the_types_must_be_named(wishes: Any) -> None:
-    """Half a policy is refused: no types, or types without the policy, or one string of them."""
+def test_unguarded_types_must_be_listed(wishes: Any) -> None:
+    """Half a policy is refused: no types, types without the policy, or one string instead of a list."""
     with pytest.raises(SettingError, match="unguarded_types"):
         Gate("memory://", **wishes)
 
@@ -98,20 +98,20 @@ def test_the_types_must_be_named(wishes: Any) -> None:
         ({"max_result": -1}, "max_result=-1 must be"),
     ],
 )
-def test_settings_that_cannot_be_kept(setting: dict[str, Any], said: str) -> None:
-    """A setting that cannot be meant is refused at once, by name."""
+def test_invalid_options(setting: dict[str, Any], said: str) -> None:
+    """An invalid option is refused when the gate is made, by name."""
     with pytest.raises(SettingError) as caught:
         Gate("memory://", **setting)
     assert said in str(caught.value)
 
 
 def test_unknown_mode() -> None:
-    """A mode that there is not is refused with those that there are."""
+    """An unknown mode is refused with the list of modes."""
     with pytest.raises(SettingError, match="mode='exactly' is not a choice; it is one of lease, mark_first"):
         Gate("memory://", mode="exactly")  # type: ignore[arg-type]
 
 
-def test_too_long() -> None:
-    """More than a minute is refused: what other processes do would go unnoticed."""
+def test_remember_too_long() -> None:
+    """More than a minute is refused: a gate would not notice what other processes do."""
     with pytest.raises(SettingError, match="remember='61s' is too long"):
         Gate("memory://", remember="61s")

@@ -1,4 +1,4 @@
-"""Outcomes: the sentence that says why, and what may be acknowledged."""
+"""Outcomes: the table of statuses, the sentence that says why, and differences between two bodies."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def fail(event: Event) -> None:
 
 
 def test_reasons(store: MemoryStore, clock: ManualClock) -> None:
-    """Each reason is one sentence on one line that names the original and its age where there is one."""
+    """Each reason is one sentence on one line, and names the original and its age if there is one."""
     gate = Gate(store, max_attempts=2, remember=None)
     said = [gate.run({"id": "a"}, succeed).reason]
     clock.advance("3s")
@@ -45,7 +45,7 @@ def test_reasons(store: MemoryStore, clock: ManualClock) -> None:
 
 
 def test_reason_in_flight(gate: Gate, clock: ManualClock) -> None:
-    """Who comes while another is at it is told for how long."""
+    """The reason of a copy in flight says how long the claim can last."""
     reasons = []
 
     def handler(event: Event) -> None:
@@ -57,8 +57,8 @@ def test_reason_in_flight(gate: Gate, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "\x7f", "\u202e"])
-def test_reasons_cannot_steer_a_terminal(gate: Gate, hostile: str) -> None:
-    """What an id or an error has of characters that nobody can see is spelt out, whatever prints the sentence."""
+def test_reasons_are_printable(gate: Gate, hostile: str) -> None:
+    """Control characters in an id or an error are escaped in the reason."""
 
     def fail(event: Event) -> None:
         raise ValueError(f"no {hostile}é")
@@ -71,8 +71,8 @@ def test_reasons_cannot_steer_a_terminal(gate: Gate, hostile: str) -> None:
     assert (copy.reason + failed.reason).isprintable()
 
 
-def test_kind_of_a_copy_under_another_id(store: MemoryStore) -> None:
-    """A copy with the original's id is a redelivery, one with another id was emitted anew."""
+def test_kind_of_a_copy_with_the_same_id(store: MemoryStore) -> None:
+    """A copy with the original's delivery id is a redelivery."""
     gate = Gate(store, key=lambda event: event.body["call"])
     gate.run({"id": "a", "call": 1}, succeed)
     assert gate.run({"id": "a", "call": 1}, succeed).kind == "redelivery"
@@ -143,6 +143,6 @@ class TestDifferences:
         ],
     )
     def test_paths(self, one: Any, other: Any, paths: tuple[str, ...]) -> None:
-        """Differences are named by their paths, the first five of them, whichever side has them."""
+        """Differences are listed by path, the first five of them, whichever side has them."""
         assert differences(one, other) == paths
         assert differences(other, one) == paths
