@@ -17,7 +17,7 @@ from tests.gate.conftest import Stumbling
 
 
 class Handler:
-    """Counts its runs; fails if it is told to."""
+    """Records its runs; raises `error` if there is one."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.runs: list[Event] = []
@@ -31,7 +31,7 @@ class Handler:
 
 
 class ReadOnly(MemoryStore):
-    """A store that takes no writes when it is told to, and may not be readable either."""
+    """A store that can be made read-only, and unreadable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class ReadOnly(MemoryStore):
 
 
 class TestNoWrites:
-    def test_what_is_known(self) -> None:
-        """Of a store that takes no writes, what is done, kept or buried is told by reading; nothing else is answered or
-        run, but for what may run unguarded."""
+    def test_answered_by_reading(self) -> None:
+        """A read-only store still answers completed, stored and buried events. Other events fail, except for those that
+        may run unguarded."""
         store, handler, failing = ReadOnly(), Handler(), Handler(ValueError("boom"))
         gate = Gate(store, remember=None, max_attempts=2, on_store_error="unguarded", unguarded_types=["alarm"])
         gate.run({"id": "done", "type": "alarm"}, handler)
@@ -81,8 +81,8 @@ class TestNoWrites:
         with pytest.raises(StoreReadOnly):
             gate.seen({"id": "new"})
 
-    def test_what_cannot_be_read(self) -> None:
-        """A store that cannot be read either is tried once a second, whatever comes."""
+    def test_unreadable_store(self) -> None:
+        """A store that cannot be read either is read once a second at most."""
         store, boot = ReadOnly(), ManualClock(0)
         gate = Gate(store, boot=boot, remember=None)
         gate.run({"id": "done"}, Handler())
@@ -98,7 +98,7 @@ class TestNoWrites:
 
 class TestStoreAway:
     def test_claim(self, stumbling: Stumbling) -> None:
-        """When the store cannot be asked, nothing runs and nothing is acknowledged."""
+        """If the store does not answer, nothing runs and nothing is acknowledged."""
         stumbling.failures = {"claim": 1}
         gate = Gate(stumbling)
         seen: list[Event] = []

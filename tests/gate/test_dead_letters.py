@@ -44,7 +44,7 @@ class TestConflicts:
     ONE, OTHER = {"id": 1, "n": 1}, {"id": 1, "n": 2}
 
     def test_bury(self, store: MemoryStore, handler: Handler) -> None:
-        """By default other content under a known key is kept as a dead letter."""
+        """By default other content under a known key is stored as a dead letter."""
         gate = Gate(store)
         gate.run(self.ONE, handler)
         outcome = gate.run(self.OTHER, handler)
@@ -53,8 +53,9 @@ class TestConflicts:
         assert gate.counts["policy.conflict"] == 1
 
     @pytest.mark.parametrize("admits", [True, False])
-    def test_bury_copies_of_one_moment(self, store: MemoryStore, handler: Handler, admits: bool) -> None:
-        """Equal ones that come at the same moment share one dead letter, and are conflicts all."""
+    def test_concurrent_copies(self, store: MemoryStore, handler: Handler, admits: bool) -> None:
+        """Equal conflicting events that arrive at the same time share one dead letter, and all of them are
+        conflicts."""
         gate = Gate(store)
         gate.run(self.ONE, handler)
 
@@ -68,8 +69,8 @@ class TestConflicts:
         assert len(store.dead_letters()) == 1
         gate.close()
 
-    def test_bury_while_another_does(self, stumbling: Stumbling, handler: Handler) -> None:
-        """While another worker is keeping the same copy, it is not acknowledged, and no failure: it comes again."""
+    def test_copy_being_stored(self, stumbling: Stumbling, handler: Handler) -> None:
+        """While another worker stores the same copy, the event is in flight: not acknowledged, and not failed."""
         gate = Gate(stumbling)
         gate.run(self.ONE, handler)
         stumbling.failures["settle"] = 10
@@ -79,8 +80,8 @@ class TestConflicts:
         assert (outcome.status, outcome.acked) == ("in_flight", False)
         assert outcome.reason.endswith("another worker is storing the same copy at this moment; deliver it again.")
 
-    def test_a_copy_is_kept_and_then_acked(self, gate: Gate) -> None:
-        """Other content under a known key is not run and not lost: it is a dead letter of its own, kept once."""
+    def test_stored_then_acknowledged(self, gate: Gate) -> None:
+        """Other content under a known key does not run: it becomes one dead letter, and is then acknowledged."""
         handler = Handler()
         gate.run({"id": "a", "n": 1}, handler)
         outcomes = [gate.run({"id": "a", "n": 2}, handler) for _ in range(2)]
@@ -91,22 +92,22 @@ class TestConflicts:
         assert entry.key.hex() == str(outcomes[0].kept)
         assert len(handler.seen) == 1
 
-    def test_the_original_stays(self, gate: Gate) -> None:
+    def test_original_is_unchanged(self, gate: Gate) -> None:
         """A conflict changes nothing for copies of the original."""
         gate.run({"id": "a", "n": 1}, Handler("one"))
         gate.run({"id": "a", "n": 2}, Handler("two"))
         assert gate.run({"id": "a", "n": 1}, Handler("three")).result == "one"
 
     def test_within_a_batch(self, gate: Gate) -> None:
-        """Two contents under one key in one batch: the first runs, the second is kept."""
+        """Two contents under one key in one batch: the first runs, the second becomes a dead letter."""
         handler = Handler()
         outcomes = gate.run_batch([{"id": "a", "n": 1}, {"id": "a", "n": 2}], handler)
         assert statuses(outcomes) == ["processed", "conflict"]
         assert [event.body["n"] for event in handler.seen] == [1]
 
     @pytest.mark.parametrize("verb", ["claim", "settle"])
-    def test_conflict_without_a_copy(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-        """A conflict whose copy could not be kept is not acknowledged."""
+    def test_copy_not_stored(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+        """A conflict whose copy could not be stored is not acknowledged."""
         gate = Gate(stumbling)
         gate.run({"id": 1, "n": 1}, succeed)
         judged = stumbling.claim
@@ -127,8 +128,8 @@ OTHER = {"id": 1, "data": {"status": "closed", "amount": 1}, "n": 2}
 
 
 class TestDifferences:
-    def test_names_what_differs(self, store: MemoryStore) -> None:
-        """A conflict says where the two differ, while the original is at hand."""
+    def test_original_in_the_cache(self, store: MemoryStore) -> None:
+        """A conflict lists the paths at which it differs, while the original is cached."""
         gate = Gate(store)
         gate.run(ONE, succeed)
         outcome = gate.run(OTHER, succeed)
@@ -136,17 +137,17 @@ class TestDifferences:
         assert "but different content (at data.status, n). Stored as dead letter" in outcome.reason
 
     def test_in_one_batch(self, gate: Gate) -> None:
-        """Also if both come together."""
+        """Also if both events are in one batch."""
         outcomes = gate.run_batch([ONE, OTHER], succeed)
         assert outcomes[1].differs == ("data.status", "n")
 
     def test_with_a_dead_letter(self, store: MemoryStore) -> None:
-        """A dead letter has its payload, so it can be compared at any time."""
+        """A dead letter has its payload, so it can always be compared."""
         Gate(store, max_attempts=1).run(ONE, lambda event: 1 / 0)
         assert Gate(store).run(OTHER, succeed).differs == ("data.status", "n")
 
-    def test_when_it_is_not_known(self, store: MemoryStore) -> None:
-        """Another process knows that they differ, but not where."""
+    def test_original_not_available(self, store: MemoryStore) -> None:
+        """Another process finds a conflict, but cannot tell where it differs."""
         Gate(store).run(ONE, succeed)
         outcome = Gate(store).run(OTHER, succeed)
         assert (outcome.status, outcome.differs) == ("conflict", ())
@@ -154,8 +155,8 @@ class TestDifferences:
 
 
 class TestRefused:
-    def test_kept(self, gate: Gate) -> None:
-        """What was refused can be kept as a dead letter with its bytes, once however often it comes."""
+    def test_stored_once(self, gate: Gate) -> None:
+        """A refused event can be stored as a dead letter with its bytes, once, however often it arrives."""
         for _ in range(2):
             (kept,) = gate.keep([gate.run(b'{"id":1.5}', Handler())])
             assert kept.status == "invalid"
@@ -163,14 +164,14 @@ class TestRefused:
         (entry,) = gate.store.dead_letters()
         assert (entry.record.payload, entry.key.hex()) == (b'{"id":1.5}', str(kept.kept))
 
-    def test_equal_ones_are_kept_once(self, gate: Gate) -> None:
-        """Copies of one refused event in one request share a dead letter, and none of them is told to come again."""
+    def test_equal_copies_share_a_dead_letter(self, gate: Gate) -> None:
+        """Equal refused events of one request share a dead letter, and each is `invalid`."""
         kept = gate.keep(gate.run_batch(["[5, 5, 6]"], Handler()))
         assert statuses(kept) == ["invalid"] * 3
         assert len(gate.store.dead_letters()) == 2
 
-    def test_keep(self, stumbling: Stumbling) -> None:
-        """A refused event whose copy could not be kept is not refused for good."""
+    def test_not_stored(self, stumbling: Stumbling) -> None:
+        """A refused event whose copy could not be stored is `failed`, so that it is delivered again."""
         gate = Gate(stumbling)
         refused = gate.run(b"{", succeed)
         stumbling.failures = {"claim": 1}
@@ -178,10 +179,10 @@ class TestRefused:
 
 
 class TestMadeByHand:
-    """Events without the document that they came as."""
+    """Events that were made by hand, without a delivered document."""
 
     def test_buried(self, store: MemoryStore) -> None:
-        """A dead letter of one holds what it says, as JSON, and is run with that when it is redriven."""
+        """Its dead letter holds the body as JSON, and a redrive runs it with that body."""
         gate = Gate(store, max_attempts=1)
         outcome = gate.run(Event(source="crm", id="7", body={"id": 7, "amount": 5}), fail)
         assert (outcome.status, outcome.acked) == ("buried", True)
@@ -191,19 +192,19 @@ class TestMadeByHand:
         (redriven,) = gate.run_waiting(succeed)
         assert (redriven.result, redriven.event.body) == ("did 7", {"id": 7, "amount": 5})
 
-    def test_a_conflict(self, store: MemoryStore, gate: Gate) -> None:
-        """The copy that is kept of a conflict holds it too."""
+    def test_conflict(self, store: MemoryStore, gate: Gate) -> None:
+        """The copy of a conflict holds the body as JSON, too."""
         outcomes = gate.run_batch([Event(source="crm", id="7", body={"amount": n}) for n in (5, 6)], succeed)
         assert [outcome.status for outcome in outcomes] == ["processed", "conflict"]
         assert [entry.record.payload for entry in store.dead_letters()] == [b'{"amount":6}']
 
-    def test_marked_first(self, store: MemoryStore) -> None:
-        """So does what is kept of a failure after it was marked as done."""
+    def test_mark_first(self, store: MemoryStore) -> None:
+        """So does the dead letter of an event that failed after it was marked as done."""
         Gate(store, mode="mark_first").run(Event(source="crm", id="7", body={"amount": 5}), fail)
         assert [entry.record.payload for entry in store.dead_letters()] == [b'{"amount":5}']
 
     def test_refused(self, store: MemoryStore) -> None:
-        """Refused ones are kept apart, each by what it says."""
+        """Refused events with different bodies become different dead letters."""
         gate = Gate(store, key=keys.event_id)
         refused = gate.run_batch([Event(source="crm", body={"amount": n}) for n in (5, 6)], fail)
         assert [outcome.status for outcome in refused] == ["invalid", "invalid"]
@@ -213,13 +214,14 @@ class TestMadeByHand:
             b'{"amount":6}',
         ]
 
-    def test_an_empty_delivery(self, gate: Gate) -> None:
-        """What was delivered without a byte is kept as that."""
+    def test_empty_delivery(self, gate: Gate) -> None:
+        """A delivery without a byte is stored without a byte."""
         gate.keep([gate.run(b"", fail)])
         assert [entry.record.payload for entry in gate.store.dead_letters()] == [b""]
 
-    def test_no_json(self, store: MemoryStore) -> None:
-        """A body that is no JSON value is refused before anything is claimed, and its neighbours run."""
+    def test_not_json(self, store: MemoryStore) -> None:
+        """An event whose body is not a JSON value is refused before anything is claimed, and the others of its batch
+        run."""
         events = [Event(source="crm", id="7", body={"handle": object()}), Event(source="crm", id="8", body={})]
         outcomes = Gate(store).run_batch(events, succeed)
         assert [outcome.status for outcome in outcomes] == ["invalid", "processed"]
@@ -227,8 +229,9 @@ class TestMadeByHand:
         assert len(store.browse()) == 1
 
     @pytest.mark.parametrize("mode", ["lease", "mark_first"])
-    def test_no_longer_json(self, store: MemoryStore, mode: Any) -> None:
-        """One that cannot be kept is not acknowledged, and its outcome says so."""
+    def test_body_changed_by_the_handler(self, store: MemoryStore, mode: Any) -> None:
+        """An event whose body the handler has made unencodable cannot be stored; it is not acknowledged, and its reason
+        says so."""
 
         def spoils(event: Event) -> None:
             event.body["handle"] = object()

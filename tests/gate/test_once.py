@@ -1,4 +1,4 @@
-"""Guarded calls: a function takes effect once for each set of arguments."""
+"""`@gate.once`: a function takes effect once for each set of arguments."""
 
 import asyncio
 import math
@@ -53,8 +53,9 @@ def no_calls() -> None:
 
 
 class TestResults:
-    def test_once_for_each_arguments(self, gate: Gate) -> None:
-        """The same arguments, however they are passed, run once and give the same result; others run."""
+    def test_once_for_each_set_of_arguments(self, gate: Gate) -> None:
+        """The same arguments, however they are passed, run the function once and return the same result; other
+        arguments run it."""
         once = gate.once(charge)
         assert [once(1), once(1, 1.0), once(order_id=1, amount=1)] == [{"charged": 1}] * 3
         assert once(2) == {"charged": 2}
@@ -71,7 +72,7 @@ class TestResults:
         assert sorted(calls) == [0, 1]
 
     def test_methods(self) -> None:
-        """Methods of every sort are guarded; the object itself is no part of the key."""
+        """Methods of every kind are guarded; the object or class is not part of the key."""
         shop = Shop("A")
         assert [shop.sell("tea"), shop.sell("tea"), Shop("B").sell("tea")] == ["A sold tea"] * 3
         assert [Shop.open("monday"), shop.open("monday")] == ["Shop open on monday"] * 2
@@ -80,14 +81,14 @@ class TestResults:
         assert calls == ["tea", "monday", 2, "tea"]
 
     def test_either_order(self) -> None:
-        """A static or class method may be guarded above its decorator too."""
+        """`@gate.once` may stand above or below `@staticmethod` and `@classmethod`."""
         assert [Shop.weigh(3), Shop("A").weigh(3)] == [3, 3]
         assert [asyncio.run(shop.close("sunday")) for shop in (Shop, Shop("A"))] == ["Shop closed on sunday"] * 2
         assert calls == [3, "sunday"]
 
     @pytest.mark.parametrize("function", [partial(charge, 1), partial(Charge(), 1), partial(partial(charge), 1)])
-    def test_what_else_can_be_called(self, gate: Gate, function: Any) -> None:
-        """Partials and objects are guarded as functions are."""
+    def test_other_callables(self, gate: Gate, function: Any) -> None:
+        """Partials and callable objects are guarded like functions."""
         once = gate.once(name="charge")(function)
         assert [once(), once()] == [{"charged": 1}] * 2
         assert len(calls) == 1
@@ -95,26 +96,27 @@ class TestResults:
     @pytest.mark.parametrize(
         "function", [partial(charge_later, 1), ChargeLater(), partial(ChargeLater(), 1), staticmethod(charge_later)]
     )
-    def test_async_behind_something(self, gate: Gate, function: Any) -> None:
-        """Also if they are async."""
+    def test_other_async_callables(self, gate: Gate, function: Any) -> None:
+        """Async partials and callable objects are guarded, too."""
         once = gate.once(name="charge")(function)
         arguments = () if isinstance(function, partial) else (1,)
         assert [asyncio.run(once(*arguments)) for _ in range(2)] == [{"charged": 1}] * 2
         assert calls == [1]
 
     def test_inherited_methods(self) -> None:
-        """A method is one for the classes that inherit it, too."""
+        """A guarded method is the same function in the classes that inherit it."""
         assert [Branch("C").sell("milk"), Shop("A").sell("milk")] == ["C sold milk"] * 2
         assert [Branch.open("friday"), Shop.open("friday")] == ["Branch open on friday"] * 2
 
     @pytest.mark.parametrize("function", [enrol, School.enrol])
-    def test_what_is_no_method(self, gate: Gate, function: Any) -> None:
-        """The first argument of a function that is no method counts, whatever it is named."""
+    def test_first_argument_of_a_function(self, gate: Gate, function: Any) -> None:
+        """The first argument of a function that is not a method is part of the key, whatever its name is."""
         once = function if function is School.enrol else gate.once(function)
         assert [once("math", "ann"), once("art", "ann")] == ["ann in math", "ann in art"]
 
-    def test_the_first_gets_its_own_object(self, gate: Gate) -> None:
-        """What the function returns is returned as it is; a further call gets it as JSON keeps it."""
+    def test_first_call_returns_the_object(self, gate: Gate) -> None:
+        """The first call returns the object that the function returned; a further call returns it as decoded from
+        JSON."""
 
         @gate.once(name="pair")
         def pair(number: int) -> Any:
@@ -123,22 +125,22 @@ class TestResults:
         assert pair(1) == (1, 1)
         assert pair(1) == [1, 1]
 
-    def test_it_looks_like_the_function(self, gate: Gate) -> None:
-        """Name, documentation and signature are kept."""
+    def test_wraps(self, gate: Gate) -> None:
+        """The guarded function has the name and the `__wrapped__` of the function."""
         once = gate.once(charge)
         assert once.__name__ == "charge"
         assert once.__wrapped__ is charge  # type: ignore[attr-defined]
 
     def test_wrong_arguments(self, gate: Gate) -> None:
-        """A call that the function would not take is refused as the function would."""
+        """A call with arguments that the function does not take raises TypeError, and claims nothing."""
         with pytest.raises(TypeError, match="missing a required argument: 'order_id'"):
             gate.once(charge)()  # type: ignore[call-arg]
         assert gate.store.browse() == []
 
 
 class TestFailures:
-    def test_its_own_exception(self, gate: Gate) -> None:
-        """What the function raises is raised, and the next call tries again."""
+    def test_exception_of_the_function(self, gate: Gate) -> None:
+        """An exception of the function is raised, and the next call runs it again."""
         once = gate.once(explode)
         for _ in range(2):
             with pytest.raises(ValueError, match="boom 1"):
@@ -146,7 +148,8 @@ class TestFailures:
         assert calls == [1, 1]
 
     def test_buried(self, store: MemoryStore) -> None:
-        """After the last attempt calls raise Buried, also when it was redriven: nobody but a caller can run it."""
+        """After the last attempt calls raise Buried. After a redrive they raise NoResult: only a caller can run the
+        function."""
         once = Gate(store, max_attempts=1).once(explode)
         with pytest.raises(ValueError, match="boom 1"):
             once(1)
@@ -157,8 +160,9 @@ class TestFailures:
         with pytest.raises(NoResult, match="waits to be run"):
             once(1)
 
-    def test_no_handler_is_given_a_call(self, store: MemoryStore) -> None:
-        """What a handler makes of a redriven call would pass for the function's result: it is buried again, unrun."""
+    def test_no_handler_runs_a_call(self, store: MemoryStore) -> None:
+        """A redriven call is not given to a handler, whose result would pass for the function's: the call is buried
+        again, without a run."""
         gate = Gate(store, max_attempts=1)
         once = gate.once(explode)
         with pytest.raises(ValueError, match="boom 1"):
@@ -172,8 +176,8 @@ class TestFailures:
             once(1)
         assert calls == [1]
 
-    def test_an_event_may_be_of_such_a_source(self, store: MemoryStore) -> None:
-        """An event whose source somebody has named like that of calls is run as any other."""
+    def test_event_with_the_source_of_calls(self, store: MemoryStore) -> None:
+        """An event whose source has the name that calls have runs like any other event."""
         gate = Gate(store, max_attempts=1)
         event = Event(source="call", id="7", type="call.ended", body={"id": "7"}, raw=b'{"id":"7"}')
         outcome = gate.run(event, lambda event: explode(7))
@@ -181,8 +185,8 @@ class TestFailures:
         store.redrive([Redrive("default", outcome.key.digest)])
         assert [outcome.status for outcome in gate.run_waiting(lambda event: None)] == ["processed"]
 
-    def test_a_result_that_was_not_kept(self, gate: Gate) -> None:
-        """A further call does not pass off nothing as the result."""
+    def test_result_not_stored(self, gate: Gate) -> None:
+        """A further call raises NoResult if the result could not be stored."""
 
         @gate.once(name="object")
         def make(number: int) -> object:
@@ -193,15 +197,16 @@ class TestFailures:
             make(1)
 
     @pytest.mark.parametrize("result", [math.nan, {"rate": [None, -math.inf]}])
-    def test_a_result_that_json_has_no_number_for(self, gate: Gate, result: Any) -> None:
-        """Nor does it pass off a number that JSON does not have as None."""
+    def test_result_with_nan_or_infinity(self, gate: Gate, result: Any) -> None:
+        """A number that JSON cannot encode is not returned as None by a further call."""
         once = gate.once(name="rate")(lambda number: result)
         assert once(1) is result
         with pytest.raises(NoResult, match="nan and infinity are not JSON values"):
             once(1)
 
-    def test_a_store_that_does_not_answer(self, stumbling: Stumbling) -> None:
-        """Without a claim the function does not run; without a confirmation the caller is told that it may have."""
+    def test_store_away(self, stumbling: Stumbling) -> None:
+        """Without a claim the function does not run; without a confirmation the call raises Unconfirmed, because the
+        function has run."""
         once = Gate(stumbling).once(charge)
         stumbling.failures = {"claim": 1}
         with pytest.raises(StoreUnavailable, match="the store is away"):
@@ -212,14 +217,14 @@ class TestFailures:
             once(1)
         assert calls == [(1, 1.0)]
 
-    def test_one_name_catches_all(self) -> None:
-        """Every way in which a call can have no result is a CallError."""
+    def test_call_error(self) -> None:
+        """Every exception for a call without a result is a CallError."""
         assert all(issubclass(error, CallError) for error in (InFlight, Conflict, Buried, NoResult, Unconfirmed))
 
 
 class TestWaiting:
     def test_for_the_result(self, store: MemoryStore) -> None:
-        """A call that comes while another is at it waits, and gets that one's result."""
+        """A call that arrives while another one runs waits, and returns the result of that one."""
         gate = Gate(store)
         go_on = threading.Event()
 
@@ -240,8 +245,8 @@ class TestWaiting:
             thread.join()
         assert (results, calls) == (["done"] * 3, [1])
 
-    def test_not_for_ever(self, gate: Gate) -> None:
-        """After `wait` it raises InFlight."""
+    def test_timeout(self, gate: Gate) -> None:
+        """After `wait` a call raises InFlight."""
 
         @gate.once(name="nested", wait="50ms")
         def nested(number: int) -> None:
@@ -252,8 +257,8 @@ class TestWaiting:
 
         nested(1)
 
-    def test_async_not_for_ever(self, gate: Gate) -> None:
-        """Nor does an async call."""
+    def test_async_timeout(self, gate: Gate) -> None:
+        """After `wait` an async call raises InFlight."""
 
         @gate.once(name="nested", wait="50ms")
         async def nested(number: int) -> None:
@@ -262,8 +267,8 @@ class TestWaiting:
 
         asyncio.run(nested(1))
 
-    def test_to_the_end(self, gate: Gate) -> None:
-        """It looks a last time when `wait` is over, and not before."""
+    def test_last_poll_at_the_deadline(self, gate: Gate) -> None:
+        """The last poll is when `wait` is over."""
         ends = threading.Event()
 
         @gate.once(name="slow", wait="800ms")
@@ -279,8 +284,8 @@ class TestWaiting:
         first.join()
 
     @pytest.mark.parametrize("wait", [0, "0s", timedelta()])
-    def test_not_at_all(self, stumbling: Stumbling, wait: Any) -> None:
-        """Without `wait`, a call that comes while another is at it raises InFlight at its first look."""
+    def test_no_wait(self, stumbling: Stumbling, wait: Any) -> None:
+        """Without `wait`, a call that arrives while another one runs raises InFlight after one claim."""
 
         @Gate(stumbling).once(name="nested", wait=wait)
         def nested(number: int) -> None:
@@ -290,8 +295,8 @@ class TestWaiting:
         nested(1)
         assert [verb for verb, _ in stumbling.calls] == ["claim", "claim", "settle"]
 
-    def test_a_dead_one_is_taken_over(self, store: MemoryStore, clock: ManualClock) -> None:
-        """When the lease of the one at work ends, the one that waits runs."""
+    def test_ended_lease_is_taken_over(self, store: MemoryStore, clock: ManualClock) -> None:
+        """When the lease of the running call ends, the waiting call runs the function."""
 
         def dying(number: int) -> str:
             calls.append(number)
@@ -306,7 +311,7 @@ class TestWaiting:
         assert dying(1) == "second"
 
     def test_wait_must_be_a_duration(self, gate: Gate) -> None:
-        """A number without a unit is refused when the function is guarded, not when it is called."""
+        """An invalid `wait` is refused when the function is guarded, not when it is called."""
         with pytest.raises(SettingError, match="wait=10"):
             gate.once(wait=10)  # type: ignore[call-overload]
         with pytest.raises(SettingError, match=r"wait=.*must be longer than (nothing|0)"):
@@ -314,7 +319,7 @@ class TestWaiting:
 
 
 def test_calls_are_counted(gate: Gate) -> None:
-    """A call has one outcome, however often it looked while it waited."""
+    """A call has one outcome, however often it polled."""
     once = gate.once(charge)
     once(1)
     once(1)
@@ -322,8 +327,8 @@ def test_calls_are_counted(gate: Gate) -> None:
     assert gate.counts["event.duplicate"] == 1
 
 
-def test_handlers_of_events_know_nothing_of_it(gate: Gate) -> None:
-    """Guarding a handler for `run` as well would be once for each Event; it is the arguments that count."""
+def test_once_on_a_handler(gate: Gate) -> None:
+    """A handler that is guarded with `once` runs once for each key of its argument, which is an Event."""
     event = Event(source="plain", id="1", body={"id": 1}, raw=b"{}")
     once = gate.once(name="handle", key=lambda call: call.body["event"]["id"])(lambda event: calls.append(event.id))
     once(event)
@@ -335,23 +340,23 @@ def test_handlers_of_events_know_nothing_of_it(gate: Gate) -> None:
 
 
 class TestKeys:
-    def test_a_strategy(self, gate: Gate) -> None:
-        """With a key of one's own, only what it names tells calls apart, and other content is a conflict."""
+    def test_strategy(self, gate: Gate) -> None:
+        """With a key strategy, only the parts of the key identify a call, and other content is a conflict."""
         once = gate.once(name="pay", key=keys.fields("order_id"))(charge)
         once(1, 5.0)
         with pytest.raises(Conflict, match="but different content"):
             once(1, 6.0)
         assert calls == [(1, 5.0)]
 
-    def test_a_callable(self, gate: Gate) -> None:
-        """Any function of the event will do; its body is the arguments by name."""
+    def test_callable(self, gate: Gate) -> None:
+        """Any function of the event can be the key; the body of the event is the arguments by name."""
         once = gate.once(name="pay", key=lambda event: [event.body["order_id"] % 10])(charge)
         once(1, 5.0)
         with pytest.raises(Conflict):
             once(11, 5.0)
 
-    def test_what_is_no_json_is_left_out(self, gate: Gate) -> None:
-        """A session or a client is no part of a key that does not name it."""
+    def test_argument_outside_the_key(self, gate: Gate) -> None:
+        """An argument that is not a JSON value, such as a session, is allowed if the key does not use it."""
 
         @gate.once(name="pay", key=keys.fields("order_id"))
         def pay(session: object, order_id: int) -> int:
@@ -361,8 +366,8 @@ class TestKeys:
         assert [pay(object(), 1), pay(object(), 1)] == [1, 1]
         assert calls == [1]
 
-    def test_but_not_without_a_key(self, gate: Gate) -> None:
-        """If all arguments count, one that cannot be compared is refused by name."""
+    def test_argument_that_is_not_json(self, gate: Gate) -> None:
+        """Without a key all arguments count, so an argument that is not a JSON value is refused by name."""
 
         @gate.once(name="pay")
         def pay(order_id: int, session: object) -> None: ...
@@ -371,8 +376,9 @@ class TestKeys:
             pay(1, object())
 
     @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-    def test_what_json_has_no_number_for(self, gate: Gate, number: float) -> None:
-        """JSON would have nothing in its place, as for None: it is refused, or left out if the key is of others."""
+    def test_nan_and_infinity(self, gate: Gate, number: float) -> None:
+        """JSON encodes nan and infinity as null, like None: such an argument is refused, or left out if the key does
+        not use it."""
 
         @gate.once(name="set")
         def set_rate(rate: Any) -> str:
@@ -384,16 +390,16 @@ class TestKeys:
                 set_rate(rate)
         assert gate.once(name="pay", key=keys.fields("order_id"))(charge)(1, number) == {"charged": 1}
 
-    def test_what_is_nested_too_deep(self, gate: Gate) -> None:
-        """So is an argument that is nested deeper than any event may be."""
+    def test_deeply_nested_argument(self, gate: Gate) -> None:
+        """An argument that is nested deeper than an event may be is refused."""
         deep: Any = []
         for _ in range(64):
             deep = [deep]
         with pytest.raises(SettingError, match=r"the argument order_id is not a JSON value.*deeper than 64"):
             gate.once(charge)(deep)
 
-    def test_a_missing_part(self, gate: Gate) -> None:
-        """A key that cannot be made is an error that names what is missing."""
+    def test_missing_part(self, gate: Gate) -> None:
+        """A key with a missing part is an error that names the part."""
         with pytest.raises(Unreadable, match="the fields key needs other"):
             gate.once(name="pay", key=keys.fields("other"))(charge)(1)
 
@@ -455,18 +461,18 @@ def _said(folder: Path, arguments: list[str]) -> str:
 
 class TestNames:
     def test_functions_do_not_share_keys(self, gate: Gate) -> None:
-        """Two functions with equal arguments are two events."""
+        """Two functions with equal arguments have different keys."""
         assert gate.once(charge)(1) == {"charged": 1}
         with pytest.raises(ValueError, match="boom 1"):
             gate.once(explode)(1)
 
-    def test_nor_with_events(self, gate: Gate) -> None:
-        """A call and an event with the same content are two things."""
+    def test_calls_and_events_do_not_share_keys(self, gate: Gate) -> None:
+        """A call and an event with the same content have different keys."""
         gate.run({"order_id": 1, "amount": 1.0}, lambda event: "event")
         assert gate.once(charge)(1) == {"charged": 1}
 
-    def test_a_name_stays(self, store: MemoryStore) -> None:
-        """Under a given name a function may be renamed and moved; without one, its own name counts."""
+    def test_given_name(self, store: MemoryStore) -> None:
+        """A function with a given name may be renamed and moved."""
 
         def renamed(order_id: int, amount: float = 1.0) -> None:
             raise AssertionError
@@ -474,15 +480,15 @@ class TestNames:
         Gate(store).once(name="pay")(charge)(1)
         assert Gate(store).once(name="pay")(renamed)(1) == {"charged": 1}
 
-    def test_two_functions_of_one_name(self, gate: Gate) -> None:
-        """One gate refuses two functions under one name; the same function twice is fine."""
+    def test_same_name_twice(self, gate: Gate) -> None:
+        """One gate refuses two functions with one name; the same function may be guarded twice."""
         gate.once(name="pay")(charge)
         gate.once(name="pay")(charge)
         with pytest.raises(SettingError, match="two functions have the name 'pay'"):
             gate.once(name="pay")(explode)
 
-    def test_functions_without_a_lasting_name(self, gate: Gate) -> None:
-        """A lambda, a local function, a partial or an object must be given a name."""
+    def test_functions_without_a_name(self, gate: Gate) -> None:
+        """A lambda, a local function, a partial and a callable object need a name."""
 
         def local(order_id: int) -> None: ...
 
@@ -503,17 +509,18 @@ class TestNames:
         ],
     )
     def test_run_or_imported(self, programs: Path, ways: Sequence[list[str]]) -> None:
-        """A function has the same name whether its module is run or imported, whatever it is wrapped in."""
+        """A function has the same name whether its module is run or imported, also inside a decorator of another
+        module."""
         said = [_said(programs, way) for way in ways]
         assert said == ["charged\nrefunded\n"] + [""] * (len(ways) - 1)
 
     def test_in_other_processes(self, programs: Path) -> None:
-        """So it has in the processes of a pool, in which Python gives the program another name."""
+        """A function has the same name in the processes of a pool, where Python gives the main module another name."""
         assert _said(programs, ["billing.py"]) == "charged\nrefunded\n"
         assert _said(programs, ["billing.py", "pool"]) == ""
 
-    def test_one_decorator_for_two(self, programs: Path) -> None:
-        """Functions of two programs that a decorator from a third module wraps are two."""
+    def test_decorator_of_another_module(self, programs: Path) -> None:
+        """Functions of two programs that are wrapped by a decorator of a third module have different names."""
         assert _said(programs, ["billing.py"]) == "charged\nrefunded\n"
         assert _said(programs, ["other.py"]) == "charged\nrefunded\n"
 
@@ -531,13 +538,13 @@ class TestNames:
         ],
     )
     def test_generators(self, gate: Gate, function: Any) -> None:
-        """A generator has done nothing when it returns, so it is refused."""
+        """A generator function is refused: calling it runs nothing."""
         with pytest.raises(SettingError, match="is a generator"):
             gate.once(name="generate")(function)
 
     @pytest.mark.parametrize("function", [generate, charge_later])
-    def test_what_is_only_described(self, gate: Gate, function: Any) -> None:
-        """A function that returns a coroutine or a generator, which cannot be known before, raises that it does."""
+    def test_returned_coroutine_or_generator(self, gate: Gate, function: Any) -> None:
+        """A function that returns a coroutine or a generator raises TypeError: that cannot be known before the call."""
 
         @gate.once(name="describe")
         def once(order_id: int) -> Any:
@@ -546,18 +553,18 @@ class TestNames:
         with pytest.raises(TypeError, match="returned a coroutine or a generator, which was not run"):
             once(1)
 
-    def test_what_does_not_tell_its_arguments(self, gate: Gate) -> None:
-        """A function of which Python cannot tell what it takes is refused."""
+    def test_function_without_a_signature(self, gate: Gate) -> None:
+        """A function whose signature Python cannot read is refused."""
         with pytest.raises(SettingError, match="greatest has no signature"):
             gate.once(name="greatest")(max)
 
     @pytest.mark.parametrize("thing", [Shop, 7])
-    def test_what_is_no_function(self, gate: Gate, thing: Any) -> None:
+    def test_not_a_function(self, gate: Gate, thing: Any) -> None:
         """A class or a number cannot be guarded."""
         with pytest.raises(SettingError):
             gate.once(thing)
 
     def test_not_in_mark_first_mode(self) -> None:
-        """A mode that keeps no results has none to give."""
+        """`once` is refused in mark_first mode, which stores no results."""
         with pytest.raises(SettingError, match="stores none"):
             Gate("memory://", mode="mark_first").once(charge)

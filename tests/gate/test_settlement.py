@@ -1,4 +1,4 @@
-"""What was done while the store was away: it is recorded when the store is back, for as long as the lease lasts."""
+"""Settlement: what a handler's result or error means, and settlements that the store does not confirm at once."""
 
 import asyncio
 import signal
@@ -27,7 +27,7 @@ PAYLOAD = {"id": "7"}
 
 
 class Lock:
-    """Another program that has an SQLite file to itself."""
+    """Another program that locks an SQLite file."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -64,7 +64,7 @@ def lock(tmp_path: Path, url: str) -> Iterator[Lock]:
 
 
 class Effect:
-    """A handler during which the file is locked by another."""
+    """A handler during which another program locks the file."""
 
     def __init__(self, lock: Lock, error: Exception | None = None) -> None:
         self.lock = lock
@@ -93,7 +93,8 @@ class TestOutages:
     def test_shorter_than_the_lease(
         self, url: str, lock: Lock, way: Callable[[Gate, Effect], Outcome], ends: str
     ) -> None:
-        """Its caller is told that it failed; but it is recorded when the store is back, and not done again."""
+        """The caller gets a failure, but the settlement is recorded when the store is back, and the event does not run
+        again."""
         effect = Effect(lock, None if ends == COMPLETED else ValueError("no"))
         with closing(Gate(url, max_attempts=1)) as gate:
             outcome = way(gate, effect)
@@ -104,7 +105,7 @@ class TestOutages:
         assert effect.count == 1
 
     def test_of_an_inbox(self, url: str, lock: Lock) -> None:
-        """What was kept and run is not taken and run once more."""
+        """A stored event that has run is not taken and run again."""
         effect = Effect(lock)
 
         async def main() -> None:
@@ -124,7 +125,8 @@ class TestOutages:
         assert effect.count == 1
 
     def test_longer_than_the_lease(self, url: str, lock: Lock) -> None:
-        """It is given up when another could be granted it: the next delivery does it again."""
+        """The settlement is given up when the lease ends, because another worker may be granted the event: the next
+        delivery runs it again."""
         effect = Effect(lock)
         with closing(Gate(url, lease="1s")) as gate:
             before = _trying()
@@ -139,7 +141,7 @@ class TestOutages:
         assert (again.status, again.result, again.event.attempt) == ("processed", "again", 1)
 
     def test_of_a_server(self, tmp_path: Path) -> None:
-        """A Redis server that is killed while a handler runs, and comes back, has its effect once."""
+        """A Redis server that is killed while a handler runs, and comes back: the event runs once."""
         server = RedisServer(tmp_path, "--appendfsync", "always")
         effects = []
 
@@ -163,10 +165,10 @@ class TestOutages:
 
 
 class TestEnds:
-    """A gate, or a process, that ends while something is unsettled."""
+    """A gate is closed, or a process ends, while a settlement is not confirmed."""
 
     def test_closing_waits(self, url: str, lock: Lock) -> None:
-        """What was done is recorded before the gate is closed, if the store comes back meanwhile."""
+        """The settlement is recorded before the gate is closed, if the store comes back meanwhile."""
         gate = Gate(url)
         gate.run(PAYLOAD, Effect(lock))
         threading.Timer(0.2, lock.let_go).start()
@@ -174,8 +176,8 @@ class TestEnds:
         assert lock.state == COMPLETED
 
     @pytest.mark.parametrize("way", [run, arun])
-    def test_closing_does_not_wait_in_vain(self, url: str, lock: Lock, way: Callable[[Gate, Effect], Outcome]) -> None:
-        """If it does not, the gate is closed when nothing can come of it any more."""
+    def test_closing_has_a_bound(self, url: str, lock: Lock, way: Callable[[Gate, Effect], Outcome]) -> None:
+        """If the store does not come back, the gate is closed when the lease is over."""
         gate = Gate(url, lease="1s")
         start = time.monotonic()
         way(gate, Effect(lock))
@@ -183,7 +185,7 @@ class TestEnds:
         assert time.monotonic() - start < 5
 
     def test_closed(self, url: str, lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A store that is closed is asked no more, however long the lease still is."""
+        """A closed store is not called any more, however long the lease still lasts."""
         monkeypatch.setattr(async_runner, "CLOSE_WITHIN", 0.2)
         before = _trying()
         gate = Gate(url)
@@ -194,8 +196,8 @@ class TestEnds:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    def test_the_end_of_a_process(self, url: str, lock: Lock) -> None:
-        """A process that closes nothing records before it ends what it has done."""
+    def test_end_of_a_process(self, url: str, lock: Lock) -> None:
+        """A process that closes no gate records the settlement before it ends."""
         code = f"""
             from oncegate import Gate
             def effect(event):
@@ -212,8 +214,8 @@ class TestEnds:
             assert process.wait(10) == 0
         assert lock.state == COMPLETED
 
-    def test_a_child(self, url: str, lock: Lock) -> None:
-        """What is unsettled at a fork is left to the parent."""
+    def test_fork(self, url: str, lock: Lock) -> None:
+        """A forked child does not retry the settlements of its parent."""
         code = f"""
             import os
             from oncegate import Gate
@@ -238,7 +240,7 @@ class TestEnds:
 
 
 def test_frozen(url: str, lock: Lock) -> None:
-    """A process that was frozen past its lease, as Lambda does it, leaves alone what another has done since."""
+    """A process that was frozen past its lease, as on Lambda, does not overwrite what another worker has done since."""
     code = f"""
         from oncegate import Gate
         def effect(event):
@@ -296,9 +298,9 @@ def succeed(event: Event) -> str:
     return f"did {event.id}"
 
 
-class TestWhatHandlersAskFor:
-    def test_not_before(self, gate: Gate) -> None:
-        """A handler that asks to be left alone for a while fails with that time, which senders are told."""
+class TestHandlerExceptions:
+    def test_retry_later(self, gate: Gate) -> None:
+        """A handler that raises RetryLater with a time fails with that time, and HTTP senders get it as Retry-After."""
 
         def busy(event: Event) -> None:
             raise RetryLater("the CRM is busy", after=90.5)
@@ -309,8 +311,8 @@ class TestWhatHandlersAskFor:
         assert (b"retry-after", b"91") in answer_of([outcome]).headers
         assert gate.run({"id": 7}, succeed).status == "processed"
 
-    def test_not_before_counts(self, store: MemoryStore) -> None:
-        """Such an attempt counts, with a time or without: the last one buries."""
+    def test_retry_later_counts(self, store: MemoryStore) -> None:
+        """An attempt that ends with RetryLater counts, with a time or without: the last attempt buries the event."""
 
         def busy(event: Event) -> None:
             raise RetryLater("busy", after=1) if event.attempt == 1 else RetryLater("busy")
@@ -321,8 +323,8 @@ class TestWhatHandlersAskFor:
         assert [outcome.retry_after for outcome in outcomes] == [1_000_000, None, None]
 
     @pytest.mark.parametrize("attempts", [5, None])
-    def test_never(self, store: MemoryStore, attempts: int | None) -> None:
-        """An event of which its handler says that it can never work is a dead letter at once, whoever counts."""
+    def test_bury(self, store: MemoryStore, attempts: int | None) -> None:
+        """An event whose handler raises Bury is a dead letter at once, with max_attempts or without."""
 
         def refuse(event: Event) -> None:
             raise Bury(f"there is no case {event.id}")
@@ -331,8 +333,8 @@ class TestWhatHandlersAskFor:
         assert (outcome.status, outcome.acked, outcome.error) == ("buried", True, "there is no case 7")
         assert [entry.record.error for entry in store.dead_letters()] == ["there is no case 7"]
 
-    def test_from_a_coroutine(self, gate: Gate) -> None:
-        """Async handlers say it in the same way."""
+    def test_async_handlers(self, gate: Gate) -> None:
+        """RetryLater and Bury mean the same in async handlers."""
 
         async def busy(event: Event) -> None:
             raise RetryLater("busy", after=2) if event.id == "1" else Bury("no")
@@ -343,8 +345,8 @@ class TestWhatHandlersAskFor:
         later, never = asyncio.run(both())
         assert (later.status, later.retry_after, never.status) == ("failed", 2_000_000, "buried")
 
-    def test_what_logs_may_say(self, gate: Gate) -> None:
-        """A log has only the name of what was raised, unless that says that its text is public."""
+    def test_public_text(self, gate: Gate) -> None:
+        """A log has only the class of the exception, unless the exception says that its text is public."""
 
         def refuse(event: Event) -> None:
             raise RetryLater(f"secret {event.id}") if event.id == "1" else Bury("no such case", public=True)
@@ -354,15 +356,16 @@ class TestWhatHandlersAskFor:
         assert discreet[1].endswith(" after 1 attempt: no such case.")
 
     @pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 10**9])
-    def test_times_that_cannot_be_meant(self, after: float) -> None:
-        """A time that is none is refused where it is written."""
+    def test_invalid_retry_time(self, after: float) -> None:
+        """RetryLater refuses an invalid time when it is made."""
         with pytest.raises(ValueError, match="must be a number of seconds"):
             RetryLater("busy", after)
 
 
 class TestResults:
     def test_too_large(self, store: MemoryStore) -> None:
-        """A result over the cap is not kept and says so, for the original and for its duplicates; it is done."""
+        """A result larger than `max_result` is not stored; the original and its duplicates say so. The event is
+        processed."""
         gate = Gate(store, max_result=10)
         outcome = gate.run({"id": 1}, lambda event: "x" * 100)
         assert (outcome.status, outcome.result) == ("processed", "x" * 100)
@@ -371,8 +374,8 @@ class TestResults:
         assert (again.status, again.result) == ("duplicate", None)
         assert "was not stored" in again.reason
 
-    def test_no_json(self, gate: Gate) -> None:
-        """A result that is no JSON value does not undo what was done."""
+    def test_not_json(self, gate: Gate) -> None:
+        """An event whose result is not a JSON value is processed, without a stored result."""
         outcome = gate.run({"id": 1}, lambda event: object())
         assert outcome.status == "processed"
         assert "not a JSON value" in outcome.reason
@@ -380,14 +383,14 @@ class TestResults:
 
 
 class TestSettle:
-    def test_settle_is_tried_again(self, stumbling: Stumbling) -> None:
-        """The effect is done, so a store that stumbles at the completion is asked again."""
+    def test_retried(self, stumbling: Stumbling) -> None:
+        """A settlement that fails is retried, because the effect is done."""
         stumbling.failures = {"settle": 2}
         assert Gate(stumbling).run({"id": 1}, succeed).status == "processed"
 
     @pytest.mark.parametrize("after", [False, True])
-    def test_settle_unknown(self, stumbling: Stumbling, after: bool) -> None:
-        """When the store never confirms, the delivery is not acknowledged, whether or not it was written."""
+    def test_not_confirmed(self, stumbling: Stumbling, after: bool) -> None:
+        """If the store never confirms, the delivery is not acknowledged, whether or not the settlement was written."""
         stumbling.failures, stumbling.after = {"settle": 99}, after
         outcome = Gate(stumbling).run({"id": 1}, succeed)
         assert (outcome.status, outcome.acked) == ("failed", False)
@@ -398,7 +401,7 @@ class TestSettle:
 
 class TestFlushing:
     def test_completions_do_not_wait_for_the_next_handler(self) -> None:
-        """A completion is durable within 50 ms of its effect, also while the next handler takes long."""
+        """A completion is durable within 50 ms of its effect, also while the next handler of the batch runs."""
         gate = Gate("memory://")
         states: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Failures: of handlers, of stores, of processes."""
+"""The sync runner: failing handlers, interrupts, events that run alone, and waiting events."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def succeed(event: Event) -> str:
 
 class TestFailingHandlers:
     def test_released_with_its_error(self, gate: Gate) -> None:
-        """A failing event is released with the error's text, is not acknowledged, and runs again."""
+        """A failing event is released with the text of the error, is not acknowledged, and runs again."""
         outcome = gate.run({"id": 7}, fail)
         assert (outcome.status, outcome.acked) == ("failed", False)
         assert outcome.error == "ValueError: no such case: 7"
@@ -44,7 +44,7 @@ class TestFailingHandlers:
         assert (again.status, again.event.attempt) == ("processed", 2)
 
     def test_buried_at_the_last_attempt(self, store: MemoryStore) -> None:
-        """A failure at the last attempt buries at once, with payload and error, and acknowledges."""
+        """A failure at the last attempt buries the event at once, with payload and error, and acknowledges it."""
         gate = Gate(store, max_attempts=3)
         outcomes = [gate.run({"id": 7}, fail) for _ in range(4)]
         assert [outcome.status for outcome in outcomes] == ["failed", "failed", "buried", "buried"]
@@ -53,13 +53,13 @@ class TestFailingHandlers:
         (entry,) = store.dead_letters()
         assert (entry.record.payload, entry.record.error) == (b'{"id":7}', "ValueError: no such case: 7")
 
-    def test_the_bytes_are_buried_as_they_came(self, store: MemoryStore) -> None:
-        """A dead letter holds the delivery's own bytes."""
+    def test_dead_letter_has_the_delivered_bytes(self, store: MemoryStore) -> None:
+        """A dead letter holds the bytes of the delivery."""
         Gate(store, max_attempts=1).run(b' { "id" : 7.0 } ', fail)
         assert store.dead_letters()[0].record.payload == b' { "id" : 7.0 } '
 
-    def test_what_the_handler_does_to_the_body(self, store: MemoryStore) -> None:
-        """A dead letter holds what was delivered, whatever the handler has done to its copy; nothing escapes."""
+    def test_changed_body(self, store: MemoryStore) -> None:
+        """A dead letter holds what was delivered, even if the handler has changed the body; no exception escapes."""
 
         def spoils(event: Event) -> None:
             event.body.clear()
@@ -73,14 +73,14 @@ class TestFailingHandlers:
             b'{"id":2}',
         ]
 
-    def test_the_platform_counts(self, store: MemoryStore) -> None:
-        """Where the platform owns the retries nothing is buried, however often it fails."""
+    def test_no_max_attempts(self, store: MemoryStore) -> None:
+        """With max_attempts=None nothing is buried, however often it fails."""
         gate = Gate(store, max_attempts=None)
         assert {gate.run({"id": 7}, fail).status for _ in range(20)} == {"failed"}
         assert store.dead_letters() == []
 
-    def test_a_grant_beyond_the_last_attempt_is_buried_unrun(self, store: MemoryStore, clock: ManualClock) -> None:
-        """An event whose worker does not come back from any attempt is buried without another try."""
+    def test_grant_beyond_the_last_attempt(self, store: MemoryStore, clock: ManualClock) -> None:
+        """An event whose worker never returned from its attempts is buried without another run."""
         outcomes = []
 
         def oversleep(event: Event) -> None:
@@ -94,8 +94,8 @@ class TestFailingHandlers:
         assert outcome.reason == f"Buried as dead letter {outcome.key} after 2 attempts: {why}."
         assert len(store.dead_letters()) == 1
 
-    def test_a_grant_beyond_the_last_attempt_tells_the_last_error(self, store: MemoryStore) -> None:
-        """One whose attempts ended without being counted is buried with what its record says, which no log is told."""
+    def test_grant_beyond_the_last_attempt_has_the_last_error(self, store: MemoryStore) -> None:
+        """If the record has an error, the dead letter quotes it; the log does not."""
 
         def die(event: Event) -> None:
             raise SystemExit("a secret")
@@ -110,8 +110,8 @@ class TestFailingHandlers:
         assert [entry.record.error for entry in store.dead_letters()] == [why]
 
     @pytest.mark.parametrize("error", [ValueError(), ValueError("\ud800\0"), ValueError("x" * 10_000)])
-    def test_any_text_of_an_error(self, gate: Gate, error: Exception) -> None:
-        """Whatever an error says can be stored, shortened if need be."""
+    def test_error_texts(self, gate: Gate, error: Exception) -> None:
+        """Every error text can be stored; a long one is cut."""
 
         def handler(event: Event) -> None:
             raise error
@@ -122,8 +122,8 @@ class TestFailingHandlers:
         assert len(outcome.error) <= 2_000
         outcome.error.encode()
 
-    def test_an_error_that_cannot_speak(self, gate: Gate) -> None:
-        """An exception whose text raises is a failure like another."""
+    def test_error_whose_text_raises(self, gate: Gate) -> None:
+        """An exception whose str() raises is a failure like any other."""
 
         class Mute(Exception):
             def __str__(self) -> str:
@@ -136,8 +136,9 @@ class TestFailingHandlers:
 
 
 class TestInterrupted:
-    def test_unstarted_claims_are_given_back(self, gate: Gate) -> None:
-        """Ctrl-C in a handler: it goes on upwards, what was done is completed, what never started costs no attempt."""
+    def test_unstarted_claims_are_released(self, gate: Gate) -> None:
+        """Ctrl-C in a handler is raised again; finished events are completed, and events that never started are
+        released without an attempt."""
 
         def interrupted(event: Event) -> str:
             if event.id == "2":
@@ -153,39 +154,40 @@ class TestInterrupted:
         outcomes = gate.run_batch([{"id": number} for number in (1, 2, 3, 4)], succeed)
         assert [outcome.status for outcome in outcomes] == ["duplicate", "processed", "processed", "processed"]
 
-    def test_as_its_lease_is_held(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ctrl-C just before a handler: nobody runs it, so its lease is not renewed, and comes to its end."""
+    def test_while_the_lease_is_held(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C just before a handler: the lease is not renewed any more, and ends."""
         gate = Gate("memory://", lease="200ms")
         with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, Heartbeat, "hold"):
             gate.run({"id": 1}, succeed)
         time.sleep(0.4)
         assert gate.run({"id": 1}, succeed).status == "processed"
 
-    def test_as_a_batch_begins(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ctrl-C just before the first handler of a batch: none costs an attempt, and nothing is left under way."""
+    def test_while_a_batch_begins(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C just before the first handler of a batch: no event loses an attempt, and the flusher has no buffer
+        left."""
         with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, SettlementFlusher, "begin"):
             gate.run_batch([{"id": 1}, {"id": 2}], succeed)
         assert [(entry.record.state, entry.record.attempts) for entry in gate.store.browse()] == [(RELEASED, 0)] * 2
         assert gate._engine.runner._flusher._buffers == {}
 
     @pytest.mark.parametrize("together", [False, True])
-    def test_as_a_suspect_begins(
+    def test_while_a_suspect_begins(
         self, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, together: bool
     ) -> None:
-        """Ctrl-C just before something that must run alone: nothing else of the process waits for it."""
+        """Ctrl-C just before an event that must run alone: nothing else in the process waits for it."""
         left_by_another(store, clock, {"id": 1})
         gate = Gate(store)
         payloads = [{"id": 1}, {"id": 3}] if together else [{"id": 1}]
         with pytest.raises(KeyboardInterrupt), interrupted_after(monkeypatch, HandlerRuns, "enqueue"):
             gate.run_batch(payloads, succeed)
-        assert _in_a_thread(lambda: gate.run({"id": 4}, succeed).status == "processed")
+        assert _in_thread(lambda: gate.run({"id": 4}, succeed).status == "processed")
         clock.advance("31s")
         assert gate.run({"id": 1}, succeed).status == "processed"
 
 
 @contextmanager
 def interrupted_after(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> Iterator[None]:
-    """Have Ctrl-C strike when this method has done its work, as it can at any instruction."""
+    """Raise KeyboardInterrupt when this method has done its work; Ctrl-C can do that at any instruction."""
     method = getattr(kind, name)
 
     def struck(*arguments: Any, **named: Any) -> None:
@@ -197,15 +199,15 @@ def interrupted_after(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) ->
         yield
 
 
-def _in_a_thread(ask: Callable[[], bool]) -> bool:
+def _in_thread(ask: Callable[[], bool]) -> bool:
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(ask).result()
 
 
 class TestPoison:
     def test_suspects_run_alone_and_last(self, clock: ManualClock) -> None:
-        """In a batch, events that their last worker did not come back from are claimed, run and settled one by one
-        after the others. Those that failed before, and were settled, are not."""
+        """Events of a batch whose last worker did not return are claimed, run and settled one by one after the others.
+        Events whose failure was settled run with the others."""
         stumbling, order = Stumbling(clock=clock), []
         gate = Gate(stumbling)
         gate.run({"id": "failed"}, fail)
@@ -222,8 +224,9 @@ class TestPoison:
         batches = [("claim", 5), ("settle", 2), ("settle", 3)]
         assert stumbling.calls == [*batches, ("claim", 1), ("settle", 1), ("claim", 1), ("settle", 1)]
 
-    def test_poison_takes_no_neighbour_with_it(self, tmp_path: Path) -> None:
-        """An event that kills its process at every attempt is buried, and none of its batch is; each runs once."""
+    def test_poison_event_in_a_batch(self, tmp_path: Path) -> None:
+        """An event that kills its process at every attempt is buried, and no other event of its batch is; each runs
+        once."""
         url, log = f"sqlite:///{tmp_path}/store.db", tmp_path / "log"
         code = f"""
             import os
@@ -254,8 +257,9 @@ class TestPoison:
         assert [entry.record.about.delivery_id for entry in gate.store.dead_letters()] == ["poison"]
         gate.close()
 
-    def test_poison_takes_no_neighbour_of_another_thread_with_it(self, tmp_path: Path) -> None:
-        """An event that kills its process whenever it runs is buried, but not one that ran beside it in a thread."""
+    def test_poison_event_beside_another_thread(self, tmp_path: Path) -> None:
+        """An event that kills its process at every attempt is buried, but not the event that ran beside it in another
+        thread."""
         url = f"sqlite:///{tmp_path}/store.db"
         code = f"""
             import os, sys, threading, time
@@ -283,8 +287,9 @@ class TestPoison:
         gate.close()
         assert states == {"poison": DEAD, "innocent": COMPLETED}
 
-    def test_what_hangs_does_not_stop_other_retries(self, gate: Gate) -> None:
-        """One that was tried before waits a second at most for another thread's to end, and nested ones not at all."""
+    def test_hung_handler_does_not_stop_other_retries(self, gate: Gate) -> None:
+        """A second attempt does not wait for a handler that hangs in another thread; nor does an event that a handler
+        runs itself."""
         gate.run_batch([{"id": name} for name in ("slow", "other", "nested")], fail)
         begun, go_on = threading.Event(), threading.Event()
 
@@ -310,7 +315,7 @@ class TestWaiting:
         store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
 
     def test_redriven_events_run(self, store: MemoryStore) -> None:
-        """A redriven dead letter runs with its own payload under its own key, and is then a duplicate."""
+        """A redriven dead letter runs with its own payload under its own key; after that it is a duplicate."""
         gate = Gate(store)
         seen: list[Event] = []
         self.buried(store, "a", "b")
@@ -322,8 +327,9 @@ class TestWaiting:
         assert gate.run({"id": "a"}, seen.append).status == "duplicate"
         assert gate.run_waiting(seen.append) == []
 
-    def test_a_failing_one_does_not_stop_the_others(self, store: MemoryStore, clock: ManualClock) -> None:
-        """Each waiting event is tried once a call; one that fails waits for the next, until it is buried."""
+    def test_failing_event_does_not_stop_others(self, store: MemoryStore, clock: ManualClock) -> None:
+        """Each call tries each waiting event once. An event that fails waits for its backoff, and is buried in the
+        end."""
         self.buried(store, "a", "b", "c")
         gate = Gate(store, max_attempts=2)
 
@@ -341,13 +347,13 @@ class TestWaiting:
         assert gate.run_waiting(handler) == []
 
     def test_limit(self, store: MemoryStore) -> None:
-        """No more than the limit run in one call."""
+        """One call runs at most `limit` events."""
         self.buried(store, "a", "b", "c")
         assert len(Gate(store).run_waiting(succeed, limit=2)) == 2
         assert len(Gate(store).run_waiting(succeed, limit=2)) == 1
 
-    def test_what_cannot_be_read_is_buried_again(self, gate: Gate) -> None:
-        """Redriving what was unreadable makes it no more readable: it is a dead letter again, unrun."""
+    def test_unreadable_event_is_buried_again(self, gate: Gate) -> None:
+        """A redriven event that cannot be read becomes a dead letter again, without a run."""
         payloads: list[Any] = [b"{", "[[1, 2]]", [[{"id": "nested"}]], object()]
         gate.keep(gate.run_batch(payloads, succeed))
         gate.store.redrive([Redrive(entry.namespace, entry.key) for entry in gate.store.dead_letters()])
@@ -357,7 +363,7 @@ class TestWaiting:
 
 
 class LambdaContext:
-    """What Lambda says of the time that is left, by a clock of the test."""
+    """The context of a Lambda invocation; the time left comes from a clock of the test."""
 
     aws_request_id = "req-1"
 
@@ -370,7 +376,7 @@ class LambdaContext:
 
 
 class TestStartBy:
-    """Jobs that must not start after a certain time."""
+    """Jobs that must not start after a given time."""
 
     @pytest.mark.parametrize(("took", "starts"), [(8_999, True), (9_000, False), (9_500, False)])
     def test_mark_first(self, clock: ManualClock, took: int, starts: bool) -> None:
