@@ -269,15 +269,15 @@ class TestSharedWrites:
 
     def test_settlements_do_not_wait_for_timelines(self) -> None:
         """A settlement is written before timelines are loaded for claims of the same batch, which can take long."""
-        asked: list[str] = []
+        operations_seen: list[str] = []
 
         class Noting(MemoryStore):
             def _apply(self, operations: Sequence[Any], *, admits: bool = False) -> list[Any]:
-                asked.extend(type(each).__name__ for each in operations)
+                operations_seen.extend(type(each).__name__ for each in operations)
                 return super()._apply(operations, admits=admits)
 
             def load(self, addresses: Sequence[Address]) -> list[Document]:
-                asked.append("load")
+                operations_seen.append("load")
                 return super().load(addresses)
 
         gate = Gate(Noting(), key=keys.first(keys.state_change(), keys.event_id))
@@ -293,7 +293,7 @@ class TestSharedWrites:
             await other[0]
 
         asyncio.run(main())
-        assert asked[:3] == ["Claim", "Complete", "load"]
+        assert operations_seen[:3] == ["Claim", "Complete", "load"]
 
     def test_unexpected_error_of_a_store(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
         """An exception other than StoreError reaches every caller of the batch, and the gate still works afterwards."""
@@ -305,8 +305,8 @@ class TestSharedWrites:
         async def main() -> None:
             with monkeypatch.context() as patched:
                 patched.setattr(stumbling, "claim", broken)
-                asked = [gate.arun({"id": number}, succeed) for number in range(3)]
-                answers = await asyncio.gather(*asked, return_exceptions=True)
+                calls = [gate.arun({"id": number}, succeed) for number in range(3)]
+                answers = await asyncio.gather(*calls, return_exceptions=True)
                 assert [type(answer) for answer in answers] == [ZeroDivisionError] * 3
             assert (await gate.arun({"id": 1}, succeed)).status == "processed"
 
@@ -382,11 +382,11 @@ class SlowClaims(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.claimed, self.go_on = threading.Event(), threading.Event()
 
     def claim(self, requests: Any) -> Any:
         verdicts = super().claim(requests)
-        self.asked.set()
+        self.claimed.set()
         self.go_on.wait(10)
         return verdicts
 
@@ -466,7 +466,7 @@ class TestCancellation:
 
         async def main() -> None:
             task = asyncio.create_task(gate.arun({"id": 1}, fail))
-            await asyncio.to_thread(slow.asked.wait, 10)
+            await asyncio.to_thread(slow.claimed.wait, 10)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -482,7 +482,7 @@ class TestCancellation:
 
         async def main() -> None:
             task = asyncio.create_task(gate.arun({"id": 1}, fail))
-            while not slow.asked.is_set():
+            while not slow.claimed.is_set():
                 await asyncio.sleep(0.005)
             task.cancel()
 
@@ -622,10 +622,10 @@ class TestCancellation:
 
 
 class TestNested:
-    @pytest.mark.parametrize("wishes", [{"max_attempts": 1}, {"max_in_hand": 1}, {"max_attempts": 2}])
-    def test_async_handler_uses_its_own_gate(self, store: MemoryStore, wishes: Any) -> None:
+    @pytest.mark.parametrize("options", [{"max_attempts": 1}, {"max_in_hand": 1}, {"max_attempts": 2}])
+    def test_async_handler_uses_its_own_gate(self, store: MemoryStore, options: Any) -> None:
         """A handler may take other events through its own gate: it does not wait for its own end."""
-        gate = Gate(store, **wishes)
+        gate = Gate(store, **options)
 
         async def outer(event: Event) -> str:
             inner = await gate.arun({"id": f"inner of {event.id}"}, succeed)
@@ -943,7 +943,7 @@ class TestLockedFile:
             async def lock(event: Event) -> None:
                 other("BEGIN IMMEDIATE")
 
-            async def told(number: int) -> float:
+            async def failed_after(number: int) -> float:
                 start = time.monotonic()
                 outcome = await gate.arun({"id": number}, succeed)
                 assert (outcome.status, "locked" in outcome.reason) == ("failed", True)
@@ -953,7 +953,7 @@ class TestLockedFile:
             waited = []
             for number in range(1, 6):
                 await asyncio.sleep(0.1)
-                waited.append(asyncio.create_task(told(number)))
+                waited.append(asyncio.create_task(failed_after(number)))
             assert max(await asyncio.gather(*waited)) < 1
             assert not ended.done()
             other("ROLLBACK")

@@ -72,10 +72,10 @@ class TestNoWrites:
             {"id": "new", "type": "alarm"},
         ]
         outcomes = gate.run_batch(events, handler)
-        said = ["duplicate", "duplicate", "buried", "failed", "unguarded", "failed", "unguarded"]
-        assert [outcome.status for outcome in outcomes] == said
+        expected = ["duplicate", "duplicate", "buried", "failed", "unguarded", "failed", "unguarded"]
+        assert [outcome.status for outcome in outcomes] == expected
         assert outcomes[0].result == "done"
-        assert len(handler.runs) == 1 + said.count("unguarded")
+        assert len(handler.runs) == 1 + expected.count("unguarded")
         assert [outcome.status for outcome in gate.admit([b'{"id": "kept"}', b'{"id": 1}'])] == ["duplicate", "failed"]
         assert gate.seen({"id": "done", "type": "alarm"}) is True
         with pytest.raises(StoreReadOnly):

@@ -158,16 +158,16 @@ class TestRefused:
     def test_stored_once(self, gate: Gate) -> None:
         """A refused event can be stored as a dead letter with its bytes, once, however often it arrives."""
         for _ in range(2):
-            (kept,) = gate.keep([gate.run(b'{"id":1.5}', Handler())])
-            assert kept.status == "invalid"
-            assert str(kept.kept) in kept.reason
+            (stored,) = gate.keep([gate.run(b'{"id":1.5}', Handler())])
+            assert stored.status == "invalid"
+            assert str(stored.kept) in stored.reason
         (entry,) = gate.store.dead_letters()
-        assert (entry.record.payload, entry.key.hex()) == (b'{"id":1.5}', str(kept.kept))
+        assert (entry.record.payload, entry.key.hex()) == (b'{"id":1.5}', str(stored.kept))
 
     def test_equal_copies_share_a_dead_letter(self, gate: Gate) -> None:
         """Equal refused events of one request share a dead letter, and each is `invalid`."""
-        kept = gate.keep(gate.run_batch(["[5, 5, 6]"], Handler()))
-        assert statuses(kept) == ["invalid"] * 3
+        stored = gate.keep(gate.run_batch(["[5, 5, 6]"], Handler()))
+        assert statuses(stored) == ["invalid"] * 3
         assert len(gate.store.dead_letters()) == 2
 
     def test_not_stored(self, stumbling: Stumbling) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from oncegate import Gate, keys
 from oncegate.stores.memory import MemoryStore
-from tests.gate.test_state_changes import Handler, emission, told
+from tests.gate.test_state_changes import Handler, emission, kinds_of
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_types_that_name_the_state(gate: Gate, handler: Handler, where: str) -> 
         gate.run(named(state, at, where), handler)
         for state, at in (("connected", 0), ("held", 100), ("Connected", 200), ("connected", 210))
     ]
-    assert told(outcomes) == [*[("processed", None)] * 3, ("duplicate", "state-echo")]
+    assert kinds_of(outcomes) == [*[("processed", None)] * 3, ("duplicate", "state-echo")]
     gate.run(named("ringing", -60_000, where), handler)
     assert [event.stale for event in handler.runs] == [False, False, False, True]
 

@@ -272,14 +272,14 @@ def test_no_text_of_a_key_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "settings"),
+    ("reason", "settings"),
     [
         ("Failed at attempt 1: ValueError, and no copy", {"mode": "mark_first"}),
         ("Failed: its key function raised KeyError, and no copy", {"key": no_key}),
         ("ValueError, and no copy", {"key": keys.state_change(), "max_attempts": 1}),
     ],
 )
-def test_no_payload_if_no_copy_is_stored(stumbling: Stumbling, said: str, settings: dict[str, Any]) -> None:
+def test_no_payload_if_no_copy_is_stored(stumbling: Stumbling, reason: str, settings: dict[str, Any]) -> None:
     """Nor is it logged if the store fails while a copy of the event is stored: after a failure, a refusal, or beside a
     dead letter."""
 
@@ -294,7 +294,7 @@ def test_no_payload_if_no_copy_is_stored(stumbling: Stumbling, said: str, settin
     stumbling.failures.setdefault("claim", 1)
     if outcomes[0].status == "invalid":
         outcomes = gate.keep(outcomes)
-    assert said in outcomes[-1].discreet
+    assert reason in outcomes[-1].discreet
     assert "Lovelace" in outcomes[-1].reason
     assert "Lovelace" not in "".join(outcome.discreet for outcome in outcomes)
 

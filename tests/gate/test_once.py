@@ -453,7 +453,7 @@ def programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _said(folder: Path, arguments: list[str]) -> str:
+def _output_of(folder: Path, arguments: list[str]) -> str:
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -497,7 +497,7 @@ class TestNames:
                 gate.once(function)
 
     @pytest.mark.parametrize(
-        "ways",
+        "commands",
         [
             (
                 ["billing.py"],
@@ -508,21 +508,21 @@ class TestNames:
             (["-m", "shop.billing"], ["-c", "import shop.billing"]),
         ],
     )
-    def test_run_or_imported(self, programs: Path, ways: Sequence[list[str]]) -> None:
+    def test_run_or_imported(self, programs: Path, commands: Sequence[list[str]]) -> None:
         """A function has the same name whether its module is run or imported, also inside a decorator of another
         module."""
-        said = [_said(programs, way) for way in ways]
-        assert said == ["charged\nrefunded\n"] + [""] * (len(ways) - 1)
+        outputs = [_output_of(programs, command) for command in commands]
+        assert outputs == ["charged\nrefunded\n"] + [""] * (len(commands) - 1)
 
     def test_in_other_processes(self, programs: Path) -> None:
         """A function has the same name in the processes of a pool, where Python gives the main module another name."""
-        assert _said(programs, ["billing.py"]) == "charged\nrefunded\n"
-        assert _said(programs, ["billing.py", "pool"]) == ""
+        assert _output_of(programs, ["billing.py"]) == "charged\nrefunded\n"
+        assert _output_of(programs, ["billing.py", "pool"]) == ""
 
     def test_decorator_of_another_module(self, programs: Path) -> None:
         """Functions of two programs that are wrapped by a decorator of a third module have different names."""
-        assert _said(programs, ["billing.py"]) == "charged\nrefunded\n"
-        assert _said(programs, ["other.py"]) == "charged\nrefunded\n"
+        assert _output_of(programs, ["billing.py"]) == "charged\nrefunded\n"
+        assert _output_of(programs, ["other.py"]) == "charged\nrefunded\n"
 
     @pytest.mark.parametrize(
         "function",

@@ -71,21 +71,21 @@ def test_sliding_limit_shorter_than_retention() -> None:
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [
         {"on_store_error": "unguarded"},
         {"unguarded_types": ["alarm"]},
         {"on_store_error": "unguarded", "unguarded_types": "alarm"},
     ],
 )
-def test_unguarded_types_must_be_listed(wishes: Any) -> None:
+def test_unguarded_types_must_be_listed(options: Any) -> None:
     """Half a policy is refused: no types, types without the policy, or one string instead of a list."""
     with pytest.raises(SettingError, match="unguarded_types"):
-        Gate("memory://", **wishes)
+        Gate("memory://", **options)
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"retention": "10s"}, "retention='10s' is shorter than lease='30s'"),
         ({"lease": 30}, "lease=30 is not a duration"),
@@ -98,11 +98,11 @@ def test_unguarded_types_must_be_listed(wishes: Any) -> None:
         ({"max_result": -1}, "max_result=-1 must be"),
     ],
 )
-def test_invalid_options(setting: dict[str, Any], said: str) -> None:
+def test_invalid_options(setting: dict[str, Any], message: str) -> None:
     """An invalid option is refused when the gate is made, by name."""
     with pytest.raises(SettingError) as caught:
         Gate("memory://", **setting)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_unknown_mode() -> None:

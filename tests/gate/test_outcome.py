@@ -24,15 +24,15 @@ def fail(event: Event) -> None:
 def test_reasons(store: MemoryStore, clock: ManualClock) -> None:
     """Each reason is one sentence on one line, and names the original and its age if there is one."""
     gate = Gate(store, max_attempts=2, remember=None)
-    said = [gate.run({"id": "a"}, succeed).reason]
+    reasons = [gate.run({"id": "a"}, succeed).reason]
     clock.advance("3s")
-    said.append(gate.run({"id": "a"}, succeed).reason)
+    reasons.append(gate.run({"id": "a"}, succeed).reason)
     conflict = gate.run({"id": "a", "n": 2}, succeed)
-    said += [conflict.reason, gate.run({"id": "b"}, fail).reason]
+    reasons += [conflict.reason, gate.run({"id": "b"}, fail).reason]
     buried = gate.run({"id": "b"}, fail)
-    said += [buried.reason, gate.run({"id": "b"}, fail).reason, gate.run({"id": 1.5}, fail).reason]
-    said += [gate.run_batch([{"id": "c"}, {"id": "c"}], succeed)[1].reason]
-    assert said == [
+    reasons += [buried.reason, gate.run({"id": "b"}, fail).reason, gate.run({"id": 1.5}, fail).reason]
+    reasons += [gate.run_batch([{"id": "c"}, {"id": "c"}], succeed)[1].reason]
+    assert reasons == [
         "Processed at the first attempt.",
         "Duplicate of a, processed 3 s ago; the handler was not run again.",
         f"Conflict: same key as a (processed 3 s ago) but different content. Stored as dead letter {conflict.kept}.",

@@ -88,16 +88,16 @@ def arun(gate: Gate, effect: Effect) -> Outcome:
 
 
 class TestOutages:
-    @pytest.mark.parametrize("way", [run, arun])
+    @pytest.mark.parametrize("run_once", [run, arun])
     @pytest.mark.parametrize("ends", [COMPLETED, DEAD])
     def test_shorter_than_the_lease(
-        self, url: str, lock: Lock, way: Callable[[Gate, Effect], Outcome], ends: str
+        self, url: str, lock: Lock, run_once: Callable[[Gate, Effect], Outcome], ends: str
     ) -> None:
         """The caller gets a failure, but the settlement is recorded when the store is back, and the event does not run
         again."""
         effect = Effect(lock, None if ends == COMPLETED else ValueError("no"))
         with closing(Gate(url, max_attempts=1)) as gate:
-            outcome = way(gate, effect)
+            outcome = run_once(gate, effect)
             assert (outcome.status, "did not confirm" in outcome.reason) == ("failed", True)
             lock.let_go()
             lock.until(ends)
@@ -175,12 +175,12 @@ class TestEnds:
         gate.close()
         assert lock.state == COMPLETED
 
-    @pytest.mark.parametrize("way", [run, arun])
-    def test_closing_has_a_bound(self, url: str, lock: Lock, way: Callable[[Gate, Effect], Outcome]) -> None:
+    @pytest.mark.parametrize("run_once", [run, arun])
+    def test_closing_has_a_bound(self, url: str, lock: Lock, run_once: Callable[[Gate, Effect], Outcome]) -> None:
         """If the store does not come back, the gate is closed when the lease is over."""
         gate = Gate(url, lease="1s")
         start = time.monotonic()
-        way(gate, Effect(lock))
+        run_once(gate, Effect(lock))
         gate.close()
         assert time.monotonic() - start < 5
 

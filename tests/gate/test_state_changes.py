@@ -50,7 +50,7 @@ def gate(store: MemoryStore) -> Gate:
     return Gate(store, key=CHANGE, remember=None)
 
 
-def told(outcomes: Sequence[Outcome]) -> list[tuple[str, str | None]]:
+def kinds_of(outcomes: Sequence[Outcome]) -> list[tuple[str, str | None]]:
     return [(outcome.status, outcome.kind) for outcome in outcomes]
 
 
@@ -61,14 +61,14 @@ class TestOneEvent:
         outcomes = [gate.run(emission("connected", at, n=at), handler) for at in order]
         spread = max(abs(at - order[0]) for at in order)
         assert spread <= 500
-        assert told(outcomes) == [("processed", None), ("duplicate", "state-echo"), ("duplicate", "state-echo")]
+        assert kinds_of(outcomes) == [("processed", None), ("duplicate", "state-echo"), ("duplicate", "state-echo")]
         assert [outcome.result for outcome in outcomes] == ["connected"] * 3
 
     def test_in_one_batch(self, gate: Gate, handler: Handler) -> None:
         """A batch is judged in order: echoes of its own events, real changes, and copies."""
         batch = [("alerting", 0), ("connected", 100), ("connected", 300), ("alerting", 0), ("held", 400)]
         outcomes = gate.run_batch([emission(state, at) for state, at in batch], handler)
-        assert told(outcomes) == [
+        assert kinds_of(outcomes) == [
             ("processed", None),
             ("processed", None),
             ("duplicate", "state-echo"),
@@ -101,19 +101,19 @@ class TestOneEvent:
         """States are compared without case, and after their aliases are replaced."""
         gate = Gate(store, key=keys.state_change(aliases={"Answered": "connected"}))
         outcomes = [gate.run(emission(state, 0), handler) for state in ("CONNECTED", "answered", "Connected")]
-        assert told(outcomes) == [("processed", None), ("duplicate", "state-echo"), ("duplicate", "state-echo")]
+        assert kinds_of(outcomes) == [("processed", None), ("duplicate", "state-echo"), ("duplicate", "state-echo")]
 
     def test_other_entities_and_parts(self, gate: Gate, handler: Handler) -> None:
         """Another conversation, or another type of event, has its own timeline."""
         others = [{}, {"conversationId": "c-2"}, {"type": "chat"}]
         outcomes = [gate.run(emission("connected", 0) | other, handler) for other in others]
-        assert told(outcomes) == [("processed", None)] * 3
+        assert kinds_of(outcomes) == [("processed", None)] * 3
 
     def test_missing_part(self, gate: Gate, handler: Handler) -> None:
         """An event without an entity or a time is refused, and the reason names the missing part."""
-        for missing, said in (("conversationId", "entity"), ("timestamp", "time")):
+        for missing, part in (("conversationId", "entity"), ("timestamp", "time")):
             event = {name: value for name, value in emission("connected", 0).items() if name != missing}
-            assert f"the state_change key needs {said}" in gate.run(event, handler).reason
+            assert f"the state_change key needs {part}" in gate.run(event, handler).reason
 
     def test_beside_other_strategies(self, store: MemoryStore, handler: Handler) -> None:
         """With `first`, an event that is not a state change gets the key of the next strategy."""
@@ -178,7 +178,7 @@ class TestClaims:
             outcomes.append(gate.run(emission("held", 50), Handler()))
 
         gate.run(emission("held", 0), handler)
-        assert told(outcomes) == [("in_flight", "concurrent")]
+        assert kinds_of(outcomes) == [("in_flight", "concurrent")]
 
     def test_timeline_retention(self, store: MemoryStore, clock: ManualClock) -> None:
         """After the retention, the same change is new."""
@@ -195,7 +195,7 @@ class TestEntryPoints:
         """`transaction` runs a change once, whichever emission arrives first."""
         gate = Gate(f"sqlite:///{tmp_path}/a.db", key=CHANGE, remember=None)
         outcomes = [gate.transaction(emission("held", at, n=at), lambda event, db: event.id) for at in (0, 100)]
-        assert told(outcomes) == [("processed", None), ("duplicate", "state-echo")]
+        assert kinds_of(outcomes) == [("processed", None), ("duplicate", "state-echo")]
         assert [entry.record.state for entry in gate.store.browse()] == [COMPLETED] * 2
         gate.close()
 
@@ -208,7 +208,7 @@ class TestEntryPoints:
     def test_mark_first(self, store: MemoryStore, handler: Handler) -> None:
         """Emissions of one change run once in mark_first mode, too."""
         gate = Gate(store, key=CHANGE, mode="mark_first", remember=None)
-        assert told([gate.run(emission("held", at, n=at), handler) for at in (0, 100)]) == [
+        assert kinds_of([gate.run(emission("held", at, n=at), handler) for at in (0, 100)]) == [
             ("processed", None),
             ("duplicate", "state-echo"),
         ]
@@ -230,7 +230,7 @@ class TestSplitsAndStaleness:
     def test_there_and_back(self, gate: Gate, handler: Handler) -> None:
         """A→B→A are three events. If both A's arrive first, B splits them, and the split is counted."""
         outcomes = [gate.run(emission(*each), handler) for each in (("held", 0), ("connected", 100), ("held", 200))]
-        assert told(outcomes) == [("processed", None)] * 3
+        assert kinds_of(outcomes) == [("processed", None)] * 3
         assert "timeline.split" not in gate.counts
         for each in (("held", 1000), ("held", 1200), ("connected", 1100)):
             gate.run(emission(*each), handler)
@@ -243,7 +243,7 @@ class TestSplitsAndStaleness:
             at = 10_000 * number
             batch = [(state, at), (other, at), (state, at + 200)]
             outcomes = [gate.run(emission(*each, n=n), handler) for n, each in enumerate(batch)]
-            assert told(outcomes) == [("processed", None), ("processed", None), ("duplicate", "state-echo")]
+            assert kinds_of(outcomes) == [("processed", None), ("processed", None), ("duplicate", "state-echo")]
 
     @pytest.mark.parametrize("batch", [False, True])
     def test_redelivery_after_a_split(self, gate: Gate, handler: Handler, batch: bool) -> None:
@@ -257,7 +257,7 @@ class TestSplitsAndStaleness:
                 gate.run(payload, handler)
         assert gate.counts["timeline.split"] == 1
         again = gate.run(echo, handler)
-        assert told([again]) == [("duplicate", "state-echo")]
+        assert kinds_of([again]) == [("duplicate", "state-echo")]
         assert again.result == "held"
         assert again.reason.startswith("Duplicate of ran, processed")
         assert [event.id for event in handler.runs] == ["ran", "between"]
