@@ -19,7 +19,7 @@ from benchmarks.measure import Sizes, by_turns, median
 from benchmarks.progress import Progress
 from benchmarks.report import Aim, Row
 from oncegate import Event, Gate
-from tests.ingress.queues import Cloud, Queue, working
+from tests.ingress.sqs.queues import Cloud, Queue, working
 from tests.stores.dynamo_server import CREDENTIALS, REGION
 from tests.stores.redis_server import RedisServer
 

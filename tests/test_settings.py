@@ -456,5 +456,5 @@ class TestHints:
 
     def test_a_path_that_is_none(self) -> None:
         """What is no path is refused with its place."""
-        with pytest.raises(SettingError, match=r"id='\.' is no path"):
+        with pytest.raises(SettingError, match=r"id='\.' is not a path"):
             load(environ={}, flags={"store": "memory://", "read.id": "."}).gate()

@@ -1,4 +1,4 @@
-"""Carriers: one event in everything that can carry it, and what they say of its arrival."""
+"""Carriers: one event in every carrier, the evidence of its arrival, and limits."""
 
 import base64
 import json
@@ -149,13 +149,13 @@ CARRIED: list[tuple[str, Any, Evidence]] = [
     ("Firehose", firehose(TEXT), Evidence(message_id="f-1", sent_at=SENT)),
     ("SNS in Firehose", firehose(json.dumps(sns(TEXT))), Evidence(message_id="f-1", sent_at=SENT)),
     ("Kafka", kafka(), LOGGED),
-    ("Kafka of one's own", {**kafka(), "eventSource": "SelfManagedKafka"}, LOGGED),
+    ("self-managed Kafka", {**kafka(), "eventSource": "SelfManagedKafka"}, LOGGED),
     ("Kafka by Pipes", [{"eventSource": "aws:kafka", **kafka()["records"]["calls-0"][0]}], LOGGED),
     ("ActiveMQ", active(), Evidence("ID:1", 1, SENT)),
-    ("ActiveMQ, once more", active(redelivered=True), Evidence("ID:1", 2, SENT)),
+    ("ActiveMQ, redelivered", active(redelivered=True), Evidence("ID:1", 2, SENT)),
     ("ActiveMQ by Pipes", [{"eventSource": "aws:amq", **active()["messages"][0]}], Evidence("ID:1", 1, SENT)),
     ("RabbitMQ", rabbit(), Evidence("r-1", 1)),
-    ("RabbitMQ, for the fourth time", rabbit({"x-delivery-count": 3}, redelivered=True), Evidence("r-1", 4)),
+    ("RabbitMQ, fourth delivery", rabbit({"x-delivery-count": 3}, redelivered=True), Evidence("r-1", 4)),
     ("SNS in Kafka", kafka(value=encoded(json.dumps(sns(TEXT)))), LOGGED),
     ("API Gateway", gateway(TEXT), ASKED),
     ("a function URL, in base64", function_url(TEXT), ASKED),
@@ -169,13 +169,13 @@ CARRIED: list[tuple[str, Any, Evidence]] = [
     ),
     ("a failure on a bus", {"detail-type": "Lambda", "source": "lambda", "detail": failed(EVENT)}, FAILED),
     ("a failure in SQS", [sqs(json.dumps(failed(EVENT)))], FAILED_IN_QUEUE),
-    ("SQS by Lambda, the least of it", {"Records": [{"messageId": "m-1", "body": TEXT}]}, NAMED),
-    ("SQS by Pipes, the least of it", [{"messageId": "m-1", "body": TEXT}], NAMED),
-    ("SQS by boto3, the least of it", {"Messages": [{"MessageId": "m-1", "Body": TEXT}]}, NAMED),
-    ("SNS, the least of it", {"Type": "Notification", "MessageId": "m-1", "Message": TEXT}, NAMED),
-    ("Firehose, the least of it", {"records": [{"recordId": "m-1", "data": encoded(TEXT)}]}, NAMED),
+    ("SQS by Lambda, minimal", {"Records": [{"messageId": "m-1", "body": TEXT}]}, NAMED),
+    ("SQS by Pipes, minimal", [{"messageId": "m-1", "body": TEXT}], NAMED),
+    ("SQS by boto3, minimal", {"Messages": [{"MessageId": "m-1", "Body": TEXT}]}, NAMED),
+    ("SNS, minimal", {"Type": "Notification", "MessageId": "m-1", "Message": TEXT}, NAMED),
+    ("Firehose, minimal", {"records": [{"recordId": "m-1", "data": encoded(TEXT)}]}, NAMED),
     (
-        "a destination, the least of it",
+        "a destination, minimal",
         {"version": "1.0", "requestPayload": EVENT, "responsePayload": {"errorMessage": "boom"}},
         Evidence(failure="boom"),
     ),
@@ -184,7 +184,7 @@ CARRIED: list[tuple[str, Any, Evidence]] = [
 
 @pytest.mark.parametrize(("payload", "evidence"), [case[1:] for case in CARRIED], ids=[case[0] for case in CARRIED])
 def test_one_event_in_every_carrier(payload: Any, evidence: Evidence) -> None:
-    """The event is the same, key and content, in whatever it comes; only the evidence of its arrival differs."""
+    """The event has the same key and content in every carrier. Only the evidence differs."""
     (event,) = read(payload)
     (bare,) = read(EVENT)
     assert event.problem is None
@@ -196,15 +196,15 @@ def test_one_event_in_every_carrier(payload: Any, evidence: Evidence) -> None:
 
 @pytest.mark.parametrize("wrap", [kinesis, firehose])
 @pytest.mark.parametrize("between", ["", "\n", " \r\n\t"])
-def test_objects_one_after_the_other(wrap: Callable[..., Any], between: str) -> None:
-    """A stream record holds any number of objects, with or without something between them."""
+def test_several_objects_in_a_stream_record(wrap: Callable[..., Any], between: str) -> None:
+    """A stream record may contain several objects, with or without separators."""
     tricky = json.dumps({"id": "}{", "q": '\\"}'})
     events = read(wrap(between.join([TEXT, tricky, TEXT])))
     assert [event.id for event in events] == ["evt-1", "}{", "evt-1"]
 
 
 def test_a_broken_object_in_a_stream_record() -> None:
-    """What is broken in a record is a problem of its own, and its neighbours are read."""
+    """A broken object in a record is an event with a problem, and the other objects are read."""
     events = read(kinesis(TEXT, "{oops}", TEXT, "}", TEXT, '{"cut": '))
     assert [event.problem is None for event in events] == [True, False, True, False, True, False]
     assert [event.raw for event in events if event.problem] == [b"{oops}", b"}", b'{"cut":']
@@ -222,30 +222,30 @@ def test_a_broken_object_in_a_stream_record() -> None:
         b"log [INFO] one\nlog [WARN] two\n",
     ],
 )
-def test_a_record_that_is_no_json_text(wrap: Callable[[bytes], Any], data: bytes) -> None:
-    """Binary data, and text that does not begin like JSON, is one problem that keeps its bytes, wherever it has
-    brackets or newlines."""
+def test_a_record_that_is_not_json(wrap: Callable[[bytes], Any], data: bytes) -> None:
+    """Binary data, and text that does not begin like JSON, is one event with a problem and all the bytes, even if the
+    data contains brackets or newlines."""
     (event,) = read(wrap(data))
     assert event.problem is not None
     assert event.raw == data
 
 
-def test_a_record_made_to_take_long() -> None:
-    """A string of a megabyte that never ends is given up in one look."""
+def test_an_endless_string() -> None:
+    """A string of a megabyte without an end takes linear time."""
     start = time.perf_counter()
     (event,) = read(kinesis('{"' + '\\"' * 500_000))
     assert event.problem is not None
     assert time.perf_counter() - start < 5
 
 
-def test_neighbour_of_an_empty_record() -> None:
-    """A record that has nothing in it keeps none of those beside it from being read."""
+def test_an_empty_record() -> None:
+    """A record without data does not affect the records next to it."""
     batch = {**firehose(TEXT), "records": [*firehose(TEXT)["records"], {"recordId": "f-2"}]}
     assert [found.problem is None for found in read(batch)] == [True, False]
 
 
-def test_neighbours_of_what_cannot_be_read() -> None:
-    """In a batch each broken record is one event with a problem, its evidence and its bytes; the others are read."""
+def test_broken_records() -> None:
+    """In a batch each broken record is one event with a problem, its evidence and its bytes. The others are read."""
     broken = [sqs("{"), sqs(None), sqs("5"), 7, kinesis(), {"eventSource": "aws:kinesis", "data": "*"}, sqs("[[1]]")]
     events = read({"Records": [sqs(TEXT), *broken, sqs(TEXT)]})
     assert [event.problem is None for event in events] == [True, *[False] * len(broken), True]
@@ -254,51 +254,53 @@ def test_neighbours_of_what_cannot_be_read() -> None:
 
 
 def test_dead_letter_of_a_rule() -> None:
-    """A message that EventBridge gave up on tells why."""
+    """The evidence of a message in the dead-letter queue of a rule has the reason."""
     reasons = {"ERROR_CODE": {"stringValue": "SDK_CLIENT_ERROR"}, "ERROR_MESSAGE": {"stringValue": "timeout"}}
     (event,) = read([sqs(TEXT, messageAttributes=reasons)])
     assert event.evidence.failure == "SDK_CLIENT_ERROR: timeout"
 
 
-SAID = list(b"\xc3\xbcber")
+REASON = list(b"\xc3\xbcber")
 
 
 @pytest.mark.parametrize(
     "payload",
     [
-        kafka(headers=[{"trace": [1]}, {"kafka_dlt-exception-message": SAID}]),
-        kafka(headers=[{"__connect.errors.exception.message": [byte - 256 if byte > 127 else byte for byte in SAID]}]),
-        rabbit({"x-first-death-reason": {"bytes": SAID}}),
+        kafka(headers=[{"trace": [1]}, {"kafka_dlt-exception-message": REASON}]),
+        kafka(
+            headers=[{"__connect.errors.exception.message": [byte - 256 if byte > 127 else byte for byte in REASON]}]
+        ),
+        rabbit({"x-first-death-reason": {"bytes": REASON}}),
         rabbit({"x-first-death-reason": "über"}),
         active(properties={"dlqDeliveryFailureCause": "über"}),
     ],
 )
 def test_dead_letters_of_a_broker(payload: Any) -> None:
-    """A record from a dead-letter topic or queue tells why it was there; its headers are in no key."""
+    """The evidence of a record in a dead-letter topic or queue has the reason. Headers are not part of a key."""
     (event,), (bare,) = read(payload), read(EVENT)
     assert event.evidence.failure == "über"
     assert keys.auto(event) == keys.auto(bare)
 
 
-def test_records_of_a_broker_that_cannot_be_read() -> None:
-    """Each is a problem of its own, whatever stands in its place; what Kafka deletes is no event."""
+def test_broken_records_of_a_broker() -> None:
+    """Each broken record is an event with a problem. A Kafka record that deletes its key is not an event."""
     batch = kafka()
     batch["records"] = {"calls-0": [{"value": "*"}, 7, *batch["records"]["calls-0"]], "calls-1": "nothing"}
     assert [event.problem is None for event in read(batch)] == [False, False, True, False]
     (deleted,) = read(kafka(value=None))
     assert "without a value" in str(deleted.frame)
-    assert "no base64" in str(read(active(data=None))[0].problem)
+    assert "is missing or not a string" in str(read(active(data=None))[0].problem)
 
 
 @pytest.mark.parametrize("key", ["*", encoded("k")[:3], base64.b64encode(b"\xff").decode(), None, 5, ""])
-def test_a_kafka_key_that_is_no_text(key: Any) -> None:
-    """It stays as it is, or is left out: the event is the same."""
+def test_kafka_keys_that_are_not_text(key: Any) -> None:
+    """A key that is not text stays base64 or is left out, and the event is the same."""
     (event,) = read(kafka(key=key))
     assert (event.body, event.evidence.group) == (EVENT, key if isinstance(key, str) and key else None)
 
 
-def test_changes_of_a_table() -> None:
-    """Each record of a DynamoDB stream is an event as it stands, beside others or alone."""
+def test_dynamodb_streams() -> None:
+    """Each record of a DynamoDB stream is an event, in a batch or alone."""
     records = [
         {"eventID": name, "eventName": "INSERT", "eventSource": "aws:dynamodb", "dynamodb": {"SequenceNumber": name}}
         for name in ("1", "2", "3")
@@ -311,19 +313,19 @@ def test_changes_of_a_table() -> None:
 
 @pytest.mark.parametrize("kind", ["CONNECT", "DISCONNECT"])
 @pytest.mark.parametrize("body", [{}, {"body": None}, {"body": ""}])
-def test_a_websocket_that_opens_or_ends(kind: str, body: dict[str, Any]) -> None:
-    """What API Gateway says of a connection is no event; what comes over it is."""
+def test_websocket_connections(kind: str, body: dict[str, Any]) -> None:
+    """The opening or end of a connection is not an event. A message over the connection is."""
     context = {"routeKey": "$connect", "eventType": kind, "connectionId": "c=", "requestId": "q-1"}
     event = {"headers": {}, "requestContext": context, "isBase64Encoded": False, **body}
-    (told,) = read(event)
-    assert (told.problem, told.evidence) == (None, ASKED)
-    assert kind in str(told.frame)
-    (said,) = read({**event, "requestContext": {**context, "eventType": "MESSAGE"}, "body": TEXT})
-    assert (said.frame, said.body) == (None, EVENT)
+    (frame,) = read(event)
+    assert (frame.problem, frame.evidence) == (None, ASKED)
+    assert kind in str(frame.frame)
+    (message,) = read({**event, "requestContext": {**context, "eventType": "MESSAGE"}, "body": TEXT})
+    assert (message.frame, message.body) == (None, EVENT)
 
 
-def test_a_replayed_event_says_so() -> None:
-    """A replay is known by its name, and is the same event."""
+def test_replays() -> None:
+    """The evidence of a replayed event has the name of the replay. The key is the same."""
     envelope = {"id": "e", "source": "shop", "detail-type": "Sold", "detail": {"a": 1}}
     (first,), (again,) = read(envelope), read({**envelope, "replay-name": "backfill"})
     assert (first.evidence.replay, again.evidence.replay) == (None, "backfill")
@@ -331,14 +333,14 @@ def test_a_replayed_event_says_so() -> None:
 
 
 def test_an_array_of_envelopes() -> None:
-    """A bus that delivers in batches sends a bare array of envelopes, directly or through a queue."""
+    """A bus that delivers batches sends an array of envelopes, directly or through a queue."""
     envelopes = [{"id": str(n), "source": "shop", "detail-type": "Sold", "detail": {"n": n}} for n in range(3)]
     assert [event.id for event in read(envelopes)] == ["0", "1", "2"]
     assert [event.id for event in read([sqs(json.dumps(envelopes))])] == ["0", "1", "2"]
 
 
 def test_headers_in_any_case() -> None:
-    """A CloudEvent through API Gateway has its attributes in headers, whose case differs from version to version."""
+    """The attributes of a CloudEvent through API Gateway are headers, whose case differs between its versions."""
     headers = {"CE-Id": "c", "ce-source": "s"}
     several = {"ce-specversion": ["1.0"], "ce-type": ["t"]}
     (event,) = read(gateway('{"a":1}', headers=headers, multiValueHeaders=several))
@@ -349,7 +351,7 @@ BODILESS = {"version": "2.0", "routeKey": "POST /x", "rawPath": "/x", "requestCo
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "problem"),
     [
         (gateway(None), "the request has no body"),
         (BODILESS, "the request has no body"),
@@ -361,11 +363,11 @@ BODILESS = {"version": "2.0", "routeKey": "POST /x", "rawPath": "/x", "requestCo
         ('"just text"', "a JSON object, not a string"),
     ],
 )
-def test_what_is_wrong_with_it(payload: Any, said: str) -> None:
-    """The problem is said in words."""
+def test_problems(payload: Any, problem: str) -> None:
+    """The problem of an unreadable payload is a sentence."""
     (event,) = read(payload)
     assert event.problem is not None
-    assert said in event.problem
+    assert problem in event.problem
 
 
 @pytest.mark.parametrize(
@@ -376,8 +378,8 @@ def test_what_is_wrong_with_it(payload: Any, said: str) -> None:
         {"events": [], "sessionId": None, "resultSet": {}},
     ],
 )
-def test_nothing_to_read(payload: Any) -> None:
-    """A poll or a batch that found nothing holds no event."""
+def test_no_events(payload: Any) -> None:
+    """A poll or a batch without records contains no event."""
     assert read(payload) == []
 
 
@@ -420,14 +422,14 @@ def test_nothing_to_read(payload: Any) -> None:
         {"requestContext": {"requestId": "r"}, "isBase64Encoded": False},
     ],
 )
-def test_what_only_looks_like_a_carrier(body: dict[str, Any]) -> None:
-    """An event of one's own with a member named like a carrier's is left as it is."""
+def test_events_that_look_like_a_carrier(body: dict[str, Any]) -> None:
+    """An event of a user with a member of a carrier is not unwrapped."""
     (event,) = read(body)
     assert (event.source, event.body, event.problem) == ("plain", body, None)
 
 
 def test_polled_events() -> None:
-    """Events polled from the ACD come as a list."""
+    """Events polled from the ACD arrive as a list."""
     events = read({"sessionId": "s", "events": [{"Type": "AgentState", "AgentId": 1}, {"Type": "X", "ContactID": 2}]})
     assert [(event.source, event.entity) for event in events] == [("cxone", "1"), ("cxone", "2")]
 
@@ -435,36 +437,36 @@ def test_polled_events() -> None:
 @pytest.mark.parametrize(
     "item", [{"Type": "AgentLeg", "AgentLegID": "3"}, {"Type": "Mute", "FinalState": "False"}, {"Type": "X", "Id": "1"}]
 )
-def test_what_is_polled_is_known_by_the_poll(item: dict[str, Any]) -> None:
-    """An event of the ACD that says nothing else is one by the list that it came in; what is kept of it says so too."""
+def test_minimal_polled_events(item: dict[str, Any]) -> None:
+    """A minimal ACD event is recognised by the list of the poll, and its raw bytes are recognised again."""
     (event,) = read({"sessionId": "s", "events": [item]})
     assert (event.source, event.type, event.body) == ("cxone", item["Type"], item)
     (again,) = read(event.raw)
     assert (again.source, again.type, keys.auto(again)) == (event.source, event.type, keys.auto(event))
 
 
-def test_a_list_of_ones_own_with_ids() -> None:
-    """Items that have ids are told apart by them, though they have a type and are called events."""
+def test_a_list_of_events_with_ids() -> None:
+    """Items with ids are identified by these ids, although they have a `Type` and are in a list `events`."""
     assert [event.id for event in read({"events": [{"Type": "x", "id": 1}, {"Type": "x", "id": 2}]})] == ["1", "2"]
 
 
-def test_wrapping_is_bounded() -> None:
-    """Eight wrappings are opened; one more is a problem, not a longer wait."""
+def test_depth_limit() -> None:
+    """Eight nested carriers are unwrapped. One more is a problem."""
     payload: Any = EVENT
     for _ in range(8):
         payload = failed(payload)
     assert [event.id for event in read(payload)] == ["evt-1"]
     (event,) = read(failed(payload))
-    assert event.problem == "it is wrapped more than 8 times"
+    assert event.problem == "the event is nested in more than 8 carriers"
 
 
-def test_text_in_text_is_bounded_too() -> None:
-    """JSON in a string in a string … ends as well."""
+def test_depth_limit_of_text() -> None:
+    """Nested JSON strings have the same limit."""
     payload = TEXT
     for _ in range(12):
         payload = json.dumps(payload)
     (event,) = read(payload)
-    assert event.problem == "it is wrapped more than 8 times"
+    assert event.problem == "the event is nested in more than 8 carriers"
 
 
 @pytest.mark.parametrize(
@@ -480,8 +482,8 @@ def test_text_in_text_is_bounded_too() -> None:
     ],
     ids=["objects", "texts", "messages", "array in a message", "stream record", "records", "arrays in messages"],
 )
-def test_no_more_than_may_be(wrap: Callable[[list[str]], Any]) -> None:
-    """However they are wrapped, as many events as may be are read, and one more is refused."""
+def test_event_limit(wrap: Callable[[list[str]], Any]) -> None:
+    """In every carrier as many events as the limit are read, and one more is rejected."""
     texts = [json.dumps({**EVENT, "id": number}) for number in range(5)]
     assert [event.id for event in read(wrap(texts), most=5)] == ["0", "1", "2", "3", "4"]
     with pytest.raises(TooManyEvents):
@@ -499,8 +501,8 @@ def test_no_more_than_may_be(wrap: Callable[[list[str]], Any]) -> None:
     ],
     ids=["array", "firehose", "messages", "stream record", "arrays of nothing"],
 )
-def test_too_many_are_refused_at_once(body: bytes) -> None:
-    """What holds very much too much is not looked into piece by piece, even if there is nothing in the pieces."""
+def test_far_too_many_events(body: bytes) -> None:
+    """A payload far above the limit is rejected without unwrapping each piece, even if the pieces are empty."""
     began = time.process_time()
     with pytest.raises(TooManyEvents):
         read(body, most=1_000)
@@ -526,12 +528,12 @@ HANDED = "0123456789abcdef" * 2
     ],
 )
 def test_the_key_of_a_publisher(payload: Any, key: str | None) -> None:
-    """The key that a gate has published an event under is evidence, wherever it stands, and no part of what is said."""
+    """The key of a publisher is evidence wherever it is found, and not part of the body."""
     (found,) = deliveries(payload)
     assert (found.evidence.handed_key, found.body) == (key, EVENT)
 
 
-def test_what_only_looks_like_the_key_of_a_publisher() -> None:
-    """A member of that name that has no key in it is a member like any other."""
+def test_a_member_that_is_not_the_key_of_a_publisher() -> None:
+    """A member of that name without a valid key is an ordinary member."""
     (found,) = deliveries(EVENT | {"oncegate-key": "mine"})
     assert (found.evidence.handed_key, found.body) == (None, EVENT | {"oncegate-key": "mine"})

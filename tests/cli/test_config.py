@@ -154,7 +154,7 @@ class TestCheck:
             ('store = "dynamodb://k:s3cret@Table"', "oncegate.toml, store: 'dynamodb://***@Table' names no table"),
             ('store = "redis://h?x=1"', "oncegate.toml, store: the Redis store has no option 'x'"),
             ('store = "memory://x"', "oncegate.toml, store: the memory store takes no address or options"),
-            ('[read]\nid = "a..b"', "oncegate.toml, read.id: id='a..b' is no path"),
+            ('[read]\nid = "a..b"', "oncegate.toml, read.id: id='a..b' is not a path"),
             (
                 '[serve]\nsignature_options = ["header=x"]',
                 "oncegate.toml, serve.signature_options: there is no signature",
@@ -199,8 +199,8 @@ class TestCheck:
             exit_codes.USAGE,
             [
                 "Error: oncegate.toml, work.batch: batch=11 must be a whole number from 1 to 10",
-                "Error: oncegate.toml, work.wait: wait='21s' is longer than the 20s that SQS allows",
-                "Error: oncegate.toml, work.visibility: visibility='13h' is longer than the 12h that SQS allows",
+                "Error: oncegate.toml, work.wait: wait='21s' is too long; the maximum of SQS is 20s",
+                "Error: oncegate.toml, work.visibility: visibility='13h' is too long; the maximum of SQS is 12h",
             ],
         )
         assert oncegate("work", "sqs://q?region=x", "--handler", "json:dumps")[2] == err.splitlines(keepends=True)[0]
@@ -220,7 +220,7 @@ class TestCheck:
             "forward.ca",
             "forward.certificate_key",
         ]
-        assert "or forward.allow_private for a place" in said[0]
+        assert "or forward.allow_private for a receiver" in said[0]
         assert oncegate("serve")[2] == err.splitlines(keepends=True)[0]
 
     def test_traces_that_go_nowhere(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

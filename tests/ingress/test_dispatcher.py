@@ -1,4 +1,4 @@
-"""The dispatcher, with plain coroutines: order within a lane, room, failures and the end."""
+"""The dispatcher, with simple coroutines: order, room, failures and draining."""
 
 import asyncio
 import random
@@ -10,8 +10,8 @@ import pytest
 from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 
 
-class Bench:
-    """A dispatcher whose work is text; what runs waits until it is told how to end."""
+class Harness:
+    """A dispatcher whose items are texts. A running item waits until the test ends it."""
 
     def __init__(self, most: int = 10, at_work: int | None = None) -> None:
         self.started: list[str] = []
@@ -53,73 +53,73 @@ def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 
 @in_loop
-async def test_lanes_run_beside_each_other_and_each_in_order() -> None:
-    """Of a lane one runs at a time, the earliest of those that wait; what is in no lane does not wait."""
-    bench = Bench()
-    await bench.offer("a3", "a1", lane="a")
-    await bench.offer("b1", lane="b")
-    await bench.offer("x9", "x8")
-    assert bench.started == ["a1", "b1", "x9", "x8"]
-    await bench.offer("a2", lane="a")
-    await bench.end("a1")
-    assert bench.started[4:] == ["a2"]
-    await bench.end("a2")
-    assert bench.started[5:] == ["a3"]
+async def test_lanes() -> None:
+    """Of a lane one item runs at a time, the lowest order first. Items without a lane do not wait."""
+    harness = Harness()
+    await harness.offer("a3", "a1", lane="a")
+    await harness.offer("b1", lane="b")
+    await harness.offer("x9", "x8")
+    assert harness.started == ["a1", "b1", "x9", "x8"]
+    await harness.offer("a2", lane="a")
+    await harness.end("a1")
+    assert harness.started[4:] == ["a2"]
+    await harness.end("a2")
+    assert harness.started[5:] == ["a3"]
 
 
 @in_loop
-async def test_equals_run_as_they_came() -> None:
-    """Work of the same order runs in the order in which it was offered."""
-    bench = Bench()
-    await bench.offer("a1", "b1", "c1", lane="a")
+async def test_equal_orders() -> None:
+    """Items of the same order run in the order in which they were offered."""
+    harness = Harness()
+    await harness.offer("a1", "b1", "c1", lane="a")
     for work in "a1", "b1", "c1":
-        assert bench.started[-1] == work
-        await bench.end(work)
+        assert harness.started[-1] == work
+        await harness.end(work)
 
 
 @in_loop
-async def test_room_is_what_is_not_in_hand() -> None:
-    """What waits and what runs takes room, and whoever waits for room is woken when there is enough."""
-    bench = Bench(most=3)
-    await bench.offer("a1", "a2", "a3", lane="a")
-    assert (bench.dispatcher.room, bench.dispatcher.in_hand, bench.dispatcher.at_work) == (0, 3, 1)
-    waiter = asyncio.create_task(bench.dispatcher.room_for(2))
-    await bench.end("a1")
+async def test_room() -> None:
+    """Waiting and running items take room, and `room_for` returns when there is enough."""
+    harness = Harness(most=3)
+    await harness.offer("a1", "a2", "a3", lane="a")
+    assert (harness.dispatcher.room, harness.dispatcher.in_hand, harness.dispatcher.at_work) == (0, 3, 1)
+    waiter = asyncio.create_task(harness.dispatcher.room_for(2))
+    await harness.end("a1")
     assert not waiter.done()
-    await bench.end("a2")
+    await harness.end("a2")
     assert await waiter == 2
 
 
 @in_loop
-async def test_no_more_run_than_may() -> None:
-    """At most `at_work` run at a time, over all lanes; the others start as places become free."""
-    bench = Bench(at_work=2)
-    await bench.offer("x1", "x2", "x3")
-    assert bench.started == ["x1", "x2"]
-    await bench.end("x2")
-    assert bench.started == ["x1", "x2", "x3"]
+async def test_concurrency() -> None:
+    """At most `at_work` items run at a time, over all lanes. The others start when an item ends."""
+    harness = Harness(at_work=2)
+    await harness.offer("x1", "x2", "x3")
+    assert harness.started == ["x1", "x2"]
+    await harness.end("x2")
+    assert harness.started == ["x1", "x2", "x3"]
 
 
 @in_loop
-async def test_a_failure_gives_its_lane_back_and_no_other() -> None:
-    """What waits behind a failure is handed back in order; other lanes go on, and the lane can be used again."""
-    bench = Bench()
-    await bench.offer("a1", "a3", "a2", lane="a")
-    await bench.offer("b1", "b2", lane="b")
-    assert bench.dispatcher.waits("a")
-    await bench.end("a1", "give_back")
-    assert bench.back == ["a2", "a3"]
-    assert not bench.dispatcher.waits("a")
-    await bench.end("b1")
-    assert bench.started == ["a1", "b1", "b2"]
-    await bench.offer("a4", lane="a")
-    assert bench.started[-1] == "a4"
-    assert bench.dispatcher.in_hand == 2
+async def test_give_back() -> None:
+    """The waiting items of a lane are given back in order. Other lanes continue, and the lane can be used again."""
+    harness = Harness()
+    await harness.offer("a1", "a3", "a2", lane="a")
+    await harness.offer("b1", "b2", lane="b")
+    assert harness.dispatcher.has_waiting("a")
+    await harness.end("a1", "give_back")
+    assert harness.back == ["a2", "a3"]
+    assert not harness.dispatcher.has_waiting("a")
+    await harness.end("b1")
+    assert harness.started == ["a1", "b1", "b2"]
+    await harness.offer("a4", lane="a")
+    assert harness.started[-1] == "a4"
+    assert harness.dispatcher.in_hand == 2
 
 
 @in_loop
-async def test_what_is_given_back_may_be_offered_at_once() -> None:
-    """Whoever gets work back can decide that it runs all the same."""
+async def test_offer_from_give_back() -> None:
+    """An item that is given back may be offered again at once."""
     ran = []
 
     async def run(work: int) -> Next:
@@ -138,67 +138,67 @@ async def test_what_is_given_back_may_be_offered_at_once() -> None:
 
 
 @in_loop
-async def test_a_failure_can_hold_its_lane() -> None:
-    """What is to run again waits at its place, and what comes after it in its lane waits with it; others do not."""
-    bench = Bench()
-    await bench.offer("a1", "a2", lane="a")
-    await bench.end("a1", RunAgain(0.1))
-    await bench.offer("b1", lane="b")
-    assert bench.started == ["a1", "b1"]
-    assert bench.dispatcher.held == ["a"]
-    while len(bench.started) == 2:
+async def test_run_again() -> None:
+    """An item that runs again keeps its place, and the later items of its lane wait for it. Other lanes do not wait."""
+    harness = Harness()
+    await harness.offer("a1", "a2", lane="a")
+    await harness.end("a1", RunAgain(0.1))
+    await harness.offer("b1", lane="b")
+    assert harness.started == ["a1", "b1"]
+    assert harness.dispatcher.held == ["a"]
+    while len(harness.started) == 2:
         await asyncio.sleep(0.01)
-    assert bench.started == ["a1", "b1", "a1"]
-    assert bench.dispatcher.held == []
-    await bench.end("a1")
-    assert bench.started[-1] == "a2"
+    assert harness.started == ["a1", "b1", "a1"]
+    assert harness.dispatcher.held == []
+    await harness.end("a1")
+    assert harness.started[-1] == "a2"
 
 
 @in_loop
-async def test_work_that_raises_is_given_back_with_its_lane() -> None:
-    """An error of the function itself loses nothing, and is told to the loop."""
+async def test_an_item_that_raises() -> None:
+    """An item that raises is given back with its lane, and the exception handler of the loop is called."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
-    bench = Bench()
-    await bench.offer("a1", "a2", lane="a")
-    await bench.end("a1", ValueError("boom"))
-    assert bench.back == ["a1", "a2"]
+    harness = Harness()
+    await harness.offer("a1", "a2", lane="a")
+    await harness.end("a1", ValueError("boom"))
+    assert harness.back == ["a1", "a2"]
     assert [str(context["exception"]) for context in told] == ["boom"]
-    assert bench.dispatcher.in_hand == 0
+    assert harness.dispatcher.in_hand == 0
 
 
 @in_loop
-async def test_draining_starts_nothing_and_waits_for_what_runs() -> None:
-    """What waits, is held or is offered later is handed back; what runs comes to its end."""
-    bench = Bench()
-    await bench.offer("a1", "a2", lane="a")
-    await bench.offer("b1", lane="b")
-    await bench.end("b1", RunAgain(60))
-    draining = asyncio.create_task(bench.dispatcher.drain(5))
+async def test_drain() -> None:
+    """Waiting, held and newly offered items are given back. Running items end."""
+    harness = Harness()
+    await harness.offer("a1", "a2", lane="a")
+    await harness.offer("b1", lane="b")
+    await harness.end("b1", RunAgain(60))
+    draining = asyncio.create_task(harness.dispatcher.drain(5))
     await turns()
-    assert sorted(bench.back) == ["a2", "b1"]
-    await bench.offer("c1")
-    assert bench.back[-1] == "c1"
-    assert await bench.dispatcher.room_for() == 0
-    await bench.end("a1")
+    assert sorted(harness.back) == ["a2", "b1"]
+    await harness.offer("c1")
+    assert harness.back[-1] == "c1"
+    assert await harness.dispatcher.room_for() == 0
+    await harness.end("a1")
     assert await draining
-    assert bench.started == ["a1", "b1"]
-    assert bench.dispatcher.in_hand == 0
+    assert harness.started == ["a1", "b1"]
+    assert harness.dispatcher.in_hand == 0
 
 
 @in_loop
-async def test_what_does_not_end_in_time_is_cancelled_and_handed_back() -> None:
-    """At the deadline the rest is cancelled; each is handed back once."""
-    bench = Bench()
-    await bench.offer("a1", "b1")
-    assert not await bench.dispatcher.drain(0.01)
-    assert sorted(bench.back) == ["a1", "b1"]
-    assert bench.dispatcher.in_hand == bench.dispatcher.at_work == 0
+async def test_drain_cancels() -> None:
+    """At the deadline the running items are cancelled, and each is given back once."""
+    harness = Harness()
+    await harness.offer("a1", "b1")
+    assert not await harness.dispatcher.drain(0.01)
+    assert sorted(harness.back) == ["a1", "b1"]
+    assert harness.dispatcher.in_hand == harness.dispatcher.at_work == 0
 
 
-def test_what_cannot_be_cancelled_is_handed_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work that swallows its cancellation holds up the end for a moment only, and is handed back once."""
-    monkeypatch.setattr("oncegate.ingress.dispatcher._STOP_WITHIN", 0.02)
+def test_drain_with_an_item_that_ignores_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item that ignores its cancellation delays the drain for a moment only, and is given back once."""
+    monkeypatch.setattr("oncegate.ingress.dispatcher._CANCEL_WITHIN", 0.02)
     back: list[int] = []
 
     async def run(work: int) -> Next:
@@ -222,9 +222,9 @@ def test_what_cannot_be_cancelled_is_handed_back_all_the_same(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_lost_and_no_lane_overtakes_itself(seed: int) -> None:
-    """However work ends, each piece ends once or is handed back once, and one of a lane runs at a time."""
-    chance = random.Random(seed)  # noqa: S311  # to be repeated
+def test_random_runs(seed: int) -> None:
+    """Each item ends once or is given back once, and one item of a lane runs at a time."""
+    chance = random.Random(seed)  # noqa: S311  # repeatable
     ends: list[int] = []
     back: list[int] = []
     busy: set[int] = set()

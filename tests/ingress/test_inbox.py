@@ -1,4 +1,4 @@
-"""Working off the inbox: order, retries, poison, stopping, several processes."""
+"""The inbox worker: order, retries, suspects, stopping, several processes."""
 
 import asyncio
 import signal
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -17,7 +18,8 @@ import msgspec
 import pytest
 
 from oncegate import Event, Gate, read
-from oncegate.claims import Admission, Admit
+from oncegate.claims import Admission, Admit, Settlement
+from oncegate.clocks import Clock
 from oncegate.errors import SettingError
 from oncegate.gate.observers import Notice
 from oncegate.ingress.inbox import InboxWorker
@@ -35,7 +37,7 @@ def call(number: int, entity: str = "call-1", second: int = 0) -> dict[str, str]
 
 
 def working(gate: Gate, handler: Handler, then: Callable[[InboxWorker], Coroutine[Any, Any, None]], **how: Any) -> None:
-    """Work off the inbox while `then` runs, and stop after it."""
+    """Run an inbox worker while `then` runs, and stop it afterwards."""
 
     async def main() -> None:
         worker = gate.inbox(handler, **({"look": "20ms"} | how))
@@ -49,8 +51,8 @@ def working(gate: Gate, handler: Handler, then: Callable[[InboxWorker], Coroutin
     asyncio.run(main())
 
 
-class Held:
-    """A handler that notes what it has run, and ends with the first event when it is let."""
+class HeldHandler:
+    """A handler that records its events, and holds the first event until `release` is set."""
 
     def __init__(self) -> None:
         self.seen: list[str | None] = []
@@ -67,8 +69,8 @@ def gate() -> Gate:
     return Gate(MemoryStore(), backoff="20ms", backoff_limit="40ms")
 
 
-def test_longer_than_a_lease() -> None:
-    """The claim on an event is renewed for as long as its handler runs, so it runs once and is completed."""
+def test_a_handler_that_takes_longer_than_the_lease() -> None:
+    """The claim is renewed while the handler runs, so the event runs once and is completed."""
     gate = Gate(MemoryStore(), lease="150ms")
     attempts: list[int] = []
 
@@ -81,9 +83,9 @@ def test_longer_than_a_lease() -> None:
     assert (attempts, gate.counts.get("event.processed")) == ([1], 1)
 
 
-def test_in_order_and_beside(gate: Gate) -> None:
-    """Events of one entity run one at a time, as they happened; another entity's run meanwhile."""
-    handler = Held()
+def test_order(gate: Gate) -> None:
+    """Events of one entity run one at a time, ordered by their time. Events of other entities run meanwhile."""
+    handler = HeldHandler()
     seen, release = handler.seen, handler.release
 
     async def then(_worker: InboxWorker) -> None:
@@ -98,7 +100,7 @@ def test_in_order_and_beside(gate: Gate) -> None:
 
 
 def test_plain_handlers(gate: Gate) -> None:
-    """A plain handler runs in threads, several at a time."""
+    """A plain handler runs in several threads at a time."""
     meet = threading.Barrier(3, timeout=5)
     seen: list[str | None] = []
 
@@ -111,8 +113,8 @@ def test_plain_handlers(gate: Gate) -> None:
     assert gate.counts["event.processed"] == 3
 
 
-def test_woken(gate: Gate) -> None:
-    """A worker that is woken looks at once, however seldom it looks by itself."""
+def test_wake(gate: Gate) -> None:
+    """`wake` makes the worker poll at once, however long its poll interval is."""
     seen: list[str | None] = []
 
     async def main() -> float:
@@ -134,8 +136,8 @@ def events(*calls: dict[str, str]) -> list[Event]:
     return [event for each in calls for event in read(each)]
 
 
-class Busy:
-    """A handler that knows how much of it has run at a time."""
+class CountingHandler:
+    """A handler that counts how many of its calls run at a time."""
 
     def __init__(self) -> None:
         self.most = self._now = 0
@@ -147,8 +149,8 @@ class Busy:
         self._now -= 1
 
 
-class Gated(MemoryStore):
-    """Answers to admissions when it is let."""
+class BlockedAdmissions(MemoryStore):
+    """A store whose admissions block until `go` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,11 +162,11 @@ class Gated(MemoryStore):
         return super().admit(requests)
 
 
-class TestAtOnce:
-    """Events that are admitted by the worker itself, which may run them without asking for them again."""
+class TestRunNow:
+    """Events that the worker admits itself, and may run without taking them from the store."""
 
-    def test_without_asking_again(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What nothing of its entity is before runs straight from its admission, at its first attempt."""
+    def test_without_a_take(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An event runs directly from its admission, at its first attempt, if no other event of its entity waits."""
         ran: list[tuple[str | None, int]] = []
         taken: list[int] = []
         take = MemoryStore.take
@@ -194,9 +196,9 @@ class TestAtOnce:
         assert gate.store.kept("default") == 0  # type: ignore[attr-defined]  # the memory store keeps events
 
     def test_in_order(self, gate: Gate) -> None:
-        """What comes while another of its entity runs is kept, and runs when that is done, however seldom the store is
-        looked at."""
-        handler = Held()
+        """An event that is admitted while another one of its entity runs is stored, and runs after it, however long the
+        poll interval is."""
+        handler = HeldHandler()
         seen, release = handler.seen, handler.release
 
         async def then(worker: InboxWorker) -> None:
@@ -211,7 +213,8 @@ class TestAtOnce:
         assert seen == ["evt-4", "evt-1", "evt-2", "evt-3"]
 
     def test_failing(self, gate: Gate) -> None:
-        """One that fails is kept, told so, tried again, and holds up those after it until it is buried."""
+        """A failed event is stored and retried, its outcome says so, and later events of its entity wait until it is
+        buried."""
         seen: list[str] = []
 
         async def handler(event: Event) -> None:
@@ -231,9 +234,9 @@ class TestAtOnce:
         tail = "the event is stored and will be retried; later events of its entity wait for it."
         assert told[0] == f"Failed at attempt 1: ValueError: boom; {tail}"
 
-    def test_no_more_than_there_is_room_for(self, gate: Gate) -> None:
-        """However much is admitted, no more of it runs at a time than may; the rest is taken when there is room."""
-        handler = Busy()
+    def test_concurrency(self, gate: Gate) -> None:
+        """However many events are admitted, no more run at a time than `at_work`. The rest is taken later."""
+        handler = CountingHandler()
 
         async def then(worker: InboxWorker) -> None:
             calls = [events(call(number, f"call-{number}")) for number in range(12)]
@@ -244,9 +247,9 @@ class TestAtOnce:
         assert handler.most == 3
 
     def test_a_single_attempt(self) -> None:
-        """Where the first attempt is the last, events run beside each other all the same."""
+        """With max_attempts=1 events still run concurrently."""
         gate = Gate(MemoryStore(), max_attempts=1)
-        handler = Busy()
+        handler = CountingHandler()
 
         async def then(worker: InboxWorker) -> None:
             await worker.admit(events(*(call(number, f"call-{number}") for number in range(4))))
@@ -255,11 +258,11 @@ class TestAtOnce:
         working(gate, handler, then)
         assert handler.most == 4
 
-    def test_stopping(self) -> None:
-        """What is granted when the worker has stopped is given back before its sender is told, and runs elsewhere, at
-        its first attempt."""
+    def test_stop(self) -> None:
+        """An event that is granted after the worker has stopped is released before the sender gets its answer, and runs
+        elsewhere at its first attempt."""
         seen: list[tuple[str | None, int]] = []
-        store = Gated()
+        store = BlockedAdmissions()
         gate = Gate(store)
 
         async def main() -> None:
@@ -283,8 +286,8 @@ class TestAtOnce:
         )
         assert sorted(seen, key=str) == [("evt-1", 1), ("evt-2", 1)]
 
-    def test_a_caller_that_is_gone(self, gate: Gate) -> None:
-        """What is granted to a caller that was cancelled meanwhile is given back, and run like all else that waits."""
+    def test_a_cancelled_caller(self, gate: Gate) -> None:
+        """An event that is granted to a cancelled caller is released, and runs like any other waiting event."""
         seen: list[tuple[str | None, int]] = []
 
         async def handler(event: Event) -> None:
@@ -301,10 +304,10 @@ class TestAtOnce:
         assert seen == [("evt-1", 1)]
 
     @pytest.mark.parametrize("turns", range(4))
-    def test_several_for_a_caller_that_is_gone(self, turns: int) -> None:
-        """So is each of several, however far the loop has come with those that were answered by then."""
+    def test_several_events_of_a_cancelled_caller(self, turns: int) -> None:
+        """All events of a cancelled caller are released, at every point at which the loop may have been."""
         seen: list[tuple[str | None, int]] = []
-        store = Gated()
+        store = BlockedAdmissions()
         gate = Gate(store)
 
         async def handler(event: Event) -> None:
@@ -325,7 +328,7 @@ class TestAtOnce:
         assert sorted(seen, key=str) == [("evt-1", 1), ("evt-2", 1)]
 
     def test_too_old(self) -> None:
-        """What is buried at the door is told once, and nothing of it is left to run or to renew."""
+        """An event that is buried at its admission is reported once. Nothing of it is left to run or to renew."""
         gate = Gate(MemoryStore(), max_age="1h", on_too_old="bury")
 
         async def then(worker: InboxWorker) -> None:
@@ -337,8 +340,8 @@ class TestAtOnce:
         working(gate, lambda event: None, then)
         assert gate.counts["event.buried"] == 1
 
-    def test_what_others_have_kept(self, gate: Gate) -> None:
-        """What another has kept while one of its entity ran here is looked for soon, too."""
+    def test_events_that_another_process_admits(self, gate: Gate) -> None:
+        """An event that another process admits while one of its entity runs here is found soon, too."""
         seen: list[str | None] = []
 
         async def handler(event: Event) -> None:
@@ -354,8 +357,8 @@ class TestAtOnce:
         working(gate, handler, then, look="1h")
         assert seen == ["evt-1", "evt-2"]
 
-    def test_what_waits_for_its_turn_is_renewed(self) -> None:
-        """What was taken and cannot start yet is not lost while it waits: no attempt is spent on it."""
+    def test_waiting_claims_are_renewed(self) -> None:
+        """The claim of an event that was taken and cannot start yet is renewed: it loses no attempt."""
 
         class Slow(MemoryStore):
             def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
@@ -379,8 +382,8 @@ class TestAtOnce:
         working(gate, handler, then, at_work=2)
         assert attempts == [1] * 4
 
-    def test_what_is_done_is_let_go(self, gate: Gate) -> None:
-        """Of what is done only that is remembered, not its document, which may be large."""
+    def test_the_cache_holds_no_payload(self, gate: Gate) -> None:
+        """The cache of completions holds neither the payload nor the document of an event."""
 
         async def then(worker: InboxWorker) -> None:
             await worker.admit(events({**call(1), "much": "x" * 10_000}))
@@ -399,8 +402,9 @@ def _reasons(told: list[str]) -> Callable[[Notice], None]:
     return observer
 
 
-def test_failing_holds_its_entity_until_it_is_buried(gate: Gate) -> None:
-    """What fails is tried again and again, those after it wait; after the last attempt it is buried and they go on."""
+def test_a_failing_event_delays_its_entity(gate: Gate) -> None:
+    """A failing event is retried and later events of its entity wait. After the last attempt it is buried, and they
+    run."""
     seen: list[str] = []
 
     async def handler(event: Event) -> None:
@@ -415,8 +419,8 @@ def test_failing_holds_its_entity_until_it_is_buried(gate: Gate) -> None:
     assert (letter.record.error, letter.record.attempts) == ("ValueError: boom", 5)
 
 
-def test_a_failure_that_is_recorded_never_runs_alone() -> None:
-    """A last attempt after failures runs beside others: a handler that waits for company then gets it."""
+def test_a_recorded_failure_does_not_run_alone() -> None:
+    """The last attempt after recorded failures runs concurrently with other events."""
     gate = Gate(MemoryStore(), max_attempts=2, backoff="10ms", backoff_limit="10ms")
     beside = asyncio.Barrier(2)
 
@@ -434,8 +438,8 @@ def test_a_failure_that_is_recorded_never_runs_alone() -> None:
 
 
 @pytest.mark.long
-def test_thousands_that_fail_to_the_last(tmp_path: Path) -> None:
-    """While 10,000 events fail at all their attempts, no good one that comes meanwhile waits for a second."""
+def test_thousands_of_failing_events(tmp_path: Path) -> None:
+    """While 10,000 events fail at all attempts, no new event waits for a second."""
     gate = Gate(f"sqlite:///{tmp_path}/inbox.db")
     delays: list[float] = []
 
@@ -459,11 +463,11 @@ def test_thousands_that_fail_to_the_last(tmp_path: Path) -> None:
 
 
 class TestSuspects:
-    """Events whose last attempt was never settled. The store's clock is set ahead of the leases of a worker that is no
-    more."""
+    """Events whose last attempt was never settled. The clock of the store is advanced past the leases of a dead
+    worker."""
 
-    def left(self, number: int, kind: type[MemoryStore] = MemoryStore, **terms: Any) -> Gate:
-        """A gate whose store holds suspects, taken by a worker that did not come back, and beside each a new event."""
+    def gate_with_suspects(self, number: int, kind: type[MemoryStore] = MemoryStore, **terms: Any) -> Gate:
+        """A gate whose store holds so many suspects, taken by a worker that died, and as many new events."""
         clock = ManualClock(1_000_000)
         gate = Gate(kind(clock=clock), **terms)
         gate.admit([call(each, f"call-{each}") for each in range(number)])
@@ -472,9 +476,9 @@ class TestSuspects:
         gate.admit([call(100 + each, f"call-{100 + each}") for each in range(number)])
         return gate
 
-    def test_they_run_alone(self) -> None:
-        """No other handler runs beside one, and it runs at its first attempt that counts."""
-        gate = self.left(3)
+    def test_run_alone(self) -> None:
+        """No other handler runs while a suspect runs, and the suspect runs at its first counted attempt."""
+        gate = self.gate_with_suspects(3)
         running: set[str] = set()
         beside: list[set[str]] = []
         attempts: list[int] = []
@@ -493,8 +497,8 @@ class TestSuspects:
         assert attempts == [1, 1, 1]
 
     def test_alone_in_the_process(self) -> None:
-        """Neither does a handler of another gate of the process run beside one, however it is called."""
-        gate, other = self.left(1), Gate("memory://")
+        """No handler of another gate of the process runs while a suspect runs, however it is called."""
+        gate, other = self.gate_with_suspects(1), Gate("memory://")
         running: set[str] = set()
         beside: list[set[str]] = []
 
@@ -516,8 +520,8 @@ class TestSuspects:
         assert beside == [{"evt-0"}]
 
     def test_many_do_not_stop_others(self) -> None:
-        """While 40 of them run, each alone, new events go on: none waits for more than a few turns."""
-        gate = self.left(40)
+        """While 40 suspects run alone, new events continue: none waits for more than a few turns."""
+        gate = self.gate_with_suspects(40)
         delays: list[float] = []
 
         async def handler(event: Event) -> None:
@@ -538,8 +542,8 @@ class TestSuspects:
         assert max(delays) < 2.5
 
     def test_no_busy_loop(self) -> None:
-        """One that cannot be alone, for a handler of another gate that does not end, is not taken and given back over
-        and over. Others go on meanwhile, and it runs when that handler has ended."""
+        """A suspect that cannot run alone, because a handler of another gate does not end, is not taken and released in
+        a busy loop. Other events continue, and the suspect runs when that handler has ended."""
         looks = 0
 
         class Counting(MemoryStore):
@@ -548,7 +552,7 @@ class TestSuspects:
                 looks += 1
                 return super().take(wants)
 
-        gate, other = self.left(1, Counting, max_hold="300ms"), Gate("memory://")
+        gate, other = self.gate_with_suspects(1, Counting, max_hold="300ms"), Gate("memory://")
 
         async def then(worker: InboxWorker) -> None:
             go_on = asyncio.Event()
@@ -573,11 +577,11 @@ class TestSuspects:
 
 
 class TestOwnEvents:
-    """A process does not take from itself what it runs, whatever the clock says of its leases."""
+    """A process does not take its own running events, whatever the clock says about their leases."""
 
     @pytest.mark.parametrize("plain", [False, True])
     def test_the_clock_steps_ahead(self, plain: bool) -> None:
-        """When the store's clock is set ahead of all leases, each event runs once, and is completed."""
+        """If the clock of the store jumps past all leases, each event still runs once and is completed."""
         clock = ManualClock(1_000_000)
         gate = Gate(MemoryStore(clock=clock))
         seen: list[str | None] = []
@@ -604,22 +608,22 @@ class TestOwnEvents:
         assert len(seen) == 10
         assert [entry.record.state for entry in gate.store.browse()] == ["C"] * 10
 
-    def test_stopped_for_longer_than_the_lease(self, tmp_path: Path) -> None:
-        """A process that is stopped (SIGSTOP) past its leases and goes on runs nothing twice."""
+    def test_sigstop(self, tmp_path: Path) -> None:
+        """A process that is suspended by SIGSTOP past its leases runs nothing twice after it continues."""
         url, effects = f"sqlite:///{tmp_path}/inbox.db", tmp_path / "effects"
         effects.touch()
         worker = subprocess.Popen([sys.executable, "-c", STOPPED, url, effects])
         with closing(Gate(url)) as gate:
             try:
                 gate.admit([call(number, f"call-{number}") for number in range(8)])
-                _wait_for(lambda: len(effects.read_text().split()) == 8)
+                wait_until(lambda: len(effects.read_text().split()) == 8)
                 for _ in range(3):
                     worker.send_signal(signal.SIGSTOP)
                     time.sleep(0.4)
                     worker.send_signal(signal.SIGCONT)
                     time.sleep(0.1)
                 (tmp_path / "go").touch()
-                _wait_for(lambda: [entry.record.state for entry in gate.store.browse()] == ["C"] * 8)
+                wait_until(lambda: [entry.record.state for entry in gate.store.browse()] == ["C"] * 8)
             finally:
                 worker.kill()
                 worker.wait()
@@ -640,15 +644,15 @@ STOPPED = dedent("""
 """)
 
 
-def _wait_for(happened: Callable[[], bool]) -> None:
+def wait_until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_store_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    """A store that cannot be asked is asked again, and each failure is told; the log has when it began and ended."""
+def test_an_outage_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
+    """Failed polls are retried and reported. The log has the beginning and the end of the outage."""
     store = Stumbling()
     gate = Gate(store)
     gate.admit([call(1)])
@@ -657,12 +661,12 @@ def test_store_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     working(gate, lambda event: seen.append(event.id), lambda worker: until(lambda: len(seen) == 1))
     assert gate.counts["inbox.failed"] == 3
     begun, ended = (record.getMessage() for record in caplog.records)
-    assert begun.startswith("events that wait cannot be taken from the store (")
-    assert ended.startswith("events that wait can be taken from the store again, after")
+    assert begun.startswith("waiting events cannot be taken from the store (")
+    assert ended.startswith("waiting events can be taken from the store again, after")
 
 
-def test_a_look_that_fails_for_a_reason_nobody_foresaw() -> None:
-    """The worker goes on after it, and tells of it with the name of what was raised."""
+def test_an_unexpected_error_of_a_poll() -> None:
+    """The worker continues, and reports the class of the exception."""
 
     class Wrong(MemoryStore):
         looks = 0
@@ -681,8 +685,8 @@ def test_a_look_that_fails_for_a_reason_nobody_foresaw() -> None:
     assert [notice.detail for notice in told if notice.name == "inbox.failed"] == ["ValueError"]
 
 
-def test_stopping() -> None:
-    """A worker that is stopped takes nothing more, and what runs comes to its end."""
+def test_stop() -> None:
+    """A worker that is stopped takes no more events, and the running events end."""
     gate = Gate(MemoryStore())
     seen: list[str | None] = []
     started = asyncio.Event()
@@ -707,8 +711,8 @@ def test_stopping() -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, 5])
-def test_stopping_while_all_places_are_taken(attempts: int) -> None:
-    """A worker that waits for room, or for its last attempt to be alone, is stopped within the time to drain."""
+def test_stop_while_all_slots_are_taken(attempts: int) -> None:
+    """A worker that waits for a free slot, or to run a suspect alone, stops within the drain time."""
     gate = Gate(MemoryStore(), max_attempts=attempts)
     started = asyncio.Event()
 
@@ -730,8 +734,9 @@ def test_stopping_while_all_places_are_taken(attempts: int) -> None:
     assert asyncio.run(main()) < 5
 
 
-def test_what_still_waits_for_a_thread(gate: Gate) -> None:
-    """Only plain handlers that have begun count as left running when the time to drain is over; the rest is back."""
+def test_left_running(gate: Gate) -> None:
+    """Only plain handlers that have started count as left running after the drain time. The other claims are
+    released."""
     gate = Gate(gate.store, threads=1)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -753,9 +758,82 @@ def test_what_still_waits_for_a_thread(gate: Gate) -> None:
     gate.drain()
 
 
-def test_a_sender_that_goes_while_the_worker_stops() -> None:
-    """All that was granted to an admission and is not run here is given back, though the one who asked is cancelled
-    meanwhile."""
+class HangingSettles(MemoryStore):
+    """A memory store whose `settle` blocks while `hangs` is set, until `answer` is set."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock=clock)
+        self.hangs, self.entered, self.answer = False, threading.Event(), threading.Event()
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        if self.hangs:
+            self.entered.set()
+            self.answer.wait(10)
+        return super().settle(settlements)
+
+
+class TestStopWhileTheStoreHangs:
+    """The event loop keeps running while claims are released, and stop ends within the drain time."""
+
+    def stop(self, gate: Gate, store: HangingSettles, handler: Handler, ready: Callable[[InboxWorker], bool]) -> None:
+        """Start a worker, stop it when it is `ready`, and check that the loop ticks until it has stopped."""
+        ticks: list[float] = []
+
+        async def tick() -> None:
+            while True:
+                await asyncio.sleep(0.01)
+                ticks.append(time.monotonic())
+
+        async def main() -> None:
+            worker = gate.inbox(handler, look="10ms", drain="500ms")
+            ticking, task = asyncio.create_task(tick()), asyncio.create_task(worker.work())
+            await until(lambda: ready(worker))
+            store.hangs = True
+            stopped_at = time.monotonic()
+            worker.stop()
+            await task
+            took = time.monotonic() - stopped_at
+            ticking.cancel()
+            assert store.entered.is_set()
+            assert took < 3
+            assert max(later - earlier for earlier, later in pairwise(ticks)) < 1
+
+        try:
+            asyncio.run(main())
+        finally:
+            store.answer.set()
+
+    def test_claim_that_waits_for_a_thread(self) -> None:
+        """A claim whose handler has not started when the drain time ends is released without blocking the loop, and
+        keeps its attempt when the store answers later."""
+        store = HangingSettles()
+        gate = Gate(store, threads=1)
+        running, finish = threading.Event(), threading.Event()
+
+        def handler(_event: Event) -> None:
+            running.set()
+            finish.wait(10)
+
+        gate.admit([call(1), call(2, "call-2")])
+        self.stop(gate, store, handler, lambda worker: running.is_set() and worker.figures.in_hand == 2)
+        wait_until(lambda: ("R", 0) in [(entry.record.state, entry.record.attempts) for entry in store.browse()])
+        finish.set()
+        gate.drain()
+
+    def test_suspect_that_is_being_released(self) -> None:
+        """A worker stops although the thread that takes events still waits for the store."""
+        clock = ManualClock(1_000_000)
+        store = HangingSettles(clock)
+        gate = Gate(store)
+        gate.admit([call(1)])
+        gate._engine.claimer.take(1)
+        clock.advance("31s")
+        store.hangs = True
+        self.stop(gate, store, lambda _event: None, lambda _worker: store.entered.is_set())
+
+
+def test_a_caller_that_is_cancelled_during_stop() -> None:
+    """All claims of an admission that do not run here are released, although the caller is cancelled meanwhile."""
     asked: list[Any] = []
 
     class Store(MemoryStore):
@@ -769,7 +847,7 @@ def test_a_sender_that_goes_while_the_worker_stops() -> None:
     async def main() -> None:
         worker = gate.inbox(lambda event: None, look="10s")
         task = asyncio.create_task(worker.work())
-        await until(lambda: worker._room_at_once() > 0)
+        await until(lambda: worker._free_slots() > 0)
         events = [event for number in range(5) for event in read(call(number, f"call-{number}"))]
         request = asyncio.create_task(worker.admit(events))
         await asyncio.sleep(0)
@@ -785,8 +863,8 @@ def test_a_sender_that_goes_while_the_worker_stops() -> None:
     asyncio.run(main())
 
 
-def test_what_cannot_be_given_back_at_once() -> None:
-    """A suspect that is given back while the store is away is given back when it answers: it has not been run."""
+def test_release_is_retried() -> None:
+    """A suspect whose release fails is released when the store answers again: its attempt does not count."""
     clock = ManualClock(1_000_000)
     store = Stumbling(clock=clock)
     gate = Gate(store, max_attempts=1)
@@ -800,14 +878,14 @@ def test_what_cannot_be_given_back_at_once() -> None:
     assert store.dead_letters() == []
 
 
-def test_a_handler_that_cannot_be_called(gate: Gate) -> None:
-    """A handler is checked when it is named."""
+def test_invalid_handler(gate: Gate) -> None:
+    """A handler is checked when the worker is created."""
     with pytest.raises(SettingError):
         gate.inbox("handler")  # type: ignore[arg-type]
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
-    """`oncegate work inbox` runs what was accepted, tells of it line by line, and ends when it is told to."""
+    """`oncegate work inbox` runs accepted events, logs a line for each, and ends at SIGTERM."""
     with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db")) as gate:
         gate.admit([call(number, f"call-{number}") for number in range(5)])
     (tmp_path / "app.py").write_text("def on_event(event):\n    assert event.id != 'evt-3', event.body\n")
@@ -845,8 +923,8 @@ WORKER = dedent("""
 """)
 
 
-def test_poison_takes_no_neighbour_with_it(tmp_path: Path) -> None:
-    """An event that kills its worker is buried after its attempts; its neighbours are all run, by those that follow."""
+def test_a_poison_event(tmp_path: Path) -> None:
+    """An event that kills its worker is buried after its attempts. All other events run, in the workers that follow."""
     url, effects = f"sqlite:///{tmp_path}/inbox.db", tmp_path / "effects"
     gate = Gate(url, max_attempts=4)
     gate.admit([call(number, f"call-{number}") for number in range(12)] + [call(99, "call-99") | {"kills": True}])

@@ -43,7 +43,7 @@ def _unfenced() -> None:
     claims._RULES[Renew] = renew
     claims._RULES[Complete] = complete
     claims._RULES[Release] = release
-    _script("SETTLE", b"not value or #proof == NOBODY or sub(value, PROOF, PROOF + #proof - 1) ~= proof", b"not value")
+    _script("SETTLE", b"#proof == NO_OWNER or sub(value, PROOF, PROOF + #proof - 1) ~= proof then", b"false then")
     _schema(b" AND c.state = 'P' AND c.owner = a.owner AND c.fence = a.fence", b"")
 
 
@@ -64,14 +64,14 @@ def _stolen() -> None:
     """A claim is granted while the lease of another is alive."""
 
     claims._alive = lambda record, now: False
-    _script("CLAIM", b"elseif living then", b"elseif false then")
+    _script("CLAIM", b"elseif leased then", b"elseif false then")
     _schema(b"WHEN c.state = 'P' AND c.lease_until > now THEN 'held'", b"")
 
 
 def _redrawn() -> None:
     """The owner is drawn anew each time that a claim is sent."""
 
-    setattr(script_calls, "_PAUSES", ())  # noqa: B010  # it is fixed; asked again is here instead
+    setattr(script_calls, "_RETRY_PAUSES", ())  # noqa: B010  # it is fixed; asked again is here instead
     claim = RedisStore.claim
 
     def redrawing(self: RedisStore, requests: Sequence[Claim]) -> list[Verdict]:
@@ -79,7 +79,7 @@ def _redrawn() -> None:
             try:
                 return claim(self, [replace(each, owner=os.urandom(16)) for each in requests])
             except StoreUnavailable:
-                self._open().servers.look_again()
+                self._open().servers.refresh()
 
     setattr(RedisStore, "claim", redrawing)  # noqa: B010  # mypy takes a method for fixed
 
@@ -89,7 +89,7 @@ def _script(name: str, text: bytes, instead: bytes) -> None:
     whole = getattr(script_calls, name).text
     if whole.count(text) != 1:
         raise ValueError(f"{text!r} must mean one place")
-    setattr(script_calls, name, script_calls.script_of(whole.replace(text, instead)))
+    setattr(script_calls, name, script_calls.build_script(whole.replace(text, instead)))
 
 
 def _schema(text: bytes, instead: bytes) -> None:

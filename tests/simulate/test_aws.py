@@ -201,10 +201,10 @@ class TestAddresses:
     @pytest.mark.parametrize(
         ("url", "said"),
         [
-            ("sqs://", "names no queue; write sqs://QUEUE"),
-            ("sqs://q/x", "names no queue"),
-            ("eventbridge://", "names no bus"),
-            ("eventbridge://b?regoin=x", "has no option 'regoin'; it has region, endpoint"),
+            ("sqs://", "has no valid queue name; write sqs://QUEUE"),
+            ("sqs://q/x", "has no valid queue name"),
+            ("eventbridge://", "has no valid bus name"),
+            ("eventbridge://b?regoin=x", "unknown option 'regoin' of eventbridge://; use region, endpoint"),
         ],
     )
     def test_what_cannot_be_meant(self, url: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""AWS as far as the emulator has it, started when the first test asks for it."""
+"""The AWS emulator, started when the first test needs it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoServer]:
 
 @pytest.fixture
 def client(aws: DynamoServer) -> Iterator[Client]:
-    """Clients of AWS's own, closed at the end."""
+    """botocore clients of the emulator, closed after the test."""
     made: dict[str, Any] = {}
 
     def make(service: str) -> Any:

@@ -1,4 +1,4 @@
-"""A receiver of forwarded events: a real HTTP server on this machine, with TLS if asked for."""
+"""A receiver of forwarded events: a real HTTP server on this machine, optionally with TLS."""
 
 import ssl
 import threading
@@ -8,17 +8,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-# A private authority and what it has signed, valid for a hundred years: `server` for 127.0.0.1 and localhost,
-# `elsewhere` for another name, `client`. The authority's own key was thrown away.
+# A private authority and its certificates, valid for a hundred years: `server` for 127.0.0.1 and localhost,
+# `elsewhere` for another name, and `client`. The key of the authority does not exist any more.
 CERTIFICATES = Path(__file__).parent / "certificates"
 CA = CERTIFICATES / "ca.pem"
 CLIENT = CERTIFICATES / "client.pem"
-# What openssl x509 -pubkey | openssl pkey -pubin -outform der | openssl dgst -sha256 -binary | base64 says of `server`.
+# For `server`: openssl x509 -pubkey | openssl pkey -pubin -outform der | openssl dgst -sha256 -binary | base64.
 SERVER_PIN = "sha256//HH07K85DpMmE2OflijnRaC3lIpo4NrtyFAD+VIE9MQM="
 
 
 class Receiver(ThreadingHTTPServer):
-    """Notes what it receives, and answers as it was told: the status, then headers."""
+    """Records its requests, and answers with the configured status, headers and body."""
 
     daemon_threads = True
 
@@ -40,7 +40,7 @@ class Receiver(ThreadingHTTPServer):
         return f"{self.scheme}://{host}:{self.server_address[1]}{path}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that breaks off is what some tests are about."""
+        """Ignore clients that close the connection: some tests are about them."""
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -62,7 +62,7 @@ class _Request(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that it has there
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name of the base class
         pass
 
 
@@ -70,14 +70,15 @@ class _Request(BaseHTTPRequestHandler):
 def receiving(
     certificate: str | None = None, *, newest: ssl.TLSVersion | None = None, mutual: bool = False
 ) -> Iterator[Receiver]:
-    """A receiver; with a certificate it speaks TLS, up to `newest`, and if `mutual` wants one of its clients too."""
+    """A receiver. With a certificate it uses TLS, up to version `newest`. If `mutual`, it requires a client
+    certificate."""
     context = None
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(CERTIFICATES / f"{certificate}.pem")
         if newest is not None:
             context.minimum_version, context.maximum_version = ssl.TLSVersion.MINIMUM_SUPPORTED, newest
-            context.set_ciphers("ALL:@SECLEVEL=0")  # or it would itself refuse what is old
+            context.set_ciphers("ALL:@SECLEVEL=0")  # or OpenSSL would reject old versions here
         if mutual:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(CA)

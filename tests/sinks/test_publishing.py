@@ -1,4 +1,4 @@
-"""Publishing: events sent to a queue or put on a bus, on the emulator of AWS."""
+"""Publishing: events sent to a queue or a bus of the AWS emulator."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ EVENT = Event(source="plain", body={"id": "1"}, raw=b'{"id": "1"}')
 
 @pytest.fixture
 def to(aws: DynamoServer) -> Iterator[Callable[..., Publisher]]:
-    """Publishers to the emulator, closed at the end."""
+    """Publishers to the emulator, closed after the test."""
     made = []
 
     def make(place: str, endpoint: str = aws.endpoint, **options: str) -> Publisher:
@@ -52,7 +52,7 @@ def to(aws: DynamoServer) -> Iterator[Callable[..., Publisher]]:
 
 
 def received(client: Client, queue: str) -> list[dict[str, Any]]:
-    """All messages of a queue, once there is one."""
+    """All messages of a queue, as soon as there is one."""
     sqs, found = client("sqs"), []
     address = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
 
@@ -69,7 +69,7 @@ def received(client: Client, queue: str) -> list[dict[str, Any]]:
 
 class TestQueue:
     def test_sent_once(self, client: Client, to: Callable[..., Publisher]) -> None:
-        """The message is the event's JSON with its key as an attribute, and a copy of the event sends none."""
+        """The message is the JSON of the event with its key as an attribute. A copy of the event sends no message."""
         client("sqs").create_queue(QueueName="plain")
         body = b'{ "id": "evt-1" }'
         outcomes = Gate("memory://").run_batch([body, body], to("sqs://plain"))
@@ -79,7 +79,7 @@ class TestQueue:
         assert message["MessageAttributes"]["oncegate-key"]["StringValue"] == str(outcomes[0].key)
 
     def test_fifo(self, client: Client, to: Callable[..., Publisher]) -> None:
-        """In a FIFO queue a second attempt is the same message, and each entity is a group, whatever its name."""
+        """In a FIFO queue a second attempt is the same message, and each entity is a group, whatever its name is."""
         client("sqs").create_queue(QueueName="ordered.fifo", Attributes={"FifoQueue": "true"})
         handler = to("sqs://ordered.fifo")
         gate = Gate("memory://")
@@ -92,16 +92,16 @@ class TestQueue:
         assert len(second["MessageGroupId"]) == 64
 
     def test_no_such_queue(self, to: Callable[..., Publisher]) -> None:
-        """A queue that is not there is no fault of the event: it fails, and the sentence says what to do."""
+        """A missing queue is a failure, and the message says what to do. The event is not buried."""
         with pytest.raises(RetryLater, match=r"the SQS queue none \(http.*\) does not exist; check its name, region"):
             to("sqs://none")(EVENT)
 
     def test_too_large(self, client: Client, to: Callable[..., Publisher]) -> None:
-        """An event that no message can hold is a dead letter at once."""
+        """An event that is too large for a message is buried at once."""
         client("sqs").create_queue(QueueName="plain")
         outcome = Gate("memory://").run({"id": "1", "text": "x" * 1_100_000}, to("sqs://plain"))
         assert outcome.status == "buried"
-        assert "does not take this event (InvalidParameterValue: " in outcome.reason
+        assert "rejects this event (InvalidParameterValue: " in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ class TestQueue:
         ("eventbridge://bus/?region=eu-central-1", "eventbridge://bus?region=eu-central-1"),
     ],
 )
-def test_one_spelling_of_a_place(written: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue or a bus has one spelling in records, however and wherever it is written; others have others."""
+def test_one_spelling_of_a_destination(written: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue or a bus has one spelling in records, however its URL is written."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
     with closing(publisher(written)) as made:
         assert made.publishes_to == place
@@ -129,7 +129,8 @@ def test_one_spelling_of_a_place(written: str, place: str, monkeypatch: pytest.M
 
 class TestBus:
     def test_put(self, client: Client, to: Callable[..., Publisher]) -> None:
-        """An event on a bus is matched by rules, carries its key, and a Genesys event is the same to the next gate."""
+        """Rules match an event on a bus, the event has its key, and a Genesys event has the same key for the next
+        gate."""
         _watch(client, "bus", "seen", {"source": ["crm"], "detail-type": [GENESYS["detail-type"]]})
         outcome = Gate("memory://").run(GENESYS, to("eventbridge://bus", source="crm"))
         assert outcome.status == "processed"
@@ -140,8 +141,8 @@ class TestBus:
         (event,) = read(message["Body"])
         assert keys.auto(event) == outcome.key
 
-    def test_what_is_no_object(self, client: Client, to: Callable[..., Publisher]) -> None:
-        """What cannot be a detail by itself is a member of one."""
+    def test_a_value_that_is_not_an_object(self, client: Client, to: Callable[..., Publisher]) -> None:
+        """A value that cannot be a detail becomes a member of the detail."""
         _watch(client, "other", "others", {"source": ["oncegate"]})
         to("eventbridge://other")(Event(source="plain", body="text", raw=b'"text"'))
         (message,) = received(client, "others")
@@ -159,7 +160,7 @@ def _watch(client: Client, bus: str, queue: str, pattern: dict[str, Any]) -> Non
 
 
 class TestFailures:
-    """Answers that the emulator cannot be brought to give."""
+    """Answers that the emulator cannot give."""
 
     @pytest.mark.parametrize(
         ("status", "code", "said", "error", "sentence"),
@@ -174,9 +175,9 @@ class TestFailures:
                 "ValidationException",
                 "Total size of the entries in the request is over the limit.",
                 Bury,
-                "not take",
+                "rejects this event",
             ),
-            (413, "RequestEntityTooLarge", "", Bury, "does not take this event"),
+            (413, "RequestEntityTooLarge", "", Bury, "rejects this event"),
         ],
     )
     def test_answers(
@@ -188,9 +189,9 @@ class TestFailures:
         error: type[Exception],
         sentence: str,
     ) -> None:
-        """What may pass or be mended is to be tried again, and was asked for once; what is about the event is not."""
+        """A failure that may end or can be fixed is RetryLater after one request. A rejected event is buried."""
         handler = to("eventbridge://bus")
-        sent = _answering(handler, reply(status, code, said))
+        sent = _answer_with(handler, reply(status, code, said))
         with pytest.raises(error, match=sentence):
             handler(EVENT)
         assert len(sent) == 1
@@ -199,25 +200,25 @@ class TestFailures:
         ("code", "error"),
         [("ThrottlingException", RetryLater), ("InternalFailure", RetryLater), ("MalformedDetail", Bury)],
     )
-    def test_an_entry_that_failed(self, to: Callable[..., Publisher], code: str, error: type[Exception]) -> None:
-        """That the request succeeded does not mean that its entry did."""
+    def test_a_failed_entry(self, to: Callable[..., Publisher], code: str, error: type[Exception]) -> None:
+        """An entry may fail although the request succeeds."""
         handler = to("eventbridge://bus")
-        _answering(handler, reply(200, "", FailedEntryCount=1, Entries=[{"ErrorCode": code, "ErrorMessage": "no"}]))
+        _answer_with(handler, reply(200, "", FailedEntryCount=1, Entries=[{"ErrorCode": code, "ErrorMessage": "no"}]))
         with pytest.raises(error, match=code):
             handler(EVENT)
 
-    def test_out_of_reach(self, to: Callable[..., Publisher]) -> None:
-        """An endpoint where nobody is, or somebody else, is said so."""
+    def test_unreachable(self, to: Callable[..., Publisher]) -> None:
+        """An endpoint that does not answer, or is not AWS, is reported as such."""
         with pytest.raises(RetryLater, match="cannot be reached"):
             to("sqs://plain", endpoint="http://127.0.0.1:9")(EVENT)
         handler = to("sqs://plain")
-        _answering(handler, reply(404, "404"))
+        _answer_with(handler, reply(404, "404"))
         with pytest.raises(RetryLater, match="does not answer as AWS does; check the endpoint"):
             handler(EVENT)
 
 
-def _answering(handler: Publisher, answer: AWSResponse) -> list[Any]:
-    """Answer in the stead of AWS; what was sent."""
+def _answer_with(handler: Publisher, answer: AWSResponse) -> list[Any]:
+    """Answer in place of AWS. Returns the requests that were sent."""
     sent: list[Any] = []
 
     def send(request: Any, **_rest: Any) -> AWSResponse:
@@ -228,9 +229,9 @@ def _answering(handler: Publisher, answer: AWSResponse) -> list[Any]:
     return sent
 
 
-class TestPlaces:
+class TestDestinations:
     def test_read(self) -> None:
-        """A URL says what is published to, and where."""
+        """A URL has the name of the destination and its options."""
         queue = read_destination("sqs://q.fifo?region=eu-west-1&account=123456789012&timeout=2s")
         assert (queue.name, queue.region, queue.account, queue.timeout) == ("q.fifo", "eu-west-1", "123456789012", 2.0)
         bus = read_destination("eventbridge://aws/partner-1?endpoint=http://127.0.0.1:1&source=crm")
@@ -240,27 +241,28 @@ class TestPlaces:
     @pytest.mark.parametrize(
         ("url", "problem"),
         [
-            ("kafka://topic", "events are published to sqs://QUEUE"),
-            ("sqs://", "names no queue; write sqs://QUEUE"),
-            ("sqs://a/b", "names no queue"),
-            ("sqs://key:secret@q", "names no queue"),
-            ("sqs://q?source=x", "sqs:// has no option 'source'; it has region, endpoint, timeout, account"),
-            ("sqs://q?account=1", "account='1' is no account of AWS; it has 12 digits"),
+            ("kafka://topic", "unknown scheme 'kafka' to publish to; use sqs or eventbridge, as in sqs://QUEUE"),
+            ("queue", "'queue' is not a URL; use sqs or eventbridge"),
+            ("sqs://", "has no valid queue name; write sqs://QUEUE"),
+            ("sqs://a/b", "has no valid queue name"),
+            ("sqs://key:secret@q", "has no valid queue name"),
+            ("sqs://q?source=x", "unknown option 'source' of sqs://; use region, endpoint, timeout, account"),
+            ("sqs://q?account=1", "account='1' is not an AWS account; it must have 12 digits"),
             ("sqs://q?endpoint=here", "endpoint='here' is no address"),
             ("sqs://q?timeout=5", "timeout='5' is not a duration"),
-            ("eventbridge://?region=x", "names no bus"),
-            ("eventbridge://b?source=aws.ec2", "aws. is Amazon's own"),
+            ("eventbridge://?region=x", "has no valid bus name"),
+            ("eventbridge://b?source=aws.ec2", "the prefix aws. is reserved by AWS"),
             ("eventbridge://[b", "is not a URL"),
         ],
     )
-    def test_urls_that_cannot_be_meant(self, url: str, problem: str) -> None:
-        """What cannot be meant is refused at the start, with what would do."""
+    def test_invalid_urls(self, url: str, problem: str) -> None:
+        """An invalid URL is rejected at the start, with what to write."""
         with pytest.raises(SettingError) as caught:
             publish(url)
         assert problem in str(caught.value)
 
     def test_no_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A region that nobody names is asked for at the start."""
+        """A missing region is reported at the start."""
         monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
         monkeypatch.delenv("AWS_REGION", raising=False)
         monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")

@@ -1,4 +1,4 @@
-"""Sinks from settings: what `oncegate serve` does with an event."""
+"""Sinks from settings, as `oncegate serve` and `oncegate work` create them."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ def given(**flags: Any) -> Settings:
 
 
 def test_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is enough to have events forwarded, with all that it says of how."""
+    """A configuration file is enough to forward events, with all options."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "headers").write_text("X-Api-Key: 1\n")
     with receiving("server") as receiver:
@@ -35,7 +35,7 @@ def test_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_work() -> None:
-    """What is taken from a queue can be handed on in the same ways, and has to go one of them."""
+    """Events of a queue can be forwarded and published, too, and one of the handlers is required."""
     with receiving() as receiver:
         handler = work.handler_of(given(work__forward=receiver.url(), forward__allow_private=True))
         assert Gate("memory://").run({"id": "1"}, handler).status == "processed"
@@ -47,8 +47,8 @@ def test_work() -> None:
         work.handler_of(given(serve__forward="https://a.example"))
 
 
-def test_nothing_chosen() -> None:
-    """Without a handler, a URL or a queue there is nothing to run; that events are only logged has to be said."""
+def test_no_handler() -> None:
+    """Without a handler, a URL or a queue there is nothing to run. `log` must be chosen explicitly."""
     assert handler_of(given()) is None
     logging = handler_of(given(serve__handler="log"))
     assert logging is not None
@@ -70,17 +70,20 @@ def test_nothing_chosen() -> None:
             {"serve__forward": "https://a.example", "serve__handler": "app:on_event"},
             "--handler and --forward: an event goes one way only; keep one of them, and set the others to off",
         ),
-        ({"serve__forward": "https://u:s3cret@a.example"}, "--forward: the URL to forward to must not hold a password"),
+        (
+            {"serve__forward": "https://u:s3cret@a.example"},
+            "--forward: the URL to forward to must not contain",
+        ),
         ({"serve__forward": "http://a.example"}, "--forward: http://a.example is not encrypted"),
-        ({"serve__publish": "sqs://"}, "--publish: 'sqs://' names no queue"),
+        ({"serve__publish": "sqs://"}, "--publish: 'sqs://' has no valid queue name"),
         (
             {"serve__forward": "https://a.example", "forward__pins": "1"},
-            "--forward-pins: the pin '1' is no SHA-256 of a public key",
+            "--forward-pins: the pin '1' is not the SHA-256 of a public key",
         ),
     ],
 )
-def test_what_cannot_be_meant(flags: dict[str, str], problem: str) -> None:
-    """What is wrong with a sink is said with the place where it was named."""
+def test_invalid_sinks(flags: dict[str, str], problem: str) -> None:
+    """An error of a sink names the setting that configures it."""
     with pytest.raises(SettingError) as caught:
         handler_of(given(**flags))
     assert str(caught.value).startswith(problem)
@@ -96,7 +99,7 @@ def test_what_cannot_be_meant(flags: dict[str, str], problem: str) -> None:
     ],
 )
 def test_schemes(flags: dict[str, str], problem: str) -> None:
-    """A place of another kind is refused like any other value."""
+    """A URL with another scheme is rejected like any other invalid value."""
     with pytest.raises(SettingError) as caught:
         given(**flags)
     assert problem in str(caught.value)

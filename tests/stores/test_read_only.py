@@ -129,7 +129,7 @@ def test_known_events(place: Place, store: Store) -> None:
     assert gate.counts["breaker.opened"] == 1
     known = [gate.run(KNOWN, done), asyncio.run(gate.arun(KNOWN, done))]
     assert [(outcome.status, outcome.result) for outcome in known] == [("duplicate", "done")] * 2
-    assert "left alone after failures" in (gate.run({"id": "new"}, done).error or "")
+    assert "circuit breaker open after failures" in (gate.run({"id": "new"}, done).error or "")
     place.allow()
     boot.advance("1s")
     assert gate.run({"id": "new"}, done).status == "processed"

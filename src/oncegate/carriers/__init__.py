@@ -1,8 +1,9 @@
-"""Carriers: from what arrived to deliveries, one for each thing that it carries.
+"""Unwrap a payload into deliveries: one for each event that its carriers (SQS, SNS, Kinesis, HTTP …) contain.
 
-Each family of carriers is a module with `pieces(body)`: what such a carrier holds, or None for what is none, as all is
-that has none of the members that are TELLING of it. What is inside is unwrapped in turn, so they may be nested in any
-order. What cannot be read is a delivery too, with its problem, and its neighbours are none the worse for it.
+Each family of carriers is a module with MARKERS and `pieces(body)`. A document that has none of the MARKERS is not such
+a carrier. `pieces` returns the contents of a carrier, or None if the document is not one. Contents are unwrapped again,
+so carriers may be nested in any order. Content that cannot be read becomes a delivery with a `problem`; the other
+contents of the carrier are not affected.
 """
 
 import re
@@ -19,12 +20,12 @@ DEEPEST = 8
 
 _Family = tuple[set[str], Callable[[dict[str, Any]], Iterable[Piece] | None]]
 _FAMILIES: tuple[_Family, ...] = tuple(
-    (family.TELLING, family.pieces) for family in (queues, topics, streams, brokers, functions, web, batches)
+    (family.MARKERS, family.pieces) for family in (queues, topics, streams, brokers, functions, web, batches)
 )
-# Many documents have a detail: by itself it tells nothing.
-_TELLING = set[str]().union(*(telling for telling, _ in _FAMILIES)) - {"detail"}
-_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # JSON text has none of them, not even in strings
-# A string that does not end is one token too: looked at from each of its quotes anew, it would take quadratic time.
+# Many documents have a member `detail`, so it is not a marker by itself.
+_MARKERS = set[str]().union(*(markers for markers, _ in _FAMILIES)) - {"detail"}
+_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # not allowed in JSON text, not even in strings
+# A string without an end is one token, too: matched again from each of its quotes, it would take quadratic time.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
 
@@ -32,28 +33,28 @@ T = TypeVar("T")
 
 
 class _Found(list[Delivery]):
-    """What was found, and how many more pieces may be looked into."""
+    """The deliveries found so far, and how many more pieces may be unwrapped."""
 
     left: float = float("inf")
 
     def expect(self, count: int) -> None:
-        """The first piece stands for its carrier; the others are more than there was. What holds nothing counts too,
-        as it takes its time all the same."""
+        """Raise TooManyEvents if so many pieces are more than may be unwrapped. The first piece replaces its carrier,
+        so it does not count. An empty carrier counts, because it takes time as well."""
         if count - 1 > self.left:
             raise TooManyEvents
 
     def each(self, pieces: Iterable[T]) -> Iterator[T]:
-        """The pieces as they are looked into: those beyond what may be are not even made."""
-        for place, piece in enumerate(pieces):
-            if place:
+        """Iterate over pieces and count them. Pieces beyond the limit are not even created."""
+        for index, piece in enumerate(pieces):
+            if index:
                 self.expect(2)
                 self.left -= 1
             yield piece
 
 
 def deliveries(payload: Any, headers: Mapping[str, Any] | None = None, most: int | None = None) -> list[Delivery]:
-    """Unwrap bytes, text or parsed JSON, that came with these HTTP headers if there were any. TooManyEvents as soon as
-    it shows that there are more than `most`."""
+    """Unwrap a payload of bytes, text or parsed JSON, with the HTTP headers of its request if there are any. Raises
+    TooManyEvents as soon as more than `most` are found."""
     try:
         raw = _bytes(payload)
     except ValueError as error:
@@ -69,11 +70,11 @@ def deliveries(payload: Any, headers: Mapping[str, Any] | None = None, most: int
 
 
 def delivery(payload: Any) -> Delivery:
-    """The payload as one delivery, whatever it holds."""
+    """The payload as one delivery; with a problem if it contains more or less than one event."""
     found = deliveries(payload)
     if len(found) == 1:
         return found[0]
-    return Delivery(None, _bytes(payload), f"one event was expected here, not {len(found)}")
+    return Delivery(None, _bytes(payload), f"the payload contains {len(found)} events; exactly one is expected")
 
 
 def _bytes(payload: Any) -> bytes:
@@ -96,13 +97,13 @@ def _unwrap_text(raw: bytes, evidence: Evidence, depth: int, found: _Found) -> N
 def _unwrap(
     value: Any, raw: bytes | None, evidence: Evidence, depth: int, found: _Found, *, polled: bool = False
 ) -> None:
-    """Add the deliveries within a value. `raw` are the bytes it came as, if it came as such."""
+    """Add the deliveries of a value to `found`. `raw` are the bytes of the value, if it was received as bytes."""
     if type(value) is dict:
         pieces = None if "detail-type" in value and value.get("source") != "lambda" else _pieces(value)
         if pieces is None:
             raw = encode(value) if raw is None else raw
             inner = eventbridge.delivery(value, raw, evidence) if "detail" in value else None
-            if HANDED_KEY in value:  # the detail of an envelope that a rule has taken off
+            if HANDED_KEY in value:  # a detail without its envelope, from a rule that passes on the detail only
                 value, evidence = without_key(value, evidence)
             found.append(inner or Delivery(value, raw, None, evidence, polled=polled))
             return
@@ -116,7 +117,7 @@ def _unwrap(
         return
     if depth == DEEPEST:
         raw = encode(value) if raw is None else raw
-        found.append(Delivery(None, raw, f"it is wrapped more than {DEEPEST} times", evidence))
+        found.append(Delivery(None, raw, f"the event is nested in more than {DEEPEST} carriers", evidence))
         return
     for piece in found.each(pieces):
         _unwrap_piece(piece, evidence, depth + 1, found)
@@ -138,22 +139,22 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: _Found) -> N
 
 
 def _pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
-    if _TELLING.isdisjoint(body) and not functions.is_in_detail(body):  # as nearly always
+    if _MARKERS.isdisjoint(body) and not functions.is_in_detail(body):  # the usual case
         return None
-    for telling, pieces in _FAMILIES:
-        if not telling.isdisjoint(body) and (found := pieces(body)) is not None:
+    for markers, pieces in _FAMILIES:
+        if not markers.isdisjoint(body) and (found := pieces(body)) is not None:
             return found
     return None
 
 
 def _nested(items: list[Any]) -> Piece:
-    """It keeps a bracket around it: read again, it must not become the events within."""
+    """An array within an array. Its bracket is kept, so that reading it again does not yield the events inside."""
     return Piece([items], problem="an event is a JSON object, not an array")
 
 
 def _split(raw: bytes) -> Iterator[bytes]:
-    """The JSON texts in these bytes, which are cut after every bracket that closes an outermost one. What does not
-    begin like JSON, or is no text, is one piece: brackets and newlines in binary data mean nothing."""
+    """Split bytes into JSON texts, after each bracket that closes an outermost bracket. Bytes that do not begin like
+    JSON, or are not text, are returned whole: brackets in binary data have no meaning."""
     if raw.lstrip()[:1] not in (b"{", b"[") or _CONTROLS.search(raw) or not _is_utf8(raw):
         yield raw
         return

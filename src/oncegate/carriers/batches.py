@@ -1,4 +1,4 @@
-"""Lists of records: Lambda's `Records`, boto3's `Messages`, the `events` of a NICE CXone poll."""
+"""Unwrap lists of records: `Records` of Lambda, `Messages` of boto3, `events` of a NICE CXone poll."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from oncegate.carriers import queues, streams, topics
 from oncegate.carriers.pieces import Piece
 
-# What an answer without records has besides its empty list.
+# Members of an answer without records, besides its empty list.
 _AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "ChildShards"}
 _AROUND_EVENTS = {"sessionId", "resultSet"}
-TELLING = {"Records", "Messages", "events", "ResponseMetadata"}
-_TELLING_RECORDS = queues.TELLING | topics.TELLING | streams.TELLING
+MARKERS = {"Records", "Messages", "events", "ResponseMetadata"}
+_RECORD_MARKERS = queues.MARKERS | topics.MARKERS | streams.MARKERS
 
 
 def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
@@ -25,7 +25,7 @@ def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
 
 
 def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict) or _TELLING_RECORDS.isdisjoint(record):
+    if not isinstance(record, dict) or _RECORD_MARKERS.isdisjoint(record):
         return False
     return streams.is_change(record) or any(family.pieces(record) is not None for family in (queues, topics, streams))
 
@@ -35,9 +35,9 @@ def _is_polled(record: Any) -> bool:
 
 
 def _is_empty(body: dict[str, Any]) -> bool:
-    """A poll that found nothing: no list, or an empty one, and nothing that would make it an event."""
+    """Whether this is the answer of a poll that found nothing: no list or an empty one, and no member of an event."""
     rest = body.keys() - _AROUND
     if not rest:
         return "ResponseMetadata" in body
-    asked = rest & {"Records", "Messages", "events"}
-    return len(asked) == 1 and rest - asked <= _AROUND_EVENTS and body[asked.pop()] == []
+    lists = rest & {"Records", "Messages", "events"}
+    return len(lists) == 1 and rest - lists <= _AROUND_EVENTS and body[lists.pop()] == []

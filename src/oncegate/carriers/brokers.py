@@ -1,10 +1,10 @@
-"""Kafka and Amazon MQ: batches as Lambda hands them over, and single records as EventBridge Pipes does.
+"""Unwrap Kafka and Amazon MQ: batches from Lambda, and single records from EventBridge Pipes.
 
     Kafka      records               lists by topic and partition; value and key are base64, a header is a list of bytes
     ActiveMQ   messages              a list; data is base64
     RabbitMQ   rmqMessagesByQueue    lists by queue and virtual host; data is base64, a header may be {"bytes": […]}
 
-Keys, headers and properties are evidence: no event's key is made of them.
+Keys, headers and properties become evidence. They are not used for the key of an event.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +15,8 @@ from oncegate.events import Evidence
 from oncegate.times import moment
 
 KAFKA = ("aws:kafka", "SelfManagedKafka")
-TELLING = {"eventSource"}
-# What a dead-letter topic or queue adds to say why the record is there: Spring, Kafka Connect, RabbitMQ and ActiveMQ.
+MARKERS = {"eventSource"}
+# Headers in which a dead-letter topic or queue gives the reason: Spring, Kafka Connect, RabbitMQ and ActiveMQ.
 _FAILURES = (
     "kafka_dlt-exception-message",
     "__connect.errors.exception.message",
@@ -28,24 +28,24 @@ _TOMBSTONE = "a Kafka record without a value, which deletes its key"
 
 def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
     source = body.get("eventSource")
-    for sources, container, telling, read in _BROKERS:
+    for sources, container, member, read in _BROKERS:
         if source in sources:
             held = body.get(container)
             if isinstance(held, dict):
                 return (read(record) for records in held.values() for record in listed(records))
             if isinstance(held, list):
                 return map(read, held)
-            return [read(body)] if telling in body else None
+            return [read(body)] if member in body else None
     return None
 
 
 def listed(records: Any) -> list[Any]:
-    """The records of one partition or queue; what is no list is one record, which cannot be read."""
+    """The records of one partition or queue. Anything but a list is one record, which cannot be read."""
     return records if isinstance(records, list) else [records]
 
 
 def partition(record: Any) -> str | None:
-    """The topic and the number of a Kafka record's partition, as Lambda writes it: `calls-0`."""
+    """The topic and partition of a Kafka record in Lambda's form: `calls-0`."""
     topic, number = text(within(record, "topic")), within(record, "partition")
     return None if topic is None or type(number) is not int else f"{topic}-{number}"
 
@@ -100,7 +100,7 @@ def _opened(record: Any, member: str, what: str, evidence: Evidence) -> Piece:
 
 
 def _receives(message: Any, returned: Any) -> int | None:
-    """How often the broker has delivered it: one more than it was returned, or two if it only says that it was."""
+    """The number of deliveries: one more than the count of returns, else 2 for a message marked as redelivered."""
     if type(returned) is int and returned >= 0:
         return returned + 1
     redelivered = within(message, "redelivered")
@@ -108,26 +108,26 @@ def _receives(message: Any, returned: Any) -> int | None:
 
 
 def _headers(headers: Any) -> dict[str, Any]:
-    """Kafka's headers, each an object of its own; of several with one name the last counts."""
+    """Kafka's headers, a list of objects. Of several headers with one name the last one counts."""
     named = [header for header in headers if isinstance(header, dict)] if isinstance(headers, list) else []
     return {name: value for header in named for name, value in header.items()}
 
 
 def _failure(headers: Any) -> str | None:
     found = (within(headers, name) for name in _FAILURES)
-    return next((said for value in found if (said := _said(value))), None)
+    return next((reason for value in found if (reason := _header_text(value))), None)
 
 
-def _said(value: Any) -> str | None:
-    """A header as text: it is text, or its bytes, which Java writes from -128 to 127."""
-    listed_ = within(value, "bytes") or value
-    if isinstance(listed_, list) and all(type(each) is int for each in listed_):
-        return bytes(each & 0xFF for each in listed_).decode("utf-8", "replace") or None
+def _header_text(value: Any) -> str | None:
+    """A header as text. It is a string or a list of bytes, which Java writes as -128 to 127."""
+    numbers = within(value, "bytes") or value
+    if isinstance(numbers, list) and all(type(each) is int for each in numbers):
+        return bytes(each & 0xFF for each in numbers).decode("utf-8", "replace") or None
     return text(value)
 
 
 def _key(key: Any) -> str | None:
-    """A Kafka key as text; one that is no UTF-8 text stays base64."""
+    """A Kafka key as text. A key that is not UTF-8 stays base64."""
     try:
         return from_base64(key, "key").decode() or None
     except ValueError:

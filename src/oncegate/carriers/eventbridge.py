@@ -1,4 +1,4 @@
-"""EventBridge's envelope, of which the detail is the body. It stays with the delivery, as it names the event."""
+"""Unwrap an EventBridge envelope: its detail is the body. The delivery keeps the envelope, which has the event's id."""
 
 from typing import Any, Final
 
@@ -9,10 +9,10 @@ _RESOURCE: Final = "oncegate:"
 
 
 def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delivery | None:
-    """The detail of an envelope; None if the document is none, for all that it has a detail."""
+    """The detail of an envelope; None if the document is not an envelope although it has a `detail`."""
     detail = document["detail"]
     if type(detail) is str:
-        detail = parsed(detail)  # as PutEvents wants it
+        detail = parsed(detail)  # PutEvents takes the detail as text
     if type(detail) is not dict or not ("detail-type" in document or _is_tutorial(document, detail)):
         return None
     replay, resources = document.get("replay-name"), document.get("resources")
@@ -26,11 +26,11 @@ def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delive
 
 
 def _handed_key(resources: Any) -> str | None:
-    """The key that a gate has put on a bus as a resource."""
+    """The key that a gate has added as a resource."""
     if type(resources) is not list:
         return None
-    told = (each.removeprefix(_RESOURCE) for each in resources if type(each) is str and each.startswith(_RESOURCE))
-    return next(filter(None, map(handed_key, told)), None)
+    texts = (each.removeprefix(_RESOURCE) for each in resources if type(each) is str and each.startswith(_RESOURCE))
+    return next(filter(None, map(handed_key, texts)), None)
 
 
 def names_genesys(document: dict[str, Any]) -> bool:
@@ -39,7 +39,7 @@ def names_genesys(document: dict[str, Any]) -> bool:
 
 
 def _is_tutorial(document: dict[str, Any], detail: dict[str, Any]) -> bool:
-    """Tutorials write envelopes without a detail-type."""
+    """Whether this is an envelope of a tutorial: tutorials omit the detail-type."""
     if names_genesys(document):
         return True
     if "conversationId" in detail or "topicName" in detail:

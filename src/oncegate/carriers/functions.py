@@ -1,4 +1,4 @@
-"""Lambda destinations: what a function was invoked with, and how that went."""
+"""Unwrap records of Lambda destinations: the payload of an invocation, and its result."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from oncegate.carriers.pieces import Piece, text, whole, within
 from oncegate.events import Evidence
 from oncegate.times import moment
 
-# All that a record has that does not say what request it was.
+# All members of a record without a requestContext.
 _MEMBERS = {"version", "timestamp", "requestPayload", "responseContext", "responsePayload"}
-TELLING = {"requestPayload", "detail"}
+MARKERS = {"requestPayload", "detail"}
 
 
 def is_in_detail(body: dict[str, Any]) -> bool:
-    """An EventBridge bus as destination has the same record as the detail of an event."""
+    """Whether this is a record on an EventBridge bus: there it is the detail of an event."""
     detail = body.get("detail")
     return type(detail) is dict and "requestPayload" in detail
 

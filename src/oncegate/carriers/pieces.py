@@ -1,4 +1,4 @@
-"""What a carrier carries: its pieces, each with what the transport says of it."""
+"""The pieces that a carrier contains, with the evidence of the transport, and helpers to read them."""
 
 import binascii
 import re
@@ -10,16 +10,17 @@ from msgspec.structs import asdict
 from oncegate.canonical import decode
 from oncegate.events import NO_EVIDENCE, Evidence
 
-# By this name a gate that publishes an event tells its key: as an attribute of a message, or in a detail.
+# A gate that publishes an event adds its key under this name: as a message attribute, or as a member of the detail.
 HANDED_KEY: Final = "oncegate-key"
 _KEY: Final = re.compile("[0-9a-f]{32}")
 
 
 class Piece(Struct, frozen=True):
-    """One thing carried: bytes or text to be read as JSON, or a value that is read already.
+    """One piece of content: bytes or text of JSON, or a parsed value.
 
-    `several`: the bytes may hold more than one JSON value, with or without something between them. `polled`: it is one
-    of the events that NICE CXone was asked for.
+    `problem` says why the content cannot be read. `frame` describes content that is not an event. `several`: the bytes
+    may contain more than one JSON value, with or without separators. `polled`: the content is an event of a NICE CXone
+    poll.
     """
 
     content: Any
@@ -35,19 +36,19 @@ def text(value: Any) -> str | None:
 
 
 def whole(value: Any) -> int | None:
-    """A count, which transports write as digits or as a number."""
+    """A count, which transports send as digits or as a number."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         return int(value)
     return value if type(value) is int else None
 
 
 def handed_key(value: Any) -> str | None:
-    """The key that a gate has published something under, if this is one."""
+    """The value, if it is a key of a gate; else None."""
     return value if isinstance(value, str) and _KEY.fullmatch(value) else None
 
 
 def without_key(body: dict[str, Any], evidence: Evidence) -> tuple[dict[str, Any], Evidence]:
-    """A document without the key that a gate has put into it, which is no part of what it says."""
+    """The document without the key that a gate has added to it, and the evidence with this key."""
     key = handed_key(body.get(HANDED_KEY))
     if key is None:
         return body, evidence
@@ -56,7 +57,7 @@ def without_key(body: dict[str, Any], evidence: Evidence) -> tuple[dict[str, Any
 
 
 def within(value: Any, *names: str) -> Any:
-    """The member of a member, None where there is none or something else in its place."""
+    """A nested member; None if it is missing or an outer value is not an object."""
     for name in names:
         if not isinstance(value, dict):
             return None
@@ -65,7 +66,7 @@ def within(value: Any, *names: str) -> Any:
 
 
 def parsed(text: str) -> Any:
-    """What a JSON text says; the text itself if it is none."""
+    """The value of a JSON text; the text itself if it is not JSON."""
     try:
         return decode(text.encode("utf-8", "surrogatepass"))
     except ValueError:
@@ -73,29 +74,29 @@ def parsed(text: str) -> Any:
 
 
 def is_json(content: Any) -> bool:
-    """Whether this is the JSON text of an object or an array: what a carrier holds, and hardly a member of an event."""
+    """Whether this is the JSON text of an object or an array: a carrier contains such text, an event rarely does."""
     return isinstance(content, str) and content.lstrip()[:1] in ("{", "[") and parsed(content) is not content
 
 
 def merged(outer: Evidence, inner: Evidence) -> Evidence:
-    """What is nearer to us is what we answer to, so the outer says it where both do."""
+    """Both pieces of evidence. If both have a value, the outer one counts: its transport gets the acknowledgement."""
     if inner is NO_EVIDENCE:
         return outer
     if outer is NO_EVIDENCE:
         return inner
-    said = {name: value for name, value in asdict(outer).items() if value is not None}
-    return Evidence(**{**asdict(inner), **said})
+    values = {name: value for name, value in asdict(outer).items() if value is not None}
+    return Evidence(**{**asdict(inner), **values})
 
 
 def is_base64(request: dict[str, Any]) -> bool:
-    """Whether the body of an HTTP request is base64; AWS writes a truth, a mapping template may write text."""
+    """Whether the body of an HTTP request is base64. AWS sends a boolean, a mapping template may send text."""
     return request.get("isBase64Encoded") in (True, "true", "True")
 
 
 def from_base64(content: Any, what: str) -> bytes:
-    """Bytes from base64, in lines or in one piece; ValueError with a plain sentence."""
+    """Decode base64, with or without line breaks. Raises ValueError with a message that names `what`."""
     if not isinstance(content, str):
-        raise ValueError(f"the {what} has no base64 text")
+        raise ValueError(f"the {what} is missing or not a string of base64")
     try:
         return binascii.a2b_base64(b"".join(content.encode().split()), strict_mode=True)
     except ValueError as error:

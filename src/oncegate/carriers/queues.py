@@ -1,4 +1,4 @@
-"""SQS messages: as Lambda and EventBridge Pipes hand them over, and as boto3 receives them."""
+"""Unwrap SQS messages, in the format of Lambda and EventBridge Pipes and in that of boto3."""
 
 from typing import Any
 
@@ -6,11 +6,12 @@ from oncegate.carriers.pieces import HANDED_KEY, Piece, handed_key, is_json, tex
 from oncegate.events import Evidence
 from oncegate.times import moment
 
-# All that a message has besides its receipt handle. One without that, as people write it for a test, has nothing else.
+# All members of a message besides its receipt handle. A message without a handle, written by hand for a test, must
+# not have other members.
 _RECORD = {"messageId", "body", "attributes", "messageAttributes", "md5OfBody", "md5OfMessageAttributes"}
 _RECORD |= {"awsRegion", "eventSource", "eventSourceARN"}
 _MESSAGE = {"MessageId", "Body", "Attributes", "MessageAttributes", "MD5OfMessageAttributes"}
-TELLING = {"receiptHandle", "ReceiptHandle", "eventSource", "body", "Body"}
+MARKERS = {"receiptHandle", "ReceiptHandle", "eventSource", "body", "Body"}
 _REASON_CODES = ("ERROR_CODE", "ErrorCode")
 _REASONS = ("ERROR_MESSAGE", "ErrorMessage")
 
@@ -32,7 +33,8 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
 
 
 def _has(body: dict[str, Any], handle: str, content: str) -> bool:
-    """A message has no `id`: what has one and nothing to carry is an event that happens to have a handle."""
+    """Whether this is a message. A message has no `id`: a document with an `id` and no body is an event that happens to
+    have a receipt handle."""
     return handle in body and (content in body or "id" not in body)
 
 
@@ -57,7 +59,7 @@ def _message(message: dict[str, Any], body: str, name: str, attributes: str, use
 
 
 def _failure(attributes: Any) -> str | None:
-    """Why EventBridge or Lambda gave the event up and put it here: `SDK_CLIENT_ERROR: timeout`."""
+    """The reason for which EventBridge or Lambda moved the event to this queue: `SDK_CLIENT_ERROR: timeout`."""
     if not isinstance(attributes, dict) or not attributes:
         return None
     reasons = [_attribute(attributes, names) for names in (_REASON_CODES, _REASONS)]

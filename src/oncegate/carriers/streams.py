@@ -1,4 +1,4 @@
-"""Kinesis and Firehose: base64 records, each of which may hold several objects."""
+"""Unwrap Kinesis and Firehose records: base64, possibly with several JSON objects in one record."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,9 +8,9 @@ from oncegate.events import Evidence
 from oncegate.times import moment
 
 _FIREHOSE = ("deliveryStreamArn", "invocationId", "requestId")
-# All that a record for Firehose has; one of which nothing around it says so has nothing else.
+# All members of a Firehose record. A record that no container identifies as Firehose must not have other members.
 _RECORD = {"recordId", "data", "approximateArrivalTimestamp", "kinesisRecordMetadata"}
-TELLING = {"kinesis", "eventSource", "Data", "records"}
+MARKERS = {"kinesis", "eventSource", "Data", "records"}
 
 
 def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
@@ -26,19 +26,20 @@ def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
 
 
 def is_change(record: Any) -> bool:
-    """A record of a DynamoDB stream: a change of a table, which is an event as it stands."""
+    """Whether this is a record of a DynamoDB stream: a change of a table, which is an event by itself."""
     return isinstance(record, dict) and record.get("eventSource") == "aws:dynamodb"
 
 
 def _is_transformed(body: dict[str, Any], records: list[Any]) -> bool:
-    """What Firehose invokes a function with, or posts. An event may have records and the id of a request as well; what
-    has no id of its own may hold a record that cannot be read."""
+    """Whether this is a batch from Firehose, by invocation or by HTTP. An event may have `records` and `requestId`,
+    too: with an id of its own, the document is a batch only if all its records have data. Without an id, some records
+    may be unreadable."""
     if not any(name in body for name in _FIREHOSE):
         return False
-    like_one = [isinstance(record, dict) and "data" in record for record in records]
+    has_data = [isinstance(record, dict) and "data" in record for record in records]
     if "id" in body or "eventId" in body:
-        return bool(records) and all(like_one)
-    return not records or any(like_one)
+        return bool(records) and all(has_data)
+    return not records or any(has_data)
 
 
 def _is_bare(body: dict[str, Any], records: list[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""SNS: the notification itself (by HTTP, or inside an SQS message) and as Lambda is handed it."""
+"""Unwrap SNS notifications: by HTTP, inside an SQS message, and in the format of Lambda."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from oncegate.carriers.pieces import Piece, is_json, text
 from oncegate.events import Evidence
 from oncegate.times import moment
 
-# What a notification has at least, and all that one has that does not name its topic.
+# The required members of a notification, and all members of one without a TopicArn.
 _BARE = {"Type", "MessageId", "Message"}
 _MEMBERS = {*_BARE, "Subject", "Timestamp", "MessageAttributes", "SignatureVersion", "Signature"}
 _MEMBERS |= {"SigningCertURL", "SigningCertUrl", "UnsubscribeURL", "UnsubscribeUrl"}
-TELLING = {"Sns", "Type"}
+MARKERS = {"Sns", "Type"}
 _CONFIRMATIONS = {
-    "SubscriptionConfirmation": "an SNS subscription waiting to be confirmed",
+    "SubscriptionConfirmation": "an SNS subscription that waits for confirmation",
     "UnsubscribeConfirmation": "the end of an SNS subscription",
 }
 

@@ -1,4 +1,4 @@
-"""HTTP requests: API Gateway, function URLs, load balancers, and CloudEvents that are spread over headers."""
+"""Unwrap HTTP requests: API Gateway, function URLs, load balancers, and CloudEvents in binary mode."""
 
 import re
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from oncegate.carriers.pieces import Piece, from_base64, is_base64, text, to_bas
 from oncegate.events import NO_EVIDENCE, Evidence
 
 _PROXIES = ("httpMethod", "routeKey", "rawPath")
-# What a request to a function has one of, beside its context. With the last, also what comes over a WebSocket.
-SIGNS = (*_PROXIES, "isBase64Encoded")
-TELLING = {"requestContext"}
+# Besides requestContext, a request to a function has one of these. A WebSocket message has the last one only.
+_REQUEST_MEMBERS = (*_PROXIES, "isBase64Encoded")
+MARKERS = {"requestContext"}
 _CONNECTIONS = {
     "CONNECT": "the opening of a WebSocket connection (CONNECT)",
     "DISCONNECT": "the end of a WebSocket connection (DISCONNECT)",
@@ -40,7 +40,7 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
 
 
 def _connection(body: dict[str, Any]) -> str | None:
-    """What API Gateway says of a WebSocket itself, which carries no message."""
+    """The description of a WebSocket connection that opens or ends; None for everything else."""
     kind = within(body, "requestContext", "eventType")
     if not isinstance(kind, str) or within(body, "requestContext", "connectionId") is None:
         return None
@@ -48,30 +48,31 @@ def _connection(body: dict[str, Any]) -> str | None:
 
 
 def _is_request(body: dict[str, Any]) -> bool:
-    """A request without a body may lack that member, but has no `id`, as an event that tells of one may have."""
+    """Whether this is a request. A request without a body may lack the member `body`, but has no `id`; an event that
+    describes a request may have one."""
     if "body" in body:
-        return any(name in body for name in SIGNS)
-    named = any(name in body for name in _PROXIES)
-    return named and isinstance(body["requestContext"], dict) and "id" not in body
+        return any(name in body for name in _REQUEST_MEMBERS)
+    has_proxy_member = any(name in body for name in _PROXIES)
+    return has_proxy_member and isinstance(body["requestContext"], dict) and "id" not in body
 
 
 def is_invocation(event: Any) -> bool:
-    """Whether this is what a function is invoked with by a request, whatever it says."""
+    """Whether this is the invocation of a function by an HTTP request, with any content."""
     has_context = isinstance(event, dict) and isinstance(event.get("requestContext"), dict)
-    return has_context and any(name in event for name in SIGNS)
+    return has_context and any(name in event for name in _REQUEST_MEMBERS)
 
 
 def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Piece:
-    """The body of a request. A CloudEvent in binary mode is put together from headers and body."""
-    named = {str(name).lower(): value for name, value in headers.items()}
-    if evidence.request_id is None and (request_id := text(named.get("x-request-id"))):
+    """The body of a request. A CloudEvent in binary mode is assembled from headers and body."""
+    lowered = {str(name).lower(): value for name, value in headers.items()}
+    if evidence.request_id is None and (request_id := text(lowered.get("x-request-id"))):
         evidence = Evidence(request_id=request_id)
-    if f"{_CE}specversion" not in named or not isinstance(content, bytes | str):
+    if f"{_CE}specversion" not in lowered or not isinstance(content, bytes | str):
         return Piece(content, evidence) if content else Piece(b"", evidence, "the request has no body")
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-    kind = str(named.get("content-type", "application/json"))
+    kind = str(lowered.get("content-type", "application/json"))
     try:
-        attributes = {name[len(_CE) :]: _unescaped(name, value) for name, value in named.items() if name[:3] == _CE}
+        attributes = {name[len(_CE) :]: _unescaped(name, value) for name, value in lowered.items() if name[:3] == _CE}
     except ValueError as error:
         return Piece(raw, evidence, str(error))
     try:
@@ -81,7 +82,7 @@ def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Pie
 
 
 def _data(raw: bytes, kind: str) -> dict[str, Any]:
-    """The data as the JSON form of a CloudEvent has it."""
+    """The data as in the JSON format of a CloudEvent."""
     if not raw:
         return {}
     if "json" in kind.lower():
@@ -93,17 +94,17 @@ def _data(raw: bytes, kind: str) -> dict[str, Any]:
 
 
 def _unescaped(name: str, value: Any) -> str:
-    """A header's value without its percent signs; urllib.parse would take longer to import than all of this. What is
-    not UTF-8 is refused: with a replacement character for its bytes, different ids would become one."""
+    """Decode the percent escapes of a header. urllib.parse was rejected because its import is slow. Raises ValueError
+    for a value that is not UTF-8: with replacement characters, different ids could become equal."""
     try:
         raw = str(value).encode("utf-8", "surrogateescape")
         return _ESCAPED.sub(lambda escape: bytes.fromhex(escape[1].decode()), raw).decode()
     except UnicodeError as error:
-        raise ValueError(f"the header {name[:_LONGEST_NAME]} is not UTF-8; send UTF-8, with % escapes") from error
+        raise ValueError(f"the header {name[:_LONGEST_NAME]} is not UTF-8; send UTF-8 with % escapes") from error
 
 
 def _headers(body: dict[str, Any]) -> dict[str, Any]:
-    """Those of the request; the old format has some only under multiValueHeaders."""
+    """The headers of the request. The REST format has some of them only in multiValueHeaders."""
     several, single = body.get("multiValueHeaders"), body.get("headers")
     found: dict[str, Any] = {}
     if isinstance(several, dict):

@@ -150,9 +150,9 @@ _NO_HANDLER: Final = "name what is called with each event: --handler module:func
 def _check_place(place: str) -> None:
     """Refuse what is no source before anything is said of how to work on it."""
     if place != _INBOX:
-        from oncegate.ingress.sqs.client import read_address
+        from oncegate.ingress import check_queue
 
-        read_address(place)
+        check_queue(place)
 
 
 def refuse_empty_inbox(settings: Settings) -> None:

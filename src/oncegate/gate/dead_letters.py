@@ -33,7 +33,7 @@ from oncegate.gate.handlers import LONGEST_ERROR
 from oncegate.gate.job import NO_DOCUMENT, NOT_STORED, Job, document, summary_of
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import GateConfig
-from oncegate.gate.outcome import Outcome, differences
+from oncegate.gate.outcome import Cause, Outcome, differences
 from oncegate.gate.settlement import Answer, FailedAfterMark, settle
 from oncegate.instances import owners
 from oncegate.sources import Hints, understood
@@ -271,7 +271,8 @@ def _not_stored(
     raised = None if raised is None else f"{raised}, {suffix}"
     if problem.cause in (_Cause.BEING_STORED, _Cause.CLAIM_LOST) and not event.attempt:
         return Outcome("in_flight", event, key, "concurrent", error=error, raised=raised)
-    return Outcome("failed", event, key, error=error, raised=raised)
+    cause = Cause.STORE_UNAVAILABLE if problem.cause is _Cause.STORE and not event.attempt else None
+    return Outcome("failed", event, key, error=error, raised=raised, cause=cause)
 
 
 def _copy_of_refused(event: Event) -> Job:

@@ -272,16 +272,21 @@ class Gate:
         extended for up to the gate's `max_hold`. Events of one entity, and of one group of a FIFO queue, run one after
         the other."""
         check_handler(handler, may_await=True)
-        from oncegate.ingress.sqs import SqsWorker, validate
+        from oncegate.ingress import open_worker
         from oncegate.ingress.worker import WorkerContext
 
-        options = validate(
-            batch=batch, wait=wait, visibility=visibility, in_hand=in_hand, receivers=receivers, drain=drain
-        )
+        options = {
+            "batch": batch,
+            "wait": wait,
+            "visibility": visibility,
+            "in_hand": in_hand,
+            "receivers": receivers,
+            "drain": drain,
+        }
         engine = self._engine.under(max_attempts=None)
         identify = partial(self._identify, trusted=True)
         context = WorkerContext(engine, self._events, identify, self._observers, engine.boot)
-        return SqsWorker(queue, handler, options, context)
+        return open_worker(queue, handler, options, context)
 
     def seen(self, payload: Any) -> bool:
         """Whether this event was seen before, and mark it as seen: the `is_duplicate` of many tutorials.

@@ -1,12 +1,13 @@
-"""Threads for calls that may take long, such as a long poll.
+"""Daemon threads that run blocking calls for an event loop.
 
-An executor was turned down: at the end of the process it waits for its threads, and so for the poll.
+ThreadPoolExecutor was rejected: at interpreter exit it joins its threads, so an open long poll or a store that hangs
+would delay the end of the process.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -18,53 +19,53 @@ _R = TypeVar("_R")
 class _Call(Struct):
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    future: asyncio.Future[Any]
+    future: Future[Any]
 
 
 class CallThreads:
-    """Runs at most `most` calls at a time for one event loop; further ones wait."""
+    """Runs at most `limit` calls at a time, in the order of submission. Further calls are queued."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, limit: int) -> None:
         self._name = name
-        self._most = most
+        self._limit = limit
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._started = 0
-        self._asked = 0
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._unfinished = 0
+
+    def submit(self, function: Callable[..., _R], *arguments: Any) -> Future[_R]:
+        """Queue a call and return its future. The call cannot be cancelled. May be called from any thread."""
+        future: Future[_R] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            self._unfinished += 1
+            if self._unfinished > self._threads and self._threads < self._limit:
+                self._threads += 1
+                threading.Thread(target=self._run_calls, name=f"{self._name}-{self._threads}", daemon=True).start()
+        self._calls.put(_Call(function, arguments, future))
+        return future
 
     async def call(self, function: Callable[..., _R], *arguments: Any) -> _R:
-        """What the function answers. It runs on if the caller does not wait for it."""
-        future: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
-        self._asked += 1
-        if self._asked > self._started and self._started < self._most:
-            self._started += 1
-            threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True).start()
-        self._calls.put(_Call(function, arguments, future))
-        try:
-            return await future
-        finally:
-            self._asked -= 1
+        """Run a call and return its result. The call continues if the caller is cancelled."""
+        return await asyncio.wrap_future(self.submit(function, *arguments))
 
     def close(self) -> None:
-        """Each thread ends when its call does."""
-        for _ in range(self._started):
+        """End each thread after the calls that were submitted so far. Does not wait."""
+        with self._lock:
+            threads, self._threads = self._threads, 0
+        for _ in range(threads):
             self._calls.put(None)
-        self._started = 0
 
-    def _work(self) -> None:
+    def _run_calls(self) -> None:
         while (call := self._calls.get()) is not None:
-            answer, error = None, None
+            result, error = None, None
             try:
-                answer = call.function(*call.arguments)
-            except BaseException as raised:  # noqa: BLE001  # whoever waits is told
+                result = call.function(*call.arguments)
+            except BaseException as raised:  # noqa: BLE001  # passed on through the future
                 error = raised
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                call.future.get_loop().call_soon_threadsafe(_settle, call.future, answer, error)
-
-
-def _settle(future: asyncio.Future[Any], answer: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(answer)
-    else:
-        future.set_exception(error)
+            with self._lock:
+                self._unfinished -= 1
+            if error is None:
+                call.future.set_result(result)
+            else:
+                call.future.set_exception(error)

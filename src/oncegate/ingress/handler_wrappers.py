@@ -1,4 +1,4 @@
-"""Containing: a handler that means to end the process, by sys.exit or the like, fails its event and nothing else."""
+"""Wrap a handler: log where it failed, and turn sys.exit and similar exceptions into a failure of its event."""
 
 import asyncio
 import logging
@@ -16,29 +16,32 @@ from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publish_target_of
 
+_log: Final = logging.getLogger("oncegate.work")
+_Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
+
 
 class Interrupted(KeyboardInterrupt):
-    """A person's Ctrl-C, where `interrupts_told_apart` took it."""
+    """Ctrl-C, as raised within `interrupts_told_apart`."""
 
 
 @contextmanager
 def interrupts_told_apart() -> Iterator[None]:
-    """Have Ctrl-C raise what no handler raises by itself. To be used in the main thread."""
+    """Make Ctrl-C raise `Interrupted`, which no handler raises by itself. Works in the main thread only."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise Interrupted
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    previous = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 def contained(handler: Handler) -> Handler:
-    """The same plain handler, which raises nothing but an Exception, unless a person interrupts it."""
+    """A plain handler that raises only subclasses of Exception, except for Ctrl-C."""
 
-    def called(event: Event) -> Any:
+    def call(event: Event) -> Any:
         try:
             return handler(event)
         except Exception:
@@ -48,76 +51,77 @@ def contained(handler: Handler) -> Handler:
                 raise
             raise failure_of(error) from error
 
-    return called
+    return call
+
+
+def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
+    """A handler that logs the stack of each failure, and raises only subclasses of Exception, except for Ctrl-C and
+    cancellation. The log gets no message of the exception, which may contain parts of the payload; the gate stores
+    the message with the event."""
+    if is_async(handler):
+
+        async def call_async(event: Event) -> Any:
+            task = asyncio.current_task()
+            try:
+                return await handler(event)
+            except Exception as error:
+                _log_failure(event, error)
+                raise
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) or is_interrupt(error) or _is_discarded(error, task):
+                    raise
+                _log_failure(event, error)
+                raise failure_of(error) from error
+
+        return _with_publish_target(call_async, handler)
+
+    def call(event: Event) -> Any:
+        try:
+            return handler(event)
+        except Exception as error:
+            _log_failure(event, error)
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) or is_interrupt(error):
+                raise
+            _log_failure(event, error)
+            raise failure_of(error) from error
+
+    return _with_publish_target(call, handler)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether a person may have raised it by Ctrl-C: only in the main thread, and not where something else than Python
-    and asyncio, which turn the signal into an exception, waits for it."""
+    """Whether Ctrl-C may have raised the error. That is possible only in the main thread, and only if the handler of
+    SIGINT is Python's own, asyncio's, or that of `interrupts_told_apart`."""
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
-    waits = signal.getsignal(signal.SIGINT)
-    return isinstance(error, Interrupted) or waits is signal.default_int_handler or isinstance(waits, partial)
+    installed = signal.getsignal(signal.SIGINT)
+    return isinstance(error, Interrupted) or installed is signal.default_int_handler or isinstance(installed, partial)
 
 
 def failure_of(error: BaseException) -> RuntimeError:
-    """To end the process is to fail: raised in an event loop as it is, it would end all that runs there."""
+    """The failure that stands for an exception such as SystemExit. Raised as it is, that exception would end the event
+    loop and everything that runs in it."""
     if isinstance(error, SystemExit):
         return RuntimeError(f"the handler called sys.exit({error.code!r})")
     return RuntimeError(f"the handler raised {type(error).__name__}")
 
 
-# Handling: a handler that says in the log where it failed, and whose sys.exit fails its event and nothing else.
+def trace(error: BaseException) -> str:
+    """The stack of an error, without its message, which may contain parts of the payload."""
+    return "".join(traceback.format_tb(error.__traceback__))
 
 
-_log: Final = logging.getLogger("oncegate.work")
-_Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
-
-
-def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
-    """The same handler. The gate keeps the text of its errors, which may be of the payload; the log has where they
-    came from."""
-    if is_async(handler):
-
-        async def awaited(event: Event) -> Any:
-            task = asyncio.current_task()
-            try:
-                return await handler(event)
-            except Exception as error:
-                _tell(event, error)
-                raise
-            except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) or is_interrupt(error) or _is_thrown_away(error, task):
-                    raise
-                _tell(event, error)
-                raise failure_of(error) from error
-
-        return _publishing(awaited, handler)
-
-    def called(event: Event) -> Any:
-        try:
-            return handler(event)
-        except Exception as error:
-            _tell(event, error)
-            raise
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) or is_interrupt(error):
-                raise
-            _tell(event, error)
-            raise failure_of(error) from error
-
-    return _publishing(called, handler)
-
-
-def _publishing(wrapper: _Wrapper, handler: AsyncHandler | Handler) -> _Wrapper:
-    """What calls a handler publishes to where that does."""
-    if (place := publish_target_of(handler)) is not None:
-        wrapper.publishes_to = place  # type: ignore[attr-defined]  # a function can have it
+def _with_publish_target(wrapper: _Wrapper, handler: AsyncHandler | Handler) -> _Wrapper:
+    """Copy the publish target of a handler to its wrapper."""
+    if (target := publish_target_of(handler)) is not None:
+        wrapper.publishes_to = target  # type: ignore[attr-defined]  # functions accept attributes
     return wrapper
 
 
-def _is_thrown_away(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Whether it tells the coroutine that nobody will go on with it: then something else than its task runs now."""
+def _is_discarded(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether the error is the GeneratorExit of a coroutine that is closed or garbage-collected. Then the coroutine
+    does not run in its own task."""
     if not isinstance(error, GeneratorExit):
         return False
     try:
@@ -126,12 +130,7 @@ def _is_thrown_away(error: BaseException, task: asyncio.Task[Any] | None) -> boo
         return True
 
 
-def _tell(event: Event, error: BaseException) -> None:
-    """What a handler says on purpose needs no trace of where it came from."""
-    where = "" if isinstance(error, RetryLater | Bury) else trace(error)
-    _log.warning("the handler failed at event %r with %s\n%s", event.id, loggable_error(error), where)
-
-
-def trace(error: BaseException) -> str:
-    """Where an error came from; not what it said, which may be of the payload."""
-    return "".join(traceback.format_tb(error.__traceback__))
+def _log_failure(event: Event, error: BaseException) -> None:
+    """RetryLater and Bury are raised on purpose, so they are logged without a stack."""
+    stack = "" if isinstance(error, RetryLater | Bury) else trace(error)
+    _log.warning("the handler failed at event %r with %s\n%s", event.id, loggable_error(error), stack)

@@ -1,16 +1,19 @@
-"""The inbox: what the store keeps is taken from it, a batch at a time, and run."""
+"""Take admitted and redriven events from the store in batches, and run them."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import asdict
 
+from oncegate.backoff import Backoff
 from oncegate.durations import spoken
 from oncegate.errors import StoreError
 from oncegate.events import Event
@@ -21,29 +24,36 @@ from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to
 from oncegate.gate.limiter import PROCESS, enter_async, first_of
 from oncegate.gate.observers import Observers
 from oncegate.gate.outcome import STATUSES, Outcome
+from oncegate.ingress.call_threads import CallThreads
 from oncegate.ingress.dispatcher import Dispatcher, Next
 from oncegate.ingress.handler_wrappers import logged
 from oncegate.ingress.supervision import OutageLogger, stopped_by_signals
 from oncegate.ingress.worker import Figures
 
-_LONGEST_PAUSE: Final = 5.0
-_GIVE_BACK_EVERY: Final = 0.2
-_SOON: Final = 0.02
-_TURN: Final = 1.0  # seconds that suspects run at a time
-_OTHERS_TURN: Final = 10  # how much longer others go on than suspects have waited in vain
-_LOOK_AMONG_SUSPECTS: Final = 0.5
+# All times are in seconds.
+_LONGEST_PAUSE: Final = 5.0  # between two polls while the store does not answer
+_RELEASE_RETRY: Final = (0.2, 2.0)  # the first and the longest pause between two tries to release claims
+_RELEASE_AT_LEAST: Final = 1.0  # for the last releases, if handlers have used up the drain time
+_POLL_SOON: Final = 0.02  # after an event of an entity has ended
+_SUSPECT_TURN: Final = 1.0  # how long suspects run before other events run again
+_OTHERS_FACTOR: Final = 10  # other events run this many times longer than suspects waited in vain
+_POLL_AMONG_SUSPECTS: Final = 0.5
 _CROWDED: Final = "other handlers ran for longer than {}, so suspects that must run alone wait for another turn"
+_log: Final = logging.getLogger("oncegate.work")
 
 
 class InboxWorker:
-    """Runs what waits; see `Gate.inbox`, and `oncegate.ingress.worker.Worker` for what can be asked of it.
+    """Implements `oncegate.ingress.worker.Worker` for the inbox. See `Gate.inbox` for the options.
 
-    Which events may run beside each other is the store's to say, since others take from it too. Suspects, whose last
-    attempt was never settled, are given back as soon as they are taken. In turns of their own they are taken again and
-    run, one at a time, while no other handler of this process runs. Such a turn lasts about a second, or as long as one
-    handler takes, and all others have at least as long a turn after it. If the handlers that run do not end within
-    `Terms.alone_within`, the others go on for ten times as long, and the suspects then wait twice as long, up to
-    `Terms.alone_bound`: so others are held up for a tenth of the time at most."""
+    The store decides which events may run at the same time, because other processes take events from it too.
+
+    A suspect is an event whose last attempt was never settled. Suspects are released as soon as they are taken. They
+    are taken again in turns of their own and run one at a time, while no other handler of this process runs. A turn
+    lasts about a second, or as long as one handler takes; then other events run for at least as long. If the running
+    handlers do not end within `GateConfig.alone_within`, other events continue for ten times that long, and the next
+    turn waits twice as long, up to `GateConfig.alone_bound`. So suspects delay other events for at most a tenth of the
+    time.
+    """
 
     def __init__(
         self,
@@ -59,33 +69,41 @@ class InboxWorker:
         self._engine = engine
         self._identify = identify
         self._handler = logged(handler)
-        self._place = publish_target_of(handler)
-        self._plain = not is_async(handler)
-        self._store = OutageLogger(engine.boot)
+        self._publish_target = publish_target_of(handler)
+        self._is_plain = not is_async(handler)
+        self._outage = OutageLogger(engine.boot)
         self._observers = observers
-        # Of those that have to wait for a thread a few are enough: what waits here nobody else can run.
-        self._at_work = at_work if is_async(handler) else min(at_work, 2 * engine.config.threads)
-        # Places that only admissions fill, so that a new event need not wait behind thousands that are tried again.
-        self._reserved = self._at_work // 8
-        self._look = look / 1e6
-        self._drain = drain / 1e6
-        self._pause = self._look
-        self._bound = engine.config.alone_bound
-        self._hold = engine.config.max_hold / 1e6
-        self._suspects = 0  # how many were seen at the last look
-        self._next_turn = 0.0  # when suspects may run next
-        self._within = self._patience = engine.config.alone_within
+        # A plain handler needs a thread. Events that wait for a thread here cannot be run by another process, so
+        # only a few more are taken than there are threads.
+        self._limit = min(at_work, 2 * engine.config.threads) if self._is_plain else at_work
+        # Slots that only `admit` fills, so that a new event does not wait behind thousands of retries.
+        self._admission_slots = self._limit // 8
+        self._poll_every = look / 1e6
+        self._drain_time = drain / 1e6
+        self._pause = self._poll_every
+        longest = max(_LONGEST_PAUSE, self._poll_every)
+        self._failure_pauses = Backoff(min(2 * self._poll_every, longest), longest)
+        self._alone_bound = engine.config.alone_bound
+        self._max_hold = engine.config.max_hold / 1e6
+        self._suspects = 0  # found by the last poll
+        self._next_suspect_turn = 0.0
+        self._patiences = Backoff(engine.config.alone_within, self._alone_bound, jitter=False)
+        self._patience = self._patiences.next_pause()  # how long the next turn of suspects waits to run alone
+        self._has_waited_in_vain = False
         self._dispatcher: Dispatcher[Job] | None = None
-        self._asked = 0
-        self._looks_soon = False
-        # The entities of what runs straight from its admission, and whether more of them was kept meanwhile.
-        self._lines: dict[str, bool] = {}
+        self._admitting = 0  # slots that are promised to admissions under way
+        self._polls_soon = False
+        # The entities of events that run directly from their admission, and whether more events of the entity were
+        # admitted meanwhile.
+        self._running_entities: dict[str, bool] = {}
         self._counts: Counter[str] = Counter()
-        self._started: set[bytes] = set()
+        self._in_hand: set[bytes] = set()
         self._left_running = 0
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+
+    # ── the worker interface ──────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         asyncio.run(self._run_until_stopped())
@@ -95,19 +113,21 @@ class InboxWorker:
             await self.work()
 
     async def work(self) -> None:
-        """The same in a loop that is there already, where no signal stops it."""
+        """Work in the running event loop until `stop()` is called. No signal handlers are installed."""
         self._woken, self._stopped = asyncio.Event(), asyncio.Event()
-        self._looks_soon = False
-        self._lines.clear()
-        self._started.clear()
-        dispatcher: Dispatcher[Job] = Dispatcher(self._run, self._give_back, most=self._at_work)
+        self._polls_soon = False
+        self._running_entities.clear()
+        self._in_hand.clear()
+        # One thread for takes and releases: a take finds what was released before it.
+        self._store_thread = CallThreads("oncegate-inbox", 1)
+        dispatcher: Dispatcher[Job] = Dispatcher(self._run, self._release_later, most=self._limit)
         with self._lock:
             self._loop = asyncio.get_running_loop()
         try:
-            with ThreadPoolExecutor(1, thread_name_prefix="oncegate-inbox") as self._thread:
-                self._dispatcher = dispatcher
-                await self._work(dispatcher)
+            self._dispatcher = dispatcher
+            await self._work(dispatcher)
         finally:
+            self._store_thread.close()
             self._dispatcher = None
             with self._lock:
                 self._loop, self._stopping = None, False
@@ -115,13 +135,36 @@ class InboxWorker:
     async def _work(self, dispatcher: Dispatcher[Job]) -> None:
         try:
             while not self._stopping:
-                await self._fill(dispatcher)
+                await self._take_and_start(dispatcher)
         finally:
-            await dispatcher.drain(self._drain)
+            deadline = time.monotonic() + self._drain_time
+            await dispatcher.drain(self._drain_time)
             given_up = self._engine.concurrent.threads.given_up
-            self._left_running = 0 if is_async(self._handler) else len(self._started) + given_up
+            self._left_running = len(self._in_hand) + given_up if self._is_plain else 0
+            await self._finish(max(deadline - time.monotonic(), _RELEASE_AT_LEAST))
+
+    async def _finish(self, within: float) -> None:
+        """Wait until claims are released and settlements are written, for at most this long.
+
+        Both are store calls that block for up to a lease if the store does not answer, so both run in threads. What
+        is not done in time continues in these threads while the process lives."""
+        released = asyncio.create_task(self._store_thread.call(_do_nothing))  # runs after all releases
+        tasks = [released]
         if not self._left_running:
-            self._engine.close()
+            closing = CallThreads("oncegate-inbox-close", 1)
+            tasks.append(asyncio.create_task(closing.call(self._engine.close)))
+            closing.close()
+        finished, unfinished = await asyncio.wait(tasks, timeout=within)
+        for task in unfinished:
+            task.cancel()
+        if released in unfinished:
+            _log.warning(
+                "the store did not answer within %s, so some events that were taken but not started are not released;"
+                " other workers can take them when their leases end",
+                spoken(int(within * 1e6)),
+            )
+        for task in finished:
+            task.result()  # raises the error of the call
 
     def stop(self) -> None:
         with self._lock:
@@ -130,71 +173,14 @@ class InboxWorker:
                 self._loop.call_soon_threadsafe(self._stopped.set)
 
     def wake(self) -> None:
-        """Something waits now: look at once. May be called from any thread."""
+        """Poll the store now, because an event was admitted. May be called from any thread."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._woken.set)
 
-    async def admit(self, events: Sequence[Event]) -> list[Outcome]:
-        """Have the store keep these, as `Gate.aadmit` does, in the loop in which `work` runs. What nothing else of its
-        entity is kept before is run from here, if there is room: the store need not be asked for it again."""
-        room, token = min(self._room_at_once(), len(events)), object()
-        if room and not PROCESS.enter_now(token, self._hold):
-            room = 0
-        self._asked += room
-        try:
-            identified = handed_to(self._place, [self._identify(event) for event in events])
-            items = await self._engine.aadmit(identified, room)
-            outcomes = [item.outcome for item in items]
-            self._run_admitted(items)
-        finally:
-            self._asked -= room
-            PROCESS.leave(token)
-        self._observers.outcomes(outcomes)
-        return outcomes
-
-    def _run_admitted(self, items: Sequence[Job | RejectedEvent]) -> None:
-        for item in items:
-            if isinstance(item, Job) and item.held:
-                if not self._run_at_once(item):
-                    self._engine.concurrent.let_go(item)
-            elif item.outcome.status == "accepted":
-                self._leave_for_later(item.outcome.event.entity)
-
-    def _room_at_once(self) -> int:
-        """How much may be wanted from an admission now."""
-        if self._dispatcher is None or self._stopping or self._has_no_thread:
-            return 0
-        return max(0, self._dispatcher.room - self._asked)
-
-    def _run_at_once(self, job: Job) -> bool:
-        if self._dispatcher is None or self._stopping:
-            return False
-        if job.event.entity is not None:
-            self._lines[job.event.entity] = False
-        self._counts["received"] += 1
-        self._offer(self._dispatcher, job)
-        return True
-
-    def _offer(self, dispatcher: Dispatcher[Job], job: Job) -> None:
-        PROCESS.add(job, self._hold)
-        dispatcher.offer(job)
-
-    def _leave_for_later(self, entity: str | None) -> None:
-        """What waits for something that runs here is looked for when that is done, all else now."""
-        if entity in self._lines:
-            self._lines[entity] = True
-        elif self._dispatcher is not None:
-            self._woken.set()
-
     @property
     def figures(self) -> Figures:
-        return Figures(**self._counts, in_hand=len(self._started))
-
-    @property
-    def _has_no_thread(self) -> bool:
-        """Whether handlers that hang have taken every thread: nothing that is taken could start."""
-        return self._plain and self._engine.threads_left == 0
+        return Figures(**self._counts, in_hand=len(self._in_hand))
 
     @property
     def hung(self) -> int:
@@ -210,130 +196,164 @@ class InboxWorker:
     def left_running(self) -> int:
         return self._left_running
 
-    async def _fill(self, dispatcher: Dispatcher[Job]) -> None:
+    # ── admissions that run at once ───────────────────────────────────────────────────────────────────────
+
+    async def admit(self, events: Sequence[Event]) -> list[Outcome]:
+        """Admit events as `Gate.aadmit` does, in the loop in which `work` runs.
+
+        An event runs directly, without another request to the store, if no other admitted event of its entity waits
+        and this worker has a free slot."""
+        slots, token = min(self._free_slots(), len(events)), object()
+        if slots and not PROCESS.enter_now(token, self._max_hold):
+            slots = 0
+        self._admitting += slots
+        try:
+            identified = handed_to(self._publish_target, [self._identify(event) for event in events])
+            items = await self._engine.aadmit(identified, slots)
+            outcomes = [item.outcome for item in items]
+            self._run_admitted(items)
+        finally:
+            self._admitting -= slots
+            PROCESS.leave(token)
+        self._observers.outcomes(outcomes)
+        return outcomes
+
+    def _run_admitted(self, items: Sequence[Job | RejectedEvent]) -> None:
+        for item in items:
+            if isinstance(item, Job) and item.held:
+                if not self._run_now(item):
+                    self._engine.concurrent.let_go(item)
+            elif item.outcome.status == "accepted":
+                self._poll_for(item.outcome.event.entity)
+
+    def _free_slots(self) -> int:
+        """How many events of an admission may run directly."""
+        if self._dispatcher is None or self._stopping or self._has_no_thread:
+            return 0
+        return max(0, self._dispatcher.room - self._admitting)
+
+    def _run_now(self, job: Job) -> bool:
+        if self._dispatcher is None or self._stopping:
+            return False
+        if job.event.entity is not None:
+            self._running_entities[job.event.entity] = False
+        self._counts["received"] += 1
+        self._offer(self._dispatcher, job)
+        return True
+
+    def _poll_for(self, entity: str | None) -> None:
+        """Have the store polled for a new event: after the running event of its entity, if there is one, else now."""
+        if entity in self._running_entities:
+            self._running_entities[entity] = True
+        elif self._dispatcher is not None:
+            self._woken.set()
+
+    # ── taking events from the store ──────────────────────────────────────────────────────────────────────
+
+    async def _take_and_start(self, dispatcher: Dispatcher[Job]) -> None:
         self._woken.clear()
-        if self._suspects and time.monotonic() >= self._next_turn:
+        if self._suspects and time.monotonic() >= self._next_suspect_turn:
             await self._run_suspects(dispatcher)
-        await self._room(dispatcher, 1 + self._reserved)
-        if self._has_no_thread and not self._stopping:  # another process can run what waits
+        await self._wait_for_room(dispatcher, 1 + self._admission_slots)
+        if self._has_no_thread and not self._stopping:  # another process can run the waiting events
             await self._wait()
             return
         token = object()
         try:
-            if not PROCESS.enter_now(token, self._hold) and not await enter_async(
-                token, self._hold, unless=self._stopped
+            if not PROCESS.enter_now(token, self._max_hold) and not await enter_async(
+                token, self._max_hold, unless=self._stopped
             ):
                 return
-            room = max(0, dispatcher.room - self._reserved)
+            room = max(0, dispatcher.room - self._admission_slots)
             if self._stopping or not room:
                 return
-            jobs = await self._taken(room + self._suspects, apart=True)
-            self._give_back(jobs[room:])
-            self._begin(dispatcher, jobs[:room])
+            jobs = await self._take(room + self._suspects, without_suspects=True)
+            self._release_later(jobs[room:])
+            self._start(dispatcher, jobs[:room])
         finally:
             PROCESS.leave(token)
         if self._suspects:
-            await self._wait_between(dispatcher, nothing_else=not jobs)
+            await self._wait_for_suspect_turn(dispatcher, found_others=bool(jobs))
         elif not jobs:
             await self._wait()
 
-    def _begin(self, dispatcher: Dispatcher[Job], jobs: Sequence[Job]) -> None:
-        self._engine.concurrent.hold(jobs)
-        for job in jobs:
-            self._offer(dispatcher, job)
+    @property
+    def _has_no_thread(self) -> bool:
+        """Whether hung handlers occupy every thread, so that no event that is taken could start."""
+        return self._is_plain and self._engine.threads_left == 0
 
-    async def _wait_between(self, dispatcher: Dispatcher[Job], *, nothing_else: bool) -> None:
-        """Every look takes the suspects and gives them back, so while there are some it looks less often. Their turn
-        comes at once if nothing else is to be done."""
-        if nothing_else and not dispatcher.in_hand and not self._asked and self._patience == self._within:
-            self._next_turn = 0.0
-            return
-        left = min(_LOOK_AMONG_SUSPECTS, max(0.0, self._next_turn - time.monotonic()))
-        await first_of(self._stopped.wait(), within=left)
+    async def _wait(self) -> None:
+        await first_of(self._woken.wait(), self._stopped.wait(), within=self._pause)
 
-    async def _run_suspects(self, dispatcher: Dispatcher[Job]) -> None:
-        begun, token, pause = time.monotonic(), object(), 0.0
-        try:
-            alone_for = self._bound + _TURN
-            if await enter_async(token, self._hold, alone_for=alone_for, within=self._patience, unless=self._stopped):
-                self._patience = self._within
-                await self._turn(dispatcher, begun)
-            elif not self._stopping:
-                self._observers.notify("inbox.crowded", detail=_CROWDED.format(spoken(int(self._patience * 1e6))))
-                pause = _OTHERS_TURN * self._patience
-                self._patience = min(2 * self._patience, self._bound)
-        finally:
-            PROCESS.leave(token)
-        now = time.monotonic()
-        self._next_turn = now + max(now - begun, pause)
-
-    async def _turn(self, dispatcher: Dispatcher[Job], begun: float) -> None:
-        """Run suspects one after the other. One that does not end within the bound runs on beside others."""
-        while self._suspects and not self._stopping:
-            jobs = await self._taken(1)
-            self._begin(dispatcher, jobs)
-            self._suspects = self._suspects - 1 if jobs else 0
-            await self._room(dispatcher, self._at_work, time.monotonic() + self._bound)
-            if dispatcher.in_hand or time.monotonic() - begun >= _TURN:
-                break
-
-    async def _room(self, dispatcher: Dispatcher[Job], least: int, until: float = inf) -> None:
-        """Wait for room, or until a time, or until it is stopped."""
+    async def _wait_for_room(self, dispatcher: Dispatcher[Job], least: int, until: float = inf) -> None:
+        """Wait for this many free slots, at most until this time of the monotonic clock or until the worker stops."""
         while not self._stopping and dispatcher.room < least:
             left = until - time.monotonic()
             if left <= 0:
                 break
             await first_of(dispatcher.room_for(least), self._stopped.wait(), within=None if left == inf else left)
 
-    async def _taken(self, most: int, *, apart: bool = False) -> list[Job]:
-        """What may run now; suspects too, unless they are to be kept apart."""
+    async def _take(self, most: int, *, without_suspects: bool = False) -> list[Job]:
+        """Take events that may run now; [] if the store fails or the worker is stopped first."""
         try:
-            jobs = await self._in_thread(most, apart)
-        except Exception as error:  # noqa: BLE001  # whatever was wrong with one look, the next may find all well
-            why = str(error) if isinstance(error, StoreError) else loggable_error(error)
-            self._observers.notify("inbox.failed", detail=why)
-            self._store.met(f"events that wait cannot be taken from the store ({why})")
-            self._pause = min(2 * self._pause, max(_LONGEST_PAUSE, self._look))
+            jobs = await self._take_in_thread(most, without_suspects)
+        except Exception as error:  # noqa: BLE001  # one failed poll must not end the worker
+            reason = str(error) if isinstance(error, StoreError) else loggable_error(error)
+            self._observers.notify("inbox.failed", detail=reason)
+            self._outage.failed(f"waiting events cannot be taken from the store ({reason})")
+            self._pause = self._failure_pauses.next_pause()
             return []
-        self._pause = self._look
-        self._store.over("events that wait can be taken from the store")
+        if jobs is None:
+            return []
+        self._pause = self._poll_every
+        self._failure_pauses.reset()
+        self._outage.succeeded("waiting events can be taken from the store")
         self._counts["received"] += len(jobs)
         return jobs
 
-    async def _in_thread(self, most: int, apart: bool) -> list[Job]:
-        """What is taken when nobody waits for it any more is given back."""
-        taking = self._thread.submit(self._take, most, apart)
+    async def _take_in_thread(self, most: int, without_suspects: bool) -> list[Job] | None:
+        """The jobs; None if the worker is stopped before the store answers. In that case, and if this coroutine is
+        cancelled, the jobs are released when the store answers."""
+        taking = self._store_thread.submit(self._take_now, most, without_suspects)
         try:
-            return await asyncio.shield(asyncio.wrap_future(taking))
-        except asyncio.CancelledError:
-            taking.add_done_callback(self._untake)
+            await first_of(_end_of(taking), self._stopped.wait())
+        except BaseException:
+            self._store_thread.submit(self._release_taken, taking)
             raise
+        if taking.done():
+            return taking.result()
+        self._store_thread.submit(self._release_taken, taking)
+        return None
 
-    def _take(self, most: int, apart: bool) -> list[Job]:
-        """Suspects are given back at once: one that is held while the process dies loses one more attempt."""
+    def _take_now(self, most: int, without_suspects: bool) -> list[Job]:
+        """Suspects are released at once: a suspect that is held while the process dies loses one more attempt."""
         jobs = self._engine.claimer.take(most, in_order=True)
-        if not apart:
+        if not without_suspects:
             return jobs
         suspects = [job for job in jobs if job.runs_alone]
         self._suspects = len(suspects)
-        self._let_go(suspects)
+        self._release(suspects)
         return [job for job in jobs if not job.runs_alone] if suspects else jobs
 
-    def _untake(self, taken: Future[list[Job]]) -> None:
-        if taken.exception() is None:
-            self._let_go(taken.result())
+    # ── running events ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _wait(self) -> None:
-        await first_of(self._woken.wait(), self._stopped.wait(), within=self._pause)
+    def _start(self, dispatcher: Dispatcher[Job], jobs: Sequence[Job]) -> None:
+        self._engine.concurrent.hold(jobs)
+        for job in jobs:
+            self._offer(dispatcher, job)
+
+    def _offer(self, dispatcher: Dispatcher[Job], job: Job) -> None:
+        PROCESS.add(job, self._max_hold)
+        dispatcher.offer(job)
 
     async def _run(self, job: Job) -> Next:
-        self._started.add(job.key.digest)
-        handed_to(self._place, [job])
+        self._in_hand.add(job.key.digest)
+        handed_to(self._publish_target, [job])
         try:
             await self._engine.concurrent.run_granted(job, self._handler)
-        except asyncio.CancelledError:  # by the end of the time to drain; a plain handler that has begun runs on
+        except asyncio.CancelledError:  # the drain time is over; a plain handler that has started continues
             if not job.started:
-                self._started.discard(job.key.digest)
+                self._in_hand.discard(job.key.digest)
             raise
         except BaseException:
             self._ended(job)
@@ -347,37 +367,95 @@ class InboxWorker:
         return "go_on"
 
     def _ended(self, job: Job) -> None:
-        """The next of its entity may be free now. What others have kept of it is looked for soon: to look after every
-        event would cost more than to run it."""
-        self._started.discard(job.key.digest)
-        if not job.run_now or self._lines.pop(job.event.entity or "", False):
+        """Poll for the next event of the entity: at once if one is known to wait. Another process may have admitted
+        one, so otherwise poll soon; a poll after every event would cost more than the event itself."""
+        self._in_hand.discard(job.key.digest)
+        if not job.run_now or self._running_entities.pop(job.event.entity or "", False):
             self._woken.set()
-        elif job.event.entity is not None and not self._looks_soon:
-            self._looks_soon = True
-            asyncio.get_running_loop().call_later(min(_SOON, self._look), self._look_soon)
+        elif job.event.entity is not None and not self._polls_soon:
+            self._polls_soon = True
+            asyncio.get_running_loop().call_later(min(_POLL_SOON, self._poll_every), self._poll_soon)
 
-    def _look_soon(self) -> None:
-        self._looks_soon = False
+    def _poll_soon(self) -> None:
+        self._polls_soon = False
         self._woken.set()
 
-    def _give_back(self, jobs: Sequence[Job]) -> None:
-        """In the thread, so that what is taken next finds it. What was cancelled while it ran has settled itself."""
+    # ── suspects ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run_suspects(self, dispatcher: Dispatcher[Job]) -> None:
+        begun, token, pause = time.monotonic(), object(), 0.0
+        try:
+            alone_for = self._alone_bound + _SUSPECT_TURN
+            if await enter_async(
+                token, self._max_hold, alone_for=alone_for, within=self._patience, unless=self._stopped
+            ):
+                self._patiences.reset()
+                self._patience = self._patiences.next_pause()
+                self._has_waited_in_vain = False
+                await self._run_suspect_turn(dispatcher, begun)
+            elif not self._stopping:
+                self._observers.notify("inbox.crowded", detail=_CROWDED.format(spoken(int(self._patience * 1e6))))
+                pause = _OTHERS_FACTOR * self._patience
+                self._patience = self._patiences.next_pause()
+                self._has_waited_in_vain = True
+        finally:
+            PROCESS.leave(token)
+        now = time.monotonic()
+        self._next_suspect_turn = now + max(now - begun, pause)
+
+    async def _run_suspect_turn(self, dispatcher: Dispatcher[Job], begun: float) -> None:
+        """Run suspects one after the other. A suspect that does not end within the bound continues beside others."""
+        while self._suspects and not self._stopping:
+            jobs = await self._take(1)
+            self._start(dispatcher, jobs)
+            self._suspects = self._suspects - 1 if jobs else 0
+            await self._wait_for_room(dispatcher, self._limit, time.monotonic() + self._alone_bound)
+            if dispatcher.in_hand or time.monotonic() - begun >= _SUSPECT_TURN:
+                break
+
+    async def _wait_for_suspect_turn(self, dispatcher: Dispatcher[Job], *, found_others: bool) -> None:
+        """Every poll takes and releases the suspects, so polls are less frequent while there are suspects. Their turn
+        comes at once if there is nothing else to do."""
+        is_idle = not found_others and not dispatcher.in_hand and not self._admitting
+        if is_idle and not self._has_waited_in_vain:
+            self._next_suspect_turn = 0.0
+            return
+        left = min(_POLL_AMONG_SUSPECTS, max(0.0, self._next_suspect_turn - time.monotonic()))
+        await first_of(self._stopped.wait(), within=left)
+
+    # ── releasing claims ──────────────────────────────────────────────────────────────────────────────────
+
+    def _release_later(self, jobs: Sequence[Job]) -> None:
+        """Release claims whose handler has not started, in the store thread. A handler that was cancelled while it ran
+        has settled its claim itself."""
         for job in jobs:
             PROCESS.leave(job)
         if unstarted := [job for job in jobs if not job.started]:
-            self._thread.submit(self._let_go, unstarted)
+            self._store_thread.submit(self._release, unstarted)
 
-    def _let_go(self, jobs: Sequence[Job]) -> None:
-        """Until it is done, or their leases are over: an attempt that was never made must not count."""
+    def _release_taken(self, taking: Future[list[Job]]) -> None:
+        """Release the events of a take that was abandoned. Runs in the store thread after the take, so it has ended."""
+        if taking.exception() is None:
+            self._release(taking.result())
+
+    def _release(self, jobs: Sequence[Job]) -> None:
+        """Release claims, with retries until the leases end: an attempt that was never made must not count."""
+        pauses = Backoff(*_RELEASE_RETRY)
         while jobs := self._engine.runner.release_unstarted(jobs):
-            time.sleep(_GIVE_BACK_EVERY)
+            time.sleep(pauses.next_pause())
 
 
-# Several inboxes worked off by one process: one for each namespace, with a gate and a handler of its own.
+async def _end_of(future: Future[Any]) -> None:
+    with suppress(Exception):  # the caller reads the error from the future
+        await asyncio.wrap_future(future)
+
+
+def _do_nothing() -> None:
+    """A call whose end shows that the calls before it have ended."""
 
 
 class Inboxes:
-    """Runs its workers in one event loop; see `oncegate.ingress.worker.Worker` for what can be asked of it."""
+    """A `Worker` that runs several inbox workers, one for each namespace, in one event loop."""
 
     def __init__(self, workers: Sequence[InboxWorker]) -> None:
         self._workers = workers
@@ -389,11 +467,11 @@ class Inboxes:
         with stopped_by_signals(self.stop):
             tasks = [asyncio.create_task(worker.work()) for worker in self._workers]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self.stop()  # one that ended was stopped, or has failed: then the others end too
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, BaseException):
-                raise error
+            self.stop()  # a worker was stopped or has failed: the others end too
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     def stop(self) -> None:
         for worker in self._workers:

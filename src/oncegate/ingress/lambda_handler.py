@@ -1,7 +1,7 @@
-"""Lambda: the events of an invocation through the gate, in the time that the invocation has.
+"""Run the events of a Lambda invocation through a gate, within the time of the invocation.
 
-Lambda freezes the process when the answer is given and may never thaw it, so nothing is left to be done later: what
-was claimed is settled or given back, the log is written and the observers have been told.
+Lambda freezes the process after the answer and may never resume it. So nothing is left for later: before the handler
+returns, every claim is settled or released, the log is written and the observers have been called.
 """
 
 import threading
@@ -27,33 +27,36 @@ from oncegate.ingress.lambda_events import (
     Invocation,
     LambdaRecord,
     Read,
-    checked,
+    http_response,
     invocation_of,
-    response,
     unknown_source,
+    verify_request,
 )
 
 if TYPE_CHECKING:
     from oncegate.signatures import Verifier
 
-# Lambda tries a failed event again after a minute: if it was killed, its lease must be over by then.
-_LONGEST_LEASE: Final = 50_000_000
-_PAST_THE_END: Final = 2
+# Lambda retries an asynchronous invocation after a minute. If the first one was killed, its lease must have ended.
+_LONGEST_LEASE: Final = 50_000_000  # microseconds
+_LEASE_SLACK: Final = 2  # seconds by which a lease outlasts the invocation
 _SECOND: Final = 1_000_000
-_FLUSH_WITHIN: Final = 0.5
-_UNREPORTED: Final = "Some records were not taken, and report_failures is off: all of them have to be delivered again."
-_BEHIND: Final = "one before it has to be taken first"
+_FLUSH_WITHIN: Final = 0.5  # seconds
+_UNREPORTED: Final = (
+    "Some records were not taken, and report_failures is False: the whole batch has to be delivered again."
+)
+_BEHIND: Final = "an earlier event of its group or partition must be taken first"
 
 
 class _Time(Struct, frozen=True):
-    """What is left of an invocation's time, None if nobody says, and until when handlers may start in it."""
+    """The time left of an invocation in microseconds, and the time of the boot clock until which handlers may start.
+    Both are None without a context."""
 
     left: int | None
     start_by: int | None
 
 
 class LambdaHandler:
-    """Called by Lambda with an event and a context; answers as whoever invoked the function expects it."""
+    """The function that Lambda calls with an event and a context. The answer has the format of the event source."""
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class LambdaHandler:
         if not isinstance(allow_unknown_sources, bool):
             raise SettingError(f"allow_unknown_sources={allow_unknown_sources!r} must be True or False")
         if signature is not None and not hasattr(signature, "check"):
-            raise SettingError("signature is a verifier, such as oncegate.signatures.cxone(secret) makes")
+            raise SettingError("signature must be a verifier, such as oncegate.signatures.cxone(secret)")
         self._function = function
         self._reserve = reserve
         self._engine = engine
@@ -89,7 +92,7 @@ class LambdaHandler:
         self._allow_unknown_sources = allow_unknown_sources
         self._loop = _Loop()
         if is_coroutine(function):
-            import asyncio  # noqa: F401  # now, where Lambda gives a start all of a processor, not with the first event
+            import asyncio  # noqa: F401  # during the cold start, which has a full CPU, not with the first event
 
     def __call__(self, event: Any, context: Any = None) -> dict[str, Any]:
         time = self._time(context)
@@ -97,78 +100,82 @@ class LambdaHandler:
             raise UnknownSource(source)
         signed_id = None
         if self._signature is not None:
-            request = checked(event, self._signature, self._wall())
+            request = verify_request(event, self._signature, self._wall())
             if isinstance(request, tuple):
-                return self._refuse(*request, context)
+                return self._reject(*request, context)
             event, signed_id = request.event, request.id
         reports = self._report_failures is True
-        arrived = invocation_of(event, lambda each: with_webhook_id(self._read(each), signed_id), kafka_reports=reports)
-        outcomes = self._through(arrived, time)
+        invocation = invocation_of(
+            event, lambda each: with_webhook_id(self._read(each), signed_id), kafka_reports=reports
+        )
+        outcomes = self._run_lanes(invocation, time)
         self._observers.outcomes(outcomes)
         self._log(outcomes, getattr(context, "aws_request_id", None))
         self._observers.flush(_FLUSH_WITHIN)
         rest = iter(outcomes)
-        answer = arrived.answer([list(islice(rest, len(record.events))) for record in arrived.records])
+        answer = invocation.answer([list(islice(rest, len(record.events))) for record in invocation.records])
         if self._report_failures is False and answer.get("batchItemFailures"):
             raise NotTaken([outcome for outcome in outcomes if not outcome.acked], _UNREPORTED)
         return answer
 
-    def _refuse(self, code: int, reason: str, context: Any) -> dict[str, Any]:
+    def _reject(self, code: int, reason: str, context: Any) -> dict[str, Any]:
         request_id = getattr(context, "aws_request_id", None)
-        self._say("WARNING", message="a request was refused", code=code, reason=reason, request_id=request_id)
-        return response(problem(code, reason))
+        self._write_line("WARNING", message="a request was rejected", code=code, reason=reason, request_id=request_id)
+        return http_response(problem(code, reason))
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _time(self, context: Any) -> _Time:
-        """The reserve is at most half of the time there is, so that a short one does not run out before it begins."""
-        tell = getattr(context, "get_remaining_time_in_millis", None)
-        if tell is None:
+        """The reserve is at most half of the time left, so that a short invocation can still start handlers."""
+        remaining = getattr(context, "get_remaining_time_in_millis", None)
+        if remaining is None:
             return _Time(None, None)
-        left = int(tell()) * 1_000
+        left = int(remaining()) * 1_000
         return _Time(left, self._engine.boot() + left - min(self._reserve, left // 2))
 
-    def _engine_for(self, arrived: Invocation, time: _Time) -> Engine:
-        """Leases end soon after the invocation must, however it ends, so that the next delivery does not find a claim
-        that nobody is at. They are counted in whole seconds: the same few engines then do for all invocations."""
+    def _engine_for(self, invocation: Invocation, time: _Time) -> Engine:
+        """An engine whose leases end soon after the invocation, so that the next delivery does not find a claim of an
+        invocation that was killed. Leases are in whole seconds: a few engines then serve all invocations."""
         config = self._engine.config
         lease = min(config.lease, _LONGEST_LEASE)
         if time.left is not None:
-            lease = min(lease, (-(-max(time.left, 0) // _SECOND) + _PAST_THE_END) * _SECOND)
-        known = self._engines.get((lease, arrived.ours))
-        if known is None:
-            most = config.max_attempts if arrived.ours else None
-            known = self._engines[lease, arrived.ours] = self._engine.under(lease=lease, max_attempts=most)
-        return known
+            lease = min(lease, (-(-max(time.left, 0) // _SECOND) + _LEASE_SLACK) * _SECOND)
+        engine = self._engines.get((lease, invocation.ours))
+        if engine is None:
+            max_attempts = config.max_attempts if invocation.ours else None
+            engine = self._engine.under(lease=lease, max_attempts=max_attempts)
+            self._engines[lease, invocation.ours] = engine
+        return engine
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _through(self, arrived: Invocation, time: _Time) -> list[Outcome]:
-        """All events, wave by wave: one of each lane, and all that are in none. An outcome for each, in order. A lane
-        stops at what has to be delivered again; what is refused for good and kept does not stop it."""
-        engine = self._engine_for(arrived, time)
-        events = [event for record in arrived.records for event in record.events]
-        lanes = _lanes(arrived.records)
+    def _run_lanes(self, invocation: Invocation, time: _Time) -> list[Outcome]:
+        """Run all events in rounds: the first event of each lane, then the second, and so on. Returns one outcome for
+        each event, in order. A lane stops at an event that has to be delivered again. An event that is rejected for
+        good and stored as a dead letter does not stop its lane."""
+        engine = self._engine_for(invocation, time)
+        events = [event for record in invocation.records for event in record.events]
+        lanes = _lanes(invocation.records)
         outcomes: dict[int, Outcome] = {}
-        # What is marked as done before it runs must be marked one by one, or time could run out on it.
-        beside = 1 if engine.config.marks_first else None
+        # In mark_first mode a claim completes before its handler runs. So claim one at a time: the time may end.
+        at_once = 1 if engine.config.marks_first else None
         while lanes:
-            wave = list(islice(lanes, beside))
-            heads = [lanes[lane].popleft() for lane in wave]
-            found = self._run([events[i] for i in heads], engine, time, arrived)
-            if arrived.keeps:
+            names = list(islice(lanes, at_once))
+            heads = [lanes[name].popleft() for name in names]
+            found = self._run([events[index] for index in heads], engine, time, invocation)
+            if invocation.keeps:
                 found = keep_refused(found, self._engine.dead_letters.keep)
-            for lane, head, outcome in zip(wave, heads, found, strict=True):
+            for name, head, outcome in zip(names, heads, found, strict=True):
                 outcomes[head] = outcome
-                goes_on = outcome.acked or outcome.kept is not None
-                behind = lanes.pop(lane) if not (goes_on and lanes[lane]) else ()
+                continues = outcome.acked or outcome.kept is not None
+                behind = lanes.pop(name) if not (continues and lanes[name]) else ()
                 outcomes.update((index, Outcome("in_flight", events[index], error=_BEHIND)) for index in behind)
         return [outcomes[index] for index in range(len(events))]
 
-    def _run(self, events: Sequence[Event], engine: Engine, time: _Time, arrived: Invocation) -> list[Outcome]:
+    def _run(self, events: Sequence[Event], engine: Engine, time: _Time, invocation: Invocation) -> list[Outcome]:
         if time.start_by is not None and engine.boot() >= time.start_by:
             return [Outcome("in_flight", event, error=NO_TIME) for event in events]
-        identified = [self._identify(event, trusted=arrived.trusted) for event in events]
+        identified = [self._identify(event, trusted=invocation.trusted) for event in events]
         handed_to(publish_target_of(self._function), identified)
         for item in identified:
             if isinstance(item, Job) and time.start_by is not None:
@@ -176,13 +183,13 @@ class LambdaHandler:
         return engine.run_batch(identified, self._handle)
 
     def _handle(self, event: Event) -> Any:
-        """The handler; the gate keeps the text of its error, which may be of the payload, and the log says where it
-        came from."""
+        """Call the handler. A failure is logged with its stack, but without its message, which may contain parts of
+        the payload; the gate stores the message with the event."""
         try:
             result = self._function(event)
             return self._loop.run(result) if hasattr(type(result), "__await__") else result
         except Exception as error:
-            self._say(
+            self._write_line(
                 "ERROR",
                 message="the handler failed",
                 event_id=event.id,
@@ -195,16 +202,16 @@ class LambdaHandler:
 
     def _log(self, outcomes: Sequence[Outcome], request_id: str | None) -> None:
         for outcome in outcomes:
-            self._say("INFO", **fields_of(outcome, self._engine.config.namespace), request_id=request_id)
+            self._write_line("INFO", **fields_of(outcome, self._engine.config.namespace), request_id=request_id)
 
-    def _say(self, level: str, **fields: Any) -> None:
-        """To stdout, with the two members by which Lambda knows a line's level. Lambda's own logging handler was turned
-        down: it leaves out what is below WARNING, and writes its own prefix before the JSON."""
+    def _write_line(self, level: str, **fields: Any) -> None:
+        """Write JSON to stdout, with `level` and `timestamp` as Lambda expects them. Lambda's own logging handler was
+        rejected: it drops lines below WARNING and puts a prefix before the JSON."""
         write_line({"level": level, "timestamp": spelt(self._wall()), **fields})
 
 
 def _lanes(records: Sequence[LambdaRecord]) -> dict[object, deque[int]]:
-    """The numbers of the events, by the lane in which they run; those in none have one each."""
+    """The indexes of the events by lane. An event without a lane has one of its own."""
     lanes: dict[object, deque[int]] = {}
     index = 0
     for record in records:
@@ -215,24 +222,24 @@ def _lanes(records: Sequence[LambdaRecord]) -> dict[object, deque[int]]:
 
 
 class _Loop:
-    """The event loop of async handlers: one for all invocations, since the clients that they keep belong to it."""
+    """One event loop for the async handlers of all invocations: clients that a handler keeps are bound to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runner: Any = None
 
     def run(self, awaitable: Any) -> Any:
-        import asyncio  # only here: it would cost every cold start that does without it
+        import asyncio  # lazy: it slows down the cold start of functions with plain handlers
 
         with self._lock:
             if self._runner is None:
                 self._runner = asyncio.Runner()
                 finalize(self, self._runner.close)
             try:
-                return self._runner.run(_awaited(awaitable))
-            except asyncio.CancelledError as error:  # it cancelled itself: a failure like any other
+                return self._runner.run(_await(awaitable))
+            except asyncio.CancelledError as error:  # the handler cancelled itself
                 raise RuntimeError("the handler was cancelled") from error
 
 
-async def _awaited(awaitable: Any) -> Any:
+async def _await(awaitable: Any) -> Any:
     return await awaitable

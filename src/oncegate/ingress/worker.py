@@ -1,4 +1,4 @@
-"""Working: what a worker of a queue or of the inbox is to its user, and what it is given of its gate."""
+"""The interface of a worker (of a queue or of the inbox), and the parts of a gate that a worker needs."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,8 +13,10 @@ from oncegate.gate.observers import Observers
 
 
 class Figures(Struct, frozen=True):
-    """What a worker has done since it was made: messages or events received, what became of the events, and how many
-    of them it has in hand."""
+    """Totals since the worker was created, and the number of events that it holds now (`in_hand`).
+
+    `received` counts messages of a queue or events of the inbox; the other totals count events.
+    """
 
     received: int = 0
     processed: int = 0
@@ -24,25 +26,25 @@ class Figures(Struct, frozen=True):
 
 
 class Worker(Protocol):
-    """Takes the messages of a queue through a gate, or runs what its store keeps."""
+    """Receives events from a queue or from the inbox and runs them through a gate."""
 
     def run(self) -> None:
-        """Work until it is stopped, by `stop()` or, in the main thread, by SIGTERM or Ctrl-C. Raises QueueError if the
-        queue cannot be used."""
+        """Work until `stop()` is called. In the main thread SIGTERM and Ctrl-C also stop the worker. Raises QueueError
+        if the queue cannot be used."""
 
     def stop(self) -> None:
-        """Receive nothing more, end what is in hand and return from `run`. May be called from any thread."""
+        """Receive nothing more, finish the events in hand and return from `run`. May be called from any thread."""
 
     @property
     def figures(self) -> Figures: ...
 
     @property
     def left_running(self) -> int:
-        """How many plain handlers had not ended when the time to drain was over; they cannot be stopped."""
+        """The number of plain handlers that still ran at the end of the drain time. They cannot be stopped."""
 
 
 class WorkerContext(Struct, frozen=True):
-    """What a gate lends to a worker: `read` finds the events of a payload, and `identify` their keys."""
+    """The parts of a gate that a worker uses. `read` finds the events of a payload; `identify` computes a key."""
 
     engine: Engine
     read: Callable[[Any], list[Event]]

@@ -1,17 +1,20 @@
-"""Sinks: handlers that hand an event on, to a URL, a queue or a bus.
+"""Handlers that pass events on: `forward` to a URL, `publish` to a queue or a bus.
 
-What a sink answers decides what becomes of the event. A sink that is busy, broken or out of reach raises
-`errors.RetryLater`, one that does not take this event at all `errors.Bury`. None of them tries twice: whoever delivers
-the event does.
+A sink raises `errors.RetryLater` if the receiver is busy, broken or unreachable, and `errors.Bury` if the receiver
+rejects the event. A sink does not retry: the gate or the platform delivers the event again.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias, TypedDict, Unpack
+
+import msgspec
 
 from oncegate.durations import Duration
-from oncegate.errors import MissingExtra
+from oncegate.errors import MissingExtra, SettingError
+from oncegate.events import Event
 from oncegate.gate.handlers import Handler
+from oncegate.text import quoted
 
 __all__ = ["forward", "publish"]
 
@@ -29,19 +32,36 @@ class ForwardOptions(TypedDict, total=False):
     certificate_key: Path | None
 
 
-def forward(url: str, **wishes: Unpack[ForwardOptions]) -> Handler:
-    """A handler that posts each event to a URL, with its key as `Idempotency-Key`; `Forward` says what it takes."""
+def forward(url: str, **options: Unpack[ForwardOptions]) -> Handler:
+    """A handler that posts each event to a URL, with its key as `Idempotency-Key`. `Forward` describes the options."""
     try:
         from oncegate.sinks.forwarding import Forward
     except ImportError as error:
         raise MissingExtra(f"forwarding to a URL (no {error.name} here)", "serve") from error
-    return Forward(url, **wishes)
+    return Forward(url, **options)
 
 
 def publish(url: str) -> Handler:
     """A handler that sends each event to `sqs://QUEUE?region=…` or `eventbridge://BUS?region=…`."""
+    scheme, separator, _ = url.partition("://")
+    if scheme not in _PUBLISHERS or not separator:
+        problem = f"unknown scheme {scheme!r} to publish to" if separator else f"{quoted(url)} is not a URL"
+        raise SettingError(f"{problem}; use {' or '.join(_PUBLISHERS)}, as in sqs://QUEUE?region=eu-central-1")
+    return _PUBLISHERS[scheme]()(url)
+
+
+def _aws() -> Callable[[str], Handler]:
     try:
         from oncegate.sinks.publishing import publisher
     except ImportError as error:
         raise MissingExtra(f"publishing to AWS (no {error.name} here)", "aws") from error
-    return publisher(url)
+    return publisher
+
+
+# A publisher is imported when its scheme is first used, so that no process pays for a sink that it does not use.
+_PUBLISHERS: Final[dict[str, Callable[[], Callable[[str], Handler]]]] = {"sqs": _aws, "eventbridge": _aws}
+
+
+def document(event: Event) -> bytes:
+    """The JSON that a sink sends: the bytes that were received, else the body."""
+    return event.raw or msgspec.json.encode(event.body)

@@ -1,4 +1,8 @@
-"""Forwarding: each event posted to a URL, with its key for the receiver to be idempotent on."""
+"""Post each event to a URL, with its key as `Idempotency-Key`.
+
+httpcore, the base of httpx, is used directly: it lets Oncegate choose the address to connect to, and has no redirects,
+cookies or proxies from the environment that would have to be switched off.
+"""
 
 import re
 import ssl
@@ -18,104 +22,44 @@ from oncegate.clocks import Clock, wall
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event
-from oncegate.sinks import Path
-from oncegate.sinks.documents import document
-from oncegate.sinks.network import Network, NotAllowed, context_for, pins_of, within
-
-# Headers for a sink: the operator's own, and no value that could end one and begin another.
-
+from oncegate.sinks import Path, document
+from oncegate.sinks.network import Network, NotAllowed, deadline, parse_pins, tls_context
 
 Headers = list[tuple[bytes, bytes]]
-
-_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
-# What says where a request ends or goes, and what is said of the event here.
-_OURS: Final = frozenset(
-    {"connection", "content-encoding", "content-length", "content-type", "expect", "host", "idempotency-key"}
-    | {"keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "user-agent"}
-)
-
-
-class OwnHeaders:
-    """Headers that the operator has named, such as `Authorization`: given, or in a file with one on each line. A file
-    is read anew for each event, so that a secret can be changed without a restart."""
-
-    def __init__(self, given: Mapping[str, str] | Path | None) -> None:
-        self._file = None if given is None or isinstance(given, Mapping) else File(given)
-        self._fixed = checked(given) if isinstance(given, Mapping) else []
-        if self._file is not None:
-            self._read(self._file)
-
-    def now(self) -> Headers:
-        if self._file is None:
-            return self._fixed
-        try:
-            return self._read(self._file)
-        except SettingError as error:
-            raise RetryLater(str(error), public=True) from None
-
-    def _read(self, file: File) -> Headers:
-        try:
-            lines = file.read_text("ascii").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-            raise SettingError(f"the headers in {file} cannot be read: {why}") from None
-        written = [line for line in lines if line.strip()]
-        if any(":" not in line for line in written):
-            raise SettingError(f"each line of {file} must be a header, written Name: value")
-        pairs = (line.split(":", 1) for line in written)
-        return checked({name.strip(): value.strip() for name, value in pairs}, f" in {file}")
-
-
-def checked(headers: Mapping[str, str], where: str = "") -> Headers:
-    """The headers as they are sent; SettingError, which does not repeat values, for what could not be meant."""
-    for name, value in headers.items():
-        if not _NAME.fullmatch(name):
-            raise SettingError(f"{name!r}{where} is no name of a header")
-        if name.lower() in _OURS or name.lower().startswith("oncegate-"):
-            raise SettingError(f"the header {name}{where} is set by Oncegate itself; leave it out")
-        if not _VALUE.fullmatch(value):
-            raise SettingError(f"the header {name}{where} must be printable ASCII on one line; its value is not shown")
-    return [(name.encode(), value.encode()) for name, value in headers.items()]
-
-
-def about(event: Event) -> Headers:
-    """What is told of the event beside its body. What cannot stand in a header, as its sender wrote it, is left out."""
-    told = {
-        "Idempotency-Key": None if event.key is None else str(event.key),
-        "Oncegate-Source": event.source,
-        "Oncegate-Type": event.type,
-        "Oncegate-Attempt": str(event.attempt),
-    }
-    return [(name.encode(), value.encode()) for name, value in told.items() if value and _VALUE.fullmatch(value)]
-
-
-# Forwarding: each event posted to a URL, with its key for the receiver to be idempotent on.
-#
-# httpcore, on which httpx stands, is used by itself: it lets the address be chosen that is connected to, and knows no
-# redirects, no cookies and no proxies from the environment that would have to be switched off.
-
 
 _FAILURES: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 _URL: Final = re.compile(r"https?://[\x21-\x7e]+")
 _CONNECTIONS: Final = 1_000
 _IDLE: Final = 32
-_IDLE_FOR: Final = 15.0
+_IDLE_FOR: Final = 15.0  # seconds
 _LONGEST_ANSWER: Final = 64 * 1024
 _LONGEST_WAIT: Final = 3_600
-# Answers of 4xx that are not about the event: too slow, the same key is being worked on, too early, too many.
-_PASSING: Final = frozenset({408, 409, 425, 429})
+# 4xx answers that do not mean that the event is wrong: timeout, the same key is in progress, too early, too many.
+_TEMPORARY: Final = frozenset({408, 409, 425, 429})
+_ALWAYS: Final = [(b"Content-Type", b"application/json"), (b"User-Agent", b"oncegate")]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+# One line: no value can end its header and begin another one.
+_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
+# Headers that decide how the request is framed or routed, and those that describe the event.
+_RESERVED: Final = frozenset(
+    {"connection", "content-encoding", "content-length", "content-type", "expect", "host", "idempotency-key"}
+    | {"keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "user-agent"}
+)
 
 
 class Forward:
-    """A handler that posts the event's JSON as it came, from any number of threads.
+    """A handler that posts the JSON of each event as it was received. Thread-safe.
 
-    `timeout` is for the whole request. `headers` are further ones to send, or the file that has them, one on each line.
-    `hosts` are the only ones that the URL may name; `*.example.com` is any below it. `allow_private` lets the
-    name lead to private and loopback addresses, and only then may the URL be http://. `pins` are SHA-256 hashes of the
-    public keys (SPKI) of which the receiver's certificate must have one. `ca` is a file of authorities to trust in
-    place of the system's; `certificate` and `certificate_key` are those of this client. What is signed by nobody
-    trusted, or for another name, is refused in any case.
+    - `timeout`: for the whole request.
+    - `headers`: additional headers, or a file with one header on each line.
+    - `hosts`: the only hosts that the URL may name. `*.example.com` allows every name below example.com.
+    - `allow_private`: allow private and loopback addresses. Only then may the URL be http://.
+    - `pins`: SHA-256 hashes of public keys (SPKI). The certificate of the receiver must have one of these keys.
+    - `ca`: a file of certificate authorities to trust instead of those of the system.
+    - `certificate` and `certificate_key`: the client certificate.
+
+    A certificate that no trusted authority has signed, or that is for another name, is always rejected.
     """
 
     def __init__(
@@ -137,30 +81,30 @@ class Forward:
         secure = parts.scheme == "https"
         if not secure and (not allow_private or pins or certificate):
             raise SettingError(
-                f"{_named(parts)} is not encrypted: write https://, or allow_private for a place in your own network"
+                f"{_origin(parts)} is not encrypted; use https://, or allow_private for a receiver in your own network"
             )
         self._url = httpcore.URL(url)
-        self._host = (b"Host", parts.netloc.encode())  # as it is written: httpcore would leave out the brackets of IPv6
-        self.name = _named(parts)
+        self._host = (b"Host", parts.netloc.encode())  # set here: httpcore would omit the brackets of an IPv6 address
+        self.name = _origin(parts)
         self._timeout = microseconds(timeout, "timeout") / 1e6
-        self._headers = OwnHeaders(headers)
-        self._network = Network(allow_private=allow_private, secure=secure, pins=pins_of(pins))
-        self._tls = context_for(ca, certificate, certificate_key)
+        self._headers = ExtraHeaders(headers)
+        self._network = Network(allow_private=allow_private, secure=secure, pins=parse_pins(pins))
+        self._tls = tls_context(ca, certificate, certificate_key)
         self._clock = clock
         self._pool: httpcore.ConnectionPool | None = None
         self._lock = threading.Lock()
         self._watch = forks.holding(self._lock, self._forget)
 
     def __call__(self, event: Event) -> None:
-        headers = [self._host, *_ALWAYS, *about(event), *self._headers.now()]
+        headers = [self._host, *_ALWAYS, *event_headers(event), *self._headers.read()]
         try:
-            with within(self._timeout):
-                status, retry_after = self._posted(headers, document(event))
+            with deadline(self._timeout):
+                status, retry_after = self._post(headers, document(event))
         except NotAllowed as error:
-            raise RetryLater(f"{self.name} was not sent to: {error}", public=True) from None
+            raise RetryLater(f"the event was not sent to {self.name}: {error}", public=True) from None
         except _FAILURES as error:
-            raise RetryLater(f"{self.name} {_trouble(error)}", public=True) from None
-        self._judge(status, retry_after)
+            raise RetryLater(f"{self.name} {_describe(error)}", public=True) from None
+        self._check(status, retry_after)
 
     def close(self) -> None:
         with self._lock:
@@ -168,29 +112,30 @@ class Forward:
         if pool is not None:
             pool.close()
 
-    def _posted(self, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[int, bytes | None]:
-        """The status of the answer, and when to come again."""
-        steps = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
+    def _post(self, headers: Headers, body: bytes) -> tuple[int, bytes | None]:
+        """Returns the status and the Retry-After header of the answer."""
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
         with self._open().stream(
-            "POST", self._url, headers=headers, content=body, extensions={"timeout": steps}
+            "POST", self._url, headers=headers, content=body, extensions={"timeout": timeouts}
         ) as answer:
             _drain(answer)
-            said = {name.lower(): value for name, value in answer.headers}
-            return answer.status, said.get(b"retry-after")
+            received = {name.lower(): value for name, value in answer.headers}
+            return answer.status, received.get(b"retry-after")
 
-    def _judge(self, status: int, retry_after: bytes | None) -> None:
+    def _check(self, status: int, retry_after: bytes | None) -> None:
+        """Raise Bury or RetryLater unless the status is 2xx."""
         if 200 <= status < 300:
             return
         answered = f"{self.name} answered {status}"
-        if status >= 500 or status in _PASSING:
-            raise RetryLater(answered, self._wait(retry_after), public=True)
+        if status >= 500 or status in _TEMPORARY:
+            raise RetryLater(answered, self._seconds(retry_after), public=True)
         if status >= 400:
-            raise Bury(f"{answered}: it does not take this event; redrive it when that is mended", public=True)
-        raise RetryLater(f"{answered}: redirects are not followed; write the address that it has now", public=True)
+            raise Bury(f"{answered}: the receiver rejects this event; redrive it when this is fixed", public=True)
+        raise RetryLater(f"{answered}: redirects are not followed; configure the new address", public=True)
 
-    def _wait(self, said: bytes | None) -> float | None:
-        """How long to wait: what `Retry-After` says in seconds or as a date, at most an hour."""
-        text = (said or b"").decode("latin-1").strip()
+    def _seconds(self, retry_after: bytes | None) -> float | None:
+        """Retry-After in seconds, from a number or a date, at most an hour; None if it is neither."""
+        text = (retry_after or b"").decode("latin-1").strip()
         if re.fullmatch(r"[0-9]{1,9}", text):
             return min(float(text), _LONGEST_WAIT)
         try:
@@ -214,16 +159,13 @@ class Forward:
             return self._pool
 
     def _forget(self) -> None:
-        """In a forked child: two processes on one connection would read each other's answers."""
+        """Drop the pool in a forked child: two processes on one connection would read each other's answers."""
         self._pool = None
 
 
-_ALWAYS: Final = [(b"Content-Type", b"application/json"), (b"User-Agent", b"oncegate")]
-
-
 def _drain(answer: httpcore.Response) -> None:
-    """What an answer says beside its status is read only to use the connection again, and told to nobody, as it may
-    repeat what it was sent. That it breaks off does not take back what the status has said."""
+    """Read the rest of an answer, so that the connection can be reused. The content is dropped: it may repeat parts of
+    the event. An answer that breaks off here does not change the status."""
     size = 0
     with suppress(*_FAILURES):
         for chunk in answer.iter_stream():
@@ -233,53 +175,105 @@ def _drain(answer: httpcore.Response) -> None:
 
 
 def _parts(url: str) -> SplitResult:
-    """A URL that can be meant. Errors do not repeat it, since a path may be as secret as a password."""
+    """Split a URL. Errors do not repeat the URL, because its path may be secret."""
     if not isinstance(url, str) or not _URL.fullmatch(url):
-        raise SettingError(
-            "an event is forwarded to a URL such as https://crm.example/events, in ASCII, without blanks"
-        )
+        raise SettingError("invalid URL to forward to; use https://, ASCII and no spaces: https://crm.example/events")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        raise SettingError("the URL to forward to cannot be read: its host or its port is not written as one") from None
+        raise SettingError("invalid URL to forward to; check its host and its port") from None
     if not host or parts.fragment:
-        raise SettingError("the URL to forward to needs a host, and has no use for a #fragment")
+        raise SettingError("invalid URL to forward to; it needs a host and must have no #fragment")
     if "@" in parts.netloc:
-        raise SettingError("the URL to forward to must not hold a password; send it in a header, from a file")
+        raise SettingError("the URL to forward to must not contain a password; send it in a header, from a file")
     return parts
 
 
 def _check_host(parts: SplitResult, hosts: Sequence[str]) -> None:
     host = parts.hostname or ""
     allowed = [name.lower().rstrip(".") for name in hosts]
-    below = any(name.startswith("*.") and host.endswith(name[1:]) for name in allowed)
-    if allowed and host not in allowed and not below:
-        raise SettingError(f"the host {host} is none of those that may be forwarded to ({', '.join(hosts)})")
+    is_below = any(name.startswith("*.") and host.endswith(name[1:]) for name in allowed)
+    if allowed and host not in allowed and not is_below:
+        raise SettingError(f"the host {host} is not among the allowed hosts ({', '.join(hosts)})")
 
 
-def _named(parts: SplitResult) -> str:
-    """The sink in a sentence: without the path and the query, which may be secret."""
+def _origin(parts: SplitResult) -> str:
+    """The URL without path and query, which may be secret, for messages."""
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _trouble(error: Exception) -> str:
-    """What a connection has come to, in words."""
+def _describe(error: Exception) -> str:
+    """The end of a sentence that says why a request failed."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"shows a certificate that is not trusted: {cause.verify_message}"
+            return f"has a certificate that is not trusted: {cause.verify_message}"
         if isinstance(cause, ssl.SSLError):
-            return f"does not agree on TLS: {(cause.reason or 'no reason given').lower().replace('_', ' ')}"
+            reason = (cause.reason or "no reason given").lower().replace("_", " ")
+            return f"failed the TLS handshake: {reason}"
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpcore.TimeoutException):
         return "did not answer in time"
     if isinstance(error, httpcore.ConnectError):
-        return f"cannot be reached: {_plain(error)}"
-    return "broke off, or did not answer in HTTP"
+        origin = error.args[0] if error.args else None
+        # strerror does not contain the error number.
+        return f"cannot be reached: {(origin.strerror if isinstance(origin, OSError) else None) or error}"
+    return "closed the connection, or did not answer in HTTP"
 
 
-def _plain(error: Exception) -> str:
-    """Why there is no connection, without the number of the error."""
-    cause = error.args[0] if error.args else None
-    return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+# ── headers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ExtraHeaders:
+    """Headers that the operator configured, such as `Authorization`: given, or in a file with one header on each line.
+    The file is read again for each event, so that a secret can be changed without a restart."""
+
+    def __init__(self, headers: Mapping[str, str] | Path | None) -> None:
+        self._file = None if headers is None or isinstance(headers, Mapping) else File(headers)
+        self._fixed = encode_headers(headers) if isinstance(headers, Mapping) else []
+        if self._file is not None:
+            self._read_file(self._file)
+
+    def read(self) -> Headers:
+        if self._file is None:
+            return self._fixed
+        try:
+            return self._read_file(self._file)
+        except SettingError as error:
+            raise RetryLater(str(error), public=True) from None
+
+    def _read_file(self, file: File) -> Headers:
+        try:
+            lines = file.read_text("ascii").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise SettingError(f"the headers in {file} cannot be read: {reason}") from None
+        written = [line for line in lines if line.strip()]
+        if any(":" not in line for line in written):
+            raise SettingError(f"each line of {file} must be a header in the form Name: value")
+        pairs = (line.split(":", 1) for line in written)
+        return encode_headers({name.strip(): value.strip() for name, value in pairs}, f" in {file}")
+
+
+def encode_headers(headers: Mapping[str, str], where: str = "") -> Headers:
+    """The headers as bytes. Raises SettingError for an invalid header, without its value, which may be secret."""
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name):
+            raise SettingError(f"{name!r}{where} is not a valid header name")
+        if name.lower() in _RESERVED or name.lower().startswith("oncegate-"):
+            raise SettingError(f"Oncegate sets the header {name}{where} itself; remove it")
+        if not _VALUE.fullmatch(value):
+            raise SettingError(f"the header {name}{where} must be printable ASCII on one line; its value is not shown")
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def event_headers(event: Event) -> Headers:
+    """The headers that describe the event. A value that is not valid in a header is left out."""
+    values = {
+        "Idempotency-Key": None if event.key is None else str(event.key),
+        "Oncegate-Source": event.source,
+        "Oncegate-Type": event.type,
+        "Oncegate-Attempt": str(event.attempt),
+    }
+    return [(name.encode(), value.encode()) for name, value in values.items() if value and _VALUE.fullmatch(value)]

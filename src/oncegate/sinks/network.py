@@ -1,4 +1,8 @@
-"""TLS towards sinks: 1.2 or newer, always verified, on request pinned and with a certificate of our own."""
+"""Connections to sinks: TLS 1.2 or newer and always verified, optional pins, and checks of the address.
+
+The name of a sink is resolved once for each connection, and the addresses that were checked are the ones that are
+connected to. A name that is checked and then resolved again could lead to another address, inside the network.
+"""
 
 import base64
 import binascii
@@ -26,99 +30,100 @@ from httpcore import (
 from oncegate.errors import SettingError
 from oncegate.sinks import Path
 
-_PREFIX: Final = "sha256//"
-_VERSION: Final = 0xA0
-_LONG: Final = 0x80
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_PIN_PREFIX: Final = "sha256//"
+_VERSION_TAG: Final = 0xA0  # DER
+_LONG_LENGTH: Final = 0x80  # DER
 
 
-def context_for(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    """The terms of TLS. With a `ca`, only what it has signed is trusted, and no other authority."""
+# ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tls_context(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    """With a `ca`, no other authority is trusted."""
     try:
         context = ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
-        raise SettingError(f"the authority's certificates in {ca} cannot be used: {_why(error)}") from None
+        raise SettingError(f"the CA certificates in {ca} cannot be used: {_reason(error)}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate is not None:
         try:
-            context.load_cert_chain(certificate, key, password=_no_passphrase)
+            context.load_cert_chain(certificate, key, password=_reject_passphrase)
         except (OSError, ssl.SSLError, ValueError) as error:
-            raise SettingError(f"the client certificate in {certificate} cannot be used: {_why(error)}") from None
+            raise SettingError(f"the client certificate in {certificate} cannot be used: {_reason(error)}") from None
     elif key is not None:
-        raise SettingError("certificate_key needs the certificate that it belongs to")
+        raise SettingError("certificate_key needs certificate: set both")
     return context
 
 
-def _no_passphrase() -> bytes:
-    """Asked for where a person would be: a service has nobody to ask."""
-    raise ValueError("its key has a passphrase; keep it without one, readable by the service alone")
+def _reject_passphrase() -> bytes:
+    """Called by OpenSSL, which would otherwise ask on the terminal."""
+    raise ValueError("its key has a passphrase; store the key without one, readable by the service only")
 
 
-def _why(error: Exception) -> str:
-    """The reason without the numbers of OpenSSL."""
+def _reason(error: Exception) -> str:
+    """The reason without OpenSSL's error numbers."""
     if isinstance(error, ssl.SSLError):
-        return {"KEY_VALUES_MISMATCH": "its key is that of another"}.get(error.reason or "", "it is no PEM file of one")
+        reasons = {"KEY_VALUES_MISMATCH": "the key belongs to another certificate"}
+        return reasons.get(error.reason or "", "it is not a valid PEM file")
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 # ── pins ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pins_of(written: Sequence[str]) -> frozenset[bytes]:
-    """Pins as curl writes them, sha256//BASE64, or as 64 hexadecimal digits."""
-    return frozenset(_pin(each) for each in written)
+def parse_pins(texts: Sequence[str]) -> frozenset[bytes]:
+    """Parse pins in curl's form, sha256//BASE64, or of 64 hexadecimal digits."""
+    return frozenset(map(_parse_pin, texts))
 
 
-def _pin(written: str) -> bytes:
-    text = written.strip().removeprefix(_PREFIX)
+def _parse_pin(text: str) -> bytes:
+    digits = text.strip().removeprefix(_PIN_PREFIX)
     try:
-        found = bytes.fromhex(text) if len(text) == 64 else base64.b64decode(text, validate=True)
+        pin = bytes.fromhex(digits) if len(digits) == 64 else base64.b64decode(digits, validate=True)
     except (ValueError, binascii.Error):
-        found = b""
-    if len(found) != hashlib.sha256().digest_size:
+        pin = b""
+    if len(pin) != hashlib.sha256().digest_size:
         raise SettingError(
-            f"the pin {written!r} is no SHA-256 of a public key; write it as curl does, {_PREFIX}…, or as 64"
-            " hexadecimal digits"
+            f"the pin {text!r} is not the SHA-256 of a public key; use curl's form, {_PIN_PREFIX}…, or 64 hexadecimal"
+            " digits"
         )
-    return found
+    return pin
 
 
-def spelt(pin: bytes) -> str:
-    return _PREFIX + base64.b64encode(pin).decode()
+def format_pin(pin: bytes) -> str:
+    return _PIN_PREFIX + base64.b64encode(pin).decode()
 
 
 def pin_of(certificate: bytes) -> bytes:
-    """SHA-256 of the certificate's public key, so that a renewal that keeps the key keeps the pin."""
+    """SHA-256 of the public key of a certificate: a renewed certificate with the same key has the same pin."""
     return hashlib.sha256(public_key_of(certificate)).digest()
 
 
 def public_key_of(certificate: bytes) -> bytes:
-    """The SubjectPublicKeyInfo of a certificate in DER, which is behind the version (that may be left out), the number,
-    the algorithm, the issuer, the validity and the subject (RFC 5280, 4.1)."""
+    """The SubjectPublicKeyInfo of a certificate in DER. It follows the optional version, the serial number, the
+    algorithm, the issuer, the validity and the subject (RFC 5280, 4.1)."""
     signed, _ = _member(certificate, 0)
     at, _ = _member(certificate, signed)
-    for _ in range(6 if certificate[at] == _VERSION else 5):
+    for _ in range(6 if certificate[at] == _VERSION_TAG else 5):
         _, at = _member(certificate, at)
     return certificate[at : _member(certificate, at)[1]]
 
 
 def _member(der: bytes, at: int) -> tuple[int, int]:
-    """Where the content of the member that begins here begins and ends."""
+    """The start and the end of the content of the DER member at this position."""
     length, begin = der[at + 1], at + 2
-    if length & _LONG:
-        size = length ^ _LONG
+    if length & _LONG_LENGTH:
+        size = length ^ _LONG_LENGTH
         length, begin = int.from_bytes(der[begin : begin + size]), begin + size
     return begin, begin + length
 
 
-# Connections to a sink: its name is resolved once for each, and what was checked is what is connected to.
-#
-# A name that is checked and then resolved again could by then lead to another place, inside of the network.
+# ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────
 
-
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-# Every range that IANA lists as special, whether or not it is globally reachable: no webhook is received there.
-# Python's own `is_global` changes from version to version.
+# Every range that IANA lists as special, even if it is globally reachable: no webhook receiver lives there. Python's
+# `is_global` was rejected, because it changes from version to version.
 _SPECIAL: Final = tuple(
     map(
         ipaddress.IPv4Network,
@@ -144,25 +149,52 @@ _SPECIAL: Final = tuple(
         ),
     )
 )
-# Of IPv6 only this is public, but for what is special in it: what lies outside is private, special or not assigned.
+# The public range of IPv6, except for the special ranges in it. Everything else is private, special or unassigned.
 _PUBLIC_6: Final = ipaddress.IPv6Network("2000::/3")
 _SPECIAL_6: Final = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")))
-# Addresses of IPv4 in those of IPv6: what a translator on the way would make of them counts. The prefix for translators
-# of one's own, 64:ff9b:1::/48, is not among them: what they make of an address is not known here.
-_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
+# IPv6 addresses that a NAT64 translator maps to IPv4: the IPv4 address is checked. The local-use prefix
+# 64:ff9b:1::/48 is not included, because its mapping is not known here.
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _BROADCAST: Final = ipaddress.IPv4Address("255.255.255.255")
+
+
+class NotAllowed(Exception):
+    """Connecting to this address or certificate is not allowed. The text says why."""
+
+
+def is_private(address: Address) -> bool:
+    """Whether an address is not on the public Internet: private, loopback, link-local, reserved or special."""
+    target = _target(address)
+    if isinstance(target, ipaddress.IPv4Address):
+        return any(target in network for network in _SPECIAL)
+    return target not in _PUBLIC_6 or any(target in network for network in _SPECIAL_6)
+
+
+def is_not_unicast(address: Address) -> bool:
+    """Whether an address does not belong to a single host: multicast, unspecified or broadcast."""
+    target = _target(address)
+    return target.is_multicast or target.is_unspecified or target == _BROADCAST
+
+
+def _target(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address embeds, else the address itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+# ── connections ───────────────────────────────────────────────────────────────────────────────────────────
+
 _NEVER: Final = float("inf")
 _deadline: ContextVar[float] = ContextVar("oncegate_sink_deadline", default=_NEVER)
 
 
-class NotAllowed(Exception):
-    """A place that must not be connected to, or is not the one that was meant; the text says why."""
-
-
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """All that is sent and received in it takes no longer than this. Timeouts of sockets alone would start anew with
-    every byte of a sink that dribbles."""
+def deadline(seconds: float) -> Iterator[None]:
+    """Bound the time of everything that is sent and received in this block. A socket timeout is not enough: it starts
+    again with every byte of a slow receiver."""
     token = _deadline.set(time.monotonic() + seconds)
     try:
         yield
@@ -170,30 +202,8 @@ def within(seconds: float) -> Iterator[None]:
         _deadline.reset(token)
 
 
-def is_private(address: Address) -> bool:
-    """Whether an address is none of the public Internet's: private, loopback, link-local, reserved or special."""
-    meant = _meant(address)
-    if isinstance(meant, ipaddress.IPv4Address):
-        return any(meant in network for network in _SPECIAL)
-    return meant not in _PUBLIC_6 or any(meant in network for network in _SPECIAL_6)
-
-
-def is_nobodys(address: Address) -> bool:
-    """Whether no single host can be meant by it."""
-    meant = _meant(address)
-    return meant.is_multicast or meant.is_unspecified or meant == _BROADCAST
-
-
-def _meant(address: Address) -> Address:
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address in _TRANSLATED:
-        return ipaddress.IPv4Address(address.packed[-4:])
-    return address.ipv4_mapped or address.sixtofour or address
-
-
 class Network(NetworkBackend):
-    """Connects to where it may. Without TLS only private addresses can be reached, and these only if allowed."""
+    """Connects to allowed addresses only. Without TLS these are private addresses, and only with `allow_private`."""
 
     def __init__(self, *, allow_private: bool, secure: bool, pins: Collection[bytes]) -> None:
         self._allow_private = allow_private
@@ -209,11 +219,11 @@ class Network(NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[SOCKET_OPTION] | None = None,
     ) -> NetworkStream:
-        failure: Exception = ConnectError("its name has no address")
-        for address in self._checked(host, port):
+        failure: Exception = ConnectError("the name has no address")
+        for address in self._resolve(host, port):
             try:
                 stream = self._sockets.connect_tcp(
-                    address, port, _left(timeout, ConnectTimeout), local_address, socket_options
+                    address, port, _timeout(timeout, ConnectTimeout), local_address, socket_options
                 )
             except (ConnectError, ConnectTimeout) as error:
                 failure = error
@@ -221,38 +231,38 @@ class Network(NetworkBackend):
                 return _Stream(stream, self._pins)
         raise failure
 
-    def _checked(self, host: str, port: int) -> list[str]:
-        """All addresses of a name, if each of them may be connected to."""
+    def _resolve(self, host: str, port: int) -> list[str]:
+        """All addresses of a name. Raises NotAllowed if one of them is not allowed."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise ConnectError("its name cannot be resolved") from error
+            raise ConnectError("the name cannot be resolved") from error
         addresses = list(dict.fromkeys(str(place[0]) for *_, place in found))
         for address in addresses:
             if (problem := self._problem(ipaddress.ip_address(address))) is not None:
-                raise NotAllowed(f"its name leads to {address}, {problem}")
+                raise NotAllowed(f"its name resolves to {address}, {problem}")
         return addresses
 
     def _problem(self, address: Address) -> str | None:
-        if is_nobodys(address):
-            return "which is no address of a single host"
+        if is_not_unicast(address):
+            return "which is not the address of a single host"
         if is_private(address):
-            return None if self._allow_private else "which is a private address; allow these with allow_private"
-        return None if self._secure else "which is a public address; write https://"
+            return None if self._allow_private else "which is a private address; set allow_private to allow it"
+        return None if self._secure else "which is a public address; use https://"
 
 
 class _Stream(NetworkStream):
-    """A connection that keeps to the deadline, and on which nothing is said before its pin is checked."""
+    """A connection that respects the deadline. With pins, nothing is sent before the pin is checked."""
 
     def __init__(self, stream: NetworkStream, pins: Collection[bytes]) -> None:
         self._stream = stream
         self._pins = pins
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(timeout, ReadTimeout))
+        return self._stream.read(max_bytes, _timeout(timeout, ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _left(timeout, WriteTimeout))
+        self._stream.write(buffer, _timeout(timeout, WriteTimeout))
 
     def close(self) -> None:
         self._stream.close()
@@ -260,27 +270,26 @@ class _Stream(NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> NetworkStream:
-        secure = self._stream.start_tls(ssl_context, server_hostname, _left(timeout, ConnectTimeout))
-        if self._pins and (pin := _shown(secure)) not in self._pins:
+        secure = self._stream.start_tls(ssl_context, server_hostname, _timeout(timeout, ConnectTimeout))
+        if self._pins and (pin := _peer_pin(secure)) not in self._pins:
             secure.close()
-            raise NotAllowed(f"the public key of its certificate is {spelt(pin)}, which is not pinned")
+            raise NotAllowed(f"the pin of its certificate is {format_pin(pin)}, which is not among the pins")
         return _Stream(secure, self._pins)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 
 
-def _shown(stream: NetworkStream) -> bytes:
-    """The pin of the certificate that the other side has shown."""
+def _peer_pin(stream: NetworkStream) -> bytes:
     connection: ssl.SSLSocket = stream.get_extra_info("socket")
     certificate = connection.getpeercert(binary_form=True)
-    assert certificate is not None  # noqa: S101  # it was verified
+    assert certificate is not None  # noqa: S101  # the handshake has verified it
     return pin_of(certificate)
 
 
-def _left(timeout: float | None, late: type[Exception]) -> float | None:
-    """The time that a single step may take."""
+def _timeout(timeout: float | None, expired: type[Exception]) -> float | None:
+    """The timeout of a single step, bounded by the deadline. Raises `expired` after the deadline."""
     left = _deadline.get() - time.monotonic()
     if left <= 0:
-        raise late("the time for it is over")
+        raise expired("the deadline is over")
     return min((bound for bound in (timeout, left) if bound is not None and bound != _NEVER), default=None)

@@ -1,9 +1,8 @@
-"""Sources: from a delivery to the event it tells of.
+"""Read a payload: unwrap it with the carriers, then find the source of each delivery and make an event of it.
 
-Each is a module with `read(delivery)`: the event, or None if the delivery does not say that it is of its kind. Some
-have a `guess(delivery)` too, for what only looks like one of theirs. What has neither an envelope nor one of the
-members that are TELLING of a source is plain. To read a payload is to unwrap it with the carriers and to ask the
-sources in turn for each delivery.
+Each source is a module with MARKERS and `read(delivery)`. `read` returns the event, or None if the delivery does not
+identify itself as one of this source. Some sources also have `guess(delivery)`, for deliveries that only look like one
+of theirs. A delivery without an envelope and without one of the MARKERS is plain.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,15 +14,15 @@ from oncegate.carriers import deliveries
 from oncegate.events import Delivery, Event
 from oncegate.sources import cloudevents, cxone, eventbridge, genesys, openmessaging, plain, tutorials
 
-# What names itself, the most telling first. What looks like something is asked about only if none of these knows it.
+# Sources whose events identify themselves, the most specific first. Guesses are tried only if all of these fail.
 _MODULES = (genesys, openmessaging, cloudevents, tutorials, cxone, eventbridge)
 _SOURCES: tuple[Callable[[Delivery], Event | None], ...] = tuple(module.read for module in _MODULES)
-_TELLING = set[str]().union(*(module.TELLING for module in _MODULES))
+_MARKERS = set[str]().union(*(module.MARKERS for module in _MODULES))
 _GUESSES = (genesys.guess, cxone.guess)
 
 
 class Hints(Struct, frozen=True):
-    """What payloads do not say themselves: the topic of bare Genesys bodies, where plain events have what."""
+    """What a payload does not contain: the topic of bare Genesys bodies, and the paths of plain events."""
 
     topic: str | None = None
     paths: plain.Paths = plain.PATHS
@@ -35,15 +34,15 @@ NO_HINTS = Hints()
 def read(
     payload: Any, headers: Mapping[str, Any] | None = None, hints: Hints = NO_HINTS, *, most: int | None = None
 ) -> list[Event]:
-    """The events in a payload given as bytes, text or parsed JSON, with the HTTP headers it came with if it did.
+    """The events of a payload of bytes, text or parsed JSON, with the HTTP headers of its request if there are any.
 
-    Never raises: what cannot be read is an event whose `problem` says why and whose `raw` keeps the bytes. If `most` is
-    given, what holds more events than that is TooManyEvents, and none of them is read.
+    `read` does not raise for an event that cannot be read: the event has a `problem` that says why, and its bytes in
+    `raw`. If `most` is given, a payload with more events raises TooManyEvents, and none of them is read.
     """
     if type(payload) is bytes and not headers:
         try:
             event = genesys.read_short(payload)
-        except ValueError:  # what is wrong is said the long way
+        except ValueError:  # the full path below reports the problem
             event = None
         if event is not None:
             return [event]
@@ -51,7 +50,7 @@ def read(
 
 
 def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
-    """The event that one delivery tells of, or one with a problem."""
+    """The event of one delivery. If the delivery cannot be read, the event has a `problem`."""
     if delivery.problem is not None:
         return _unreadable(delivery, delivery.problem)
     if delivery.frame is not None:
@@ -69,7 +68,7 @@ def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
 
 
 def _recognised(delivery: Delivery, hints: Hints) -> Event:
-    if hints.topic or delivery.envelope is not None or not _TELLING.isdisjoint(delivery.body):
+    if hints.topic or delivery.envelope is not None or not _MARKERS.isdisjoint(delivery.body):
         for source in _SOURCES:
             if (event := source(delivery)) is not None:
                 return event
@@ -79,15 +78,17 @@ def _recognised(delivery: Delivery, hints: Hints) -> Event:
 
 
 def _guessed(delivery: Delivery, hints: Hints) -> Event | None:
-    """What settings say that it is, else what it looks like. A guess stands back for any id, which would be lost; the
-    topic of bare bodies only for one at a path that was given, as such a body may well have an `id`. The detail of a
-    tutorial has an `id` too, and stands back for any path that was given."""
-    is_plain = plain.has_id(delivery, hints.paths)
-    if hints.topic and not (is_plain and hints.paths.id != plain.PATHS.id):
+    """The event by the configured topic, else by a guess; None if neither applies.
+
+    A document with a plain id is not guessed, because its id would be lost. The configured topic yields only to an id
+    at a configured path, because a bare Genesys body may have an `id`. The detail of a tutorial may have an `id`, too;
+    it is guessed only if no paths are configured."""
+    has_id = plain.has_id(delivery, hints.paths)
+    if hints.topic and not (has_id and hints.paths.id != plain.PATHS.id):
         return genesys.read_as(delivery, hints.topic)
     if hints.paths == plain.PATHS and (event := tutorials.guess(delivery)) is not None:
         return event
-    if is_plain:
+    if has_id:
         return None
     return next((event for guess in _GUESSES if (event := guess(delivery)) is not None), None)
 

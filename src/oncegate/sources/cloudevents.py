@@ -1,4 +1,4 @@
-"""CloudEvents 1.0, one at a time or in a batch; carriers have put those in binary mode together."""
+"""Read CloudEvents 1.0. The carriers have already split batches and assembled events in binary mode."""
 
 from typing import Any
 
@@ -8,26 +8,26 @@ from oncegate.events import Delivery, Event
 from oncegate.sources.fields import apart, identifier, name, text
 from oncegate.times import moment
 
-TELLING = {"specversion"}
+MARKERS = {"specversion"}
 
 
 def read(delivery: Delivery) -> Event | None:
     body = delivery.body
-    # Some write the version as a number.
+    # Some senders write the version as a number.
     if type(body.get("specversion")) not in (str, int, float) or not ("source" in body or "type" in body):
         return None
-    found, source, kind = identifier(body.get("id")), text(body.get("source")), text(body.get("type"))
-    subject, told, data = name(body.get("subject")), moment(body.get("time")), _data(body)
-    named = () if found is None or source is None else (source, found)
+    event_id, source, kind = identifier(body.get("id")), text(body.get("source")), text(body.get("type"))
+    subject, occurred_at, data = name(body.get("subject")), moment(body.get("time")), _data(body)
+    own_id = () if event_id is None or source is None else (source, event_id)
     return Event(
         source="cloudevents",
-        id=found,
+        id=event_id,
         type=kind,
         entity=subject,
-        occurred_at=told,
-        own_id=named,
-        identity=(source, kind, subject, apart(delivery, told)) if found is None else named,
-        content_hash=content_digest(data) if found is None else None,
+        occurred_at=occurred_at,
+        own_id=own_id,
+        identity=(source, kind, subject, apart(delivery, occurred_at)) if event_id is None else own_id,
+        content_hash=content_digest(data) if event_id is None else None,
         body=data,
         raw=delivery.raw,
         evidence=delivery.evidence,
@@ -35,7 +35,7 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def _data(body: dict[str, Any]) -> Any:
-    """What the event carries. JSON that was put in as text, or as base64, is the same as JSON."""
+    """The data of the event. JSON as text or as base64 is decoded, so that it equals the same JSON as a value."""
     data = body.get("data")
     if data is None and (encoded := body.get("data_base64")) is not None:
         return _decoded(from_base64(encoded, "data_base64 of the CloudEvent"), text(body.get("datacontenttype")))
@@ -48,7 +48,7 @@ def _data(body: dict[str, Any]) -> Any:
 
 
 def _decoded(raw: bytes, kind: str | None) -> Any:
-    """Bytes as carriers read them from the body of a request in binary mode: JSON, else text, else base64."""
+    """Decode bytes as the carriers decode the body of a request in binary mode: JSON, else text, else base64."""
     if kind is None or "json" in kind.lower():
         try:
             return decode(raw) if raw else {}

@@ -1,4 +1,4 @@
-"""NICE CXone: digital events, events polled from the ACD, and messages to a channel of one's own (BYOC)."""
+"""Read NICE CXone events: digital events, polled ACD events, and messages of a bring-your-own channel (BYOC)."""
 
 from datetime import datetime
 from typing import Any
@@ -23,7 +23,7 @@ from oncegate.sources.fields import (
 )
 
 SOURCE = "cxone"
-TELLING = {"eventType", "eventObject", "Type", "message"}
+MARKERS = {"eventType", "eventObject", "Type", "message"}
 
 _OBJECTS = ("case", "contact", "message", "thread", "brand", "s3Object")
 _ENTITY = places("case.id", "case.ID", "contact.id", "contact.ID", "case.interactionId", "contact.interactionId")
@@ -38,20 +38,20 @@ _STATUS_TIME = places(
 _MESSAGE = places("message.id", "message.ID")
 _TENANT = places("brand.tenantId", "tenantId", "brand.id", "brand.businessUnitId")
 _TIME = places("createdAtWithMilliseconds", "createdAt")
-# What around the data tells an event from no other: ids that its copies may not share.
-_NOT_TELLING = {"data", "eventId", "traceId"}
+# Members around the data that may differ between copies of one event.
+_VOLATILE = {"data", "eventId", "traceId"}
 _TIMES = {"createdAt", "createdAtWithMilliseconds"}
 _ACD_MEMBERS = ("contactid", "agentid", "busno", "sessionid", "masterid", "finalstate", "laststatechangetimeutc")
-# What hardly anybody else has, and what nobody else has.
-_ACD_OWN = ({"finalstate"}, {"laststatechangetimeutc"}, {"busno", "agentid"})
-_ACD_SURELY = {"contactid", "laststatechangetimeutc"}
+# Members that are very unlikely in events of other senders, and members that no other sender has.
+_ACD_LIKELY = ({"finalstate"}, {"laststatechangetimeutc"}, {"busno", "agentid"})
+_ACD_CERTAIN = {"contactid", "laststatechangetimeutc"}
 _ACD_STATE = places("status", "currentstate", "state")
 _ACD_TIME = places("laststatechangetimeutc", "laststatechangetime")
 _BYOC = ("endUserRecipients", "brand")
 
 
 def read(delivery: Delivery) -> Event | None:
-    """What has members that nobody else's events have."""
+    """Reads events with members that no other sender's events have."""
     body = delivery.body
     if "eventType" in body or "eventObject" in body:
         return _digital(delivery) if _is_digital(body) else None
@@ -63,7 +63,7 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def guess(delivery: Delivery) -> Event | None:
-    """What could be an event of somebody else's as well."""
+    """Reads events that might also be those of another sender."""
     body = delivery.body
     if "eventType" in body:
         return _digital(delivery) if _has_objects(body) else None
@@ -89,26 +89,26 @@ def _digital(delivery: Delivery) -> Event:
     document = delivery.body
     body = parsed(document.get("data"))
     data = body if isinstance(body, dict) else {}
-    found, told = identifier(document.get("eventId"), "eventId"), when(document, _TIME)
+    event_id, event_time = identifier(document.get("eventId"), "eventId"), when(document, _TIME)
     kind = text(document.get("eventType")) or text(document.get("eventObject"))
-    entity, said = named(data, _ENTITY) or name(document.get("interactionId")), stated(data, _STATE)
+    entity, status = named(data, _ENTITY) or name(document.get("interactionId")), stated(data, _STATE)
     tenant = named(data, _TENANT) or name(document.get("tenantId"))
     changed, message = when(data, _STATUS_TIME), named(data, _MESSAGE)
-    if found is not None:
-        identity: tuple[Any, ...] = ("event", tenant, found)
-    elif entity is not None and kind is not None and said is not None and changed is not None:
-        # What happens to messages leaves the status of their case as it is, so that it does not tell them apart.
-        identity = ("status", entity, kind, folded(said), changed.isoformat(), *([message] if message else []))
+    if event_id is not None:
+        identity: tuple[Any, ...] = ("event", tenant, event_id)
+    elif entity is not None and kind is not None and status is not None and changed is not None:
+        # Several messages may arrive while the status of their case does not change, so the message id is added.
+        identity = ("status", entity, kind, folded(status), changed.isoformat(), *([message] if message else []))
     else:
         identity = ()
     return Event(
         source=SOURCE,
-        id=found or envelope_id(delivery),
+        id=event_id or envelope_id(delivery),
         type=kind,
         entity=entity,
-        state=said,
-        occurred_at=told,
-        identity=identity or ("content", kind, apart(delivery, told), _around(document, told)),
+        state=status,
+        occurred_at=event_time,
+        identity=identity or ("content", kind, apart(delivery, event_time), _around(document, event_time)),
         content_hash=None if identity else content_digest(data if body is None else body),
         body=data if body is None else body,
         raw=delivery.raw,
@@ -116,22 +116,23 @@ def _digital(delivery: Delivery) -> Event:
     )
 
 
-def _around(document: dict[str, Any], told: datetime | None) -> str:
-    """All that is said around the data, as two events may have the same data. The time is known by what it tells."""
-    telling = document.keys() - _NOT_TELLING - (set() if told is None else _TIMES)
-    return digest_of({member: document[member] for member in telling if document[member] is not None}).hex()
+def _around(document: dict[str, Any], event_time: datetime | None) -> str:
+    """A digest of the members around the data, because two events may have the same data. Times that were parsed are
+    left out: they are part of the identity in normal form."""
+    members = document.keys() - _VOLATILE - (set() if event_time is None else _TIMES)
+    return digest_of({member: document[member] for member in members if document[member] is not None}).hex()
 
 
 def _members(body: dict[str, Any]) -> dict[str, Any]:
-    """Members are written in more than one case from method to method."""
+    """The body with lower-case names: the API methods differ in case."""
     return {member.lower(): value for member, value in body.items()}
 
 
 def _is_acd(delivery: Delivery) -> bool:
     members = _members(delivery.body).keys()
-    if members >= _ACD_SURELY:
+    if members >= _ACD_CERTAIN:
         return True
-    return "id" not in delivery.body and (delivery.polled or any(own <= members for own in _ACD_OWN))
+    return "id" not in delivery.body and (delivery.polled or any(likely <= members for likely in _ACD_LIKELY))
 
 
 def _could_be_acd(members: dict[str, Any]) -> bool:
@@ -144,22 +145,22 @@ def _acd(delivery: Delivery) -> Event | None:
     if kind is None:
         return None
     contact, status, final = name(members.get("contactid")), stated(members, _ACD_STATE), _final(members)
-    told = when(members, _ACD_TIME)
+    event_time = when(members, _ACD_TIME)
     identity: tuple[Any, ...] = ()
-    if contact is not None and status is not None and told is not None:
-        identity = ("contact", contact, kind, folded(status), final, told.isoformat())
+    if contact is not None and status is not None and event_time is not None:
+        identity = ("contact", contact, kind, folded(status), final, event_time.isoformat())
     return Event(
         source=SOURCE,
         id=envelope_id(delivery) or identifier(delivery.body.get("id")),
         type=kind,
         entity=contact or name(members.get("agentid")),
-        # A contact is disconnected twice, the second time for good: two states, or the second would look like a copy.
+        # A contact is disconnected twice, the second time finally. With one state, the second would be a duplicate.
         state=f"{status} (final)" if status and final else status,
-        occurred_at=told,
-        identity=identity or within_envelope(delivery, told),
+        occurred_at=event_time,
+        identity=identity or within_envelope(delivery, event_time),
         content_hash=None if identity else content_digest(delivery.body),
         body=delivery.body,
-        # Read again, it must be known for what it is without the others of the poll.
+        # `raw` must be recognised as an ACD event when it is read again, without the rest of the poll.
         raw=delivery.raw if _could_be_acd(members) else encode({"events": [delivery.body]}),
         evidence=delivery.evidence,
     )

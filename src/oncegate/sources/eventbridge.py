@@ -1,4 +1,4 @@
-"""EventBridge events of any other sender."""
+"""Read EventBridge events of senders that no other source recognises."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from oncegate.sources.fields import apart, identifier, named, stated, text, when
 from oncegate.sources.tutorials import ENTITY, STATE, TIME
 from oncegate.times import moment
 
-TELLING = {"detail-type"}
+MARKERS = {"detail-type"}
 _MEMBERS = {"version", "id", "detail-type", "source", "account", "time", "region", "resources", "detail", "replay-name"}
 
 
 def is_empty(delivery: Delivery) -> bool:
-    """Whether this is an envelope whose detail says nothing: it has no member, or none with a value. 0 and false are
+    """Whether this is an envelope whose detail is empty: it has no member, or no member with a value. 0 and false are
     values."""
     if delivery.envelope is not None:
-        return all(map(_says_nothing, delivery.body.values()))
+        return all(map(_is_blank, delivery.body.values()))
     document = delivery.body
     if "detail-type" not in document and "detail" not in document:
         return False
-    named_ = _is_bare(document) or (names_genesys(document) and document.keys() <= _MEMBERS)
-    return named_ and _says_nothing(document.get("detail"))
+    is_envelope = _is_bare(document) or (names_genesys(document) and document.keys() <= _MEMBERS)
+    return is_envelope and _is_blank(document.get("detail"))
 
 
 def read(delivery: Delivery) -> Event | None:
@@ -32,22 +32,19 @@ def read(delivery: Delivery) -> Event | None:
     if envelope is None:
         return _read_bare(delivery)
     body = delivery.body
-    said = body if type(body) is dict else {}
-    found, source, kind = (
-        identifier(envelope.get("id")),
-        text(envelope.get("source")),
-        text(envelope.get("detail-type")),
-    )
-    told = when(said, TIME)
+    detail = body if type(body) is dict else {}
+    event_id = identifier(envelope.get("id"))
+    source, kind = text(envelope.get("source")), text(envelope.get("detail-type"))
+    event_time = when(detail, TIME)
     return Event(
         source="eventbridge",
-        id=found,
+        id=event_id,
         type=kind,
-        entity=named(said, ENTITY),
-        state=stated(said, STATE),
-        occurred_at=told or moment(envelope.get("time")),
-        identity=(source, kind, apart(delivery, told)) if found is None else (source, found),
-        content_hash=content_digest(body) if found is None else None,
+        entity=named(detail, ENTITY),
+        state=stated(detail, STATE),
+        occurred_at=event_time or moment(envelope.get("time")),
+        identity=(source, kind, apart(delivery, event_time)) if event_id is None else (source, event_id),
+        content_hash=content_digest(body) if event_id is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,
@@ -58,13 +55,13 @@ def _is_bare(document: dict[str, Any]) -> bool:
     return {"detail-type", "source"} <= document.keys() <= _MEMBERS
 
 
-def _says_nothing(value: Any) -> bool:
+def _is_blank(value: Any) -> bool:
     return value is None or value == "" or value == {} or value == []
 
 
 def _read_bare(delivery: Delivery) -> Event | None:
-    """An envelope whose detail is no object: it is known by source and id all the same. With other
-    members it is what somebody has made of an envelope, and they are what it says."""
+    """Read an envelope whose detail is not an object: source and id still identify it. A document with other members
+    is not an envelope, but was made from one, and is read as a document."""
     document = delivery.body
     if not _is_bare(document):
         return None

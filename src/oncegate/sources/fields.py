@@ -1,4 +1,4 @@
-"""Reading single fields of a body, with what hostile values get."""
+"""Read single fields of a body: paths, ids, names, states and times, with checks for hostile values."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -11,9 +11,9 @@ from oncegate.times import moment
 _LONGEST_ID = 256
 _MOST_DIGITS = 20
 
-# A path into a body, taken apart: ("data", "case", "id").
+# A path into a body, split: ("data", "case", "id").
 Path = tuple[str, ...]
-# The same with its first step apart, as most have no other: ("data", ("case", "id")).
+# A path with its first step separated, because most paths have one step: ("data", ("case", "id")).
 Place = tuple[str, Path]
 
 
@@ -26,7 +26,7 @@ def places(*dotted: str) -> tuple[Place, ...]:
 
 
 def at(value: Any, path: Path) -> Any:
-    """The value at a path, None if there is none. A number steps into a list, -1 to its last."""
+    """The value at a path; None if there is none. A number is an index into a list; -1 is the last item."""
     for name in path:
         if type(value) is dict:
             value = value.get(name)
@@ -38,12 +38,12 @@ def at(value: Any, path: Path) -> Any:
 
 
 def _item(items: list[Any], name: str) -> Any:
-    place = index(items, name)
-    return None if place is None else items[place]
+    position = index(items, name)
+    return None if position is None else items[position]
 
 
 def index(items: list[Any], name: str) -> int | None:
-    """The place in a list that a step leads to, None if there is none."""
+    """The index into a list for a step of a path; None if there is no such item."""
     if name == "-1":
         return len(items) - 1 if items else None
     if not (name.isascii() and name.isdecimal()) or len(name) > 6:
@@ -52,14 +52,14 @@ def index(items: list[Any], name: str) -> int | None:
 
 
 def into(value: Any, path: Path) -> Any:
-    """The value at a path, which leads into objects that stand there as JSON text, too."""
+    """The value at a path. Objects that are stored as JSON text are decoded on the way."""
     for step in path:
         value = at(parsed(value), (step,))
     return value
 
 
 def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
-    """The first value that is there and says something."""
+    """The first value that is present, not null and not empty."""
     for member, rest in candidates:
         found = body.get(member)
         if rest and found is not None:
@@ -70,23 +70,23 @@ def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
 
 
 def parsed(value: Any) -> Any:
-    """The value; where it is the JSON text of an object, that object."""
+    """The value; for the JSON text of an object, the object."""
     return pieces.parsed(value) if type(value) is str and value.lstrip()[:1] == "{" else value
 
 
 def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
-    """The first value that tells a time."""
+    """The first value that is a time."""
     for member, rest in candidates:
         found = body.get(member)
         if found is None or (rest and (found := at(found, rest)) is None):
             continue
-        if (told := moment(found)) is not None:
-            return told
+        if (time := moment(found)) is not None:
+            return time
     return None
 
 
 def latest(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
-    """The last of the times that are told."""
+    """The latest of all the times."""
     return max(filter(None, (when(body, (candidate,)) for candidate in candidates)), default=None)
 
 
@@ -94,21 +94,23 @@ def envelope_id(delivery: Delivery) -> str | None:
     return None if delivery.envelope is None else identifier(delivery.envelope.get("id"))
 
 
-def apart(delivery: Delivery, told: datetime | None) -> Any:
-    """What tells an event from a later one that says the same: its time, else the id or the time of its envelope."""
-    if told is not None:
-        return told.isoformat()
+def apart(delivery: Delivery, time: datetime | None) -> Any:
+    """The value that distinguishes an event from a later one with the same content: its time, else the id or the time
+    of its envelope."""
+    if time is not None:
+        return time.isoformat()
     return None if delivery.envelope is None else envelope_id(delivery) or delivery.envelope.get("time")
 
 
-def within_envelope(delivery: Delivery, told: datetime | None) -> tuple[Any, ...]:
-    """What a detail that is known by its content is told apart by; nothing for a document that came without envelope,
-    which has nothing else to say."""
-    return () if delivery.envelope is None else (apart(delivery, told),)
+def within_envelope(delivery: Delivery, time: datetime | None) -> tuple[Any, ...]:
+    """What identifies a detail in addition to its content; nothing for a document without an envelope, which has only
+    its content."""
+    return () if delivery.envelope is None else (apart(delivery, time),)
 
 
 def identifier(value: Any, name: str = "id") -> str | None:
-    """An id as text. Absent, null and empty are no id; what could be mistaken for another id is refused."""
+    """An id as text; None if it is absent, null or empty. Raises ValueError for a value that could be confused with
+    another id."""
     if type(value) is str and 0 < len(value) <= _LONGEST_ID and "\0" not in value:
         return value
     if value is None or value == "":
@@ -121,12 +123,12 @@ def identifier(value: Any, name: str = "id") -> str | None:
     if len(found) > _LONGEST_ID:
         raise ValueError(f"{name} is longer than {_LONGEST_ID} characters")
     if "\0" in found:
-        raise ValueError(f"{name} holds a NUL character")
+        raise ValueError(f"{name} contains a NUL character")
     return found
 
 
 def name(value: Any) -> str | None:
-    """A name of something other than the event: text, or a number as text. What is neither names nothing."""
+    """The name of something other than the event: text, or a number as text; else None."""
     if type(value) is str:
         return value or None
     return str(value) if type(value) is int and abs(value) < 10**_MOST_DIGITS else None
@@ -135,15 +137,15 @@ def name(value: Any) -> str | None:
 def named(
     body: dict[str, Any], candidates: tuple[Place, ...], meaning: Callable[[Any], str | None] = name
 ) -> str | None:
-    """The first value that names something, or that means something else."""
+    """The first value that `meaning` accepts: by default the first name."""
     for member, rest in candidates:
         found = body.get(member)
         if found is None:
             continue
         if type(found) is str and found and not rest:
             return found
-        if (said := meaning(at(found, rest))) is not None:
-            return said
+        if (result := meaning(at(found, rest))) is not None:
+            return result
     return None
 
 
@@ -152,7 +154,7 @@ def text(value: Any) -> str | None:
 
 
 def state(value: Any) -> str | None:
-    """A state as it was sent. True and false are states too: a member has joined or has not."""
+    """A state as it was sent. Booleans are states, too: a member has joined or has not."""
     if type(value) is bool:
         return "true" if value else "false"
     return name(value)
@@ -164,5 +166,5 @@ def stated(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
 
 
 def folded(state: str | None) -> str | None:
-    """A state for comparing: senders differ in their case."""
+    """A state for comparison: senders differ in upper and lower case."""
     return None if state is None else state.casefold()

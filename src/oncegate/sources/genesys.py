@@ -1,6 +1,6 @@
-"""Genesys Cloud: events by topic, in an EventBridge envelope, a WebSocket frame, or stripped to their detail or body.
+"""Read Genesys Cloud events: in an EventBridge envelope, in a WebSocket frame, or only their detail or body.
 
-What a topic's body has differs from topic to topic, `id` most of all: it may name the audit, the user, the
+The members of a body differ from topic to topic, above all `id`: it may be the id of the audit, the user, the
 conversation or the message. `topics.py` has the table.
 """
 
@@ -18,15 +18,15 @@ from oncegate.times import moment
 
 
 class _Sender(Struct):
-    """What the envelope says, if there is one."""
+    """The members of the envelope that are used; all None without an envelope."""
 
     id: Any = None
     kind: Any = field(name="detail-type", default=None)
     time: Any = None
 
 
-# The usual envelope. Every member is named and others are refused, since what a decoder skips it does not check. It
-# has no fractions, which may be spelt in many ways, and ends after a few levels, so there is nothing left to look for.
+# The usual envelope, for a fast decoder. Unknown members are rejected, because the decoder does not check what it
+# skips. Fractions are rejected, because one number has many spellings. The depth is limited to a few levels.
 _Flat = None | bool | int | str
 _Low = _Flat | list[_Flat] | dict[str, _Flat]
 _High = _Flat | list[_Low] | dict[str, _Low]
@@ -55,30 +55,31 @@ class _Envelope(_Sender, kw_only=True, forbid_unknown_fields=True):
 
 _decode = msgspec.json.Decoder(_Envelope).decode
 _NO_SENDER = _Sender()
-# EventBridge names the topic after its own version and id, and so nearly always at the same place.
+# EventBridge writes the topic after version and id, so nearly always at the same offset.
 _USUALLY = slice(73, 77)
 _EARLY = 256
-# How topics of Genesys start. Others are taken for one only if their envelope says so, or in a frame, which has no id.
+# Prefixes of Genesys topics. Another name is accepted only if the envelope names Genesys, or in a frame, which has no
+# id.
 _TOPICS = ("v2.", "channel.metadata")
-TELLING = {"topicName", "conversationId", "result"}
-# How a notification channel answers a subscription over its WebSocket.
+MARKERS = {"topicName", "conversationId", "result"}
+# The answer of a notification channel to a subscription over its WebSocket.
 _ACKNOWLEDGED = ({"result": "200", "status": "subscribed"}, {"result": 200, "status": "subscribed"})
 _LONGEST_NAME = 100
 _BARE = ("sessionId", "participantId", "communicationId")
-# What a document of somebody else's names itself by, and no body of a conversation has.
+# Members that identify documents of other senders, and that no body of a conversation has.
 _NOT_BARE = ("id", "eventId", "eventType")
 _COMMUNICATIONS = ("calls", "messages", "chats", "emails", "callbacks", "videos", "screenshares", "cobrowsesessions")
 
 
 def read(delivery: Delivery) -> Event | None:
-    """What names its topic: by itself, or in its envelope."""
+    """Reads events that name their topic, in the detail or in the envelope."""
     detail = delivery.body
     topic_name = detail.get("topicName")
     if type(topic_name) is not str:
         if delivery.envelope is not None:
             return _read_by_envelope(delivery, delivery.envelope)
         return _frame("subscribed", detail, delivery.raw, delivery.evidence) if detail in _ACKNOWLEDGED else None
-    if not topic_name.lower().startswith(_TOPICS) and _is_others(delivery):
+    if not topic_name.lower().startswith(_TOPICS) and _may_be_foreign(delivery):
         return None
     body = parsed(detail.get("eventBody"))
     if type(body) is not dict:
@@ -89,9 +90,9 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def read_short(raw: bytes) -> Event | None:
-    """What nearly all traffic is, an EventBridge envelope with a topic's event, without the way through the carriers.
+    """Fast path for an EventBridge envelope with a topic, which is nearly all traffic: it skips the carriers.
 
-    It reads as it would the long way, or not at all. It is tried where a topic is named early on.
+    Returns the same event as the full path, or None. It is tried only if a topic is found near the start.
     """
     if raw[_USUALLY] != b'"v2.' and raw.find(b'"v2.', 0, _EARLY) < 0:
         return None
@@ -106,8 +107,8 @@ def read_short(raw: bytes) -> Event | None:
 
 
 def read_as(delivery: Delivery, topic: str) -> Event:
-    """An event of a topic that is known from elsewhere: its eventBody alone, as a target with an input path, a
-    transformer or a workflow trigger hands it over, or a detail that does not name the topic."""
+    """Reads an event of a given topic: an eventBody alone, as an input path, an input transformer or a workflow trigger
+    delivers it, or a detail that does not name its topic."""
     detail, sender = delivery.body, _sender(delivery.envelope)
     body, sent = parsed(detail.get("eventBody")), detail.get("timestamp")
     if type(body) is not dict:
@@ -117,13 +118,13 @@ def read_as(delivery: Delivery, topic: str) -> Event:
 
 
 def guess(delivery: Delivery) -> Event | None:
-    """What looks like the eventBody of a conversation, of a topic that nobody has told."""
+    """Reads a document that looks like the eventBody of a conversation, with an unknown topic."""
     body = delivery.body
     return _read(_NO_SENDER, None, body, None, delivery.raw, delivery.evidence) if _is_bare(body) else None
 
 
-def _is_others(delivery: Delivery) -> bool:
-    """Whether somebody else's event may have a topic and a body by these names."""
+def _may_be_foreign(delivery: Delivery) -> bool:
+    """Whether this may be an event of another sender that has members `topicName` and `eventBody`, too."""
     if delivery.envelope is None:
         return "id" in delivery.body
     return not (names_genesys(delivery.envelope) or is_topic(delivery.envelope.get("detail-type")))
@@ -157,7 +158,7 @@ def _read(
     kind, topic = topic_of(given if type(given) is str and given[:3] == "v2." else topic_name)
     if topic.frame:
         return _frame(kind, body, raw, evidence)
-    told = latest(body, topic.time) if topic.latest else when(body, topic.time)
+    event_time = latest(body, topic.time) if topic.latest else when(body, topic.time)
     own = _own_id(topic, body) if topic.own else ()
     identity = _identity(topic, body, own) if topic.identifies and own else ()
     return Event(
@@ -167,9 +168,9 @@ def _read(
         entity=named(body, topic.entity) or (id_in(topic_name, kind) if topic_name else None) or name(body.get("id")),
         part=named(body, topic.part),
         state=_snapshot_state(topic_name, kind, body) if topic.snapshot else stated(body, topic.state),
-        occurred_at=told or moment(sent) or moment(sender.time),
+        occurred_at=event_time or moment(sent) or moment(sender.time),
         own_id=own,
-        identity=identity or ((topic_name,) if told is not None else _apart(topic_name, sent, sender)),
+        identity=identity or ((topic_name,) if event_time is not None else _apart(topic_name, sent, sender)),
         content_hash=None if identity else content_digest(body),
         body=body,
         raw=raw,
@@ -178,14 +179,14 @@ def _read(
 
 
 def _apart(topic_name: str | None, sent: Any, sender: "_Sender") -> tuple[Any, ...]:
-    """The topic, ids and all, and when it was sent: a body that tells no time may be that of a later event as well.
-    A WebSocket frame does not say when it was sent, and cannot be told from a later one that says the same."""
-    apart = next((each for each in (sent, sender.id, sender.time) if each is not None), None)
-    return (topic_name,) if apart is None else (topic_name, apart)
+    """The topic with its ids, and the send time: without an event time, a later event may have the same body. A
+    WebSocket frame has no send time, so it cannot be distinguished from a later frame with the same body."""
+    distinct = next((each for each in (sent, sender.id, sender.time) if each is not None), None)
+    return (topic_name,) if distinct is None else (topic_name, distinct)
 
 
 def _own_id(topic: Topic, body: dict[str, Any]) -> tuple[Any, ...]:
-    """What the body itself names this event by: one id, an id and a version, the ids of all its utterances."""
+    """The id of the event in its body: one id, an id and a version, or the ids of all utterances."""
     if topic.each is not None:
         items = at(body, topic.each)
         found = [at(item, topic.own[0]) for item in items] if type(items) is list else []
@@ -195,7 +196,7 @@ def _own_id(topic: Topic, body: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _id_within(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> str | None:
-    """The id that the body carries, also where it takes more than that to know the event by it."""
+    """The id in the body, even if that id alone does not identify the event."""
     if own or topic.each is not None or not topic.own:
         return name(own[0]) if own else None
     return name(at(body, topic.own[0]))
@@ -209,8 +210,8 @@ def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple
 
 
 def _snapshot_state(topic_name: str | None, kind: str | None, body: dict[str, Any]) -> str | None:
-    """The state of the last communication of the last participant; of the user's own, if the topic is a user's; that
-    of the whole, if it has no participants."""
+    """The state of the last communication of the last participant. If the topic is that of a user, only this user's
+    participants count. Without participants: the state of the conversation."""
     participants = body.get("participants")
     if type(participants) is not list:
         return state(body.get("state"))

@@ -1,4 +1,4 @@
-"""Genesys Open Messaging webhooks: messages, receipts and typing events of a channel of one's own."""
+"""Read Genesys Open Messaging webhooks: messages, receipts and typing events of a custom channel."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from oncegate.events import Delivery, Event
 from oncegate.sources.fields import apart, at, envelope_id, folded, identifier, name, state, within_envelope
 from oncegate.times import moment
 
-TELLING = {"channel"}
+MARKERS = {"channel"}
 _KINDS = {"text": "Text", "structured": "Structured", "receipt": "Receipt", "event": "Event"}
 
 
@@ -19,21 +19,21 @@ def read(delivery: Delivery) -> Event | None:
     kind = body["type"].casefold()
     if not _is_open(channel, kind, alone=delivery.envelope is None):
         return None
-    message, told = identifier(body.get("id")), moment(channel.get("time"))
-    said = state(body.get("status")) or state(at(body, ("events", "0", "eventType")))
+    message, event_time = identifier(body.get("id")), moment(channel.get("time"))
+    status = state(body.get("status")) or state(at(body, ("events", "0", "eventType")))
     return Event(
         source="genesys",
         id=envelope_id(delivery) or message,
         type=f"openmessaging.{_KINDS.get(kind) or body['type'][:1].upper() + body['type'][1:]}",
         entity=name(body.get("conversationId")) or name(channel.get("id")),
-        state=said,
-        occurred_at=told,
+        state=status,
+        occurred_at=event_time,
         own_id=() if message is None else (message,),
         # Genesys documents that id and time together are unique. A receipt has the id of the message it is about, and
         # two receipts may have the same time: type and status tell them apart.
-        identity=("openmessaging", name(channel.get("id")), message, kind, folded(said), apart(delivery, told))
+        identity=("openmessaging", name(channel.get("id")), message, kind, folded(status), apart(delivery, event_time))
         if message is not None
-        else within_envelope(delivery, told),
+        else within_envelope(delivery, event_time),
         content_hash=content_digest(body) if message is None else None,
         body=body,
         raw=delivery.raw,
@@ -42,7 +42,8 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def _is_open(channel: dict[str, Any], kind: str, *, alone: bool) -> bool:
-    """In an envelope a channel has to name its platform: without it, it may be anybody's."""
+    """Whether this is an Open Messaging channel. In an envelope the channel must name its platform: without it, the
+    document may be that of another sender."""
     platform = channel.get("platform")
     if isinstance(platform, str):
         return platform.casefold() == "open"

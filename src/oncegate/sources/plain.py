@@ -1,4 +1,4 @@
-"""The plain source: any JSON object, with its members found at configurable paths."""
+"""Read any other JSON object as an event, with its members at configurable paths."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from oncegate.sources.fields import Place, first, identifier, named, parsed, pat
 
 
 def _within_detail(found: tuple[Place, ...]) -> tuple[Place, ...]:
-    """The same places in the detail of an envelope that says too little to be one."""
+    """The same paths in `detail`, for a document that has a detail but is not an envelope."""
     return tuple(("detail", (member, *rest)) for member, rest in found)
 
 
 class Paths(Struct, frozen=True):
-    """Where a plain event has what; the first path that leads to something counts."""
+    """The paths of the members of a plain event. The first path with a value counts."""
 
     source: str = "plain"
     id: tuple[Place, ...] = places("id", "eventId")
@@ -29,7 +29,7 @@ class Paths(Struct, frozen=True):
 
 
 PATHS = Paths()
-# The same, for what has nothing of it in a detail, and for what has nothing of it at all.
+# The default paths for a document without these members in its detail, and for one without any of these members.
 _OUTSIDE = Paths(entity=tutorials.ENTITY, state=tutorials.STATE, time=tutorials.TIME)
 _NOWHERE = Paths(entity=(), state=(), time=())
 _MEMBERS = {member for member, _ in (*tutorials.ENTITY, *tutorials.STATE, *tutorials.TIME)}
@@ -38,27 +38,27 @@ _MEMBERS = {member for member, _ in (*tutorials.ENTITY, *tutorials.STATE, *tutor
 def paths(
     *,
     source: str = "plain",
-    id: str | None = None,  # noqa: A002  # named as the member of the event is
+    id: str | None = None,  # noqa: A002  # the name of the event's member
     type: str | None = None,  # noqa: A002
     entity: str | None = None,
     part: str | None = None,
     state: str | None = None,
     time: str | None = None,
 ) -> Paths:
-    """Paths as people write them: `paths(id="meta.id", entity="call.id", time="meta.at")`.
+    """Paths in dotted form: `paths(id="meta.id", entity="call.id", time="meta.at")`.
 
-    Several that may lead there are separated by blanks, the first that does counts. What is not given is looked for
-    in the usual places.
+    Alternatives are separated by spaces; the first one with a value counts. A member without a path is looked for at
+    the default paths.
     """
     given = {"id": id, "type": type, "entity": entity, "part": part, "state": state, "time": time}
     if not isinstance(source, str) or not source:
-        raise SettingError(f"source={source!r} must be a name")
+        raise SettingError(f"source={source!r} must be a non-empty string")
     return Paths(source, **{member: _paths(member, dotted) for member, dotted in given.items() if dotted is not None})
 
 
 def _paths(member: str, dotted: str) -> tuple[Place, ...]:
     if not isinstance(dotted, str) or not dotted.split() or any(not all(path(each)) for each in dotted.split()):
-        raise SettingError(f'{member}={dotted!r} is no path; write it like "data.case.id"')
+        raise SettingError(f'{member}={dotted!r} is not a path; write a path such as "data.case.id"')
     return places(*dotted.split())
 
 
@@ -68,19 +68,19 @@ def has_id(delivery: Delivery, paths: Paths) -> bool:
 
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     body = delivery.body
-    said = _opened(body)
-    if paths is PATHS and (type(detail := said.get("detail")) is not dict or _MEMBERS.isdisjoint(detail)):
-        paths = _NOWHERE if _MEMBERS.isdisjoint(said) else _OUTSIDE
-    found = identifier(first(said, paths.id))
+    document = _opened(body)
+    if paths is PATHS and (type(detail := document.get("detail")) is not dict or _MEMBERS.isdisjoint(detail)):
+        paths = _NOWHERE if _MEMBERS.isdisjoint(document) else _OUTSIDE
+    event_id = identifier(first(document, paths.id))
     return Event(
         source=paths.source,
-        id=found,
-        type=text(first(said, paths.type)),
-        entity=named(said, paths.entity),
-        part=named(said, paths.part),
-        state=stated(said, paths.state),
-        occurred_at=when(said, paths.time),
-        content_hash=content_digest(body) if found is None else None,
+        id=event_id,
+        type=text(first(document, paths.type)),
+        entity=named(document, paths.entity),
+        part=named(document, paths.part),
+        state=stated(document, paths.state),
+        occurred_at=when(document, paths.time),
+        content_hash=content_digest(body) if event_id is None else None,
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,
@@ -88,6 +88,6 @@ def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
 
 
 def _opened(body: dict[str, Any]) -> dict[str, Any]:
-    """The document with its detail as an object, where that is JSON text."""
+    """The document; a detail that is the JSON text of an object is decoded."""
     detail = body.get("detail")
     return {**body, "detail": parsed(detail)} if type(detail) is str else body

@@ -1,4 +1,4 @@
-"""The topics of Genesys Cloud: where the bodies of each have what, and a rule for those that need none of their own."""
+"""The topics of Genesys Cloud: the paths in the bodies of each topic, and a rule for all other topics."""
 
 import re
 from functools import lru_cache
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from oncegate.sources.fields import Path, Place, named, places
 
-# Members that tell when the event happened or the thing was last changed. A time of creation does not: it stays.
+# The time of the event or of the last change. A creation time is not among them, because it never changes.
 _TIME = places(
     "eventTime",
     "timestamp",
@@ -39,12 +39,15 @@ _STATE = places(
 
 
 class Topic(Struct, frozen=True):
-    """Where bodies have what; the first path that leads to something counts.
+    """The paths in the bodies of a topic. The first path with a value counts.
 
-    An entity that no path leads to is the first id in the topic's name; `names` are the paths to that id, where the
-    body has it too. `own` are the paths to what names the event itself, `each` the list whose items each have one; if
-    that `identifies` the event, its key is made of it alone. `latest`: of several times the last is the event's. A
-    `snapshot` has states within, a `frame` is no event.
+    - `entity`: if no path has a value, the entity is the first id in the topic's name.
+    - `names`: paths to that id in the body.
+    - `own`: paths to the id of the event itself. With `each`, the items of this list have an id each.
+    - `identifies`: the key is made from `own` alone.
+    - `latest`: of several times, the latest is that of the event.
+    - `snapshot`: the state is inside the participants.
+    - `frame`: a message of this topic is not an event.
     """
 
     name: str
@@ -75,7 +78,7 @@ _TRANSCRIPTION = Topic(
 _ATTRIBUTES = Topic("attributes", part=places("participantId"))
 _CHAT_MESSAGE = Topic("message", part=(), own=(("id",),))
 _OUTBOUND = Topic("outbound", state=(*places("wrapupCode"), *_STATE))
-# The times in it are not those of joining or leaving.
+# The times in this body are not those of joining or leaving.
 _QUEUE_MEMBER = Topic(
     "queue member", places("queueId"), places("id"), places("joined"), time=(), names=places("queueId")
 )
@@ -94,7 +97,7 @@ _ACTIVITY = Topic(
 )
 _FRAME = Topic("frame", frame=True)
 
-# The first that matches the template counts. They are compiled when the first topic comes, not at import.
+# The first pattern that matches the template counts. Patterns are compiled at the first use, not at import.
 _TOPICS = (
     (r"v2\.detail\.events\.conversation\.\{id\}\.attributes$", _ATTRIBUTES),
     (r"v2\.detail\.events\.conversation\.\{id\}\.outbound", _OUTBOUND),
@@ -113,7 +116,7 @@ _TOPICS = (
     (r".*\boutbound\b", _OUTBOUND),
 )
 
-# No word of a topic has a digit or a hyphen in it, but for the version that it starts with.
+# No word of a topic has a digit or a hyphen, except for the version at its start.
 _ID = r"[^.{]*[\d-][^.}]*|[a-f]{16,}|(?<=entityid\.)[^.]+"
 _OPEN = r"\{[^.}]*\}|(?<=entitytype\.)[^.]+"
 _IDS = re.compile(rf"(?<=\.)(?:{_ID})(?=\.|$)", re.IGNORECASE)
@@ -123,7 +126,7 @@ _LONGEST = 200
 
 
 def topic_of(name: str | None) -> tuple[str | None, Topic]:
-    """A topic's template, `v2.users.{id}.presence`, and its rule, from its template or its name with ids in it."""
+    """The template of a topic, such as `v2.users.{id}.presence`, and its rule. The name may contain ids."""
     if not name:
         return None, _ANY
     if len(name) > _LONGEST:
@@ -132,22 +135,22 @@ def topic_of(name: str | None) -> tuple[str | None, Topic]:
 
 
 def is_topic(name: Any) -> bool:
-    """Whether it is named as topics are, and not as whatever else stands in their place."""
+    """Whether this is the name of a topic."""
     return type(name) is str and name[:3] in ("v2.", "V2.")
 
 
 def template_of(kind: str | None) -> str | None:
-    """A type; the template, if it is a topic."""
+    """The template of a type that is a topic; any other type unchanged."""
     return topic_of(kind)[0] if is_topic(kind) else kind
 
 
 def id_of(kind: str | None) -> str | None:
-    """The id in a type that is a topic."""
+    """The first id in a type that is a topic; else None."""
     return id_in(kind, topic_of(kind)[0]) if kind is not None and is_topic(kind) else None
 
 
 def id_in(name: str, template: str | None) -> str | None:
-    """The first id in a topic's name: what stands in a gap of its template, else what looks like an id."""
+    """The first id in a topic's name: the step at `{id}` in its template, else the first step that looks like an id."""
     steps, gaps = name.split("."), (template or "").split(".")
     if len(steps) == len(gaps):
         for place, step in enumerate(steps):
@@ -158,12 +161,12 @@ def id_in(name: str, template: str | None) -> str | None:
 
 
 def filled(topic: str, body: dict[str, Any]) -> str:
-    """The name of a topic, from its template and the id that a body of it has; as it is, where the body has none."""
+    """The name of a topic from its template and the id in a body; the template if the body has no id."""
     found = named(body, topic_of(topic)[1].names)
     return topic if found is None else _GAP.sub(lambda _: found, topic)
 
 
-# Templates are few; names with ids in them are not, and stay out.
+# There are few templates. Names with ids are not cached: there are too many.
 @lru_cache(maxsize=512)
 def _topic_of(name: str) -> tuple[str, Topic]:
     template = _PLACES.sub("{id}", name)

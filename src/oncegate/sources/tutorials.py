@@ -1,4 +1,4 @@
-"""The shapes that tutorials use for events of Genesys and NICE CXone, which neither of them sends."""
+"""Read the event formats of tutorials about Genesys and NICE CXone, which neither platform sends."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ STATE = places("state", "status", "data.state", "data.status")
 _TIMES = ("timestamp", "eventTime", "time", "createdTime", "occurredAt", "createdAt")
 TIME = places(*_TIMES, *(f"data.{name}" for name in _TIMES))
 
-TELLING = {"payload", "source", "conversationId"}
+MARKERS = {"payload", "source", "conversationId"}
 _KIND = places("eventType", "type")
 _ID = places("id", "eventId")
 _TIME = (*TIME, *places(*(f"payload.{name}" for name in _TIMES)))
@@ -32,9 +32,9 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def guess(delivery: Delivery) -> Event | None:
-    """The detail of a tutorial's envelope by itself, as the input path `$.detail` hands it over: it has the key that it
-    has in its envelope. Less than these three members is too little to tell it from an event of somebody else's, and no
-    tutorial calls its id `eventId` there."""
+    """Reads the detail of a tutorial's envelope alone, as the input path `$.detail` delivers it. Its key is the same as
+    in the envelope. All three members are required, because fewer could belong to another sender's event. No tutorial
+    uses `eventId` here."""
     body = delivery.body
     if delivery.envelope is not None or "eventId" in body:
         return None
@@ -43,22 +43,23 @@ def guess(delivery: Delivery) -> Event | None:
     return _read(delivery, body, "genesys", body["conversationId"], body)
 
 
-def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any, said: dict[str, Any]) -> Event:
+def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any, content: dict[str, Any]) -> Event:
     body = delivery.body
-    own, sent = identifier(first(body, _ID)), envelope_id(delivery)
-    kind = text(first(body, _KIND)) or text(said.get("eventType")) or text(envelope.get("detail-type"))
-    told = when(body, _TIME)
-    numbered = source == "cxone" and own is not None
+    own_id, sent_id = identifier(first(body, _ID)), envelope_id(delivery)
+    kind = text(first(body, _KIND)) or text(content.get("eventType")) or text(envelope.get("detail-type"))
+    event_time = when(body, _TIME)
+    has_own_id = source == "cxone" and own_id is not None
+    identity = ("event", None, own_id) if has_own_id else ("tutorial", name(entity), kind, apart(delivery, event_time))
     return Event(
         source=source,
-        id=sent or own,
+        id=sent_id or own_id,
         type=template_of(kind) if source == "genesys" else kind,
         entity=name(entity),
-        state=stated(said, STATE) or stated(body, STATE),
-        occurred_at=told or moment(envelope.get("time")),
-        own_id=() if own is None else (own,),
-        identity=("event", None, own) if numbered else ("tutorial", name(entity), kind, apart(delivery, told)),
-        content_hash=None if numbered else content_digest(_without_trace(body)),
+        state=stated(content, STATE) or stated(body, STATE),
+        occurred_at=event_time or moment(envelope.get("time")),
+        own_id=() if own_id is None else (own_id,),
+        identity=identity,
+        content_hash=None if has_own_id else content_digest(_without_trace(body)),
         body=body,
         raw=delivery.raw,
         evidence=delivery.evidence,
@@ -66,7 +67,7 @@ def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any
 
 
 def _without_trace(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without the id of a trace, which copies do not share."""
+    """The body without the trace id, which differs between copies."""
     metadata = body.get("metadata")
     if not isinstance(metadata, dict) or _TRACE not in metadata:
         return body

@@ -8,8 +8,9 @@ from oncegate.doctor.facts import RedisFacts, StoreFacts
 from oncegate.doctor.stores.seen import Seen, clock
 from oncegate.errors import NoStore
 from oncegate.stores import open_store
-from oncegate.stores.redis.checks import appends, check_layout, evicting, parsed
-from oncegate.stores.redis.connection import CommandFailed, RedisServer, exchange, explained
+from oncegate.stores.redis.checks import check_layout, eviction_policy, has_append_only_file, parse_info
+from oncegate.stores.redis.connection import RedisServer
+from oncegate.stores.redis.errors import CommandFailed, store_error
 from oncegate.stores.redis.settings import RedisSettings, settings_of
 
 
@@ -18,14 +19,19 @@ def look(url: str, shown: str) -> Seen:
     settings = settings_of(url)
     with closing(RedisServer(settings, settings.host, settings.port)) as server:
         before = wall()
-        replies = exchange({server: [("TIME",), ("INFO", "everything")]})[server]
+        replies = server.execute([("TIME",), ("INFO", "everything")])
         for reply in replies:
             if isinstance(reply, CommandFailed):
-                raise explained(reply.error, server.name)
+                raise store_error(reply.error, server.name)
         (seconds, rest), info = replies
         ticking = clock(f"Redis at {server.name}", before, int(seconds) * 1_000_000 + int(rest))
-        told = parsed(info)
-        redis = RedisFacts(host=settings.host, port=settings.port, evicts_by=evicting(told), append_only=appends(told))
+        fields = parse_info(info)
+        redis = RedisFacts(
+            host=settings.host,
+            port=settings.port,
+            evicts_by=eviction_policy(fields),
+            append_only=has_append_only_file(fields),
+        )
         refused = settings.cluster and redis.evicts_by is not None  # for a reason that a rule tells
         store = StoreFacts(url=shown, scheme="redis", absent=None if refused else _absent(url, settings, server))
     return Seen(store=store, redis=redis, clocks=(ticking,))

@@ -1,13 +1,14 @@
-"""Workers of SQS queues."""
+"""The worker for SQS queues."""
 
 try:
-    import botocore  # noqa: F401  # asked for here, so that the error can say what to install
+    import botocore  # noqa: F401  # imported here, so that the error names the extra to install
 except ImportError as _error:
     from oncegate.errors import MissingExtra
 
     raise MissingExtra("a worker of an SQS queue", "aws") from _error
 
+from oncegate.ingress.sqs.client import read_address
 from oncegate.ingress.sqs.options import validate
 from oncegate.ingress.sqs.worker import SqsWorker
 
-__all__ = ["SqsWorker", "validate"]
+__all__ = ["SqsWorker", "read_address", "validate"]

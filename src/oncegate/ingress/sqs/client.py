@@ -1,7 +1,6 @@
-"""What the errors of SQS mean to whoever reads them: one sentence, and what to do."""
+"""Address of an SQS queue, requests to it, and batches of requests with retries."""
 
 import asyncio
-import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
@@ -12,36 +11,27 @@ from msgspec import Struct
 
 from oncegate.aws.clients import checked_endpoint, client
 from oncegate.aws.failures import FAILURES, Kind, Words, failure
+from oncegate.backoff import Backoff
 from oncegate.errors import QueueError, QueueUnavailable, SettingError
 from oncegate.text import quoted
 
-_WORDS: Final = Words("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
-
-
-class QueueMissing(QueueError):
-    """There is no such queue."""
-
-
-_ERRORS: Final[dict[Kind, type[QueueError]]] = {"passing": QueueUnavailable, "missing": QueueMissing}
-
-
-def explained(error: Exception, place: str, action: str) -> QueueError:
-    found = failure(error, place, action, _WORDS)
-    return _ERRORS.get(found.kind, QueueError)(found.sentence)
-
-
-# Where a queue is. Credentials are never in it: they come from where AWS's tools look.
-
-
+MAX_BATCH: Final = 10  # entries of one SQS request
 OPTIONS: Final = ("region", "endpoint")
 _SCHEME: Final = "sqs://"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 _URL: Final = re.compile(r"https?://[^/?#@\s]+/[^?#@\s]*")
-_AWS: Final = re.compile(r"(?:sqs\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.(?:queue\.)?amazonaws\.com(?:\.cn)?")
+_AWS_HOST: Final = re.compile(r"(?:sqs\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.(?:queue\.)?amazonaws\.com(?:\.cn)?")
+_ATTRIBUTES: Final = ["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId"]
+_READ_SLACK: Final = 10.0  # seconds that an answer may take beyond the wait of a long poll
+_WORDS: Final = Words("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
+
+
+# ── address ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class QueueAddress(Struct, frozen=True):
-    """A queue by its name, or by its URL if that is known."""
+    """The name of a queue, and its URL if that was given. Credentials are never part of an address: botocore finds
+    them."""
 
     name: str
     url: str | None = None
@@ -54,56 +44,62 @@ class QueueAddress(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Where it is, for a sentence."""
+        """The queue and where it is, for messages."""
         where = self.endpoint or (f"region {self.region}" if self.region else None)
         return f"the SQS queue {self.name} ({where})" if where else f"the SQS queue {self.name}"
 
 
-def read_address(written: str) -> QueueAddress:
-    """`sqs://NAME`, `sqs://https://…` or the URL that AWS shows, with `?region=` and `&endpoint=`."""
-    bare, _, query = written.removeprefix(_SCHEME).partition("?")
+def read_address(text: str) -> QueueAddress:
+    """Parse `sqs://NAME`, `sqs://https://…` or the URL that AWS shows, each with `?region=` and `&endpoint=`."""
+    bare, _, query = text.removeprefix(_SCHEME).partition("?")
     options = dict(parse_qsl(query))
     if unknown := sorted(options.keys() - set(OPTIONS)):
-        raise SettingError(f"the address of a queue has no option {unknown[0]!r}; it has {' and '.join(OPTIONS)}")
+        raise SettingError(f"unknown option {unknown[0]!r} in a queue URL; use {' or '.join(OPTIONS)}")
     region, endpoint = options.get("region"), checked_endpoint(options.get("endpoint"))
     if _URL.fullmatch(bare):
-        return _by_url(bare, region, endpoint)
-    if not written.startswith(_SCHEME) or not _NAME.fullmatch(bare):
+        return _read_https(bare, region, endpoint)
+    if not text.startswith(_SCHEME) or not _NAME.fullmatch(bare):
         raise SettingError(
-            f"{quoted(written)} names no queue; write sqs://NAME?region=eu-central-1, or the URL that AWS shows for it"
+            f"{quoted(text)} is not the URL of a queue; write sqs://NAME?region=eu-central-1, or the URL that AWS shows"
+            " for the queue"
         )
     return QueueAddress(bare, None, region, endpoint)
 
 
-def _by_url(url: str, region: str | None, endpoint: str | None) -> QueueAddress:
-    """A URL of AWS's has the region in it; any other is of an emulator or a proxy, and says where to ask."""
+def _read_https(url: str, region: str | None, endpoint: str | None) -> QueueAddress:
+    """A URL of AWS contains the region. Any other URL is that of an emulator or a proxy, which is then the endpoint."""
     parts = urlsplit(url)
     name = parts.path.rpartition("/")[2]
     if not _NAME.fullmatch(name):
-        raise SettingError(f"{quoted(url)} does not end with the name of a queue; copy the URL that AWS shows for it")
-    aws = _AWS.fullmatch(parts.netloc)
+        raise SettingError(
+            f"{quoted(url)} does not end with the name of a queue; copy the URL that AWS shows for the queue"
+        )
+    aws = _AWS_HOST.fullmatch(parts.netloc)
     if aws is not None:
         return QueueAddress(name, url, region or aws[1], endpoint)
     return QueueAddress(name, url, region, endpoint or f"{parts.scheme}://{parts.netloc}")
 
 
-# Requests to SQS: each is asked once, and whoever asks decides what becomes of a failure.
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-AT_A_TIME: Final = 10
-_ATTRIBUTES: Final = ["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId"]
-_SLACK: Final = 10.0
+class QueueMissing(QueueError):
+    """The queue does not exist."""
+
+
+_ERRORS: Final[dict[Kind, type[QueueError]]] = {"passing": QueueUnavailable, "missing": QueueMissing}
 
 
 class FailedEntry(Struct, frozen=True):
-    """Why one entry of a batch was refused, and whether it may be taken when it is sent again."""
+    """Why SQS rejected one entry of a batch, and whether a retry may succeed."""
 
-    why: str
-    passes: bool
+    reason: str
+    may_retry: bool
 
 
 class SqsClient:
-    """Used from several threads. `wait`, the longest of a poll, and `visibility` are in seconds."""
+    """Requests to one queue, without retries; each raises QueueError. Thread-safe. `wait` (the longest poll) and
+    `visibility` are in seconds."""
 
     def __init__(self, address: QueueAddress, *, wait: int, visibility: int, connections: int) -> None:
         self.place = address.place
@@ -115,7 +111,7 @@ class SqsClient:
         self._url = address.url or ""
 
     def open(self) -> bool:
-        """Find the queue, and whether it has somewhere to put what always fails; QueueError if it cannot be used."""
+        """Connect to the queue. Returns whether it has a redrive policy, that is, a dead-letter queue."""
         try:
             self._client = client(
                 "sqs",
@@ -123,25 +119,29 @@ class SqsClient:
                 self._address.endpoint,
                 self.place,
                 connect_timeout=5.0,
-                read_timeout=self._wait + _SLACK,
+                read_timeout=self._wait + _READ_SLACK,
                 max_pool_connections=self._connections,
             )
         except FAILURES as error:
-            raise explained(error, self.place, "") from error
+            raise self._explained(error, "") from error
         if self._address.url is None:
-            self._url = self._ask("GetQueueUrl", self._client.get_queue_url, QueueName=self._address.name)["QueueUrl"]
-        asked = self._of_queue("GetQueueAttributes", self._client.get_queue_attributes, AttributeNames=["All"])
-        return "RedrivePolicy" in asked.get("Attributes", {})
+            answer = self._request("GetQueueUrl", self._client.get_queue_url, QueueName=self._address.name)
+            self._url = answer["QueueUrl"]
+        answer = self._request(
+            "GetQueueAttributes", self._client.get_queue_attributes, QueueUrl=self._url, AttributeNames=["All"]
+        )
+        return "RedrivePolicy" in answer.get("Attributes", {})
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
 
     def receive(self, most: int, wait: int) -> list[dict[str, Any]]:
-        """Wait so many seconds for messages."""
-        answer = self._of_queue(
+        """Receive up to `most` messages. Waits up to `wait` seconds for the first one."""
+        answer = self._request(
             "ReceiveMessage",
             self._client.receive_message,
+            QueueUrl=self._url,
             MaxNumberOfMessages=most,
             WaitTimeSeconds=wait,
             VisibilityTimeout=self._visibility,
@@ -152,51 +152,56 @@ class SqsClient:
         return messages
 
     def delete(self, handles: Sequence[str]) -> dict[int, FailedEntry]:
-        """Delete up to ten messages. The numbers of those that were not, with the reason."""
-        entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
-        return _refusals(self._of_queue("DeleteMessage", self._client.delete_message_batch, Entries=entries))
+        """Delete up to ten messages. Returns the failures by index."""
+        entries = [{"Id": str(index), "ReceiptHandle": handle} for index, handle in enumerate(handles)]
+        return self._request_batch("DeleteMessage", self._client.delete_message_batch, entries)
 
-    def show(self, handles: Sequence[tuple[str, float]]) -> dict[int, FailedEntry]:
-        """Have up to ten messages become visible so many seconds from now, each."""
+    def change_visibility(self, handles: Sequence[tuple[str, float]]) -> dict[int, FailedEntry]:
+        """Make up to ten messages visible after so many seconds each. Returns the failures by index."""
         entries = [
-            {"Id": str(at), "ReceiptHandle": handle, "VisibilityTimeout": ceil(seconds)}
-            for at, (handle, seconds) in enumerate(handles)
+            {"Id": str(index), "ReceiptHandle": handle, "VisibilityTimeout": ceil(seconds)}
+            for index, (handle, seconds) in enumerate(handles)
         ]
-        ask = self._client.change_message_visibility_batch
-        return _refusals(self._of_queue("ChangeMessageVisibility", ask, Entries=entries))
+        return self._request_batch("ChangeMessageVisibility", self._client.change_message_visibility_batch, entries)
 
-    def _of_queue(self, action: str, request: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
-        return self._ask(action, request, QueueUrl=self._url, **parameters)
+    def _request_batch(
+        self, action: str, request: Callable[..., Any], entries: Sequence[dict[str, Any]]
+    ) -> dict[int, FailedEntry]:
+        answer = self._request(action, request, QueueUrl=self._url, Entries=entries)
+        return {
+            int(failed["Id"]): FailedEntry(
+                f"{failed.get('Code')}: {failed.get('Message', '')}", not failed.get("SenderFault")
+            )
+            for failed in answer.get("Failed", [])
+        }
 
-    def _ask(self, action: str, request: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
+    def _request(self, action: str, request: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = request(**parameters)
         except FAILURES as error:
-            raise explained(error, self.place, f"sqs:{action}") from error
+            raise self._explained(error, f"sqs:{action}") from error
         return answer
 
-
-def _refusals(answer: dict[str, Any]) -> dict[int, FailedEntry]:
-    return {
-        int(failed["Id"]): FailedEntry(
-            f"{failed.get('Code')}: {failed.get('Message', '')}", not failed.get("SenderFault")
-        )
-        for failed in answer.get("Failed", [])
-    }
+    def _explained(self, error: Exception, action: str) -> QueueError:
+        found = failure(error, self.place, action, _WORDS)
+        return _ERRORS.get(found.kind, QueueError)(found.sentence)
 
 
-# Batches: entries for requests that take ten at a time, sent soon and sent again if they fail.
-
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
 
 _Entry = TypeVar("_Entry")
-_LINGER: Final = 0.02
+_LINGER: Final = 0.02  # seconds that an entry waits for others
 _TRIES: Final = 6
 _FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
 
 
 class BatchSender(Generic[_Entry]):
-    """`send` gets up to ten entries and answers the refused by their number; `done` hears of each entry when it is
-    over, and why if it was given up."""
+    """Collects entries for requests of up to ten, sends them, and retries the entries that fail.
+
+    `send` gets up to ten entries and returns the failures by index. `done` is called once for each entry: with None
+    after a success, with the reason after the last failure.
+    """
 
     def __init__(
         self,
@@ -211,13 +216,13 @@ class BatchSender(Generic[_Entry]):
 
     def put(self, entry: _Entry) -> None:
         self._waiting.append(entry)
-        if len(self._waiting) >= AT_A_TIME:
+        if len(self._waiting) >= MAX_BATCH:
             self._begin()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LINGER, self._begin)
 
     async def flush(self, within: float) -> None:
-        """Wait until all has been sent, at most so long."""
+        """Wait until every entry is done, for at most so many seconds."""
         if self._waiting:
             self._begin()
         if self._sending:
@@ -228,31 +233,29 @@ class BatchSender(Generic[_Entry]):
             self._timer.cancel()
             self._timer = None
         entries, self._waiting = self._waiting, []
-        task = asyncio.get_running_loop().create_task(self._sent(entries))
+        task = asyncio.get_running_loop().create_task(self._send_with_retries(entries))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _sent(self, entries: list[_Entry]) -> None:
-        """Those that fail for no fault of ours are sent again, after a growing pause."""
-        pause = _FIRST_PAUSE
-        for left in reversed(range(_TRIES)):
-            entries = await self._try(entries, last=not left)
+    async def _send_with_retries(self, entries: list[_Entry]) -> None:
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        for tries_left in reversed(range(_TRIES)):
+            entries = await self._send_once(entries, is_last=not tries_left)
             if not entries:
                 return
-            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # no secret
-            pause *= 2
+            await asyncio.sleep(backoff.next_pause())
 
-    async def _try(self, entries: list[_Entry], *, last: bool) -> list[_Entry]:
-        """Send these; the ones to be sent again."""
+    async def _send_once(self, entries: list[_Entry], *, is_last: bool) -> list[_Entry]:
+        """Returns the entries to send again."""
         try:
-            refused = await self._send(entries)
+            failures = await self._send(entries)
         except QueueError as error:
-            refused = dict.fromkeys(range(len(entries)), FailedEntry(str(error), passes=True))
+            failures = dict.fromkeys(range(len(entries)), FailedEntry(str(error), may_retry=True))
         again = []
-        for at, entry in enumerate(entries):
-            refusal = refused.get(at)
-            if refusal is not None and refusal.passes and not last:
+        for index, entry in enumerate(entries):
+            failed = failures.get(index)
+            if failed is not None and failed.may_retry and not is_last:
                 again.append(entry)
             else:
-                self._done(entry, None if refusal is None else refusal.why)
+                self._done(entry, None if failed is None else failed.reason)
         return again

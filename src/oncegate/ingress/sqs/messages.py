@@ -1,30 +1,49 @@
-"""Messages in hand, and the events in them."""
+"""SQS messages that a worker holds, and the events in them."""
 
-from collections.abc import Hashable
+import asyncio
+import logging
+from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
+from oncegate.backoff import pause_after
 from oncegate.carriers.pieces import whole, within
+from oncegate.clocks import Clock
+from oncegate.errors import QueueError
 from oncegate.events import Event
 from oncegate.gate.job import Identified, Job
+from oncegate.ingress.call_threads import CallThreads
+from oncegate.ingress.sqs.client import MAX_BATCH, BatchSender, FailedEntry, SqsClient
 from oncegate.times import microseconds_of
 
-_LONGEST_PAUSE: Final = 300.0
+_FIRST_PAUSE: Final = 1  # seconds
+_LONGEST_PAUSE: Final = 300
+_log: Final = logging.getLogger("oncegate.work")
 
 
 class Message:
-    """One message, from its receipt to its end. Times are on the boot clock.
+    """One received message. Times are in microseconds of the boot clock.
 
-    It is deleted when all of its events are acknowledged. As soon as one is not, `again_after` says in how many
-    seconds it is to come again."""
+    The message is deleted when all its events are acknowledged. If an event is not acknowledged, `again_after` is the
+    number of seconds after which the message becomes visible again.
+    """
 
-    __slots__ = ("again_after", "handle", "left", "name", "received_at", "receives", "renewed_at", "visible_until")
+    __slots__ = (
+        "again_after",
+        "handle",
+        "name",
+        "received_at",
+        "receives",
+        "renewed_at",
+        "unfinished",
+        "visible_until",
+    )
 
     def __init__(self, received: dict[str, Any], now: int, visibility: int) -> None:
         self.handle: str = received["ReceiptHandle"]
         self.name: str = received.get("MessageId", "")
         self.receives = whole(within(received, "Attributes", "ApproximateReceiveCount")) or 1
         self.received_at = now
-        self.left = 0
+        self.unfinished = 0  # events
         self.again_after: float | None = None
         self.renew(now, visibility)
 
@@ -33,44 +52,143 @@ class Message:
         self.visible_until = now + visibility
 
     def lose(self) -> None:
-        """It is no longer ours: nothing of it starts any more."""
+        """Another worker may receive the message now, so no event of it may start here."""
         self.visible_until = 0
 
     @property
     def pause(self) -> float:
-        """In how many seconds it comes again after a failure: twice as many each time."""
-        return min(2.0 ** min(self.receives - 1, 10), _LONGEST_PAUSE)
+        """Seconds before the next delivery after a failure: doubled with each receive."""
+        return pause_after(self.receives, _FIRST_PAUSE, _LONGEST_PAUSE)
 
 
 class MessageEvent:
-    """One event of a message on its way through the gate, and its place: a lane, and an order within that."""
+    """One event of a message, with the lane in which it runs and its order within the lane."""
 
-    __slots__ = ("event", "item", "lane", "looks", "message", "order", "ran")
+    __slots__ = ("checks", "event", "item", "lane", "message", "order", "ran")
 
     def __init__(self, message: Message, event: Event, item: Identified, *, fifo: bool) -> None:
         self.message = message
         self.event = event
         self.item = item
         self.ran = False
-        self.looks = 0  # how often it was looked for a publisher that was still at it
+        self.checks = 0  # how often the event was found to be in flight at its publisher
         self.lane = ("group", event.evidence.group) if fifo else _lane(event, item)
         self.order = 0 if fifo else _order(event)
 
     @property
     def started(self) -> bool:
-        """Whether its handler has begun."""
+        """Whether the handler has started."""
         return isinstance(self.item, Job) and self.item.started
 
 
 def _lane(event: Event, item: Identified) -> Hashable | None:
-    """What runs one after the other: the events of one entity. Copies of what has no entity do so by their key: the
-    later ones then find the first completed."""
+    """Events of one entity share a lane. Events without an entity share a lane by key: a later copy then finds the
+    first one completed."""
     if not isinstance(item, Job):
         return None
     return ("key", item.carried or item.key.digest) if event.entity is None else ("entity", event.source, event.entity)
 
 
 def _order(event: Event) -> int:
-    """When it happened, else when it was sent."""
+    """The time at which the event occurred, else the time at which it was sent."""
     at = event.occurred_at or event.evidence.sent_at
     return 0 if at is None else microseconds_of(at)
+
+
+class InFlightMessages:
+    """Keeps received messages hidden from other receivers, then deletes them or makes them visible again.
+
+    `visibility` is the visibility timeout of one request, and `max_hold` the time for which it is renewed; both are in
+    microseconds.
+    """
+
+    def __init__(self, client: SqsClient, threads: CallThreads, boot: Clock, *, visibility: int, max_hold: int) -> None:
+        self._client = client
+        self._threads = threads
+        self._boot = boot
+        self._visibility = visibility
+        self._max_hold = max_hold
+        self._messages: dict[Message, None] = {}
+        self._deletions = BatchSender(self._delete, self._deleted)
+        self._releases = BatchSender(self._release, self._released)
+        # If a message is renewed and released at the same time, it would stay hidden.
+        self._changing = asyncio.Lock()
+        self._may_release = asyncio.Event()
+        self._may_release.set()
+
+    def add(self, received: dict[str, Any]) -> Message:
+        message = Message(received, self._boot(), self._visibility)
+        self._messages[message] = None
+        return message
+
+    def end(self, message: Message) -> None:
+        """Delete or release a message, all of whose events have ended."""
+        if message.again_after is None:
+            self._deletions.put(message)
+        else:
+            del self._messages[message]
+            self._releases.put(message)
+
+    def pause_releases(self) -> None:
+        """Release no message until `resume_releases`."""
+        self._may_release.clear()
+
+    def resume_releases(self) -> None:
+        self._may_release.set()
+
+    async def keep_hidden(self) -> None:
+        """Renew the visibility timeout of each message when between a third and half of it has passed, until
+        cancelled."""
+        while True:
+            await asyncio.sleep(self._visibility / 6e6)
+            now = self._boot()
+            due = [message for message in self._messages if self._is_due(message, now)]
+            async with self._changing:
+                for start in range(0, len(due), MAX_BATCH):
+                    await self._renew(due[start : start + MAX_BATCH])
+
+    async def flush(self, within: float) -> None:
+        """Wait until all ended messages are deleted or released, for at most so many seconds."""
+        await asyncio.gather(self._deletions.flush(within), self._releases.flush(within))
+
+    def _is_due(self, message: Message, now: int) -> bool:
+        held = now - message.received_at
+        return now - message.renewed_at >= self._visibility / 3 and held < self._max_hold
+
+    async def _renew(self, due: Sequence[Message]) -> None:
+        sent_at, seconds = self._boot(), self._visibility / 1e6
+        try:
+            failures = await self._threads.call(
+                self._client.change_visibility, [(message.handle, seconds) for message in due]
+            )
+        except QueueError:
+            return  # half of the visibility timeout is left: the next round tries again
+        for index, message in enumerate(due):
+            if index not in failures:
+                message.renew(sent_at, self._visibility)
+            elif not failures[index].may_retry:
+                message.lose()
+
+    async def _delete(self, messages: Sequence[Message]) -> dict[int, FailedEntry]:
+        return await self._threads.call(self._client.delete, [message.handle for message in messages])
+
+    def _deleted(self, message: Message, problem: str | None) -> None:
+        del self._messages[message]
+        if problem is not None:
+            _log.warning(
+                "message %s was not deleted (%s); it will be delivered again as a duplicate", message.name, problem
+            )
+
+    async def _release(self, messages: Sequence[Message]) -> dict[int, FailedEntry]:
+        await self._may_release.wait()
+        async with self._changing:
+            pauses = [(message.handle, message.again_after or 0) for message in messages]
+            return await self._threads.call(self._client.change_visibility, pauses)
+
+    def _released(self, message: Message, problem: str | None) -> None:
+        if problem is not None:
+            _log.warning(
+                "message %s was not released (%s); it will be delivered again after its visibility timeout",
+                message.name,
+                problem,
+            )

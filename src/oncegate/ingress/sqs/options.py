@@ -1,4 +1,4 @@
-"""Ways: how a worker was told to behave, checked."""
+"""Validate the options of an SQS worker."""
 
 from typing import Any, Final
 
@@ -6,15 +6,15 @@ from msgspec import Struct
 
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError
-from oncegate.ingress.sqs.client import AT_A_TIME
+from oncegate.ingress.sqs.client import MAX_BATCH
 
 _SECOND: Final = 1_000_000
-_LONGEST_WAIT: Final = 20
-_LONGEST_HIDDEN: Final = 12 * 3_600
+_MAX_WAIT: Final = 20
+_MAX_VISIBILITY: Final = 12 * 3_600
 
 
 class SqsOptions(Struct, frozen=True):
-    """`wait` and `visibility` are in whole seconds, as SQS counts them; `drain` is in seconds."""
+    """`wait` and `visibility` are in whole seconds, as SQS requires; `drain` is in seconds."""
 
     batch: int
     wait: int
@@ -27,15 +27,15 @@ class SqsOptions(Struct, frozen=True):
 def validate(
     *, batch: int, wait: Duration, visibility: Duration, in_hand: int, receivers: int, drain: Duration
 ) -> SqsOptions:
-    """Ways that SQS can go, or SettingError."""
-    most = _count("batch", batch, AT_A_TIME)
-    many = _count("in_hand", in_hand, 100_000)
+    """Raises SettingError for a value that SQS does not allow."""
+    messages = _count("batch", batch, MAX_BATCH)
+    events = _count("in_hand", in_hand, 100_000)
     return SqsOptions(
-        batch=min(most, many),
-        wait=_seconds("wait", wait, _LONGEST_WAIT),
-        visibility=_seconds("visibility", visibility, _LONGEST_HIDDEN),
-        in_hand=many,
-        receivers=min(_count("receivers", receivers, 64), max(1, many // most)),
+        batch=min(messages, events),
+        wait=_seconds("wait", wait, _MAX_WAIT),
+        visibility=_seconds("visibility", visibility, _MAX_VISIBILITY),
+        in_hand=events,
+        receivers=min(_count("receivers", receivers, 64), max(1, events // messages)),
         drain=microseconds(drain, "drain") / _SECOND,
     )
 
@@ -50,5 +50,5 @@ def _seconds(name: str, value: Duration, most: int) -> int:
     seconds = -(-microseconds(value, name) // _SECOND)
     if seconds > most:
         longest = f"{most}s" if most < 3_600 else f"{most // 3_600}h"
-        raise SettingError(f"{name}={value!r} is longer than the {longest} that SQS allows")
+        raise SettingError(f"{name}={value!r} is too long; the maximum of SQS is {longest}")
     return seconds

@@ -1,7 +1,7 @@
-"""The Redis store and its URL."""
+"""The Redis store."""
 
 try:
-    import hiredis  # noqa: F401  # asked for here, so that the error can say what to install
+    import hiredis  # noqa: F401  # imported here, so that a missing package raises MissingExtra
     import redis  # noqa: F401
 except ImportError as _error:
     from oncegate.errors import MissingExtra
@@ -16,5 +16,5 @@ __all__ = ["RedisStore", "open_redis", "settings_of"]
 
 
 def open_redis(url: str, *, create: bool, clock: Clock | None) -> RedisStore:
-    """`redis://host:6379/0`, `rediss://` with TLS, `redis+cluster://any-node:6379`; see docs/stores/redis.md."""
+    """Open `redis://host:6379/0`, `rediss://` (TLS) or `redis+cluster://any-node:6379`; see docs/stores/redis.md."""
     return RedisStore(settings_of(url), create=create, clock=clock)

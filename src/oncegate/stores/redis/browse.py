@@ -1,4 +1,4 @@
-"""What people look at: pages of records and of dead letters in the order of their addresses."""
+"""Pages of records and of dead letters, in the order of their addresses, for operators."""
 
 import heapq
 import re
@@ -9,109 +9,127 @@ from typing import Final
 from oncegate.claims import Address, Record
 from oncegate.stores.base import Entry
 from oncegate.stores.redis import script_calls
-from oncegate.stores.redis.codec import address_of, namespace_of, place_of, unpack
-from oncegate.stores.redis.connection import CommandFailed, RedisServer, exchange, explained
-from oncegate.stores.redis.requests import reading, text, texts
-from oncegate.stores.redis.script_calls import Buckets
+from oncegate.stores.redis.codec import (
+    decode_address,
+    decode_namespace,
+    decode_record,
+    encode_address,
+    encode_lookup,
+    encode_namespace,
+    encode_text,
+    encode_texts,
+)
+from oncegate.stores.redis.connection import RedisServer, execute_on_servers
+from oncegate.stores.redis.errors import CommandFailed, store_error
+from oncegate.stores.redis.script_calls import ScriptCaller
 from oncegate.stores.step_store import shown
 
-Where = tuple[str, bytes]
-
-_SCANNED: Final = "1000"
-
-
-def dead_letters(buckets: Buckets, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
-    request = texts([b"dead", b"%d" % limit, *_bounds(namespace, after)])
-    found: list[tuple[Where, Record]] = []
-    for _now, *pairs in buckets.ask(buckets.everywhere(script_calls.LOOK, request)):
-        found += [(address_of(where), unpack(value)) for where, value in zip(pairs[::2], pairs[1::2], strict=True)]
-    return _page(found, limit)
+# Namespace and key.
+_Location = tuple[str, bytes]
+_SCAN_COUNT: Final = "1000"
 
 
-def _bounds(namespace: str | None, after: Address | None) -> tuple[bytes, bytes]:
-    """A stretch of the list, in the notation of ZRANGEBYLEX."""
+def dead_letters(caller: ScriptCaller, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
+    query = encode_texts([b"dead", b"%d" % limit, *_lex_range(namespace, after)])
+    found: list[tuple[_Location, Record]] = []
+    for _now, *pairs in caller.execute(caller.call_every_bucket(script_calls.LOOK, query)):
+        for address, value in zip(pairs[::2], pairs[1::2], strict=True):
+            found.append((decode_address(address), decode_record(value)))
+    return _first_entries(found, limit)
+
+
+def _lex_range(namespace: str | None, after: Address | None) -> tuple[bytes, bytes]:
+    """The bounds of a page, as arguments of ZRANGEBYLEX."""
     start, stop = b"-", b"+"
     if namespace is not None:
-        place = place_of(namespace)
-        start, stop = b"[" + place, b"(" + place[:-1] + b"\1"
+        encoded = encode_namespace(namespace)
+        start, stop = b"[" + encoded, b"(" + encoded[:-1] + b"\1"
     if after is not None and (namespace is None or after.namespace >= namespace):
-        start = b"(" + place_of(after.namespace) + after.key
+        start = b"(" + encode_address(after)
     return start, stop
 
 
-def browse_key(buckets: Buckets, key: bytes, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
-    ((now, *pairs),) = buckets.ask([buckets.call(buckets.of(key), script_calls.LOOK, texts([b"key", key]))])
-    records = zip(map(namespace_of, pairs[::2]), map(unpack, pairs[1::2]), strict=True)
+def browse_key(
+    caller: ScriptCaller, key: bytes, namespace: str | None, after: Address | None, limit: int
+) -> list[Entry]:
+    """The records of one key in all namespaces, or in one."""
+    call = caller.call(caller.bucket_of(key), script_calls.LOOK, encode_texts([b"key", key]))
+    ((now, *pairs),) = caller.execute([call])
+    records = zip(map(decode_namespace, pairs[::2]), map(decode_record, pairs[1::2]), strict=True)
     found = [((name, key), record) for name, record in records if namespace in (None, name)]
-    return _page([each for each in found if shown(*each, after, now)], limit)
+    return _first_entries([each for each in found if shown(*each, after, now)], limit)
 
 
-def browse_all(buckets: Buckets, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
-    """A walk over all keys of all servers that keeps the first `limit` addresses past `after`.
+def browse_all(caller: ScriptCaller, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
+    """The first `limit` records after `after`, found by a scan of all keys of all servers.
 
-    A list of all records, in order, would make a page cheap and every claim dearer, in time and by half in memory;
-    people browse seldom."""
-    best: dict[Where, Record] = {}
-    for addresses in _scan_pages(buckets, namespace):
+    A sorted index of all records would make this fast. It was rejected because every claim would take longer and
+    records would need half as much memory again; browsing is rare."""
+    best: dict[_Location, Record] = {}
+    for locations in _scan_locations(caller, namespace):
         last = max(best) if best and len(best) >= limit else None
-        wanted = [where for where in addresses if _in_page(where, after, last)]
-        best.update(_records(buckets, wanted, after))
+        wanted = [location for location in locations if _is_between(location, after, last)]
+        best.update(_read_records(caller, wanted, after))
         best = dict(heapq.nsmallest(limit, best.items()))
-    return _page(list(best.items()), limit)
+    return _first_entries(list(best.items()), limit)
 
 
-def scan_all(buckets: Buckets, namespace: str | None) -> Iterator[Entry]:
-    """All records, in no order."""
-    for addresses in _scan_pages(buckets, namespace):
-        yield from (Entry(*where, record) for where, record in _records(buckets, addresses, None))
+def scan_all(caller: ScriptCaller, namespace: str | None) -> Iterator[Entry]:
+    """All records, in no particular order."""
+    for locations in _scan_locations(caller, namespace):
+        yield from (Entry(*location, record) for location, record in _read_records(caller, locations, None))
 
 
-def _in_page(where: Where, after: Address | None, last: Where | None) -> bool:
-    return (after is None or where > (after.namespace, after.key)) and (last is None or where < last)
+def _is_between(location: _Location, after: Address | None, last: _Location | None) -> bool:
+    return (after is None or location > (after.namespace, after.key)) and (last is None or location < last)
 
 
-def _scan_pages(buckets: Buckets, namespace: str | None) -> Iterator[list[Where]]:
-    """The addresses of all records, a handful at a time, in no order; some may come twice."""
-    place = b"" if namespace is None else _quoted(place_of(namespace))
-    bases = {base + b"r" for base in buckets.servers.bases}
-    for keys in _scan(buckets.servers.all(), buckets.servers.pattern + b"r" + place + b"*"):
-        parts = (_parted(key, bases) for key in keys)
-        yield [address_of(where) for where in parts if where is not None]
+def _scan_locations(caller: ScriptCaller, namespace: str | None) -> Iterator[list[_Location]]:
+    """The locations of all records, in chunks and in no particular order. SCAN may return a key twice."""
+    within = b"" if namespace is None else _escape_pattern(encode_namespace(namespace))
+    record_prefixes = {prefix + b"r" for prefix in caller.servers.key_prefixes}
+    for keys in _scan_keys(caller.servers.all(), caller.servers.key_pattern + b"r" + within + b"*"):
+        addresses = (_address_in(key, record_prefixes) for key in keys)
+        yield [decode_address(address) for address in addresses if address is not None]
 
 
-def _parted(key: bytes, bases: set[bytes]) -> bytes | None:
-    """A key without the beginning that its bucket gives it; None if it is no record of ours."""
-    length = key.find(b"}") + 2 if len(bases) > 1 else len(next(iter(bases)))
-    return key[length:] if key[:length] in bases and 0 in key[length:] else None
+def _address_in(key: bytes, record_prefixes: set[bytes]) -> bytes | None:
+    """A Redis key without the prefix of its bucket; None if the key is not a record of this store."""
+    length = key.find(b"}") + 2 if len(record_prefixes) > 1 else len(next(iter(record_prefixes)))
+    return key[length:] if key[:length] in record_prefixes and 0 in key[length:] else None
 
 
-def _scan(servers: list[RedisServer], pattern: bytes) -> Iterator[list[bytes]]:
-    """Keys that fit a pattern, from all servers at once."""
+def _scan_keys(servers: list[RedisServer], pattern: bytes) -> Iterator[list[bytes]]:
+    """The keys that match a pattern. All servers scan at the same time."""
     cursors = dict.fromkeys(servers, b"0")
     while cursors:
-        asked = {server: [("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)] for server, cursor in cursors.items()}
-        for server, (reply,) in exchange(asked).items():
+        commands = {
+            server: [("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)] for server, cursor in cursors.items()
+        }
+        for server, (reply,) in execute_on_servers(commands).items():
             if isinstance(reply, CommandFailed):
-                raise explained(reply.error, server.name)
+                raise store_error(reply.error, server.name)
             cursors[server], keys = reply
             if cursors[server] == b"0":
                 del cursors[server]
             yield keys
 
 
-def _quoted(text: bytes) -> bytes:
-    """As it is, to Redis' patterns."""
+def _escape_pattern(text: bytes) -> bytes:
+    """A pattern of Redis that matches exactly this text."""
     return re.sub(rb"([*?\[\]\\^])", rb"\\\1", text)
 
 
-def _records(buckets: Buckets, wanted: list[Where], after: Address | None) -> Iterator[tuple[Where, Record]]:
-    addresses = [Address(*where) for where in wanted]
-    calls = buckets.split(script_calls.LOOK, addresses, reading, text(b"records")) if addresses else []
-    for call, (now, *values) in zip(calls, buckets.ask(calls), strict=True):
+def _read_records(
+    caller: ScriptCaller, locations: list[_Location], after: Address | None
+) -> Iterator[tuple[_Location, Record]]:
+    addresses = [Address(*location) for location in locations]
+    calls = caller.split(script_calls.LOOK, addresses, encode_lookup, encode_text(b"records"))
+    for call, (now, *values) in zip(calls, caller.execute(calls), strict=True):
         for position, value in zip(call.positions, values, strict=True):
-            if value and shown(wanted[position], record := unpack(value), after, now):
-                yield wanted[position], record
+            if value and shown(locations[position], record := decode_record(value), after, now):
+                yield locations[position], record
 
 
-def _page(found: list[tuple[Where, Record]], limit: int) -> list[Entry]:
-    return [Entry(*where, record) for where, record in heapq.nsmallest(limit, found, key=itemgetter(0))]
+def _first_entries(found: list[tuple[_Location, Record]], limit: int) -> list[Entry]:
+    return [Entry(*location, record) for location, record in heapq.nsmallest(limit, found, key=itemgetter(0))]

@@ -1,131 +1,137 @@
-"""What a server must be before it is trusted with claims, asked when it is first met."""
+"""Check that a server is fit for the store: version, role, eviction policy, persistence and key layout."""
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from oncegate.errors import NoStore, StoreRefused
-from oncegate.stores.redis.connection import Command, CommandFailed, RedisServer, ask, explained
+from oncegate.stores.redis.connection import Command, RedisServer, Reply
+from oncegate.stores.redis.errors import CommandFailed, store_error
 from oncegate.stores.redis.settings import RedisSettings
 
-_OLDEST: Final = (6, 2)
-_VERSION: Final = 2
+_OLDEST_VERSION: Final = (6, 2)
+_LAYOUT_VERSION: Final = 2
 LAYOUT_TAG: Final = b"layout"
 
 
 class MayEvict(StoreRefused):
-    """Records may be evicted, by a policy that nobody has allowed."""
+    """The server may evict records, and the URL does not allow that."""
 
     brief = "it may evict records (maxmemory-policy)"
 
 
-def check(server: RedisServer, settings: RedisSettings) -> None:
-    info = _info(server, "everything")
+def check_server(server: RedisServer, settings: RedisSettings) -> None:
+    """Check a server at the first connection. Raises StoreRefused; warns if the server may lose data."""
+    info = _read_info(server, "everything")
     _check_version(info, server.name)
-    _check_kind(info, server.name, settings)
+    _check_role(info, server.name, settings)
     _check_eviction(info, server.name, allowed=settings.evicting)
-    if not appends(info):
+    if not has_append_only_file(info):
         _warn(
-            f"Redis at {server.name} keeps no append-only file: what was claimed and completed since its last snapshot "
-            "is forgotten when it stops, and runs again if it is delivered again; set appendonly yes"
+            f"Redis at {server.name} keeps no append-only file: when the server stops, it forgets the claims and "
+            "completions since its last snapshot, and those events run again if redelivered; set appendonly yes"
         )
 
 
-def check_again(server: RedisServer, settings: RedisSettings) -> None:
-    """What may have changed while the server ran."""
+def check_eviction_again(server: RedisServer, settings: RedisSettings) -> None:
+    """Check the eviction policy, which can change while the server runs."""
     if not settings.evicting:
-        _check_eviction(_info(server, "memory"), server.name)
+        _check_eviction(_read_info(server, "memory"), server.name)
 
 
-def _info(server: RedisServer, section: str) -> dict[str, str]:
-    (reply,) = ask(server, [("INFO", section)])
-    if isinstance(reply, CommandFailed):
-        raise explained(reply.error, server.name)
-    return parsed(reply)
+def _read_info(server: RedisServer, section: str) -> dict[str, str]:
+    return parse_info(_execute(server, ("INFO", section)))
 
 
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, RuntimeWarning, stacklevel=3)
-
-
-def parsed(reply: bytes) -> dict[str, str]:
+def parse_info(reply: bytes) -> dict[str, str]:
+    """The fields in the reply to INFO."""
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
-    return {name: value.strip() for name, sign, value in lines if sign}
+    return {name: value.strip() for name, colon, value in lines if colon}
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def _check_version(info: dict[str, str], place: str) -> None:
     version = info.get("redis_version", "0")
     major, minor = ([int(part) for part in version.split(".") if part.isdecimal()] + [0, 0])[:2]
-    if (major, minor) < _OLDEST:
-        raise StoreRefused(f"Redis {version} at {place} is too old; 6.2 or newer is needed")
+    if (major, minor) < _OLDEST_VERSION:
+        raise StoreRefused(f"Redis {version} at {place} is too old; use 6.2 or newer")
 
 
-def _check_kind(info: dict[str, str], place: str, settings: RedisSettings) -> None:
-    if not settings.cluster and info.get("cluster_enabled") == "1":
+def _check_role(info: dict[str, str], place: str, settings: RedisSettings) -> None:
+    if settings.cluster:
+        return
+    if info.get("cluster_enabled") == "1":
         raise StoreRefused(f"Redis at {place} is a node of a cluster; write redis+cluster:// instead of redis://")
-    if info.get("role") == "slave" and not settings.cluster:
+    if info.get("role") == "slave":
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
-        raise StoreRefused(f"Redis at {place} is a read-only replica; name its primary instead: {primary}")
+        raise StoreRefused(f"Redis at {place} is a read-only replica; use its primary instead: {primary}")
 
 
-def evicting(info: dict[str, str]) -> str | None:
-    """The policy by which records may be evicted: all but one do so, the volatile ones too, since records have an
-    expiry. Without a limit nothing is evicted yet; but a limit is set while the server runs, when nobody looks."""
+def eviction_policy(info: dict[str, str]) -> str | None:
+    """The maxmemory-policy if it evicts records, else None.
+
+    Every policy but noeviction does. The volatile policies evict keys with an expiry, which records have. A server
+    without maxmemory evicts nothing yet, but maxmemory can be set while the server runs."""
     policy = info.get("maxmemory_policy", "noeviction")
     return policy if policy != "noeviction" else None
 
 
-def appends(info: dict[str, str]) -> bool:
-    """Whether it keeps an append-only file."""
+def has_append_only_file(info: dict[str, str]) -> bool:
     return info.get("aof_enabled") == "1"
 
 
 def _check_eviction(info: dict[str, str], place: str, *, allowed: bool = False) -> None:
-    policy = evicting(info)
+    policy = eviction_policy(info)
     if policy is None:
         return
-    may = f"Redis at {place} may evict records to make room (maxmemory-policy {policy}), and an evicted event would "
+    may_evict = (
+        f"Redis at {place} may evict records to make room (maxmemory-policy {policy}), and an evicted event would "
+    )
     if not allowed:
         raise MayEvict(
-            f"{may}run again; set maxmemory-policy noeviction. ElastiCache has volatile-lru by default: set noeviction"
-            " in a parameter group of your own and give that to the cache. A server that may forget events all the same"
-            " is used with ?evicting=allowed"
+            f"{may_evict}run again; set maxmemory-policy noeviction. ElastiCache has volatile-lru by default: set"
+            " noeviction in a custom parameter group and assign that group to the cache. To use a server that may evict"
+            " records, add ?evicting=allowed"
         )
-    _warn(f"{may}run again, an evicted dead letter be lost; it is allowed to here (evicting=allowed)")
+    _warn(f"{may_evict}run again, and an evicted dead letter would be lost; evicting=allowed permits this")
 
 
 def check_layout(server: RedisServer, settings: RedisSettings, *, create: bool) -> None:
-    """All who share a prefix must share the layout of its keys: a claim looked for in another bucket is not found."""
+    """Check that the store with this prefix has the expected key layout; if `create`, write the layout version.
+
+    All clients of a prefix must use the same layout: with another number of buckets, a claim would not be found."""
     key = settings.prefix.encode() + b"{" + LAYOUT_TAG + b"}"
     buckets = settings.buckets if settings.cluster else 1
-    note = f"{_VERSION} {buckets}"
-    reply = _told(server, [("SET", key, note, "NX")] if create else [], ("GET", key))
+    expected = f"{_LAYOUT_VERSION} {buckets}"
+    reply = _execute(server, *([("SET", key, expected, "NX")] if create else []), ("GET", key))
     if reply is None:
-        raise NoStore(f"there is no store {settings.prefix} at {settings.place}; name the right one (?prefix=)")
+        raise NoStore(f"there is no store {settings.prefix} at {settings.place}; correct the URL or its ?prefix=")
     try:
-        version, made_with = map(int, reply.split())
+        version, actual_buckets = map(int, reply.split())
     except ValueError:
         raise StoreRefused(
-            f"the key {key.decode()} at {settings.place} is not Oncegate's; choose another ?prefix="
+            f"the key {key.decode()} at {settings.place} belongs to another program; choose another ?prefix="
         ) from None
-    if version > _VERSION:
+    if version > _LAYOUT_VERSION:
         raise StoreRefused(
-            f"the store {settings.prefix} at {settings.place} was written by a newer Oncegate (layout {version}, this "
-            f"one knows {_VERSION}); upgrade"
+            f"the store {settings.prefix} at {settings.place} was written by a newer Oncegate (layout {version}; this "
+            f"version supports up to {_LAYOUT_VERSION}); upgrade Oncegate"
         )
-    if made_with != buckets:
+    if actual_buckets != buckets:
         raise StoreRefused(
-            f"the store {settings.prefix} at {settings.place} was made with {made_with} buckets, not {buckets}; "
-            f"write ?buckets={made_with}, or choose another ?prefix="
+            f"the store {settings.prefix} at {settings.place} was made with {actual_buckets} buckets, not {buckets}; "
+            f"write ?buckets={actual_buckets}, or choose another ?prefix="
         )
-    if create and version < _VERSION:  # its records are read as they are
-        _told(server, [], ("SET", key, note))
+    if create and version < _LAYOUT_VERSION:  # records of older layouts are readable as they are
+        _execute(server, ("SET", key, expected))
 
 
-def _told(server: RedisServer, before: Sequence[Command], command: Command) -> Any:
-    """The reply to a command, with others asked before it; StoreError if one of them failed."""
-    replies = ask(server, [*before, command])
-    for each in replies:
-        if isinstance(each, CommandFailed):
-            raise explained(each.error, server.name)
+def _execute(server: RedisServer, *commands: Command) -> Reply:
+    """The reply to the last command. Raises StoreError if any command failed."""
+    replies = server.execute(commands)
+    for reply in replies:
+        if isinstance(reply, CommandFailed):
+            raise store_error(reply.error, server.name)
     return replies[-1]

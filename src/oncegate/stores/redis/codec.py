@@ -1,184 +1,327 @@
-"""Records and addresses as the bytes that record.lua draws."""
+"""Encode requests for the Lua scripts; decode their answers and the records.
 
+`lua/record.lua` documents the layout of a record. A request is a head of fixed layout (numbers and lengths), followed
+by byte strings of these lengths.
+"""
+
+import struct
 from binascii import unhexlify
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from struct import Struct as Layout
 from typing import Final
 
 from msgspec import Struct, msgpack
 
-from oncegate.claims import COMPLETED, Address, EventSummary, Record, State
+from oncegate.claims import (
+    COMPLETED,
+    Address,
+    Claim,
+    ClaimProof,
+    Complete,
+    EventSummary,
+    Record,
+    Redrive,
+    Release,
+    Renew,
+    Reset,
+    Settlement,
+    State,
+    Take,
+)
+from oncegate.stores.base import Change
 
-_MASK: Final = (1 << 56) - 1
-_HEAD: Final = Layout(">QQQQB")
-_OWNER_AT: Final = _HEAD.size
-_TIME: Final = 7
-_LETTERS: Final[dict[str, State]] = {"P": "P", "p": "P", "R": "R", "r": "R", "C": "C", "c": "C", "D": "D"}
-_STATES: Final = {ord(letter): state for letter, state in _LETTERS.items()}
-
-_encode: Final = msgpack.Encoder().encode
-_TEXTS: Final = 8
-_LONG: Final = 254
-_NONE: Final = 255
 _NULL: Final = b"null"
-_ONE: Final = [bytes((number,)) for number in range(256)]
-_ARRAY: Final = 0x90
+_BYTE: Final = [bytes((number,)) for number in range(256)]
+
+# ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=1024)
+def encode_namespace(namespace: str) -> bytes:
+    """UTF-8 with zero bytes escaped, followed by a zero byte. The encoding keeps the sort order, and no encoded
+    namespace is a prefix of another."""
+    return namespace.encode().replace(b"\1", b"\1\2").replace(b"\0", b"\1\1") + b"\0"
+
+
+@lru_cache(maxsize=1024)
+def decode_namespace(encoded: bytes) -> str:
+    return encoded[:-1].replace(b"\1\1", b"\0").replace(b"\1\2", b"\1").decode()
+
+
+def encode_address(address: Address) -> bytes:
+    return encode_namespace(address.namespace) + address.key
+
+
+def decode_address(encoded: bytes) -> tuple[str, bytes]:
+    """Namespace and key."""
+    stop = encoded.index(0) + 1
+    return decode_namespace(encoded[:stop]), encoded[stop:]
+
+
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
+
+_NO_TEXT: Final = 0xFFFFFFFF
+_UNSTARTED: Final = 2**53
+_CLAIM: Final = struct.Struct(">IBBIQQQB")
+_SUMMARY_LENGTH: Final = slice(6, 10)
+_SETTLE: Final = struct.Struct(">cIIQII")
+_TAKE: Final = struct.Struct(">IIQ")
+_OPERATE: Final = struct.Struct(">cI")
+_SWAP: Final = struct.Struct(">IIqQ")
+_LENGTH: Final = struct.Struct(">I")
+
+
+def encode_claim(claim: Claim) -> bytes:
+    address, owner, content, summary = (
+        encode_address(claim),
+        claim.owner,
+        claim.payload_hash,
+        encode_summary(claim.about),
+    )
+    lengths = len(address), len(owner), len(content), len(summary)
+    flags = claim.binds + 2 * claim.marks
+    head = _CLAIM.pack(*lengths, claim.lease, claim.retention, claim.slides, flags)
+    return head + address + owner + content + summary
+
+
+def claimed_summary(encoded_claim: bytes) -> bytes:
+    """The event summary in an encoded claim, as `encode_summary` returned it."""
+    return encoded_claim[-int.from_bytes(encoded_claim[_SUMMARY_LENGTH]) :]
+
+
+def encode_settlement(settlement: Settlement) -> bytes:
+    if isinstance(settlement, Complete):
+        if settlement.result == _NULL and settlement.error is None and settlement.handed_to is None:
+            # Nearly always. Written out here: every function call shows in the time of a batch.
+            address, proof = encode_address(settlement), _encode_proof(settlement.owner, settlement.fence)
+            head = _SETTLE.pack(b"c", len(address), len(proof), settlement.retention, _NO_TEXT, _NO_TEXT)
+            return head + address + proof
+        return _encode_complete(settlement)
+    error = _utf8(settlement.error)
+    if isinstance(settlement, Release):
+        verb = b"U" if settlement.unavailable else b"R"
+        return _encode_settle(verb, settlement, _UNSTARTED if settlement.unstarted else settlement.delay, None, error)
+    return _encode_settle(b"D", settlement, settlement.retention, settlement.payload, error)
+
+
+def _encode_complete(complete: Complete) -> bytes:
+    error = _utf8(complete.error)
+    if complete.handed_to is not None:
+        texts = _encode_tail_text(error) + _encode_tail_text(_utf8(complete.handed_to))
+        return _encode_settle(b"H", complete, complete.retention, complete.result, texts)
+    return _encode_settle(b"C", complete, complete.retention, complete.result, error)
+
+
+def encode_renewal(renewal: Renew) -> bytes:
+    return _encode_settle(b"N", renewal, renewal.lease, None, None)
+
+
+def _encode_settle(verb: bytes, claim: ClaimProof, number: int, first: bytes | None, second: bytes | None) -> bytes:
+    address = encode_address(claim)
+    proof = _encode_proof(claim.owner, claim.fence)
+    first_length = _NO_TEXT if first is None else len(first)
+    second_length = _NO_TEXT if second is None else len(second)
+    head = _SETTLE.pack(verb, len(address), len(proof), number, first_length, second_length)
+    return head + address + proof + (first or b"") + (second or b"")
+
+
+def _utf8(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def encode_take(take: Take) -> bytes:
+    address = encode_address(take)
+    return _TAKE.pack(len(address), len(take.owner), take.lease) + address + take.owner
+
+
+def encode_redrive(redrive: Redrive) -> bytes:
+    address = encode_address(redrive)
+    return _OPERATE.pack(b"V", len(address)) + address
+
+
+def encode_reset(reset: Reset) -> bytes:
+    address = encode_address(reset)
+    return _OPERATE.pack(b"d" if reset.only_dead else b"X", len(address)) + address
+
+
+def encode_change(change: Change) -> bytes:
+    address = encode_address(change)
+    return _SWAP.pack(len(address), len(change.body), change.version, change.retention) + address + change.body
+
+
+def encode_lookup(address: Address) -> bytes:
+    return encode_text(encode_address(address))
+
+
+def encode_text(text: bytes) -> bytes:
+    return _LENGTH.pack(len(text)) + text
+
+
+def encode_texts(texts: Iterable[bytes]) -> bytes:
+    return b"".join(map(encode_text, texts))
+
+
+# ── parts of a record ─────────────────────────────────────────────────────────────────────────────────────
+
+_LOW_7_BYTES: Final = (1 << 56) - 1
+_TAIL_TEXTS: Final = 8
+_LONG_TEXT: Final = 254
+_ABSENT_TEXT: Final = 255
+_MSGPACK_ARRAY: Final = 0x90
 _WITH_UUID: Final = 0x10
 
 
-class _Kept(Struct, array_like=True, gc=False):
-    """About as it is kept, what is rare at the end."""
+class _StoredSummary(Struct, array_like=True, gc=False):
+    """EventSummary as a MessagePack array. Fields that are often None come last, because None is cut off there."""
 
     source: str
     type: str | None = None
-    delivery: str | None = None
+    delivery_id: str | None = None
     entity: str | None = None
     occurred_at: int | None = None
 
 
-_decode: Final = msgpack.Decoder(_Kept).decode
+_encode_msgpack: Final = msgpack.Encoder().encode
+_decode_msgpack: Final = msgpack.Decoder(_StoredSummary).decode
 
 
-def pack_proof(owner: bytes, fence: int) -> bytes:
-    return (fence & _MASK).to_bytes(7) + _ONE[len(owner)] + owner
+def _encode_proof(owner: bytes, fence: int) -> bytes:
+    return (fence & _LOW_7_BYTES).to_bytes(7) + _BYTE[len(owner)] + owner
 
 
-def pack_about(about: EventSummary) -> bytes:
-    """As the first text of a tail: a MessagePack array without what is missing at its end. Most delivery ids are UUIDs:
-    such a one is left out of the array and put behind its first byte, which is changed to tell so."""
-    short = _shortened(about.delivery_id)
-    parts = [about.source, about.type, about.delivery_id if short is None else None, about.entity, about.occurred_at]
+def encode_summary(summary: EventSummary) -> bytes:
+    """The first text of a record's tail: a MessagePack array without the None values at its end.
+
+    Most delivery ids are UUIDs. A UUID is not an array element: its 16 bytes follow the first byte of the array, and
+    that byte is raised by 0x10 as a mark."""
+    delivery_id = summary.delivery_id
+    uuid = _uuid_bytes(delivery_id)
+    parts = [summary.source, summary.type, delivery_id if uuid is None else None, summary.entity, summary.occurred_at]
     while parts[-1] is None:
         parts.pop()
-    packed = _encode(parts)
-    if short is not None:
-        packed = _ONE[packed[0] + _WITH_UUID] + short + packed[1:]
-    return pack_text(packed)
+    packed = _encode_msgpack(parts)
+    if uuid is not None:
+        packed = _BYTE[packed[0] + _WITH_UUID] + uuid + packed[1:]
+    return _encode_tail_text(packed)
 
 
-def pack_text(text: bytes | None) -> bytes:
-    """As it stands in a tail."""
+def _encode_tail_text(text: bytes | None) -> bytes:
     if text is None:
-        return _ONE[_NONE]
-    return (_ONE[len(text)] if len(text) < _LONG else _ONE[_LONG] + len(text).to_bytes(4)) + text
+        return _BYTE[_ABSENT_TEXT]
+    return (_BYTE[len(text)] if len(text) < _LONG_TEXT else _BYTE[_LONG_TEXT] + len(text).to_bytes(4)) + text
 
 
-def _unpack_about(packed: bytes) -> EventSummary:
-    short = b""
-    if packed[0] >= _ARRAY + _WITH_UUID:
-        short, packed = packed[1:17], _ONE[packed[0] - _WITH_UUID] + packed[17:]
-    kept = _decode(packed)
-    return EventSummary(
-        kept.source, kept.type, kept.entity, kept.occurred_at, _spelled(short) if short else kept.delivery
-    )
+def _decode_summary(packed: bytes) -> EventSummary:
+    uuid = b""
+    if packed[0] >= _MSGPACK_ARRAY + _WITH_UUID:
+        uuid, packed = packed[1:17], _BYTE[packed[0] - _WITH_UUID] + packed[17:]
+    stored = _decode_msgpack(packed)
+    delivery_id = _format_uuid(uuid) if uuid else stored.delivery_id
+    return EventSummary(stored.source, stored.type, stored.entity, stored.occurred_at, delivery_id)
 
 
-def _shortened(delivery: str | None) -> bytes | None:
-    """The 16 bytes of a UUID, if it is spelled the usual way."""
-    if delivery is None or len(delivery) != 36 or delivery[8:24:5] != "----":
+def _uuid_bytes(delivery_id: str | None) -> bytes | None:
+    """The 16 bytes of a UUID in lower case with hyphens; None for any other text."""
+    if delivery_id is None or len(delivery_id) != 36 or delivery_id[8:24:5] != "----":
         return None
-    digits = delivery.replace("-", "")
+    digits = delivery_id.replace("-", "")
     try:
-        short = unhexlify(digits)
+        uuid = unhexlify(digits)
     except ValueError:
         return None
-    return short if len(short) == 16 and short.hex() == digits else None
+    return uuid if len(uuid) == 16 and uuid.hex() == digits else None
 
 
-def _spelled(short: bytes) -> str:
-    return f"{short[:4].hex()}-{short[4:10].hex('-', 2)}-{short[10:].hex()}"
+def _format_uuid(uuid: bytes) -> str:
+    return f"{uuid[:4].hex()}-{uuid[4:10].hex('-', 2)}-{uuid[10:].hex()}"
 
 
-def unpack(value: bytes, about: EventSummary | None = None, packed: bytes = b"") -> Record:
-    """The record of this value. What it is about need not be read if it is this, packed like this, as it mostly is
-    where a copy has come."""
+def _decode_tail(tail: bytes) -> list[bytes | None]:
+    """All texts of a tail, absent ones as None; the first text alone if no other follows."""
+    found: list[bytes | None] = []
+    at = 0
+    while at < len(tail):
+        length = tail[at]
+        at += 1
+        if length == _ABSENT_TEXT:
+            found.append(None)
+            continue
+        if length == _LONG_TEXT:
+            length = int.from_bytes(tail[at : at + 4])
+            at += 4
+        found.append(tail[at : at + length])
+        at += length
+    return found + [None] * (_TAIL_TEXTS - len(found)) if len(found) > 1 else found
+
+
+# ── records and answers ───────────────────────────────────────────────────────────────────────────────────
+
+_HEAD: Final = struct.Struct(">QQQQB")
+_OWNER_AT: Final = _HEAD.size
+_TIME_SIZE: Final = 7
+_STATE_LETTERS: Final[dict[str, State]] = {"P": "P", "p": "P", "R": "R", "r": "R", "C": "C", "c": "C", "D": "D"}
+_STATES: Final = {ord(letter): state for letter, state in _STATE_LETTERS.items()}
+
+
+def decode_record(value: bytes, about: EventSummary | None = None, encoded_about: bytes = b"") -> Record:
+    """The record in this value.
+
+    A caller that expects the summary `about`, encoded as `encoded_about`, saves its decoding if the value has the same
+    bytes. That is the usual case for a duplicate."""
     first, second, third, fourth, owner_length = _HEAD.unpack_from(value)
-    state, moment = _STATES[first >> 56], first & _MASK
+    state, moment = _STATES[first >> 56], first & _LOW_7_BYTES
     hash_at = _OWNER_AT + owner_length
     tail_at = hash_at + (fourth >> 56)
     completed = state == COMPLETED
     result: bytes | None = _NULL if completed else None
-    error = payload = lost = since = handed = None
+    error = payload = lost = since = handed_to = None
     lease_until = 0 if completed else moment
     tail = value[tail_at:]
-    if about is None or tail != packed:
-        if 1 + tail[0] == len(tail):  # nearly always
-            about = _unpack_about(tail[1:])
+    if about is None or tail != encoded_about:
+        if 1 + tail[0] == len(tail):  # nearly always: the summary is the only text
+            about = _decode_summary(tail[1:])
         else:
-            kept, *rest = _texts(tail)
-            about = _unpack_about(kept or b"")
+            summary, *rest = _decode_tail(tail)
+            about = _decode_summary(summary or b"")
             if rest:
-                result, said, payload, lease, lost, since, handed = rest
-                error = None if said is None else said.decode()
+                result, error_text, payload, lease, lost, since, handed_to = rest
+                error = None if error_text is None else error_text.decode()
                 lease_until = lease_until if lease is None else int.from_bytes(lease)
     return Record(
         state,
         value[_OWNER_AT:hash_at],
-        fourth & _MASK,
+        fourth & _LOW_7_BYTES,
         lease_until,
         second >> 48 & 0xFF00 | third >> 56,
         value[hash_at:tail_at],
-        second & _MASK or None,
+        second & _LOW_7_BYTES or None,
         about,
-        third & _MASK,
+        third & _LOW_7_BYTES,
         moment if completed else None,
         result,
         error,
         payload,
         0 if lost is None else int.from_bytes(lost),
         None if since is None else int.from_bytes(since),
-        None if handed is None else handed.decode(),
+        None if handed_to is None else handed_to.decode(),
     )
 
 
-def unpack_only(reply: bytes) -> tuple[int, int, bytes]:
-    """What claim.lua answers to one request: the time, a letter, and the record if one goes with it."""
-    return int.from_bytes(reply[:_TIME]), reply[_TIME], reply[_TIME + 1 :]
+def decode_single_answer(reply: bytes) -> tuple[int, int, bytes]:
+    """The answer of claim.lua to one request: the time, the letter, and the record (empty if there is none)."""
+    return int.from_bytes(reply[:_TIME_SIZE]), reply[_TIME_SIZE], reply[_TIME_SIZE + 1 :]
 
 
-def unpack_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, Iterator[bytes]]:
-    """What claim.lua answers: the time, a letter for each of so many requests, and the records that go with some."""
+def decode_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, Iterator[bytes]]:
+    """The answer of claim.lua to `count` requests: the time, a letter for each request, and the records, in order, of
+    the requests whose letter has a record."""
     if isinstance(reply, bytes):
-        stop = _TIME + count
-        return int.from_bytes(reply[:_TIME]), reply[_TIME:stop], iter((reply[stop:],))
+        stop = _TIME_SIZE + count
+        return int.from_bytes(reply[:_TIME_SIZE]), reply[_TIME_SIZE:stop], iter((reply[stop:],))
     head, *records = reply
-    return int.from_bytes(head[:_TIME]), head[_TIME:], iter(records)
+    return int.from_bytes(head[:_TIME_SIZE]), head[_TIME_SIZE:], iter(records)
 
 
-def _texts(tail: bytes) -> list[bytes | None]:
-    """All texts of a tail, or the first alone."""
-    found: list[bytes | None] = []
-    at = 0
-    while at < len(tail):
-        length = tail[at]
-        at += 1
-        if length == _NONE:
-            found.append(None)
-            continue
-        if length == _LONG:
-            length = int.from_bytes(tail[at : at + 4])
-            at += 4
-        found.append(tail[at : at + length])
-        at += length
-    return found + [None] * (_TEXTS - len(found)) if len(found) > 1 else found
-
-
-@lru_cache(maxsize=1024)
-def place_of(namespace: str) -> bytes:
-    """The namespace as bytes without a zero, and a zero: no other place is the beginning of it, and order is kept."""
-    return namespace.encode().replace(b"\1", b"\1\2").replace(b"\0", b"\1\1") + b"\0"
-
-
-@lru_cache(maxsize=1024)
-def namespace_of(place: bytes) -> str:
-    return place[:-1].replace(b"\1\1", b"\0").replace(b"\1\2", b"\1").decode()
-
-
-def where_of(address: Address) -> bytes:
-    return place_of(address.namespace) + address.key
-
-
-def address_of(where: bytes) -> tuple[str, bytes]:
-    stop = where.index(0) + 1
-    return namespace_of(where[:stop]), where[stop:]
+def decode_document(value: bytes) -> tuple[int, int, bytes]:
+    """Version, expiry and body of a versioned document."""
+    return int.from_bytes(value[:7]), int.from_bytes(value[7:14]), value[14:]

@@ -1,4 +1,4 @@
-"""The scripts: their text, and the digests by which servers know them."""
+"""The Lua scripts, and calls of them: a batch is split over the buckets, and each part is one call on one server."""
 
 import hashlib
 import pkgutil
@@ -12,318 +12,347 @@ from msgspec import Struct
 from msgspec.structs import replace
 from redis.exceptions import NoScriptError
 
-from oncegate.claims import Address
+from oncegate.claims import Address, Release
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.redis.checks import check_layout
-from oncegate.stores.redis.codec import where_of
-from oncegate.stores.redis.connection import Command, CommandFailed, RedisServer, Reply, ask, exchange, explained
-from oncegate.stores.redis.servers import Cluster, Servers, Single
+from oncegate.stores.redis.codec import encode_address, encode_settlement
+from oncegate.stores.redis.connection import Command, RedisServer, Reply, execute_on_servers
+from oncegate.stores.redis.errors import CommandFailed, store_error
+from oncegate.stores.redis.servers import Cluster, Servers, SingleServer
 from oncegate.stores.redis.settings import RedisSettings
+
+# Seconds before each retry. A failover takes a second or more; a wait of that length is left to the caller.
+_RETRY_PAUSES: Final = (0.0, 0.05, 0.2)
+
+# ── the scripts ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Script(Struct, frozen=True):
-    """`writes`: replicas are to confirm what it does, if that is wanted. `reads_first`: it takes the key of its first
-    request, to read it with the clock. `notes`: told to, it notes the namespaces of its requests."""
+    """`writes`: with wait_replicas, replicas must confirm the call. `repeatable`: a second call after a lost reply does
+    no harm. `reads_first`: KEYS[2] is the record of the first request, which the script reads together with the time.
+    `lists_namespaces`: if ARGV[3] is given, the script adds the namespaces of the requests to the bucket's list."""
 
     text: bytes
     digest: str
     writes: bool = True
     repeatable: bool = True
     reads_first: bool = False
-    notes: bool = False
+    lists_namespaces: bool = False
 
 
-def script_of(text: bytes, **how: bool) -> Script:
-    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), **how)
+def build_script(text: bytes, **flags: bool) -> Script:
+    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), **flags)
 
 
-def _script(*names: str, **how: bool) -> Script:
-    return script_of(b"".join(map(_text, ("record", *names))), **how)
+def _load(*names: str, **flags: bool) -> Script:
+    """The script that record.lua and these files form."""
+    texts = (pkgutil.get_data("oncegate.stores.redis", f"lua/{name}.lua") or b"" for name in ("record", *names))
+    return build_script(b"".join(texts), **flags)
 
 
-def _text(name: str) -> bytes:
-    return pkgutil.get_data("oncegate.stores.redis", f"{name}.lua") or b""
+CLAIM: Final = _load("claim", "records", "known", reads_first=True, lists_namespaces=True)
+SETTLE: Final = _load("settle", "records", "endings", reads_first=True)
+# Releases without a wait for replicas: if such a release is lost, the lease of the claim still ends.
+_GIVE_BACK: Final = replace(SETTLE, writes=False)
+# After a lost reply, a second call of these would do more than requested, or report a completed request as rejected.
+TAKE: Final = _load("records", "take", repeatable=False)
+OPERATE: Final = _load("records", "operate", repeatable=False)
+SWAP: Final = _load("records", "swap", repeatable=False)
+LOOK: Final = _load("records", "look", writes=False)
 
 
-CLAIM: Final = _script("claim", "records", "known", reads_first=True, notes=True)
-SETTLE: Final = _script("settle", "records", "endings", reads_first=True)
-# Nobody waits for replicas to know what is given back: it comes free by itself, when its lease ends.
-GIVE_BACK: Final = replace(SETTLE, writes=False)
-# Asked again after a lost answer, these would do more than was asked, or tell that what they did was not to be done.
-TAKE: Final = _script("records", "take", repeatable=False)
-OPERATE: Final = _script("records", "operate", repeatable=False)
-SWAP: Final = _script("records", "swap", repeatable=False)
-LOOK: Final = _script("records", "look", writes=False)
+# ── the calls ─────────────────────────────────────────────────────────────────────────────────────────────
 
-
-# Buckets: a batch is split over them, each part goes to its server as one script call, and the answers come back
-# in the order in which they were asked for.
-
-
-# A failover shows itself at once and is over for good only after a second or more; waiting that long is the caller's.
-_PAUSES: Final = (0.0, 0.05, 0.2)
-
-Asked = TypeVar("Asked", bound=Address)
+Item = TypeVar("Item", bound=Address)
 
 
 class Call(Struct, frozen=True):
-    """One script call on one bucket: the words that follow the script's name. `requests` are those in it, and
-    `positions` where they are in the batch that was split; `names` are namespaces that the bucket is told of by it."""
+    """One call of a script on one bucket. `arguments` follow the script in EVALSHA. `requests` are encoded, and
+    `positions` are their positions in the batch. `new_namespaces` are those that the call adds to the bucket's list."""
 
     bucket: int
     script: Script
-    words: Command
+    arguments: Command
     requests: Sequence[bytes] = ()
     positions: Sequence[int] = ()
-    names: Set[str] = frozenset()
+    new_namespaces: Set[str] = frozenset()
 
 
-class Buckets:
-    """All that is said to servers goes through here."""
+class ScriptCaller:
+    """Calls scripts on the servers, with retries."""
 
     def __init__(self, settings: RedisSettings, clock: Clock | None, *, create: bool) -> None:
         self._settings = settings
         self._clock = clock
-        self.servers: Servers = Cluster(settings) if settings.cluster else Single(settings)
-        self.count = len(self.servers.bases)
-        self._clocks = [base + b"t" for base in self.servers.bases]
-        self._records = [base + b"r" for base in self.servers.bases]
-        self._told = self._nothing_told()
+        self.servers: Servers = Cluster(settings) if settings.cluster else SingleServer(settings)
+        self.bucket_count = len(self.servers.key_prefixes)
+        self._time_keys = [prefix + b"t" for prefix in self.servers.key_prefixes]
+        self._record_prefixes = [prefix + b"r" for prefix in self.servers.key_prefixes]
+        self._listed_namespaces = self._no_namespaces()
         self._create = create
-        self._doubtful = False  # whether what there is has its note on the layout still
-        self._hung: Set[str] = frozenset()
+        self._layout_may_be_lost = False
+        self._unresponsive: Set[str] = frozenset()
         self._wait = ("WAIT", str(settings.wait_replicas), str(int(settings.wait_timeout * 1_000)))
         try:
-            self.servers.meet()
-            check_layout(self.servers.home(), settings, create=create)
+            self.servers.connect()
+            check_layout(self.servers.layout_server(), settings, create=create)
         except BaseException:
             self.servers.close()
             raise
 
-    def _nothing_told(self) -> list[set[str]]:
-        """The namespaces that each bucket is known to know: none."""
-        return [set() for _ in range(self.count)]
+    def _no_namespaces(self) -> list[set[str]]:
+        """For each bucket, the namespaces that are known to be in its list: none."""
+        return [set() for _ in range(self.bucket_count)]
 
-    def of(self, key: bytes) -> int:
-        return crc32(key) % self.count if self.count > 1 else 0
+    def bucket_of(self, key: bytes) -> int:
+        return crc32(key) % self.bucket_count if self.bucket_count > 1 else 0
+
+    # ── making calls ──────────────────────────────────────────────────────────────────────────────────────
 
     def split(
-        self, script: Script, asked: Sequence[Asked], request: Callable[[Asked], bytes], head: bytes = b""
+        self, script: Script, items: Sequence[Item], encode: Callable[[Item], bytes], head: bytes = b""
     ) -> list[Call]:
-        """A call for each bucket that a batch is about; within a bucket, requests stay in their order. `head` is put
-        before the requests."""
-        if self.count == 1:
-            return [self._part(0, script, asked, request, head, range(len(asked)))]
-        positions: dict[int, list[int]] = {}
-        for position, each in enumerate(asked):
-            positions.setdefault(self.of(each.key), []).append(position)
+        """One call for each bucket of the batch. Within a bucket, requests keep their order and follow `head`."""
+        if self.bucket_count == 1:
+            return [self._make_call(0, script, items, encode, head, range(len(items)))] if items else []
+        positions_by_bucket: dict[int, list[int]] = {}
+        for position, item in enumerate(items):
+            positions_by_bucket.setdefault(self.bucket_of(item.key), []).append(position)
         return [
-            self._part(bucket, script, [asked[position] for position in here], request, head, here)
-            for bucket, here in positions.items()
+            self._make_call(bucket, script, [items[position] for position in positions], encode, head, positions)
+            for bucket, positions in positions_by_bucket.items()
         ]
 
-    def _part(
+    def _make_call(
         self,
         bucket: int,
         script: Script,
-        asked: Sequence[Asked],
-        request: Callable[[Asked], bytes],
+        items: Sequence[Item],
+        encode: Callable[[Item], bytes],
         head: bytes,
         positions: Sequence[int],
     ) -> Call:
-        requests = [request(each) for each in asked]
+        requests = [encode(item) for item in items]
         batch = head + b"".join(requests)
         if not script.reads_first:
-            return Call(bucket, script, ("1", self._clocks[bucket], batch, self._given()), requests, positions)
-        words = self._reading_first(bucket, asked[0], batch)
-        if script.notes and not (names := {each.namespace for each in asked}) <= self._told[bucket]:
-            return Call(bucket, script, (*words, "names"), requests, positions, names)
-        return Call(bucket, script, words, requests, positions)
-
-    def _reading_first(self, bucket: int, first: Address, batch: bytes) -> Command:
-        """What is said to a script that reads the record of the first request with the clock."""
-        return "2", self._clocks[bucket], self._records[bucket] + where_of(first), batch, self._given()
-
-    def _given(self) -> str:
-        """The time of a clock that a test moves."""
-        return "0" if self._clock is None else str(self._clock())
+            return Call(bucket, script, self._arguments(bucket, batch), requests, positions)
+        arguments = self._arguments_reading_first(bucket, items[0], batch)
+        if script.lists_namespaces:
+            namespaces = {item.namespace for item in items}
+            if not namespaces <= self._listed_namespaces[bucket]:
+                return Call(bucket, script, (*arguments, "names"), requests, positions, namespaces)
+        return Call(bucket, script, arguments, requests, positions)
 
     def call(self, bucket: int, script: Script, batch: bytes) -> Call:
-        return Call(bucket, script, ("1", self._clocks[bucket], batch, self._given()))
+        return Call(bucket, script, self._arguments(bucket, batch))
 
-    def everywhere(self, script: Script, batch: bytes) -> list[Call]:
-        return [self.call(bucket, script, batch) for bucket in range(self.count)]
+    def call_every_bucket(self, script: Script, batch: bytes) -> list[Call]:
+        return [self.call(bucket, script, batch) for bucket in range(self.bucket_count)]
 
-    def ask_alone(self, script: Script, address: Address, request: bytes) -> Reply | None:
-        """What comes back for one request, of a script that reads it first, by the shortest way: a reply, or a `Failed`
-        to be gone on from. None if there is something to see to as well, and it was not asked."""
-        bucket = self.of(address.key)
-        if self._hung or self._doubtful or self._settings.wait_replicas:
+    def _arguments(self, bucket: int, batch: bytes) -> Command:
+        return "1", self._time_keys[bucket], batch, self._test_time()
+
+    def _arguments_reading_first(self, bucket: int, first: Address, batch: bytes) -> Command:
+        record_key = self._record_prefixes[bucket] + encode_address(first)
+        return "2", self._time_keys[bucket], record_key, batch, self._test_time()
+
+    def _test_time(self) -> str:
+        """The time of a test's clock; 0 tells the script to use the server's clock."""
+        return "0" if self._clock is None else str(self._clock())
+
+    def route_single(self, script: Script, address: Address, request: bytes) -> tuple[RedisServer, Command] | None:
+        """Server and command for one request to a script that reads it first. The caller sends the command itself, and
+        passes a CommandFailed to `execute` or `try_execute` for retries.
+
+        None if the call needs more than this command: a wait for replicas, a new namespace in the list, a search for a
+        new primary, or a new layout version. Use `split` and `execute` then."""
+        bucket = self.bucket_of(address.key)
+        if self._unresponsive or self._layout_may_be_lost or self._settings.wait_replicas:
             return None
-        if script.notes and address.namespace not in self._told[bucket]:
+        if script.lists_namespaces and address.namespace not in self._listed_namespaces[bucket]:
             return None
-        words = self._reading_first(bucket, address, request)
-        return self.servers.having(bucket).ask_once(("EVALSHA", script.digest, *words))
+        arguments = self._arguments_reading_first(bucket, address, request)
+        return self.servers.server_of(bucket), ("EVALSHA", script.digest, *arguments)
 
-    def ask(self, calls: Sequence[Call], said: Reply | None = None) -> list[Reply]:
-        """The replies to these calls, in order; StoreError if one of them failed."""
-        replies = self.replies(calls, said)
+    # ── executing calls ───────────────────────────────────────────────────────────────────────────────────
+
+    def execute(self, calls: Sequence[Call], first_reply: Reply | None = None) -> list[Reply]:
+        """The replies to the calls, in order. Raises StoreError if a call failed. For `first_reply`: `try_execute`."""
+        replies = self.try_execute(calls, first_reply)
         if CommandFailed in map(type, replies):
-            check_replies(replies)
+            raise_failure(replies)
         return replies
 
-    def replies(self, calls: Sequence[Call], said: Reply | None = None) -> list[Reply]:
-        """A reply or a `Failed` for each call. What may pass in a moment is asked again, a few times at most. One call
-        may have been asked before, alone; this was `said`."""
-        told = self._told
-        if self._hung:
-            self._look_past(self._hung)
-        replies = self._ask_first(calls, said)
-        if self._hung:
-            self._hung -= self._heard_of(calls, replies)
+    def try_execute(self, calls: Sequence[Call], first_reply: Reply | None = None) -> list[Reply]:
+        """A reply or a CommandFailed for each call. Transient failures are retried.
+
+        `first_reply` is the reply that a single call already got on the route of `route_single`; the call is not sent
+        again unless it failed."""
+        listed_namespaces = self._listed_namespaces
+        if self._unresponsive:
+            self._route_around(self._unresponsive)
+        replies = self._execute_first(calls, first_reply)
+        if self._unresponsive:
+            self._unresponsive -= self._responding(calls, replies)
         if CommandFailed in map(type, replies):
-            if any(isinstance(reply, CommandFailed) and reply.may_be_another for reply in replies):
-                self._told = self._nothing_told()  # who has taken over may not have heard it
-                self._doubtful = self._create
-            self._ask_again(calls, replies)
-        if self._doubtful and CommandFailed not in map(type, replies):
-            self._note_layout()
+            if any(isinstance(reply, CommandFailed) and reply.server_may_have_changed for reply in replies):
+                self._listed_namespaces = self._no_namespaces()  # a new primary may lack the list
+                self._layout_may_be_lost = self._create
+            self._retry(calls, replies)
+        if self._layout_may_be_lost and CommandFailed not in map(type, replies):
+            self._restore_layout()
         for call, reply in zip(calls, replies, strict=True):
-            if call.names and not isinstance(reply, CommandFailed):
-                told[call.bucket] |= call.names
+            if call.new_namespaces and not isinstance(reply, CommandFailed):
+                listed_namespaces[call.bucket] |= call.new_namespaces
         return replies
 
-    def _note_layout(self) -> None:
-        """A server that is back may have lost all it had, and people are to find the store that goes on in it."""
-        home = self.servers.home()
-        if home.name not in self._hung:
-            self._doubtful = False
-            with suppress(StoreError):
-                check_layout(home, self._settings, create=True)
+    def give_back(self, releases: Sequence[Release]) -> None:
+        """Release claims that will not run. A claim whose release fails stays claimed until its lease ends."""
+        if releases:
+            self.try_execute(self.split(_GIVE_BACK, releases, encode_settlement))
 
-    def _ask_first(self, calls: Sequence[Call], said: Reply | None) -> list[Reply]:
-        """One call alone is asked the shortest way, if it may be asked again when that fails."""
+    def _restore_layout(self) -> None:
+        """Write the layout version again: a server that restarted may have lost all data, and a process that opens the
+        store with create=False looks for this version."""
+        server = self.servers.layout_server()
+        if server.name not in self._unresponsive:
+            self._layout_may_be_lost = False
+            with suppress(StoreError):
+                check_layout(server, self._settings, create=True)
+
+    def _execute_first(self, calls: Sequence[Call], first_reply: Reply | None) -> list[Reply]:
+        """The first attempt. A single repeatable call takes the fastest route."""
         call = calls[0] if len(calls) == 1 else None
         if call is None or not call.script.repeatable or self._settings.wait_replicas:
-            return self._ask_once(calls)
-        if said is None:
-            said = self.servers.having(call.bucket).ask_once(("EVALSHA", call.script.digest, *call.words))
-        return self._ask_once(calls) if _unknown_script(said) else [said]
+            return self._execute_once(calls)
+        if first_reply is None:
+            server = self.servers.server_of(call.bucket)
+            first_reply = server.execute_repeatable(("EVALSHA", call.script.digest, *call.arguments))
+        return self._execute_once(calls) if _is_unknown_script(first_reply) else [first_reply]
 
-    def _ask_again(self, calls: Sequence[Call], replies: list[Reply]) -> None:
-        self._ask_successors(calls, replies)
-        for pause in _PAUSES:
-            again = [index for index, reply in enumerate(replies) if _may_pass(calls[index], reply)]
-            if not again:
-                return
-            time.sleep(pause)
-            try:
-                self.servers.look_again(self._hung)
-            except StoreError as error:
-                for index in again:
-                    replies[index] = CommandFailed(error, replies[index].place, unsure=True)
-                return
-            self._repeat(calls, replies, again)
-
-    def _ask_successors(self, calls: Sequence[Call], replies: list[Reply]) -> None:
-        """Those that hung are not asked again; but who has taken over from them by now is, once."""
-        hung = {
-            index: reply.place for index, reply in enumerate(replies) if isinstance(reply, CommandFailed) and reply.hung
-        }
-        if not hung:
-            return
-        self._look_past(self._hung | set(hung.values()))
-        moved = [index for index, place in hung.items() if self.servers.having(calls[index].bucket).name != place]
-        self._repeat(calls, replies, [index for index in moved if _may_repeat(calls[index], replies[index])])
-
-    def _look_past(self, hung: Set[str]) -> None:
-        """Find out from the others who has the buckets of servers that hang. As long as nobody has them the next call
-        looks first, or each would have to wait for what hangs before it finds out."""
-        with suppress(StoreError):
-            self.servers.look_again(hung)
-        self._hung = hung & {server.name for server in self.servers.all()}
-
-    def _heard_of(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
-        """The servers that have said something, if only that they cannot."""
-        return {
-            reply.place if isinstance(reply, CommandFailed) else self.servers.having(call.bucket).name
-            for call, reply in zip(calls, replies, strict=True)
-            if not (isinstance(reply, CommandFailed) and reply.hung)
-        }
-
-    def _repeat(self, calls: Sequence[Call], replies: list[Reply], again: Sequence[int]) -> None:
-        for index, reply in zip(again, self._ask_once([calls[index] for index in again]), strict=True):
-            replies[index] = reply
-
-    def _ask_once(self, calls: Sequence[Call]) -> list[Reply]:
-        replies = self._send(calls, [("EVALSHA", call.script.digest, *call.words) for call in calls])
-        unknown = [index for index, reply in enumerate(replies) if _unknown_script(reply)]
+    def _execute_once(self, calls: Sequence[Call]) -> list[Reply]:
+        """One attempt. A server that does not know a script gets its text."""
+        replies = self._send(calls, [("EVALSHA", call.script.digest, *call.arguments) for call in calls])
+        unknown = [index for index, reply in enumerate(replies) if _is_unknown_script(reply)]
         if unknown:
-            texts = [calls[index] for index in unknown]
-            commands = [("EVAL", call.script.text, *call.words) for call in texts]
-            for index, reply in zip(unknown, self._send(texts, commands), strict=True):
+            resent = [calls[index] for index in unknown]
+            commands = [("EVAL", call.script.text, *call.arguments) for call in resent]
+            for index, reply in zip(unknown, self._send(resent, commands), strict=True):
                 replies[index] = reply
         return replies
 
     def _send(self, calls: Sequence[Call], commands: Sequence[Command]) -> list[Reply]:
-        """By server, with a wait for the replicas behind what is written: on the same connection, or it would wait for
-        nothing."""
+        """Send each command to the server of its call. WAIT follows writes on the same connection, because it waits
+        only for the writes of its connection."""
         waits = bool(calls and self._settings.wait_replicas) and calls[0].script.writes
         if len(calls) == 1 and not waits:
-            return ask(self.servers.having(calls[0].bucket), commands)
-        by_server: dict[RedisServer, list[int]] = {}
+            return self.servers.server_of(calls[0].bucket).execute(commands)
+        indexes_by_server: dict[RedisServer, list[int]] = {}
         for index, call in enumerate(calls):
-            by_server.setdefault(self.servers.having(call.bucket), []).append(index)
-        sent = {
-            server: [*(commands[index] for index in here), *([self._wait] if waits else [])]
-            for server, here in by_server.items()
-        }
-        received = exchange(sent)
-        if waits:
-            for server, answers in received.items():
-                self._check_replicas(server, answers)
+            indexes_by_server.setdefault(self.servers.server_of(call.bucket), []).append(index)
+        received = execute_on_servers(
+            {
+                server: [*(commands[index] for index in indexes), *([self._wait] if waits else [])]
+                for server, indexes in indexes_by_server.items()
+            }
+        )
         replies: list[Reply] = [None] * len(calls)
-        for server, here in by_server.items():
-            for index, reply in zip(here, received[server], strict=True):
+        for server, indexes in indexes_by_server.items():
+            if waits:
+                self._check_replicas(server, received[server])
+            for index, reply in zip(indexes, received[server], strict=True):
                 replies[index] = reply
         return replies
 
     def _check_replicas(self, server: RedisServer, replies: list[Reply]) -> None:
-        """Take the answer to the wait off the others; if there is none, what was written is not known to be safe."""
-        reached = replies.pop()
-        if isinstance(reached, CommandFailed):
-            replies[:] = _unsafe(replies, reached.error, server)
-        elif reached < self._settings.wait_replicas:
+        """Remove the reply to WAIT from the replies. If too few replicas confirmed, mark the other replies as failed:
+        a failover could still lose the writes."""
+        confirmed = replies.pop()
+        if isinstance(confirmed, CommandFailed):
+            error: Exception = confirmed.error
+        elif confirmed < self._settings.wait_replicas:
             error = StoreUnavailable(
-                f"{reached} of {self._settings.wait_replicas} replicas of {server.name} have confirmed the write in "
-                "time; it is not safe yet: ask again, or lower wait_replicas"
+                f"{confirmed} of {self._settings.wait_replicas} replicas of {server.name} have confirmed the write in "
+                "time; a failover may lose it: try again, or lower wait_replicas"
             )
-            replies[:] = _unsafe(replies, error, server)
+        else:
+            return
+        for index, reply in enumerate(replies):
+            if not isinstance(reply, CommandFailed):
+                replies[index] = CommandFailed(error, server.name, maybe_executed=True, unconfirmed_reply=reply)
+
+    # ── retries ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _retry(self, calls: Sequence[Call], replies: list[Reply]) -> None:
+        self._try_successors(calls, replies)
+        for pause in _RETRY_PAUSES:
+            failed = [index for index, reply in enumerate(replies) if _may_retry(calls[index], reply)]
+            if not failed:
+                return
+            time.sleep(pause)
+            try:
+                self.servers.refresh(self._unresponsive)
+            except StoreError as error:
+                for index in failed:
+                    replies[index] = CommandFailed(error, replies[index].server, maybe_executed=True)
+                return
+            self._repeat(calls, replies, failed)
+
+    def _try_successors(self, calls: Sequence[Call], replies: list[Reply]) -> None:
+        """Repeat calls that timed out, once, if another server has their bucket by now. The server that timed out is
+        not tried again."""
+        timed_out = {
+            index: reply.server
+            for index, reply in enumerate(replies)
+            if isinstance(reply, CommandFailed) and reply.timed_out
+        }
+        if not timed_out:
+            return
+        self._route_around(self._unresponsive | set(timed_out.values()))
+        moved = [
+            index
+            for index, server in timed_out.items()
+            if self.servers.server_of(calls[index].bucket).name != server and _may_repeat(calls[index], replies[index])
+        ]
+        self._repeat(calls, replies, moved)
+
+    def _route_around(self, unresponsive: Set[str]) -> None:
+        """Ask the other servers which server now has the buckets of the unresponsive ones.
+
+        As long as a bucket has no other server, every later call does this first. Otherwise each call would wait for
+        the timeout before it finds a new primary."""
+        with suppress(StoreError):
+            self.servers.refresh(unresponsive)
+        self._unresponsive = unresponsive & {server.name for server in self.servers.all()}
+
+    def _responding(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
+        """The servers that replied, with an error or otherwise."""
+        return {
+            reply.server if isinstance(reply, CommandFailed) else self.servers.server_of(call.bucket).name
+            for call, reply in zip(calls, replies, strict=True)
+            if not (isinstance(reply, CommandFailed) and reply.timed_out)
+        }
+
+    def _repeat(self, calls: Sequence[Call], replies: list[Reply], indexes: Sequence[int]) -> None:
+        for index, reply in zip(indexes, self._execute_once([calls[index] for index in indexes]), strict=True):
+            replies[index] = reply
 
 
-def check_replies(replies: Sequence[Reply]) -> None:
-    """Raise the StoreError that the first failure means."""
+def raise_failure(replies: Sequence[Reply]) -> None:
+    """Raise the StoreError of the first failed call, if there is one."""
     for reply in replies:
         if isinstance(reply, CommandFailed):
-            raise explained(reply.error, reply.place)
+            raise store_error(reply.error, reply.server)
 
 
-def _unsafe(replies: Sequence[Reply], error: Exception, server: RedisServer) -> list[Reply]:
-    """What was done, but may be lost yet."""
-    return [
-        each if isinstance(each, CommandFailed) else CommandFailed(error, server.name, unsure=True, said=each)
-        for each in replies
-    ]
-
-
-def _unknown_script(reply: Reply) -> bool:
+def _is_unknown_script(reply: Reply) -> bool:
     return isinstance(reply, CommandFailed) and isinstance(reply.error, NoScriptError)
 
 
-def _may_pass(call: Call, reply: Reply) -> bool:
-    return isinstance(reply, CommandFailed) and reply.passing and _may_repeat(call, reply)
+def _may_retry(call: Call, reply: Reply) -> bool:
+    return isinstance(reply, CommandFailed) and reply.is_transient and _may_repeat(call, reply)
 
 
-def _may_repeat(call: Call, failed: CommandFailed) -> bool:
-    return call.script.repeatable or not failed.unsure
+def _may_repeat(call: Call, failure: CommandFailed) -> bool:
+    return call.script.repeatable or not failure.maybe_executed

@@ -1,66 +1,67 @@
-"""Which server has which bucket: one server for all, or the primaries of a cluster."""
+"""Which server has which bucket: a single server has the only one, the primaries of a cluster share them."""
 
 import threading
-from collections.abc import Iterator, Set
+from binascii import crc_hqx
+from collections.abc import Set
+from itertools import count
 from typing import Any, Final, Protocol
 
-from redis.crc import key_slot
-
 from oncegate.errors import StoreError, StoreUnavailable
-from oncegate.stores.redis.checks import LAYOUT_TAG, check
-from oncegate.stores.redis.connection import CommandFailed, RedisServer, ask, explained
+from oncegate.stores.redis.checks import LAYOUT_TAG, check_server
+from oncegate.stores.redis.connection import RedisServer
+from oncegate.stores.redis.errors import CommandFailed, store_error
 from oncegate.stores.redis.settings import RedisSettings
 
 _SLOTS: Final = 16_384
 
 
 class Servers(Protocol):
-    # What the keys of each bucket begin with, and a pattern for all of them.
-    bases: list[bytes]
-    pattern: bytes
+    key_prefixes: list[bytes]  # of each bucket
+    key_pattern: bytes  # matches all of these prefixes
 
-    def meet(self) -> None:
-        """Connect for the first time, and check what is there. Nothing else works before."""
+    def connect(self) -> None:
+        """Connect for the first time, and check the servers. Call this before any other method."""
 
-    def having(self, bucket: int) -> RedisServer:
-        """The server that has a bucket, as far as is known."""
+    def server_of(self, bucket: int) -> RedisServer:
+        """The server that has this bucket, as far as is known."""
 
-    def home(self) -> RedisServer:
-        """The server that has the note on the layout."""
+    def layout_server(self) -> RedisServer:
+        """The server that has the key with the layout version."""
 
     def all(self) -> list[RedisServer]:
-        """Every server that has buckets."""
+        """Every server that has a bucket."""
 
-    def look_again(self, hung: Set[str] = frozenset()) -> None:
-        """Something has changed: find out who has what now, but not from those that hang."""
+    def refresh(self, skip: Set[str] = frozenset()) -> None:
+        """Read again which server has which bucket, after a failure. The servers named in `skip` are not used."""
 
     def close(self) -> None: ...
 
 
-class Single:
-    """One server, one bucket."""
+class SingleServer:
+    """One server with one bucket."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        self.bases = [f"{settings.prefix}:".encode()]
-        self.pattern = self.bases[0]
+        self.key_prefixes = [f"{settings.prefix}:".encode()]
+        self.key_pattern = self.key_prefixes[0]
         self._settings = settings
         self._server = RedisServer(settings, settings.host, settings.port)
 
-    def meet(self) -> None:
-        check(self._server, self._settings)
+    def connect(self) -> None:
+        check_server(self._server, self._settings)
 
-    def having(self, bucket: int) -> RedisServer:  # noqa: ARG002  # there is one
+    def server_of(self, bucket: int) -> RedisServer:  # noqa: ARG002  # there is one
         return self._server
 
-    def home(self) -> RedisServer:
+    def layout_server(self) -> RedisServer:
         return self._server
 
     def all(self) -> list[RedisServer]:
         return [self._server]
 
-    def look_again(self, hung: Set[str] = frozenset()) -> None:
-        """Connections to what has become a replica may be kept by the network; the name may lead to its successor."""
-        if not hung:
+    def refresh(self, skip: Set[str] = frozenset()) -> None:
+        """Close the idle connections: they may lead to a server that has become a replica, while the host name already
+        resolves to the new primary."""
+        if not skip:
             self._server.close()
 
     def close(self) -> None:
@@ -68,92 +69,94 @@ class Single:
 
 
 class Cluster:
-    """The primaries of a cluster. Only those that have a bucket matter."""
+    """The primaries of a cluster that have a bucket."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
-        self._slots, self.bases = _spread(settings)
-        self.pattern = settings.prefix.encode() + b"{*}"
+        self._slots, self.key_prefixes = _spread_buckets(settings)
+        self.key_pattern = settings.prefix.encode() + b"{*}"
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, int], RedisServer] = {}
+        self._nodes: dict[tuple[str, int], RedisServer] = {}
         self._seed = RedisServer(settings, settings.host, settings.port)
         self._by_bucket: list[RedisServer] = []
 
-    def meet(self) -> None:
-        self.look_again()
+    def connect(self) -> None:
+        self.refresh()
 
-    def having(self, bucket: int) -> RedisServer:
+    def server_of(self, bucket: int) -> RedisServer:
         return self._by_bucket[bucket]
 
-    def home(self) -> RedisServer:
-        return self._home
+    def layout_server(self) -> RedisServer:
+        return self._layout_server
 
     def all(self) -> list[RedisServer]:
         return list(dict.fromkeys(self._by_bucket))
 
-    def look_again(self, hung: Set[str] = frozenset()) -> None:
+    def refresh(self, skip: Set[str] = frozenset()) -> None:
         with self._lock:
-            *self._by_bucket, self._home = self._located(self._layout(hung))
+            slot_ranges = self._slot_ranges(skip)
+            primaries = [(first, last, self._node(*node[:2])) for first, last, node, *_ in slot_ranges]
+            slots = [*self._slots, _slot_of(LAYOUT_TAG)]
+            *self._by_bucket, self._layout_server = [self._owner(slot, primaries) for slot in slots]
 
-    def _layout(self, hung: Set[str]) -> list[Any]:
-        """The slot ranges as the first server tells that answers: the known ones, then the one that was named."""
+    def _slot_ranges(self, skip: Set[str]) -> list[Any]:
+        """The reply to CLUSTER SLOTS of the first node that answers: known nodes first, then the node in the URL."""
         failures: list[StoreError] = []
-        for address, server in [*self._known.items(), (None, self._seed)]:
-            if server.name in hung:
+        for address, server in [*self._nodes.items(), (None, self._seed)]:
+            if server.name in skip:
                 continue
-            (reply,) = ask(server, [("CLUSTER", "SLOTS")])
+            (reply,) = server.execute([("CLUSTER", "SLOTS")])
             if not isinstance(reply, CommandFailed):
                 return reply  # type: ignore[no-any-return]  # as Redis sends it
-            failures.append(explained(reply.error, server.name))
-            if address is not None:  # the next one to look asks it last
-                self._known[address] = self._known.pop(address)
-        raise failures[-1] if failures else StoreUnavailable(f"no node of {self._settings.place} is left to ask")
-
-    def _located(self, ranges: list[Any]) -> list[RedisServer]:
-        primaries = [(first, last, self._server(*node[:2])) for first, last, node, *_ in ranges]
-        return [self._owner(slot, primaries) for slot in [*self._slots, key_slot(LAYOUT_TAG)]]
+            failures.append(store_error(reply.error, server.name))
+            if address is not None:  # the next refresh asks this node last
+                self._nodes[address] = self._nodes.pop(address)
+        if failures:
+            raise failures[-1]
+        raise StoreUnavailable(f"no node of the cluster of {self._settings.place} answers; check that its nodes run")
 
     def _owner(self, slot: int, primaries: list[tuple[int, int, RedisServer]]) -> RedisServer:
         for first, last, server in primaries:
             if first <= slot <= last:
                 return server
-        raise StoreUnavailable(f"the cluster of {self._settings.place} has nobody for slot {slot}; check CLUSTER INFO")
+        raise StoreUnavailable(
+            f"no node of the cluster of {self._settings.place} serves slot {slot}; check CLUSTER INFO"
+        )
 
-    def _server(self, host: bytes | None, port: int) -> RedisServer:
-        """Each node is checked when it is first met as a primary, so also when it has taken over."""
+    def _node(self, host: bytes | None, port: int) -> RedisServer:
+        """The server at this address. A new node is checked, also when it replaces a failed primary."""
         address = ((host or b"").decode() or self._settings.host, port)
-        if address not in self._known:
+        if address not in self._nodes:
             server = RedisServer(self._settings, *address)
             try:
-                check(server, self._settings)
+                check_server(server, self._settings)
             except BaseException:
                 server.close()
                 raise
-            self._known[address] = server
-        return self._known[address]
+            self._nodes[address] = server
+        return self._nodes[address]
 
     def close(self) -> None:
-        for server in [*self._known.values(), self._seed]:
+        for server in [*self._nodes.values(), self._seed]:
             server.close()
 
 
-def _spread(settings: RedisSettings) -> tuple[list[int], list[bytes]]:
-    """Slots and beginnings of keys for the buckets, one in each equal stretch of the slots.
+def _spread_buckets(settings: RedisSettings) -> tuple[list[int], list[bytes]]:
+    """Slot and key prefix of each bucket. The slot range is cut into equal parts, and each part gets one bucket.
 
-    Tags chosen by number alone would leave one primary of three with far more buckets than another."""
+    The hash tags 0, 1, 2, … alone would give one primary of three far more buckets than another."""
     found: dict[int, tuple[int, bytes]] = {}
-    for tag in _tags():
-        slot = key_slot(tag)
-        stretch = slot * settings.buckets // _SLOTS
-        found.setdefault(stretch, (slot, settings.prefix.encode() + b"{" + tag + b"}"))
+    for number in count():
+        tag = b"%x" % number
+        slot = _slot_of(tag)
+        part = slot * settings.buckets // _SLOTS
+        found.setdefault(part, (slot, settings.prefix.encode() + b"{" + tag + b"}"))
         if len(found) == settings.buckets:
             break
-    slots, bases = zip(*(found[bucket] for bucket in range(settings.buckets)), strict=True)
-    return list(slots), list(bases)
+    slots, prefixes = zip(*(found[bucket] for bucket in range(settings.buckets)), strict=True)
+    return list(slots), list(prefixes)
 
 
-def _tags() -> Iterator[bytes]:
-    number = 0
-    while True:
-        yield b"%x" % number
-        number += 1
+def _slot_of(tag: bytes) -> int:
+    """The cluster slot of a key with this hash tag: CRC-16/XMODEM, as the cluster specification says."""
+    return crc_hqx(tag, 0) % _SLOTS

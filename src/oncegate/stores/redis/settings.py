@@ -1,4 +1,4 @@
-"""What a URL of the Redis store says."""
+"""Parse the URL of a Redis store."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from msgspec import Struct
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 
-_SCHEMES: Final = {
+_SCHEMES: Final = {  # (TLS, cluster)
     "redis": (False, False),
     "rediss": (True, False),
     "redis+cluster": (False, True),
@@ -21,13 +21,13 @@ _CLUSTERED: Final = ("buckets",)
 _ENCRYPTED: Final = ("ca_file", "cert_file", "key_file")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _MOST_BUCKETS: Final = 1024
-_WRITTEN: Final = (
-    "write redis://host:6379/0, and in a name or password %40 for @, %2F for /, %3A for :, %23 for #, %3F for ?"
+_SYNTAX: Final = (
+    "write redis://host:6379/0; in a user name or password, write %40 for @, %2F for /, %3A for :, %23 for #, %3F for ?"
 )
 
 
 class RedisSettings(Struct, frozen=True):
-    """Times are in seconds, as sockets take them."""
+    """Timeouts are in seconds."""
 
     host: str
     port: int = 6379
@@ -49,27 +49,30 @@ class RedisSettings(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Where it is, for people: without the password."""
+        """Host, port and database, for messages: without the password."""
         return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
 
 
 def settings_of(url: str) -> RedisSettings:
+    """Raises SettingError. No message quotes the part of the URL that may hold the password."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # what it says may be of the password
-        raise SettingError(f"the Redis URL cannot be read; {_WRITTEN}") from None
+    except ValueError:  # its text may hold the password
+        raise SettingError(f"the Redis URL is malformed; {_SYNTAX}") from None
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
-        raise SettingError(f"the Redis URL has an @ behind its host; {_WRITTEN}")
+        raise SettingError(f"the Redis URL has an @ after its host; {_SYNTAX}")
     tls, cluster = _SCHEMES[parts.scheme]
     if not parts.hostname or parts.fragment:
-        raise SettingError(f"the Redis URL names no server; write {parts.scheme}://host:6379")
+        raise SettingError(f"the Redis URL has no host, or has a #fragment; write {parts.scheme}://host:6379")
     known = _COMMON + _CLUSTERED * cluster + _ENCRYPTED * tls
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(known)):
-        raise SettingError(f"the Redis store has no option {unknown[0]!r} here; it has {', '.join(known)}")
+        raise SettingError(
+            f"the Redis store has no option {unknown[0]!r} with {parts.scheme}://; use {', '.join(known)}"
+        )
     if port == 0:
-        raise SettingError(f"nothing listens at port 0; write {parts.scheme}://host:6379")
+        raise SettingError(f"port 0 is not valid; write {parts.scheme}://host:6379")
     return RedisSettings(
         parts.hostname,
         port or 6379,
@@ -92,15 +95,15 @@ def settings_of(url: str) -> RedisSettings:
 def _database(path: str, cluster: bool) -> int:
     name = path.strip("/")
     if cluster and name not in ("", "0"):
-        raise SettingError(f"a cluster has no database {name!r}; leave it out, and tell stores apart by ?prefix=")
+        raise SettingError(f"a cluster has no database {name!r}; remove it, and separate stores by ?prefix=")
     if name and not name.isdecimal():
-        raise SettingError(f"{name!r} is no number of a Redis database; write redis://host:6379/0")
+        raise SettingError(f"{name!r} is not the number of a Redis database; write redis://host:6379/0")
     return int(name or 0)
 
 
 def _prefix(text: str) -> str:
     if not _PREFIX.fullmatch(text):
-        raise SettingError(f"prefix={text!r} cannot begin a key; use up to 64 letters, digits, and . _ : -")
+        raise SettingError(f"prefix={text!r} is not valid; use 1 to 64 letters, digits, and . _ : -")
     return text
 
 
@@ -120,7 +123,7 @@ def _number(options: dict[str, str], name: str, default: int, least: int, most: 
 def _file(options: dict[str, str], name: str) -> str | None:
     path = options.get(name) or None
     if path is not None and not Path(path).is_file():
-        raise SettingError(f"{name}={path!r} is no file; name one that is there")
+        raise SettingError(f"{name}={path!r} is not a file; use the path of an existing file")
     return path
 
 

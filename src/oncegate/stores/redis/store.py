@@ -1,7 +1,7 @@
-"""The Redis store: one server or a cluster, one script call for the part of a batch that lies in one bucket.
+"""The Redis store, on one server or a cluster.
 
-The rules are those of `oncegate.claims.step`, stated once more in the scripts, which judge and write in one go where
-the records are, and take the time from their server. `record.lua` draws the layout of the keys.
+A batch becomes one script call for each bucket. The scripts repeat the rules of `oncegate.claims.step` in Lua, so that
+the server decides and writes atomically, by its own clock. `lua/record.lua` documents the keys and the record layout.
 """
 
 import threading
@@ -31,26 +31,31 @@ from oncegate.errors import StoreRefused
 from oncegate.stores.base import Change, Document, Entry, TakeRequest
 from oncegate.stores.redis import script_calls
 from oncegate.stores.redis.browse import browse_all, browse_key, dead_letters, scan_all
-from oncegate.stores.redis.checks import check_again
-from oncegate.stores.redis.codec import unpack, unpack_answer, unpack_only
-from oncegate.stores.redis.connection import CommandFailed, Reply
-from oncegate.stores.redis.requests import (
-    claiming,
-    packed_about,
-    reading,
-    redriving,
-    renewing,
-    resetting,
-    settling,
-    swapping,
-    text,
+from oncegate.stores.redis.checks import check_eviction_again
+from oncegate.stores.redis.codec import (
+    claimed_summary,
+    decode_answer,
+    decode_document,
+    decode_record,
+    decode_single_answer,
+    encode_change,
+    encode_claim,
+    encode_lookup,
+    encode_redrive,
+    encode_renewal,
+    encode_reset,
+    encode_settlement,
+    encode_text,
 )
-from oncegate.stores.redis.script_calls import Buckets, Call, Script, check_replies
+from oncegate.stores.redis.connection import Reply
+from oncegate.stores.redis.errors import CommandFailed
+from oncegate.stores.redis.script_calls import Call, Script, ScriptCaller, raise_failure
 from oncegate.stores.redis.settings import RedisSettings
-from oncegate.stores.redis.take import give_back, take
+from oncegate.stores.redis.take import take
 
-_GRANTED_ANEW: Final = ord("N")
-_UNCHANGED: Final = ord("K")
+# The letters that claim.lua answers with.
+_NEW: Final = ord("N")
+_KNOWN: Final = ord("K")
 _VERDICTS: Final[dict[int, type[Any]]] = {
     ord("G"): Granted,
     ord("U"): Duplicate,
@@ -69,35 +74,35 @@ class RedisStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
-        self._buckets: Buckets | None = Buckets(settings, clock, create=create)
+        self._caller: ScriptCaller | None = ScriptCaller(settings, clock, create=create)
         forks.watch(self)
 
-    # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── claims ────────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        buckets, said = self._open(), None
+        caller, first_reply = self._open(), None
         if len(requests) == 1:
             (claim,) = requests
-            sent = claiming(claim)
-            said = buckets.ask_alone(script_calls.CLAIM, claim, sent)
-            if type(said) is bytes:
-                now, letter, value = unpack_only(said)
-                return [_granted(claim, now) if letter == _GRANTED_ANEW else _judged(claim, sent, letter, value, now)]
-        calls = buckets.split(script_calls.CLAIM, requests, claiming) if requests else []
-        replies = buckets.replies(calls, said)
+            encoded = encode_claim(claim)
+            if route := caller.route_single(script_calls.CLAIM, claim, encoded):
+                server, command = route
+                first_reply = server.execute_repeatable(command)
+                if type(first_reply) is bytes:
+                    return [_verdict(claim, encoded, *decode_single_answer(first_reply))]
+        calls = caller.split(script_calls.CLAIM, requests, encode_claim)
+        replies = caller.try_execute(calls, first_reply)
         if CommandFailed in map(type, replies):
             self._give_back(requests, calls, replies)
-            check_replies(replies)
+            raise_failure(replies)
         return _verdicts(requests, zip(calls, replies, strict=True))
 
     def _give_back(self, requests: Sequence[Claim], calls: Sequence[Call], replies: Sequence[Reply]) -> None:
-        """Release what was granted beside a part of the batch that failed, or was not confirmed by replicas: it would
-        use up the attempts of events that never ran."""
-        said = [reply.said if isinstance(reply, CommandFailed) else reply for reply in replies]
-        answered = [(call, reply) for call, reply in zip(calls, said, strict=True) if reply is not None]
+        """Release the claims that were granted although another part of the batch failed, or although replicas did not
+        confirm the grant. Otherwise events that never ran would use up their attempts."""
+        answers = [reply.unconfirmed_reply if isinstance(reply, CommandFailed) else reply for reply in replies]
+        answered = [(call, answer) for call, answer in zip(calls, answers, strict=True) if answer is not None]
         verdicts = _verdicts(requests, answered)
-        give_back(
-            self._open(),
+        self._open().give_back(
             [
                 Release(request.namespace, request.key, request.owner, verdict.record.fence, unstarted=True)
                 for request, verdict in zip(requests, verdicts, strict=True)
@@ -106,24 +111,32 @@ class RedisStore:
         )
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return self._told(script_calls.SETTLE, settlements, settling)
+        return self._execute_each(script_calls.SETTLE, settlements, encode_settlement)
 
     def renew(self, leases: Sequence[Renew]) -> list[bool]:
-        return self._told(script_calls.SETTLE, leases, renewing)
+        return self._execute_each(script_calls.SETTLE, leases, encode_renewal)
 
     def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         return take(self._open(), wants)
 
+    # ── documents ─────────────────────────────────────────────────────────────────────────────────────────
+
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         documents = [Document()] * len(addresses)
-        for call, (now, *values) in self._each(script_calls.LOOK, addresses, reading, text(b"documents")):
+        caller = self._open()
+        calls = caller.split(script_calls.LOOK, addresses, encode_lookup, encode_text(b"documents"))
+        for call, (now, *values) in zip(calls, caller.execute(calls), strict=True):
             for position, value in zip(call.positions, values, strict=True):
-                if value and now < int.from_bytes(value[7:14]):
-                    documents[position] = Document(int.from_bytes(value[:7]), value[14:])
+                if value:
+                    version, expires_at, body = decode_document(value)
+                    if now < expires_at:
+                        documents[position] = Document(version, body)
         return documents
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
-        return self._told(script_calls.SWAP, changes, swapping)
+        return self._execute_each(script_calls.SWAP, changes, encode_change)
+
+    # ── operators ─────────────────────────────────────────────────────────────────────────────────────────
 
     def dead_letters(
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
@@ -131,10 +144,10 @@ class RedisStore:
         return dead_letters(self._open(), namespace, after, limit)
 
     def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
-        return self._told(script_calls.OPERATE, requests, redriving)
+        return self._execute_each(script_calls.OPERATE, requests, encode_redrive)
 
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
-        return self._told(script_calls.OPERATE, requests, resetting)
+        return self._execute_each(script_calls.OPERATE, requests, encode_reset)
 
     def browse(
         self,
@@ -151,68 +164,63 @@ class RedisStore:
     def scan(self, namespace: str | None = None) -> Iterator[Entry]:
         return scan_all(self._open(), namespace)
 
-    def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
-        """See `oncegate.stores.base.Probed`. A swap of nothing notes the time, and that is a write."""
-        buckets = self._open()
-        buckets.ask(buckets.everywhere(script_calls.SWAP, b""))
-        for server in buckets.servers.all():
-            check_again(server, self._settings)
+    def probe(self, within: int) -> None:  # noqa: ARG002  # the timeout of the store limits each reply
+        """See `oncegate.stores.base.CanProbe`. An empty swap stores the time, so it is a write."""
+        caller = self._open()
+        caller.execute(caller.call_every_bucket(script_calls.SWAP, b""))
+        for server in caller.servers.all():
+            check_eviction_again(server, self._settings)
 
-    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── calls and connections ─────────────────────────────────────────────────────────────────────────────
 
-    def _told(self, script: Script, asked: Sequence[Any], request: Callable[[Any], bytes]) -> list[bool]:
-        """For scripts that answer with a digit for each request."""
-        said = None
-        if len(asked) == 1 and script.reads_first:
-            said = self._open().ask_alone(script, asked[0], request(asked[0]))
-            if type(said) is bytes:
-                return [said[0] == _YES]
-        answers = [False] * len(asked)
-        for call, digits in self._each(script, asked, request, said=said):
+    def _execute_each(self, script: Script, items: Sequence[Any], encode: Callable[[Any], bytes]) -> list[bool]:
+        """For scripts that answer with one digit for each request."""
+        caller, first_reply = self._open(), None
+        if (
+            len(items) == 1
+            and script.reads_first
+            and (route := caller.route_single(script, items[0], encode(items[0])))
+        ):
+            server, command = route
+            first_reply = server.execute_repeatable(command)
+            if type(first_reply) is bytes:
+                return [first_reply[0] == _YES]
+        results = [False] * len(items)
+        calls = caller.split(script, items, encode)
+        for call, digits in zip(calls, caller.execute(calls, first_reply), strict=True):
             for position, digit in zip(call.positions, digits, strict=True):
-                answers[position] = digit == _YES
-        return answers
+                results[position] = digit == _YES
+        return results
 
-    def _each(
-        self,
-        script: Script,
-        asked: Sequence[Any],
-        request: Callable[[Any], bytes],
-        head: bytes = b"",
-        said: Reply | None = None,
-    ) -> Iterator[tuple[Call, Reply]]:
-        """The calls that a batch falls into, each with its reply."""
-        buckets = self._open()
-        calls = buckets.split(script, asked, request, head) if asked else []
-        return zip(calls, buckets.ask(calls, said), strict=True)
-
-    def _open(self) -> Buckets:
-        buckets = self._buckets
-        if buckets is not None:
-            return buckets
+    def _open(self) -> ScriptCaller:
+        caller = self._caller
+        if caller is not None:
+            return caller
         with self._lock:
             if self._closed:
                 raise StoreRefused(f"the store at {self._settings.place} was closed")
-            if self._buckets is None:
-                self._buckets = Buckets(self._settings, self._clock, create=True)
-            return self._buckets
+            if self._caller is None:
+                self._caller = ScriptCaller(self._settings, self._clock, create=True)
+            return self._caller
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            if self._buckets is not None:
-                self._buckets.servers.close()
-                self._buckets = None
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._caller is not None:
+            self._caller.servers.close()
+            self._caller = None
 
     def before_fork(self) -> None:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """The child connects anew: the connections that it inherits are the parent's, which loses nothing when they are
-        closed here."""
-        if in_child and self._buckets is not None:
-            self._buckets.servers.close()
-            self._buckets = None
+        """The child closes its copies of the connections and connects again at the next call. The connections of the
+        parent stay open."""
+        if in_child:
+            self._disconnect()
         self._lock.release()
 
 
@@ -220,23 +228,20 @@ def _verdicts(requests: Sequence[Claim], answered: Iterable[tuple[Call, Reply]])
     """The verdict for each request; None where there was no answer."""
     verdicts: list[Any] = [None] * len(requests)
     for call, reply in answered:
-        now, letters, records = unpack_answer(reply, len(call.positions))
-        for position, sent, letter in zip(call.positions, call.requests, letters, strict=True):
-            claim = requests[position]
-            if letter == _GRANTED_ANEW:
-                verdicts[position] = _granted(claim, now)
-            else:
-                verdicts[position] = _judged(claim, sent, letter, next(records), now)
+        now, letters, records = decode_answer(reply, len(call.positions))
+        for position, encoded, letter in zip(call.positions, call.requests, letters, strict=True):
+            value = b"" if letter == _NEW else next(records)
+            verdicts[position] = _verdict(requests[position], encoded, now, letter, value)
     return verdicts
 
 
-def _granted(claim: Claim, now: int) -> Any:
-    """Granted anew at this time: what the record is then the server need not say."""
-    return step(None, claim, now)[1]
+def _verdict(claim: Claim, encoded: bytes, now: int, letter: int, value: bytes) -> Any:
+    """The verdict that claim.lua answered with. `encoded` is the encoded claim, `value` the record.
 
-
-def _judged(claim: Claim, sent: bytes, letter: int, value: bytes, now: int) -> Any:
-    """The verdict on a claim, sent like this, that found a record; one that it leaves as it is is judged here."""
-    if letter == _UNCHANGED:
-        return step(unpack(value, claim.about, packed_about(sent)), claim, now)[1]
-    return _VERDICTS[letter](unpack(value), now)
+    The script leaves two cases to `step`: a new record, which follows from the claim, and a completed record, which
+    the claim does not change."""
+    if letter == _NEW:
+        return step(None, claim, now)[1]
+    if letter == _KNOWN:
+        return step(decode_record(value, claim.about, claimed_summary(encoded)), claim, now)[1]
+    return _VERDICTS[letter](decode_record(value), now)

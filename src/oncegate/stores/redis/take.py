@@ -1,4 +1,4 @@
-"""Taking what waits: look in all buckets, then take what was let go first."""
+"""Take waiting events: look in all buckets, then take the events that became due first."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -7,70 +7,72 @@ from oncegate.claims import Release, Take
 from oncegate.errors import StoreError
 from oncegate.stores.base import Entry, TakeRequest
 from oncegate.stores.redis import script_calls
-from oncegate.stores.redis.codec import place_of, unpack
-from oncegate.stores.redis.connection import CommandFailed
-from oncegate.stores.redis.requests import settling, taking, texts
-from oncegate.stores.redis.script_calls import Buckets, check_replies
+from oncegate.stores.redis.codec import decode_record, encode_namespace, encode_take, encode_texts
+from oncegate.stores.redis.errors import CommandFailed
+from oncegate.stores.redis.script_calls import ScriptCaller, raise_failure
 
-# When it was let go, and its key.
-Candidate = tuple[float, bytes]
+# The time at which an event became due, and its key.
+_Candidate = tuple[float, bytes]
 
 
-def take(buckets: Buckets, wants: Sequence[TakeRequest]) -> list[Entry | None]:
-    entries: list[Entry | None] = [None] * len(wants)
+def take(caller: ScriptCaller, requests: Sequence[TakeRequest]) -> list[Entry | None]:
+    """An event for each request; None if no event waits in its namespace."""
+    entries: list[Entry | None] = [None] * len(requests)
     try:
-        _fill(entries, buckets, wants)
+        _fill(entries, caller, requests)
     except StoreError:
         taken = [entry for entry in entries if entry is not None]
-        give_back(buckets, [Release(e.namespace, e.key, e.record.owner, e.record.fence, unstarted=True) for e in taken])
+        caller.give_back(
+            [Release(e.namespace, e.key, e.record.owner, e.record.fence, unstarted=True) for e in taken],
+        )
         raise
     return entries
 
 
-def give_back(buckets: Buckets, releases: Sequence[Release]) -> None:
-    """Release what will not be run, as far as that can be done now; the rest comes free when its lease ends."""
-    if releases:
-        buckets.replies(buckets.split(script_calls.GIVE_BACK, releases, settling))
+def _fill(entries: list[Entry | None], caller: ScriptCaller, requests: Sequence[TakeRequest]) -> None:
+    """Another process may take a candidate first. Then look again, until no candidate is left for open requests."""
+    unfilled = list(range(len(requests)))
+    while unfilled:
+        found = _find_candidates(caller, [requests[index] for index in unfilled])
+        candidates = {namespace: iter(due) for namespace, due in found.items()}
+        indexes: list[int] = []
+        takes: list[Take] = []
+        for index in unfilled:
+            request = requests[index]
+            if candidate := next(candidates[request.namespace], None):
+                indexes.append(index)
+                takes.append(Take(request.namespace, candidate[1], request.owner, request.lease))
+        _take_candidates(entries, caller, indexes, takes)
+        unfilled = [index for index in indexes if entries[index] is None]
 
 
-def _fill(entries: list[Entry | None], buckets: Buckets, wants: Sequence[TakeRequest]) -> None:
-    """Somebody else may take what was seen to wait: then look again, until nothing waits for whoever got nothing."""
-    unmet = list(range(len(wants)))
-    while unmet:
-        waiting = {name: iter(found) for name, found in _look(buckets, [wants[index] for index in unmet]).items()}
-        tries = [(index, candidate) for index in unmet if (candidate := next(waiting[wants[index].namespace], None))]
-        _try(entries, buckets, [index for index, _ in tries], [_aimed(wants[i], c) for i, c in tries])
-        unmet = [index for index, _ in tries if entries[index] is None]
+def _find_candidates(caller: ScriptCaller, requests: Sequence[TakeRequest]) -> dict[str, list[_Candidate]]:
+    """The events of each namespace that are due, earliest first. Usually nothing is due, and this read is the only
+    command."""
+    namespaces = list(dict.fromkeys(request.namespace for request in requests))
+    query = encode_texts([b"waiting", b"%d" % len(requests), *map(encode_namespace, namespaces)])
+    found: dict[str, list[list[_Candidate]]] = {namespace: [] for namespace in namespaces}
+    for _now, *lists in caller.execute(caller.call_every_bucket(script_calls.LOOK, query)):
+        for namespace, keys_and_scores in zip(namespaces, lists, strict=True):
+            found[namespace].append(list(_parse_scores(keys_and_scores)))
+    return {namespace: list(heapq.merge(*parts)) for namespace, parts in found.items()}
 
 
-def _aimed(want: TakeRequest, candidate: Candidate) -> Take:
-    return Take(want.namespace, candidate[1], want.owner, want.lease)
-
-
-def _look(buckets: Buckets, wants: Sequence[TakeRequest]) -> dict[str, list[Candidate]]:
-    """What can be taken in each namespace, the first to be let go in front. Mostly nothing waits, and then this
-    look, which writes nothing, is all."""
-    names = list(dict.fromkeys(want.namespace for want in wants))
-    request = texts([b"waiting", b"%d" % len(wants), *map(place_of, names)])
-    found: dict[str, list[list[Candidate]]] = {name: [] for name in names}
-    for _now, *lists in buckets.ask(buckets.everywhere(script_calls.LOOK, request)):
-        for name, listed in zip(names, lists, strict=True):
-            found[name].append(list(_scored(listed)))
-    return {name: list(heapq.merge(*parts)) for name, parts in found.items()}
-
-
-def _scored(listed: list[bytes]) -> Iterator[Candidate]:
-    for key, score in zip(listed[::2], listed[1::2], strict=True):
+def _parse_scores(keys_and_scores: list[bytes]) -> Iterator[_Candidate]:
+    for key, score in zip(keys_and_scores[::2], keys_and_scores[1::2], strict=True):
         yield float(score), key
 
 
-def _try(entries: list[Entry | None], buckets: Buckets, places: Sequence[int], takes: Sequence[Take]) -> None:
-    """Put what is taken in its places; StoreError if a part of it failed, when all of it is in place."""
-    calls = buckets.split(script_calls.TAKE, takes, taking) if takes else []
-    replies = buckets.replies(calls)
+def _take_candidates(
+    entries: list[Entry | None], caller: ScriptCaller, indexes: Sequence[int], takes: Sequence[Take]
+) -> None:
+    """Store each event that was taken at its index in `entries`. After that, raise StoreError if a call failed."""
+    calls = caller.split(script_calls.TAKE, takes, encode_take)
+    replies = caller.try_execute(calls)
     for call, reply in zip(calls, replies, strict=True):
-        _now, *values = (reply.said if isinstance(reply, CommandFailed) else reply) or (0,)
+        _now, *values = (reply.unconfirmed_reply if isinstance(reply, CommandFailed) else reply) or (0,)
         for position, value in zip(call.positions, values, strict=False):
             if value:
-                entries[places[position]] = Entry(takes[position].namespace, takes[position].key, unpack(value))
-    check_replies(replies)
+                request = takes[position]
+                entries[indexes[position]] = Entry(request.namespace, request.key, decode_record(value))
+    raise_failure(replies)

@@ -1,0 +1,74 @@
+-- look: queries. Nothing is written. Every answer starts with the time.
+--
+-- The batch is a list of texts, each after its length. The first text names the query, the others are its arguments:
+--
+--   records    address, …            the value of each record, or an empty string
+--   documents  address, …            the value of each document, or an empty string
+--   key        key                   namespace and record of this key in every namespace
+--   waiting    count, namespace, …   for each namespace, at most `count` keys that can be taken, each followed by its
+--                                    score; those that became due first come first
+--   dead       limit, start, stop    address and record of dead letters, in the order of their addresses
+
+local answer = {now}
+local arguments = {}
+local queries = {}
+
+local function read_values(kind)
+  for i = 2, #arguments do
+    answer[i] = call('GET', base .. kind .. arguments[i]) or ''
+  end
+end
+
+function queries.records()
+  read_values('r')
+end
+
+function queries.documents()
+  read_values('v')
+end
+
+function queries.key()
+  for _, namespace in ipairs(call('SMEMBERS', base .. 'n')) do
+    local r, value = find(namespace .. arguments[2])
+    if r then
+      answer[#answer + 1] = namespace
+      answer[#answer + 1] = value
+    end
+  end
+end
+
+function queries.waiting()
+  for i = 3, #arguments do
+    local list = base .. 'w' .. arguments[i]
+    answer[i - 1] = call('ZRANGEBYSCORE', list, '-inf', now, 'WITHSCORES', 'LIMIT', 0, arguments[2])
+  end
+end
+
+-- Expired dead letters stay in the list until a later burial removes them, so one page may take several reads.
+function queries.dead()
+  local left, start = tonumber(arguments[2]), arguments[3]
+  while left > 0 do
+    local found = call('ZRANGEBYLEX', base .. 'd', start, arguments[4], 'LIMIT', 0, 100)
+    for _, address in ipairs(found) do
+      local r, value = find(address)
+      if r and left > 0 then
+        answer[#answer + 1] = address
+        answer[#answer + 1] = value
+        left = left - 1
+      end
+    end
+    if #found < 100 then
+      break
+    end
+    start = '(' .. found[#found]
+  end
+end
+
+local at = 1
+while at <= #batch do
+  local length
+  length, at = struct.unpack('>I4', batch, at)
+  arguments[#arguments + 1], at = cut(at, length)
+end
+queries[arguments[1]]()
+return answer
