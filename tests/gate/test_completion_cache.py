@@ -111,7 +111,7 @@ def test_failures_are_not_cached(stumbling: Stumbling) -> None:
     gate = Gate(stumbling)
     assert gate.run({"id": "a"}, fail).status == "failed"
     assert gate.run({"id": "a"}, succeed).status == "processed"
-    stumbling.failures = {"settle": 1_000}  # which is tried on, and must not be confirmed meanwhile
+    stumbling.failures = {"settle": 1_000}  # retries in the background must not succeed either
     assert gate.run({"id": "b"}, succeed).status == "failed"
     assert gate.run({"id": "b"}, succeed).status == "in_flight"
 

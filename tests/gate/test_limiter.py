@@ -88,9 +88,9 @@ def test_every_wait_has_a_bound(process: HandlerRuns) -> None:
     process.enter("other", 60)
     assert time.monotonic() - begun < 2
     process.leave("other")
-    assert not alone(process, "suspect", within=0.01), "what hangs still runs"
+    assert not alone(process, "suspect", within=0.01), "the hung run counts as running"
     process.add("hangs", 0.01)
-    assert alone(process, "suspect", within=2), "it has run for longer than it can hold its claim"
+    assert alone(process, "suspect", within=2), "it has run longer than `hold`"
 
 
 def test_blocked_event_loop(process: HandlerRuns) -> None:
@@ -225,7 +225,7 @@ def test_one_copy_polls_for_another_process() -> None:
         await wait_for_copies(here, COPIES)
         before = len(store.calls)
         await asyncio.sleep(0.5)
-        assert 2 <= len(store.calls) - before <= 8  # 10, 20, 40, 80, 160 and 250 ms after one another
+        assert 2 <= len(store.calls) - before <= 8  # the pauses are 10, 20, 40, 80, 160 and 250 ms
         assert {size for _, size in store.calls[before:]} == {1}
         handler.go.set()
         assert (await first).status == "processed"

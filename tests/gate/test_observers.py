@@ -112,7 +112,7 @@ def test_flush_at_exit() -> None:
         def observer(notice):
             time.sleep(0.02)
             if notice.name == "event.processed":
-                os.write(1, f"{notice.event.id}\\n".encode())  # at once, as two threads do this
+                os.write(1, f"{notice.event.id}\\n".encode())  # unbuffered: two threads write
 
         for half in (0, 5):
             gate = Gate("memory://", observers=[observer])

@@ -279,7 +279,7 @@ class TestWaiting:
         first = threading.Thread(target=slow, args=(1,))
         first.start()
         time.sleep(0.05)
-        threading.Timer(0.65, ends.set).start()  # the looks before the last are at 0, 10, 30, 70, 150, 310 and 560 ms
+        threading.Timer(0.65, ends.set).start()  # the polls before the last are at 0, 10, 30, 70, 150, 310 and 560 ms
         assert slow(1) == "done"
         first.join()
 

@@ -249,8 +249,8 @@ class TestPoison:
         assert ended == [9, 9, 9, 9, 0]
         assert set(done.stdout.split()) <= {"duplicate", "processed", "buried"}
         ran = log.read_text().split()
-        assert ran.count("poison") == 4  # the first may have died with a neighbour, and does not count
-        # The first kill can fall before the completions of "a" and "b" are flushed; nothing else can run twice.
+        assert ran.count("poison") == 4  # the first attempt ran beside others, and does not count
+        # The first kill can come before the completions of "a" and "b" are flushed; nothing else can run twice.
         assert all(ran.count(name) == 1 for name in ("c", "d"))
         assert all(1 <= ran.count(name) <= 2 for name in ("a", "b"))
         gate = Gate(url)
@@ -341,7 +341,7 @@ class TestWaiting:
         first = {outcome.event.id: outcome.status for outcome in gate.run_waiting(handler)}
         assert first == {"a": "processed", "b": "failed", "c": "processed"}
         assert gate.run({"id": "b"}, handler).status == "duplicate"
-        assert gate.run_waiting(handler) == [], "it is left alone for a second"
+        assert gate.run_waiting(handler) == [], "it waits for its backoff"
         clock.advance(1_000_000)
         assert [outcome.status for outcome in gate.run_waiting(handler)] == ["buried"]
         assert gate.run_waiting(handler) == []
