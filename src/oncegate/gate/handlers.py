@@ -38,7 +38,7 @@ _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes, dict,
 
 
 def check_handler(handler: Callable[..., Any], *, may_await: bool = False, arguments: int | None = 1) -> None:
-    """Raise SettingError if a call of the handler with so many arguments could never work. None: any number."""
+    """Raise SettingError if the handler can never be called with this number of arguments. None: any number."""
     if type(handler) is FunctionType:  # a quick check that nearly all handlers pass
         code = handler.__code__
         unfit = _GENERATOR if may_await else _GENERATOR | _COROUTINE
@@ -71,8 +71,8 @@ def is_coroutine(handler: Callable[..., Any]) -> bool:
 
 
 def _accepts(handler: Any, arguments: int) -> bool:
-    """Whether a function or method can be called with so many arguments. Partials, classes and other callables are not
-    checked: they fail at their first event."""
+    """Whether a function or method can be called with this number of arguments. Partials, classes and other
+    callables are not checked: they fail at their first event."""
     code = getattr(handler, "__code__", None)
     if code is None:
         return True

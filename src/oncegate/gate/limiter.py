@@ -9,7 +9,7 @@ so that neither can take the other down. All gates of a process share `PROCESS`,
     leave        the run has ended
 
 After each run alone, and after each wait to run alone that was given up, all runs that wait to run beside others start
-first. So many suspect events slow the others down, but do not stop them.
+first. So a large number of suspect events slows the others down, but does not stop them.
 
 `ConcurrencyLimit` bounds the events that the coroutines of one event loop have in flight. `InFlightWaiters` lets copies
 of an event wait until the run of the event ends.
@@ -94,7 +94,7 @@ class HandlerRuns:
             self._wait(token, hold, 0.0, inf)
 
     def enter_alone(self, token: object, hold: float, *, within: float, alone_for: float) -> bool:
-        """Run alone; blocks until that is possible. False if it is not possible within so many seconds."""
+        """Run alone; blocks until that is possible. False if it is not possible within `within` seconds."""
         return inside.get() or self._wait(token, hold, alone_for, within)
 
     def add(self, token: object, hold: float) -> None:
@@ -132,7 +132,8 @@ class HandlerRuns:
         self, token: object, hold: float, alone_for: float, wake: Callable[[], object], within: float = inf
     ) -> _WaitingRun:
         """Wait to run, beside others or alone. The caller has to call `check` regularly, and `give_up` or `leave` in
-        the end. If its event loop is blocked it can do neither, so after `within` seconds it keeps nobody out."""
+        the end. If its event loop is blocked it can do neither. So after `within` seconds it does not keep others out
+        any more."""
         waiting = _WaitingRun(token, hold, alone_for, time.monotonic() + within, wake)
         with self._lock:
             (self._suspects if alone_for else self._others).append(waiting)
@@ -191,7 +192,7 @@ async def enter_async(
     token: object, hold: float, *, alone_for: float = 0.0, within: float = inf, unless: "asyncio.Event | None" = None
 ) -> bool:
     """`PROCESS.enter`, or `enter_alone` if `alone_for` is given, for a coroutine. False if the run cannot enter within
-    so many seconds, or if the event `unless` is set before."""
+    `within` seconds, or if the event `unless` is set before."""
     import asyncio
 
     loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -216,7 +217,7 @@ async def enter_async(
 
 
 async def first_of(*awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
-    """Wait until the first of these ends, for at most so many seconds; the others are cancelled."""
+    """Wait until the first of these ends, for at most `within` seconds; the others are cancelled."""
     import asyncio
 
     tasks = [asyncio.ensure_future(each) for each in awaited]
