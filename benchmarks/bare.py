@@ -49,10 +49,10 @@ class _Keeping:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    async def take(self, events: Sequence[Event]) -> list[Outcome]:
+    async def admit(self, events: Sequence[Event]) -> list[Outcome]:
         return [outcome for event in events for outcome in await self._gate.aadmit(event)]
 
-    async def work(self, stop: asyncio.Event) -> None:
+    async def run_until(self, stop: asyncio.Event) -> None:
         await stop.wait()
 
 

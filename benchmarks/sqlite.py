@@ -14,7 +14,7 @@ from benchmarks.report import Aim, Row
 from oncegate.claims import Claim
 from oncegate.clocks import wall
 from oncegate.stores.base import Store
-from oncegate.stores.sqlite.connection import opened
+from oncegate.stores.sqlite.connection import open_file
 from oncegate.stores.sqlite.store import SqliteStore
 
 AIM = Aim("at least", 0.75)
@@ -66,7 +66,7 @@ def on_new_file(way: "type[Ours | Raw]", folder: Path, events: int) -> float:
 
 def connected(path: Path) -> sqlite3.Connection:
     """A plain connection made by the store's own hand: so schema and settings are the same, whatever they are."""
-    return opened(str(path), "FULL", 5_000_000)
+    return open_file(str(path), "FULL", 5_000_000)
 
 
 class _Log:

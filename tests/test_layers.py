@@ -29,7 +29,8 @@ LAYERS = [
     ["settings"],
     ["infra", "sinks", "otel"],
     ["doctor"],
-    ["testing", "simulate", "service", "cli"],
+    ["testing", "simulate", "service"],
+    ["cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

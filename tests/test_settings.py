@@ -404,7 +404,7 @@ def test_masking(url: str, shown: str) -> None:
 
 def test_options_that_are_shown() -> None:
     """Every option of a store, a queue or a bus is shown, but for the file of a key, whose name says so."""
-    ours = [*redis_urls._COMMON, *redis_urls._CLUSTERED, *redis_urls._ENCRYPTED, *postgres_urls._KNOWN]
+    ours = [*redis_urls._COMMON, *redis_urls._CLUSTERED, *redis_urls._ENCRYPTED, *postgres_urls.OPTIONS]
     ours += [*dynamodb_urls.OPTIONS, *publishing._COMMON, *client.OPTIONS, "account", "source"]
     ours += ["synchronous", "busy_timeout"]
     assert set(ours) - KNOWN == {"key_file"}

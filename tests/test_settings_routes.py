@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from oncegate.errors import SettingError
-from oncegate.service.route_config import is_open, name_of, routes_of, verifier_for
+from oncegate.service.config import is_open, name_of, routes_of, verifier_for
 from oncegate.settings import Settings, examine, load
 from oncegate.settings.load import secrets_of
 
@@ -148,7 +148,7 @@ class TestSecrets:
     @pytest.mark.parametrize(
         ("table", "said"),
         [
-            ('signature = "cxone"', "needs its secret"),
+            ('signature = "cxone"', "needs a secret"),
             ('signature = "cxone"\nsecret_env = "UNSET_HERE"', "the variable UNSET_HERE is not set"),
             ('signature = "cxone"\nsecret_env = "hunter2!"', "it takes the name of a variable"),
             ('signature = "cxone"\nsecret_file = "nowhere"', "there is no file nowhere"),
@@ -156,9 +156,9 @@ class TestSecrets:
             ('signature = "cxone"\nsecret_file = "empty"', "the file empty is empty"),
             ('signature = "cxone"\nsecret_file = "bytes"', "does not hold text"),
             ('signature = "cxon"\nsecret_file = "good"', "did you mean cxone?"),
-            ('signature = "none"\nsecret_file = "good"', "there is a secret, but no signature"),
-            ('signature = "cxone"\nsecret_file = "short"', "it needs"),
-            ('signature = "hmac"\nsignature_options = ["header"]\nsecret_file = "good"', "write it like header=x-sig"),
+            ('signature = "none"\nsecret_file = "good"', "a secret is set, but no signature"),
+            ('signature = "cxone"\nsecret_file = "short"', "use at least 14 random bytes"),
+            ('signature = "hmac"\nsignature_options = ["header"]\nsecret_file = "good"', "such as header=x-sig"),
         ],
     )
     def test_that_cannot_be_used(self, folder: Path, table: str, said: str) -> None:

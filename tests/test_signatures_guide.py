@@ -59,7 +59,7 @@ post(*ask("support-example-secret", event, event))
 post(*ask("support-example-secret", event, event + b" "))
 post(*ask("sales-example-secret", event, event))
 """
-UNKNOWN = "401 the signature in x-hub-signature-256 is of no known secret"
+UNKNOWN = "401 the signature in x-hub-signature-256 matches no secret"
 
 
 def run(code: str, folder: Path) -> list[str]:

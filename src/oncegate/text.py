@@ -76,3 +76,11 @@ def _without_password(place: str, wholly: bool) -> str:
     if wholly:
         return f"{_MASK}@{host}"
     return f"{name}:{_MASK}@{host}" if colon else place
+
+
+# ── printable text ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def clean(text: object) -> str:
+    """The text with control characters escaped, so that it cannot control a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))

@@ -12,7 +12,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.claims import Claim, Complete, EventSummary, Release
 from oncegate.cli import exit_codes
-from oncegate.cli.output import clean
+from oncegate.text import clean
 from tests.cli.conftest import Run, on_terminal
 
 
@@ -265,7 +265,7 @@ class TestErrors:
             (
                 ("dlq", "list", "--store", "dynamodb://x?region=y"),
                 exit_codes.USAGE,
-                "no table can be called 'x'; its name has",
+                "invalid table name 'x'; use 3 to 255",
             ),
             (("explain", ""), exit_codes.USAGE, "name one ID (a key, an event id, a conversation)"),
             (

@@ -147,7 +147,7 @@ class TestCheck:
             ('[serve]\nproxies = ["foo"]', "oncegate.toml, serve.proxies: 'foo' does not appear to be"),
             (
                 '[serve]\ntls_cert = "oncegate.toml"\ntls_key = "oncegate.toml"',
-                "cannot be used: they must be PEM files, tls_cert that of the certificate chain",
+                "cannot use oncegate.toml and oncegate.toml: both must be PEM files: tls_cert the certificate",
             ),
             ('store = "sqlite:///x?bogus=1"', "oncegate.toml, store: the SQLite store has no option 'bogus'"),
             ('store = "sqlite:///a%00b.db"', "oncegate.toml, store: no file can have a NUL"),
@@ -157,18 +157,18 @@ class TestCheck:
             ('[read]\nid = "a..b"', "oncegate.toml, read.id: id='a..b' is not a path"),
             (
                 '[serve]\nsignature_options = ["header=x"]',
-                "oncegate.toml, serve.signature_options: there is no signature",
+                "oncegate.toml, serve.signature_options: options are set, but no signature",
             ),
             ('[serve]\nsignature = "foo"', "oncegate.toml, serve.signature: there is no signature foo; there are"),
             (
                 'store = "redis://h"\n[serve]\nhandler = "json:dumps"',
-                "serve.mode=inbox: redis:// cannot keep events until they are run; choose serve.mode=inline, which",
+                "serve.mode=inbox: redis:// cannot store events until they are run; choose serve.mode=inline, which",
             ),
             (
                 'store = "dynamodb://Table"\n[serve]\nport = 1',
-                "or keep the inbox in SQLite (sqlite:///oncegate.db) or Postgres (postgresql://…)",
+                "or use SQLite (sqlite:///oncegate.db) or Postgres (postgresql://…) for the inbox",
             ),
-            ('store = "memory://"\n[serve]\nhandler = "log"', "serve.mode=inbox: memory:// cannot keep events"),
+            ('store = "memory://"\n[serve]\nhandler = "log"', "serve.mode=inbox: memory:// cannot store events"),
             (
                 '[serve]\nmode = "inline"',
                 "oncegate.toml, serve.mode=inline: POST /events has no handler to run while the sender waits; name one",

@@ -74,7 +74,7 @@ def test_commands(oncegate: Run, path: Path, command: tuple[str, ...], damage: C
     code, _, err = oncegate(*command)
     assert code == exit_codes.STORE
     assert err.startswith("Error: oncegate.db is damaged (")
-    assert err.endswith("); restore it from a backup, or move it away to start anew\n")
+    assert err.endswith("); restore it from a backup, or move it away to start with an empty store\n")
     assert err.count("\n") == 1
     assert "secret-type" not in err
 

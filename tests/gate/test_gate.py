@@ -204,8 +204,8 @@ class TestBatch:
 class TestSettings:
     @pytest.mark.parametrize("store", [Path("x.db"), 5, None])
     def test_what_is_no_url(self, store: Any) -> None:
-        """A store is named by a URL and by nothing else."""
-        with pytest.raises(SettingError, match="named by a URL"):
+        """Only a URL names a store."""
+        with pytest.raises(SettingError, match="the store must be a URL"):
             open_store(store)
 
     @pytest.mark.parametrize("url", ["", "redis//x", "mysql://x", "memory", "memory://x"])

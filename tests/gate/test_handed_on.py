@@ -240,10 +240,10 @@ class TestInbox:
     def taken(self, store: Store, payload: Any, handler: Any) -> list[str]:
         """The statuses of two requests to a service."""
         with ThreadPoolExecutor(1) as threads:
-            kept = InboxAdmission(Gate(store), handler, threads, at_work=1, drain="1s")
+            kept = InboxAdmission(Gate(store), handler, threads, max_running=1, drain="1s")
 
             async def take() -> list[str]:
-                return [(await kept.take(read(payload)))[0].status for _ in range(2)]
+                return [(await kept.admit(read(payload)))[0].status for _ in range(2)]
 
             return asyncio.run(take())
 

@@ -1,4 +1,4 @@
-"""An emulator of AWS for the commands that make and judge deployments, and the commands themselves."""
+"""An emulator of AWS, and the commands `oncegate infra` and `oncegate doctor` that use it."""
 
 import sys
 import zipfile

@@ -1,4 +1,4 @@
-"""`oncegate infra` against an emulator of AWS: what it makes works, and what it did not make stays."""
+"""`oncegate infra` with an emulator of AWS: its parts work, and resources of others stay."""
 
 import json
 import pty
@@ -21,12 +21,12 @@ from tests.stores.servers import until
 
 
 def actions(out: str) -> Counter[str]:
-    """How many parts the JSON of a plan has to create, change and keep."""
+    """How many parts the JSON of a plan creates, changes and keeps."""
     return Counter(part["action"] for part in json.loads(out)["parts"])
 
 
 def changes(out: str) -> dict[str, str]:
-    """What of each kind was changed."""
+    """The changed properties of each kind of part."""
     return {part["part"]: part["why"] for part in json.loads(out)["parts"] if part["action"] == "change"}
 
 
@@ -45,7 +45,7 @@ def put(aws: Aws, number: int, bus: str = "default") -> None:
 
 
 def received(aws: Aws, queue: str) -> dict[str, Any]:
-    """The one event that arrives in a queue."""
+    """The only event that arrives in a queue."""
     url, _ = attributes(aws, queue)
     messages = aws["sqs"].receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
     assert len(messages) == 1
@@ -55,7 +55,7 @@ def received(aws: Aws, queue: str) -> dict[str, Any]:
 
 class TestUp:
     def test_an_event_arrives_in_the_queue(self, infra: Infra, aws: Aws) -> None:
-        """What is put on the bus comes out of the queue, whole, and the table is one that the store takes."""
+        """An event on the bus arrives in the queue unchanged, and the store accepts the table."""
         code, out, err = infra("infra", "up", "--name", "arrive", "--pattern", PATTERN)
         assert (code, err) == (exit_codes.OK, "")
         assert out.count("created  ") == 6
@@ -68,8 +68,8 @@ class TestUp:
         assert (sweep["AttributeName"], sweep["TimeToLiveStatus"]) == ("expiresAt", "ENABLED")
 
     def test_only_its_rule_may_send(self, infra: Infra, aws: Aws) -> None:
-        """The policies of both queues name the rule, the queue has a redrive to the other, and the rule's target tries
-        as long as it can and has dead letters."""
+        """The policies of both queues allow only the rule, the queue redrives to the dead-letter queue, and the rule's
+        target has the maximum of retries and a dead-letter queue."""
         infra("infra", "up", "--name", "send", "--max-receives", "7")
         for queue in ("send-events", "send-dead"):
             _, found = attributes(aws, queue)
@@ -85,20 +85,20 @@ class TestUp:
         assert target["DeadLetterConfig"] == {"Arn": dead}
 
     def test_twice_changes_nothing(self, infra: Infra) -> None:
-        """The second time keeps every part and says so."""
+        """The second run keeps every part and says so."""
         first = infra("infra", "up", "--name", "twice", "--output", "json")
         second = infra("infra", "up", "--name", "twice", "--output", "json")
         assert (actions(first[1]), actions(second[1])) == ({"create": 6}, {"keep": 6})
         assert "Nothing was changed: all is as wanted." in infra("infra", "up", "--name", "twice")[1]
 
     def test_a_dry_run_changes_nothing(self, infra: Infra) -> None:
-        """What would be made is shown, and nothing is there afterwards."""
+        """A dry run shows what would be created, and creates nothing."""
         assert actions(infra("infra", "up", "--name", "dry", "--dry-run", "--output", "json")[1]) == {"create": 6}
         assert infra("infra", "show", "--name", "dry")[1].startswith("There is nothing of dry in account 000000000000")
 
-    def test_what_drifted_is_put_right(self, infra: Infra, aws: Aws) -> None:
-        """A queue, a policy, a table and a rule that somebody changed are told, part by part, and mended; a statement
-        of somebody else's in the policy stays."""
+    def test_drift_is_reverted(self, infra: Infra, aws: Aws) -> None:
+        """Changes that somebody made to a queue, a policy, a table and a rule are listed by part and reverted; a policy
+        statement of somebody else stays."""
         infra("infra", "up", "--name", "drift")
         url, found = attributes(aws, "drift-events")
         other = json.loads(found["Policy"])["Statement"][0] | {"Sid": "Theirs"}
@@ -146,7 +146,7 @@ class TestUp:
         ],
     )
     def test_a_rule_that_no_event_reaches(self, infra: Infra, options: tuple[str, ...], silent: bool) -> None:
-        """A rule that waits for Genesys on the default bus is made, and the command says that nothing arrives there."""
+        """A rule for Genesys on the default bus is created, with a warning that no event arrives there."""
         code, out, err = infra("infra", "up", "--name", "silent", "--dry-run", "--output", "json", *options)
         assert (code, bool(json.loads(out))) == (exit_codes.OK, True)
         assert err.count("\n") == silent
@@ -156,7 +156,7 @@ class TestUp:
         assert err.startswith(told) == silent
 
     def test_a_partners_bus(self, infra: Infra, aws: Aws) -> None:
-        """A pending source is associated by a bus of its name, the rule is on it, and events come through."""
+        """A bus with the name of a pending source is created, the rule is on that bus, and events arrive."""
         code, _, err = infra("infra", "up", "--name", "partner", "--partner-source", PARTNER, "--pattern", PATTERN)
         assert (code, err) == (exit_codes.OK, "")
         put(aws, 2, bus=PARTNER)
@@ -168,7 +168,7 @@ class TestUp:
         assert out.index("deleted  rule") < out.index("deleted  bus")
 
     def test_shown_on_a_narrow_terminal(self, infra: Infra, aws: Aws, tmp_path: Path) -> None:
-        """No column is left out and no address is cut, be it longer than the line."""
+        """On a narrow terminal no column is missing and no ARN is truncated."""
         source = f"{PARTNER}-with-a-name-that-is-long-for-a-line"
         infra("infra", "up", "--name", "narrow", "--partner-source", source)
         asked = ["infra", "show", "--name", "narrow", "--region", REGION, "--endpoint", aws.endpoint]
@@ -177,10 +177,10 @@ class TestUp:
         assert re.search(rf"rule +yes +arn:aws:events:{REGION}:000000000000:rule/{source}/narrow-events\b", shown)
 
     def test_a_bus_of_somebody_elses(self, infra: Infra, aws: Aws) -> None:
-        """A bus that is there is used, and stays when all else goes."""
+        """An existing bus is used, and stays when the other parts are deleted."""
         aws["events"].create_event_bus(Name="theirs")
         _, out, _ = infra("infra", "up", "--name", "guest", "--bus", "theirs")
-        assert "kept     bus         theirs  (it is not Oncegate's, and only used)" in out
+        assert "kept     bus         theirs  (not created by Oncegate, only used)" in out
         code, out, _ = infra("infra", "down", "--name", "guest", "--yes")
         assert (code, "deleted  rule        guest-events" in out, "bus" in out) == (exit_codes.OK, True, False)
         assert aws["events"].describe_event_bus(Name="theirs")["Name"] == "theirs"
@@ -188,8 +188,8 @@ class TestUp:
 
 class TestFunctions:
     def test_behind_the_rule(self, infra: Infra, aws: Aws, package: str) -> None:
-        """An event on the bus is completed in the table by the function, which only the rule may invoke, whose failures
-        go to the dead letters and whose rights are those that are listed."""
+        """The function completes an event from the bus. Only the rule may invoke it, its failures go to the dead-letter
+        queue, and its role has no wildcard permissions."""
         made = ("infra", "up", "--name", "direct", "--pattern", PATTERN, *as_function(package))
         code, out, err = infra(*made, "--output", "json")
         assert (code, err, actions(out)) == (exit_codes.OK, "", {"create": 8})
@@ -207,8 +207,8 @@ class TestFunctions:
         assert "*" not in {item for one in rights["PolicyDocument"]["Statement"] for item in one["Action"]}
         assert actions(infra(*made, "--dry-run", "--output", "json")[1]) == {"keep": 8}
 
-    def test_what_drifted_is_put_right(self, infra: Infra, aws: Aws, package: str) -> None:
-        """So it is with the parts of a function, of which variables and policies that others added stay."""
+    def test_drift_is_reverted(self, infra: Infra, aws: Aws, package: str) -> None:
+        """Changes to the parts of a function are reverted; variables and policies that others added stay."""
         direct = ("infra", "up", "--name", "bent", *as_function(package))
         queued = ("infra", "up", "--name", "bent", "--queue", *as_function(package))
         infra(*direct)
@@ -252,7 +252,7 @@ class TestFunctions:
         assert out.count("deleted  ") == 7
 
     def test_behind_the_queue(self, infra: Infra, aws: Aws, package: str) -> None:
-        """With a queue between, the mapping reports failures one by one; new code is a change, and all of it goes."""
+        """With a queue, the mapping reports failures by message; new code is a change, and all parts are deleted."""
         made = ("infra", "up", "--name", "queued", "--queue", "--pattern", PATTERN, *as_function(package))
         code, out, err = infra(*made, "--output", "json")
         assert (code, err, actions(out)) == (exit_codes.OK, "", {"create": 9})
@@ -274,7 +274,7 @@ class TestFunctions:
 
 class TestDown:
     def test_leaves_what_it_did_not_make(self, infra: Infra, aws: Aws) -> None:
-        """A queue without the tag, or with another deployment's, is named and left; the table can be kept."""
+        """A queue without the tag, or with that of another deployment, is listed and left; the table can be kept."""
         infra("infra", "up", "--name", "leave")
         url, _ = attributes(aws, "leave-events")
         aws["sqs"].untag_queue(QueueUrl=url, TagKeys=["made-by"])
@@ -294,7 +294,7 @@ class TestDown:
         assert aws["dynamodb"].describe_table(TableName="leave-claims")
 
     def test_asks_first(self, infra: Infra, aws: Aws) -> None:
-        """Without a terminal to ask on nothing is deleted, nor by a dry run; what is listed tells what is lost."""
+        """Without a terminal for the confirmation nothing is deleted; the list shows what the parts contain."""
         infra("infra", "up", "--name", "ask", "--no-table", "--no-rule")
         url, _ = attributes(aws, "ask-events")
         aws["sqs"].send_message(QueueUrl=url, MessageBody="{}")
@@ -305,7 +305,7 @@ class TestDown:
         assert attributes(aws, "ask-events")
 
     def test_an_answer(self, infra: Infra, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-        """On a terminal a no changes nothing, and a yes deletes."""
+        """On a terminal the answer no changes nothing, and the answer yes deletes."""
         infra("infra", "up", "--name", "answer", "--no-table", "--no-rule")
         answers = {
             "n\n": (exit_codes.FAILED, "Nothing was changed."),
@@ -322,7 +322,7 @@ class TestDown:
             assert f"Delete 2 parts in account 000000000000, {REGION}? What they hold is lost." in found[2]
 
     def test_when_there_is_nothing(self, infra: Infra) -> None:
-        """It says so, and that is no failure."""
+        """Deleting a deployment that does not exist says so and succeeds."""
         code, out, _ = infra("infra", "down", "--name", "nobody", "--yes")
         assert (code, out) == (
             exit_codes.OK,
@@ -332,15 +332,15 @@ class TestDown:
 
 class TestErrors:
     def test_a_name_that_is_taken(self, infra: Infra, aws: Aws) -> None:
-        """Something of the name that has no tag is not touched, and nothing else is made."""
+        """A resource of the same name without the tag is not changed, and nothing is created."""
         aws["sqs"].create_queue(QueueName="taken-events")
         code, _, err = infra("infra", "up", "--name", "taken")
         assert (code, err.count("\n")) == (exit_codes.FAILED, 1)
-        assert err.startswith("Error: there is a queue taken-events that was not made by oncegate infra for taken")
+        assert err.startswith("Error: the queue taken-events exists, but was not made by oncegate infra for taken")
         assert infra("infra", "show", "--name", "taken")[1].count("taken-") == 1
 
     def test_a_table_of_another_shape(self, infra: Infra, aws: Aws) -> None:
-        """A table with our tags and other keys is refused in the store's own words."""
+        """A table with the tags of Oncegate and another key is refused with the message of the store."""
         aws["dynamodb"].create_table(
             TableName="shape-claims",
             BillingMode="PAY_PER_REQUEST",
@@ -349,45 +349,48 @@ class TestErrors:
             Tags=[{"Key": "made-by", "Value": "oncegate"}, {"Key": "oncegate-name", "Value": "shape"}],
         )
         code, _, err = infra("infra", "up", "--name", "shape")
-        assert (code, "is no table of Oncegate: its key is eventId" in err) == (exit_codes.STORE, True)
+        assert (code, "is not an Oncegate table: its key is eventId" in err) == (exit_codes.STORE, True)
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (("--name", "a_b"), "--name 'a_b' cannot begin the names of parts"),
+            (("--name", "a_b"), "--name 'a_b' is not a valid name"),
             (("--name", "x", "--pattern", "[1]"), "--pattern [1] cannot be read: No such file or directory"),
-            (("--name", "x", "--pattern", "{]"), "--pattern is no JSON"),
-            (("--name", "x", "--pattern", "{}"), "--pattern is no pattern"),
+            (("--name", "x", "--pattern", "{]"), "--pattern is not valid JSON"),
+            (("--name", "x", "--pattern", "{}"), "--pattern is not an event pattern"),
             (("--name", "x", "--lambda-zip", "no.zip"), "--lambda-zip no.zip cannot be read"),
-            (("--name", "x", "--lambda-zip", "text.zip"), "--lambda-zip is no zip file"),
+            (("--name", "x", "--lambda-zip", "text.zip"), "--lambda-zip is not a zip file"),
             (("--name", "x", "--lambda-zip", "app.zip", "--lambda-handler", "a.b.c"), "--lambda-zip has no a/b.py"),
             (
                 ("--name", "x", "--lambda-zip", "app.zip", "--lambda-timeout", "1h"),
                 "--lambda-timeout of 3600 s",
             ),
-            (("--name", "x", "--lambda-zip", "app.zip", "--lambda-runtime", "go"), "--lambda-runtime 'go' is none"),
+            (
+                ("--name", "x", "--lambda-zip", "app.zip", "--lambda-runtime", "go"),
+                "--lambda-runtime 'go' is not a Python",
+            ),
             (("--name", "x", "--lambda-zip", "app.zip", "--env", "A"), "--env 'A' is no variable"),
-            (("--name", "x", "--endpoint", "nowhere", "--region", REGION), "endpoint='nowhere' is no address"),
+            (("--name", "x", "--endpoint", "nowhere", "--region", REGION), "endpoint='nowhere' is not a valid URL"),
             (("--name", "x", "--lambda-handler", "app.handler"), "--lambda-handler is that of a package"),
-            (("--name", "x", "--no-queue"), "a rule needs somewhere to send to"),
-            (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is none"),
+            (("--name", "x", "--no-queue"), "the rule has no target; add --queue"),
+            (("--name", "x", "--partner-source", "genesys"), "--partner-source 'genesys' is not a"),
             (("--name", "x", "--partner-source", PARTNER, "--bus", "b"), "--bus and --partner-source name two buses"),
             (("--name", "x", "--message-retention", "4"), "--message-retention='4' is not a duration"),
             (
                 ("--name", "x", "--message-retention", "30d"),
-                "--message-retention of 2592000 s cannot be; SQS allows 1m",
+                "--message-retention of 2592000 s is out of range; SQS",
             ),
-            (("--name", "x", "--message-retention", "1s"), "--message-retention of 1 s cannot be"),
+            (("--name", "x", "--message-retention", "1s"), "--message-retention of 1 s is out of range"),
             (("--name", "x", "--env", "foo"), "--env is about a function, and there is none"),
             (("--name", "x", "--lambda-timeout", "0s"), "--lambda-timeout is about a function, and there is none"),
             (("--name", "x", "--no-rule", "--bus", "calls"), "--bus is about a rule, and there is none"),
             (("--name", "x", "--lambda-zip", "app.zip", "--max-receives", "3"), "--max-receives is about a queue"),
-            (("--name", "x", "--no-table", "--no-queue", "--no-rule"), "there is nothing left to make"),
+            (("--name", "x", "--no-table", "--no-queue", "--no-rule"), "no part is selected"),
             (("--name", "x", "--yes"), "--yes answers what only --prune asks"),
         ],
     )
-    def test_what_cannot_be_meant(self, oncegate: Run, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-        """Each is refused with a sentence, before AWS is asked."""
+    def test_invalid_options(self, oncegate: Run, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+        """Each invalid option is refused with one sentence, before any request to AWS."""
         (tmp_path / "text.zip").write_text("no zip file")
         (tmp_path / "app.zip").write_bytes(zipped(""))
         code, _, err = oncegate("infra", "up", *arguments)
@@ -404,10 +407,10 @@ class TestErrors:
             ),
         ],
     )
-    def test_what_aws_cannot_be_asked(
+    def test_without_access_to_aws(
         self, oncegate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environment: dict[str, str], said: str
     ) -> None:
-        """No credentials, an unknown profile and no way to AWS are one sentence each."""
+        """Missing credentials, an unknown profile and an unreachable endpoint are one sentence each."""
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
             monkeypatch.delenv(name, raising=False)
         outside = {

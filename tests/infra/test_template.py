@@ -1,4 +1,4 @@
-"""What `oncegate infra template` prints: templates that CloudFormation takes, and the rights of a consumer."""
+"""The output of `oncegate infra template`: valid CloudFormation templates, and the policy of a consumer."""
 
 import json
 import subprocess
@@ -33,8 +33,8 @@ def printed(oncegate: Run, *arguments: str) -> dict[str, Any]:
     return body
 
 
-def test_they_are_in_order(oncegate: Run, tmp_path: Path) -> None:
-    """cfn-lint has nothing to say of any variant, but finds a property that there is not."""
+def test_templates_are_valid(oncegate: Run, tmp_path: Path) -> None:
+    """cfn-lint accepts every variant, and finds a property that does not exist."""
     bodies = {name: printed(oncegate, *arguments) for name, arguments in VARIANTS.items()}
     bodies["wrong"] = printed(oncegate)
     bodies["wrong"]["Resources"]["EventsQueue"]["Properties"]["Visibility"] = 180
@@ -47,8 +47,8 @@ def test_they_are_in_order(oncegate: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [None, Function(handler="app.handler")], ids=["queue", "function"])
-def test_it_has_what_up_makes(function: Function | None) -> None:
-    """Each part is a resource, and none of them has an address that is written out."""
+def test_the_template_has_the_parts_of_up(function: Function | None) -> None:
+    """Each part is a resource, and no ARN is a literal."""
     wanted = Wanted(name="crm", queue=function is None, function=function)
     parts = Design(wanted, Placement("aws", "eu-central-1", "123456789012")).parts()
     body = template(wanted)
@@ -56,26 +56,24 @@ def test_it_has_what_up_makes(function: Function | None) -> None:
     assert '"arn:aws:' not in json.dumps(body)
 
 
-def test_the_emulator_takes_it(oncegate: Run, infra: Infra, aws: Aws) -> None:
-    """A stack made from it is a deployment that `infra up` has nothing to add to, but for
-    the sweep of the table."""
+def test_a_stack_needs_no_changes(oncegate: Run, infra: Infra, aws: Aws) -> None:
+    """`infra up` has nothing to change in a stack of the template, except the TTL of the table."""
     body = json.dumps(printed(oncegate))
     stacks = aws["cloudformation"]
     stacks.create_stack(StackName="crm", TemplateBody=body)
 
-    def made() -> bool:
+    def is_created() -> bool:
         return str(stacks.describe_stacks(StackName="crm")["Stacks"][0]["StackStatus"]) == "CREATE_COMPLETE"
 
-    until(made, "the stack to be made")
+    until(is_created, "the stack to be created")
     _, out, _ = infra("infra", "up", "--name", "crm", "--dry-run", "--output", "json")
-    # What the emulator leaves out of a stack's table.
+    # The emulator ignores the TTL of a table in a stack.
     different = {part["name"]: part["why"] for part in json.loads(out)["parts"] if part["action"] != "keep"}
     assert different == {"crm-claims": "TimeToLiveSpecification"}
 
 
-def test_the_rights_of_a_consumer(oncegate: Run) -> None:
-    """A worker may use the table and the queue; a function may log and send its failures besides; nobody may do
-    anything to everything."""
+def test_the_policy_of_a_consumer(oncegate: Run) -> None:
+    """A worker may use the table and the queue; a function may also log and send its failures. No wildcards."""
     worker = {one["Sid"]: one for one in printed(oncegate, "--policy")["Statement"]}
     assert list(worker) == ["Claims", "Events"]
     assert worker["Claims"]["Action"] == list(TABLE_ACTIONS)

@@ -518,7 +518,7 @@ def test_a_request_without_an_event(gate: Gate, wrap: Callable[[Any], Any], docu
 def test_answers_contain_no_exceptions(gate: Gate, handler: Handler) -> None:
     """The answer has neither the name of an exception nor its text. The record has both."""
     answer = gate.lambda_handler(handler)(function_url(envelope(1, fail=True)), Context())
-    assert "It could not be taken now; deliver it again." in answer["body"]
+    assert "The event could not be processed now; deliver it again." in answer["body"]
     assert "ValueError" not in answer["body"]
     assert "secret" not in answer["body"]
     assert "secret" in str(gate.store.browse()[0].record.error)

@@ -45,7 +45,7 @@ class TestRequests:
         capsys.readouterr()
         forged = signed(wrap(envelope(1)), header(b"another body"))
         answer = handle(forged, Context())
-        reason = "the signature in x-hub-signature-256 is of no known secret"
+        reason = "the signature in x-hub-signature-256 matches no secret"
         assert (answer["statusCode"], answer["headers"]["content-type"]) == (401, "application/problem+json")
         assert json.loads(answer["body"])["detail"] == reason
         assert json.loads(capsys.readouterr().out)["reason"] == reason

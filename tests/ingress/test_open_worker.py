@@ -16,7 +16,7 @@ from oncegate.ingress import check_queue
         ("sqs://a queue", {}, "is not the URL of a queue; write sqs://NAME"),
         ("kafka://q", {}, "unknown queue scheme 'kafka'; use sqs, as in sqs://NAME?region=eu-central-1"),
         ("sqs://q?colour=red", {}, "unknown option 'colour' in a queue URL; use region or endpoint"),
-        ("sqs://q?endpoint=here", {}, "endpoint='here' is no address"),
+        ("sqs://q?endpoint=here", {}, "endpoint='here' is not a valid URL"),
         ("https://sqs.eu-central-1.amazonaws.com/1/", {}, "does not end with the name of a queue"),
         ("sqs://q", {"batch": 11}, "batch=11 must be a whole number from 1 to 10"),
         ("sqs://q", {"wait": "21s"}, "wait='21s' is too long; the maximum of SQS is 20s"),

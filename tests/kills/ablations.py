@@ -107,7 +107,7 @@ def _committed_apart() -> None:
     """The effect is committed in a transaction of its own, and the completion after it."""
 
     def transact(self: SqliteStore, held: ClaimProof, effect: Callable[[Any], Complete]) -> bool:
-        complete = self._write(lambda db, _now: effect(db))
+        complete = self._transaction(lambda db, _now: effect(db))
         return self.settle([complete])[0]
 
     setattr(SqliteStore, "transact", transact)  # noqa: B010  # mypy takes a method for fixed

@@ -1,4 +1,4 @@
-"""Attackers without a secret: bodies that never end, and TLS handshakes that never do."""
+"""Attacks without a secret: unfinished bodies, and unfinished TLS handshakes."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""The protocol without a network: connections whose other side is the test."""
+"""The protocol without a network: the test is the client."""
 
 import asyncio
 import functools
@@ -18,15 +18,15 @@ def post(body: bytes, *headers: bytes) -> bytes:
     return HEAD % len(body) + b"".join(headers) + b"\r\n" + body
 
 
-class Both:
-    """An application that tells how it was asked."""
+class RecordingApp:
+    """An application that records how each request reached it: in one piece, or in parts over ASGI."""
 
     def __init__(self, gate: asyncio.Event | None = None) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self._gate = gate
 
-    async def answered(self, scope: Any, body: bytes) -> HttpAnswer:
-        self.asked.append(f"whole {scope['path']} {body.decode()}")
+    async def respond(self, scope: Any, body: bytes) -> HttpAnswer:
+        self.requests.append(f"whole {scope['path']} {body.decode()}")
         if self._gate is not None:
             await self._gate.wait()
         if body == b"break":
@@ -37,13 +37,13 @@ class Both:
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
         await receive()
-        self.asked.append(f"parts {scope['path']}")
+        self.requests.append(f"parts {scope['path']}")
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"{}"})
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written, write by write."""
+    """Records each write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,9 +72,9 @@ class Transport(asyncio.Transport):
 
 
 class Server:
-    """Lets so many connections be open at a time."""
+    """A server with a connection limit."""
 
-    def __init__(self, app: Both, most: int = 100) -> None:
+    def __init__(self, app: RecordingApp, most: int = 100) -> None:
         self._protocol = bounded(Bounds(1024, 10.0, most), app)
         self._config = uvicorn.Config(app, http=self._protocol, log_config=None)
         self._config.load()
@@ -86,11 +86,11 @@ class Server:
         return found
 
 
-def connected(app: Both) -> tuple[Any, Transport]:
+def connected(app: RecordingApp) -> tuple[Any, Transport]:
     return Server(app).connected()
 
 
-def connections(app: Both, count: int) -> list[tuple[Any, Transport]]:
+def connections(app: RecordingApp, count: int) -> list[tuple[Any, Transport]]:
     server = Server(app)
     return [server.connected() for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""A service in a process of its own, as a person would start it, and ways to talk to it that are less than polite."""
+"""Run the service in a separate process, and send it requests, also as raw bytes."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def handle(event):
 
 
 class Service:
-    """A service process of its own, in a folder of its own."""
+    """A service in a separate process, with a folder for its files."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class Service:
         self.log = (folder / "log").open("a+")
         self.errors = (folder / "errors").open("a+")
         before = self.errors.tell()
-        if files is not None:  # the most that it may have open
+        if files is not None:  # the limit of open files
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         stdout, stderr = (log or self.log, self.errors) if unread is None else (unread[1], unread[1])
         self.process = subprocess.Popen(
             command, cwd=folder, stdout=stdout, stderr=stderr, env={**os.environ, **environ}
         )
-        while unread is not None and "Ctrl-C" not in self.said():  # a pipe that is read up to the greeting, no further
-            (folder / "errors").write_bytes(self.said().encode() + os.read(unread[0], 4096))
-        until(lambda: "Ctrl-C" in self.said()[before:] or self.process.poll() is not None)
-        self.welcome = self.said()[before:]
+        while unread is not None and "Ctrl-C" not in self.stderr():  # read the pipe up to the welcome text only
+            (folder / "errors").write_bytes(self.stderr().encode() + os.read(unread[0], 4096))
+        until(lambda: "Ctrl-C" in self.stderr()[before:] or self.process.poll() is not None)
+        self.welcome = self.stderr()[before:]
         found = re.search(r"https?://[^\s/]+", self.welcome)
         assert found, self.welcome
         self.url = found[0]
@@ -86,8 +86,8 @@ class Service:
             self.process.kill()
         self.close()
 
-    def said(self) -> str:
-        """What it said on stderr."""
+    def stderr(self) -> str:
+        """The text on stderr."""
         return (self.folder / "errors").read_text()
 
     def connect(self) -> socket.socket:
@@ -97,10 +97,10 @@ class Service:
         return connection
 
     def raw(self, sent: bytes) -> bytes:
-        """Send these very bytes, and hear all that is answered until the service closes."""
+        """Send raw bytes, and return all that is received until the service closes the connection."""
         with self.connect() as connection:
             connection.sendall(sent)
-            return heard(connection)
+            return receive_all(connection)
 
     def post(self, body: Any, path: str = "/events", **options: Any) -> httpx.Response:
         content = body if isinstance(body, bytes | str) else json.dumps(body)
@@ -115,7 +115,7 @@ class Service:
         return self.close()
 
     def close(self) -> int:
-        """Wait for the end of the process, and let go of all that belongs to it."""
+        """Wait for the exit of the process, and close its files. Returns the exit code."""
         code = self.process.wait(30)
         self.client.close()
         self.log.close()
@@ -124,7 +124,7 @@ class Service:
 
 
 def certificate(folder: Path) -> tuple[tuple[str, ...], ssl.SSLContext]:
-    """The options of a service with a certificate of its own in this folder, and a context that trusts it."""
+    """Make a self-signed certificate in this folder. Returns the service's options, and a context that trusts it."""
     command = [
         *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"),
         *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
@@ -134,8 +134,8 @@ def certificate(folder: Path) -> tuple[tuple[str, ...], ssl.SSLContext]:
     return options, ssl.create_default_context(cafile=folder / "cert.pem")
 
 
-def heard(connection: socket.socket) -> bytes:
-    """All that is said until the other side closes; what was said before a reset counts."""
+def receive_all(connection: socket.socket) -> bytes:
+    """All bytes that are received until the peer closes or resets the connection."""
     found = b""
     try:
         while part := connection.recv(65536):
@@ -148,5 +148,5 @@ def heard(connection: socket.socket) -> bytes:
 def until(condition: Callable[[], Any], within: float = 20) -> None:
     deadline = time.monotonic() + within
     while not condition():
-        assert time.monotonic() < deadline, f"it did not come to pass within {within:.0f} s"
+        assert time.monotonic() < deadline, f"the condition was not met within {within:.0f} s"
         time.sleep(0.02)

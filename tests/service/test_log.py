@@ -1,4 +1,4 @@
-"""What the service says of itself: never at the cost of events, and never as often as strangers like."""
+"""The log: writing never blocks the service, and clients cannot flood it."""
 
 import asyncio
 import fcntl
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.service.log import RepeatedWarning, handler_for
+from oncegate.service.log import RateLimitedWarning, handler_for
 from tests.service.protocols import in_a_loop
 from tests.service.running import Service
 from tests.signatures.sending import whsec
 
 
-def test_lines_that_are_not_read_are_counted() -> None:
-    """A full pipe holds up nobody; when it is read again, the log says how many lines were dropped."""
+def test_dropped_lines_are_counted() -> None:
+    """A full pipe blocks no caller; when it is read again, the log has the number of dropped lines."""
     reads, writes = os.pipe()
     fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
     with os.fdopen(reads), os.fdopen(writes, "w") as stream:
@@ -33,9 +33,9 @@ def test_lines_that_are_not_read_are_counted() -> None:
 
 
 @in_a_loop
-async def test_what_is_repeated_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Of warnings that come all the time a few are written, then their count, and a few again in the next minute."""
-    warn = RepeatedWarning(logging.getLogger("x"), most=2, every=0.05)
+async def test_repeated_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """Of repeated warnings a few are written, then the number of the others, and a few again in the next interval."""
+    warn = RateLimitedWarning(logging.getLogger("x"), most=2, every=0.05)
     for number in range(10):
         warn("refused %d", number)
     while len(caplog.messages) < 3:
@@ -44,12 +44,12 @@ async def test_what_is_repeated_is_counted(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == ["refused 0", "refused 1", "refused 9 (8 more like it within 0.05 s)", "refused 10"]
 
 
-def test_refusals(tmp_path: Path) -> None:
-    """Refused requests write a few lines, however many there are."""
+def test_rejected_signatures(tmp_path: Path) -> None:
+    """Requests with an invalid signature write a few log lines, no matter how many there are."""
     toml = '[route.crm]\nsignature = "standard-webhooks"\nsecret_env = "CRM_SECRET"\n'
     with Service(tmp_path, toml=toml, environ={"CRM_SECRET": whsec(1)}) as service:
         assert {service.post("{}", "/events/crm").status_code for _ in range(50)} == {401}
-        assert service.said().count("a request from 127.0.0.1 was refused") == 5
+        assert service.stderr().count("rejected a request from 127.0.0.1") == 5
 
 
 def dropped_in(read: bytes) -> int:

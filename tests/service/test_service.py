@@ -1,5 +1,6 @@
-"""The service from start to stop, as a person would do it, and what it logs."""
+"""The service from start to stop, and its log."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -19,7 +20,15 @@ import httpx
 import pytest
 
 from oncegate import open_store
-from tests.service.running import INLINE, Service, heard, until
+from oncegate.errors import SettingError
+from oncegate.gate.handlers import Handler
+from oncegate.service.service import Service as InProcessService
+from oncegate.settings import load
+from tests.service.running import INLINE, Service, receive_all, until
+from tests.signatures.sending import whsec
+from tests.stores.redis_server import RedisServer
+
+RECORDS = 4_000
 
 
 @pytest.fixture
@@ -28,14 +37,21 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield service
 
 
-class TestLife:
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.stop()
+
+
+class TestLifecycle:
     def test_welcome(self, service: Service) -> None:
-        """A newcomer is told the address and a line to try."""
+        """The welcome text has the address and a curl line to try."""
         assert f"curl -s {service.url}/events -d" in service.welcome
         assert "No signature is checked" in service.welcome
 
     def test_redriven_events_run(self, service: Service) -> None:
-        """What a person redrives is taken up by the running service."""
+        """The running service runs redriven events."""
         for _ in range(2):
             service.post({"id": "evt-1", "do": "mend"})
         (service.folder / "mended").touch()
@@ -45,8 +61,8 @@ class TestLife:
             lambda: service.post({"id": "evt-1", "do": "mend"}).json()["reason"].startswith("Duplicate of evt-1, pro")
         )
 
-    def test_no_redriven_event_stops_the_others(self, service: Service) -> None:
-        """Whatever a redriven event does, the next one is taken up too."""
+    def test_failed_redriven_events_do_not_stop_others(self, service: Service) -> None:
+        """No matter what a redriven event does, the next one runs too."""
         service.post("[[1, 2]]")
         for _ in range(2):
             service.post({"id": "exits", "do": "exit"})
@@ -58,7 +74,7 @@ class TestLife:
         until(lambda: "processed" in service.post({"id": "evt-1", "do": "mend"}).json()["reason"])
 
     def test_two_interrupts(self, service: Service) -> None:
-        """A second Ctrl-C does not close the store under a handler that is running: what it did is stored."""
+        """A second Ctrl-C does not close the store under a running handler: its result is stored."""
         waiting = threading.Thread(target=_post_and_lose, args=(service, {"id": 1, "do": "wait"}))
         waiting.start()
         until(lambda: service.effects() == ["1"])
@@ -72,16 +88,16 @@ class TestLife:
         with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
             assert [entry.record.state for entry in store.browse()] == ["C"]
 
-    def test_a_log_that_cannot_be_written(self, tmp_path: Path) -> None:
-        """Events are taken although nobody reads the log any more, and the service still stops as it should."""
+    def test_closed_log(self, tmp_path: Path) -> None:
+        """Events are accepted although the log's pipe is closed, and the service still stops normally."""
         service = Service(tmp_path, log=subprocess.PIPE)
         assert service.process.stdout is not None
         service.process.stdout.close()
         assert [service.post({"id": number}).status_code for number in range(3)] == [200] * 3
         assert service.stop() in (0, -signal.SIGTERM)
 
-    def test_a_log_that_is_read_slowly(self, tmp_path: Path) -> None:
-        """A full pipe holds up no event, and what is still to be logged at SIGTERM is logged before the end."""
+    def test_slow_log(self, tmp_path: Path) -> None:
+        """A full pipe delays no event, and pending log lines are written after SIGTERM, before the exit."""
         service = Service(tmp_path, *INLINE, log=subprocess.PIPE)
         assert service.process.stdout is not None
         assert {service.post([{"id": f"{start}-{n}"} for n in range(100)]).status_code for start in range(6)} == {200}
@@ -91,9 +107,9 @@ class TestLife:
         service.process.stdout.close()
         assert service.close() == 0
 
-    def test_a_log_that_nobody_reads(self, tmp_path: Path) -> None:
-        """With stdout and stderr in a full pipe, events are taken, and SIGTERM ends the service as ever: what is in
-        hand is answered."""
+    def test_unread_log(self, tmp_path: Path) -> None:
+        """With stdout and stderr in a full pipe, events are accepted, and after SIGTERM the request in flight is
+        answered."""
         reads, writes = os.pipe()
         fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
         service = Service(tmp_path, *INLINE, unread=(reads, writes))
@@ -110,8 +126,8 @@ class TestLife:
             assert answers[0].json()["status"] == "processed"
             assert service.close() == 0
 
-    def test_sigterm_finishes_what_is_in_hand(self, service: Service) -> None:
-        """On SIGTERM a request that is being handled is finished and answered."""
+    def test_sigterm_finishes_requests_in_flight(self, service: Service) -> None:
+        """On SIGTERM a request in flight is finished and answered."""
         answers: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: answers.append(service.post({"id": 1, "do": "wait"})))
         waiting.start()
@@ -123,9 +139,9 @@ class TestLife:
         assert answers[0].json()["status"] == "processed"
         assert service.close() in (0, -signal.SIGTERM)
 
-    def test_what_senders_see_of_a_stop(self, service: Service) -> None:
-        """While it stops, new connections are refused; what is in hand is answered, and what was sent after it on the
-        same connection is 503 with Retry-After."""
+    def test_requests_during_shutdown(self, service: Service) -> None:
+        """During a shutdown new connections are refused. A request in flight is answered; a later request on its
+        connection gets 503 with Retry-After."""
         bodies = [b'{"id": "before", "do": "wait"}', b'{"id": "after"}']
         with service.connect() as connection:
             for body in bodies:
@@ -134,14 +150,15 @@ class TestLife:
             service.process.send_signal(signal.SIGTERM)
             until(lambda: _is_refused(service), within=5)
             (service.folder / "go").touch()
-            first, second = heard(connection).split(b"HTTP/1.1 ")[1:]
+            first, second = receive_all(connection).split(b"HTTP/1.1 ")[1:]
         assert (first[:3], second[:3]) == (b"200", b"503")
         assert b"retry-after: 5" in second
         assert service.close() == 0
         assert service.effects() == ["before"]
 
     def test_log(self, service: Service) -> None:
-        """In a pipe each event is one line of JSON, refused and redriven ones too, without payloads and errors."""
+        """In a pipe each event is one line of JSON, also invalid and redriven events, without payloads and error
+        texts."""
         service.post([{"id": "evt-1", "secret": "hunter2"}, {"id": "evt-1", "secret": "hunter2"}, 5])
         for _ in range(2):
             service.post({"id": "evt-2", "do": "mend"})
@@ -158,7 +175,7 @@ class TestLife:
         assert "not mended yet" not in text
 
     def test_log_on_a_terminal(self, tmp_path: Path) -> None:
-        """A person at a terminal gets a readable line with the whole reason."""
+        """On a terminal each event is a readable line with the full reason."""
         main, worker = pty.openpty()
         service = Service(tmp_path, *INLINE, log=worker)
         os.close(worker)
@@ -174,24 +191,24 @@ class TestLife:
         )
 
     @pytest.mark.parametrize(("chosen", "lines"), [("off", 0), ("json", 1)])
-    def test_the_log_that_was_chosen(self, tmp_path: Path, chosen: str, lines: int) -> None:
-        """A log that was chosen in the settings is the one there is."""
+    def test_log_setting(self, tmp_path: Path, chosen: str, lines: int) -> None:
+        """The setting `log` chooses the log."""
         (tmp_path / "oncegate.toml").write_text(f'log = "{chosen}"')
         service = Service(tmp_path, *INLINE)
         service.post({"id": "evt-1"})
         service.stop()
         assert len((tmp_path / "log").read_text().splitlines()) == lines
 
-    def test_killed_and_started_again(self, service: Service, tmp_path: Path) -> None:
-        """What was processed before a SIGKILL is a duplicate after it."""
+    def test_restart_after_sigkill(self, service: Service, tmp_path: Path) -> None:
+        """An event processed before a SIGKILL is a duplicate after the restart."""
         service.post({"id": 1})
         service.stop(signal.SIGKILL)
         again = Service(tmp_path)
         assert again.post({"id": 1}).json()["status"] == "duplicate"
         again.stop()
 
-    def test_a_port_that_is_taken(self, service: Service, tmp_path: Path) -> None:
-        """A second service on one port says so and how to choose another."""
+    def test_port_in_use(self, service: Service, tmp_path: Path) -> None:
+        """A second service on one port says so, and names --port."""
         port = service.url.rsplit(":", 1)[1]
         command = [sys.executable, "-m", "oncegate", "serve", "--port", port]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
@@ -216,3 +233,63 @@ def _redrive_all(service: Service) -> None:
 def _post_and_lose(service: Service, body: Any) -> None:
     with suppress(httpx.HTTPError):
         service.post(body)
+
+
+def in_process(folder: Path, toml: str, handler: Handler = lambda event: None) -> InProcessService:
+    """A service in this process, with one route at /events."""
+    (folder / "oncegate.toml").write_text(toml)
+    return InProcessService(load(folder / "oncegate.toml", environ={}), {"/events": handler}, [])
+
+
+class TestStart:
+    def test_inbox_not_possible(self, tmp_path: Path) -> None:
+        """If events cannot be stored, the service does not start, and the error names the alternative."""
+        with pytest.raises(SettingError, match=r"serve.mode=inbox: .*; or choose serve.mode=inline"):
+            in_process(tmp_path, 'store = "memory://"\nmode = "mark_first"')
+
+    @pytest.mark.parametrize("wrong", ['mode = "mark_first"', 'key = "json:nothing"', 'read.id = "."'])
+    def test_failed_start_closes_the_store(self, tmp_path: Path, wrong: str) -> None:
+        """A service that fails to start leaves no store open."""
+        path = tmp_path / "store" / "oncegate.db"
+        path.parent.mkdir()
+        with pytest.raises(SettingError) as error:
+            in_process(tmp_path, f'store = "sqlite:///{path}"\n{wrong}')
+        # An open store has a WAL file beside it, and the traceback of the error would keep the store alive.
+        assert [file.name for file in path.parent.iterdir()] == ["oncegate.db"], error.value
+
+    def test_live_keys_are_counted_in_one_scan(self, tmp_path: Path, redis: RedisServer) -> None:
+        """For max_live_keys the start reads a Redis store once, not once per 1,000 records."""
+        toml = f'store = "{redis.url}"\nlog = "off"\n[serve]\nmode = "inline"\nmax_live_keys = {RECORDS}\n'
+        service = in_process(tmp_path, toml)
+        gate = service._gates["/events"]
+        for start in range(0, RECORDS, 500):
+            gate.run_batch([{"id": number} for number in range(start, start + 500)], lambda event: None)
+        limit = service._routes["/events"].limits.live_keys
+        assert limit is not None
+        assert limit.wait() == 0
+        redis.client.config_resetstat()
+        asyncio.run(service._start())
+        scans = int(redis.client.info("commandstats")["cmdstat_scan"]["calls"])
+        assert RECORDS / 1_000 <= scans <= 2 * (redis.client.dbsize() / 1_000 + 1)
+        assert limit.wait() > 0
+        service.close()
+
+    def test_start_without_the_store(
+        self, tmp_path: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With on_store_error=unguarded the service starts without its store, and max_live_keys counts from 0."""
+        redis.stop()
+        toml = f'store = "{redis.url}"\non_store_error = "unguarded"\nunguarded_types = ["call.ended"]\n'
+        toml += '[serve]\nmode = "inline"\nmax_live_keys = 5\n'
+        with pytest.warns(RuntimeWarning, match="started without the store"):
+            service = in_process(tmp_path, toml)
+        asyncio.run(service._start())
+        assert "route default: max_live_keys counts from 0" in caplog.text
+        service.close()
+
+    def test_welcome_lists_signatures(self, tmp_path: Path) -> None:
+        """The welcome text lists each route with its signature, or says that the route is unsigned."""
+        toml = '[serve]\nsignature = "none"\n[route.crm]\nsignature = "standard-webhooks"\nsecret_env = "CRM_SECRET"\n'
+        with Service(tmp_path, toml=toml, environ={"CRM_SECRET": whsec(1)}) as service:
+            assert f"POST {service.url}/events/crm  signed by standard-webhooks" in service.welcome
+            assert f"POST {service.url}/events  unsigned: whoever can reach it may send" in service.welcome

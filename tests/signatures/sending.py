@@ -1,4 +1,4 @@
-"""Senders that sign as their documentation says, in code of their own."""
+"""Sign requests as the senders' documentation describes, without the code under test."""
 
 import base64
 import hashlib
@@ -21,12 +21,12 @@ def whsec(number: int) -> str:
 
 
 def plain(number: int) -> str:
-    """A secret that stands for itself."""
+    """A secret that is the key itself."""
     return f"sécret-number-{number:04d}"
 
 
 def token(number: int) -> str:
-    """A secret that is sent as it is."""
+    """A secret that the header contains."""
     return f"a token, number-{number:04d}"
 
 
@@ -89,7 +89,7 @@ def own(secrets: Secrets) -> Verifier:
 
 @dataclass(frozen=True)
 class Sender:
-    """One way of signing: its verifier, secrets for it, and the headers that a sender of it sends."""
+    """A signature scheme: its verifier, its secrets, and the headers of a signed request."""
 
     verifier: Callable[[Secrets], Verifier]
     secret: Callable[[int], str]
@@ -116,3 +116,7 @@ SENDERS = {
 }
 SIGNING = {name: sender for name, sender in SENDERS.items() if name not in ("bearer", "api-key")}
 TIMED = {name: sender for name, sender in SENDERS.items() if sender.timestamp}
+
+
+def sent(sender: Sender, number: int = 0, body: bytes = BODY, stamp: str = STAMP) -> dict[str, str]:
+    return sender.headers(sender.secret(number), body, stamp)

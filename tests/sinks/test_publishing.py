@@ -165,8 +165,8 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("status", "code", "said", "error", "sentence"),
         [
-            (400, "ThrottlingException", "Rate exceeded", RetryLater, "could not do it in time"),
-            (500, "InternalFailure", "", RetryLater, "could not do it in time"),
+            (400, "ThrottlingException", "Rate exceeded", RetryLater, "throttled or failed the request"),
+            (500, "InternalFailure", "", RetryLater, "throttled or failed the request"),
             (400, "AccessDeniedException", "no", RetryLater, r"does not allow events:PutEvents \(no\); allow it"),
             (400, "ExpiredTokenException", "", RetryLater, "does not accept these AWS credentials"),
             (400, "ResourceNotFoundException", "", RetryLater, "does not exist"),
@@ -248,7 +248,7 @@ class TestDestinations:
             ("sqs://key:secret@q", "has no valid queue name"),
             ("sqs://q?source=x", "unknown option 'source' of sqs://; use region, endpoint, timeout, account"),
             ("sqs://q?account=1", "account='1' is not an AWS account; it must have 12 digits"),
-            ("sqs://q?endpoint=here", "endpoint='here' is no address"),
+            ("sqs://q?endpoint=here", "endpoint='here' is not a valid URL"),
             ("sqs://q?timeout=5", "timeout='5' is not a duration"),
             ("eventbridge://?region=x", "has no valid bus name"),
             ("eventbridge://b?source=aws.ec2", "the prefix aws. is reserved by AWS"),

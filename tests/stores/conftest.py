@@ -1,4 +1,4 @@
-"""Servers that several test modules share: started once, when the first test asks for them."""
+"""Servers that several test modules share. Each starts once, when the first test needs it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,15 +17,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Behind a pooler, leave out what is about sessions: there nobody has one of their own."""
+    """With PgBouncer, leave out tests of sessions: in transaction mode no client has its own session."""
     if config.getoption("--pgbouncer", False):
-        about_sessions = [item for item in items if item.get_closest_marker("session")]
-        config.hook.pytest_deselected(items=about_sessions)
-        items[:] = [item for item in items if item not in about_sessions]
+        of_sessions = [item for item in items if item.get_closest_marker("session")]
+        config.hook.pytest_deselected(items=of_sessions)
+        items[:] = [item for item in items if item not in of_sessions]
 
 
-def _in_front(config: pytest.Config) -> Callable[[PostgresServer], AbstractContextManager[PostgresServer]]:
-    # The option is known only where tests of this folder are named, and nowhere else is it asked for.
+def _pooler(config: pytest.Config) -> Callable[[PostgresServer], AbstractContextManager[PostgresServer]]:
+    # pytest knows the option only if the command line names tests of this folder.
     return pooled if config.getoption("--pgbouncer", False) else nullcontext
 
 
@@ -42,7 +42,7 @@ def table(dynamo_server: DynamoServer) -> str:
 
 @pytest.fixture(scope="session")
 def postgres(pytestconfig: pytest.Config) -> Iterator[PostgresServer]:
-    with postgres_server.running() as server, _in_front(pytestconfig)(server) as reached:
+    with postgres_server.running() as server, _pooler(pytestconfig)(server) as reached:
         yield reached
 
 

@@ -1,4 +1,4 @@
-"""DynamoDB for tests: the emulator `ministack`, whose conditional writes have one winner."""
+"""DynamoDB for tests: the emulator `ministack`, whose conditional writes are atomic."""
 
 import json
 import shutil
@@ -18,12 +18,12 @@ from oncegate.stores.dynamodb import DynamoStore
 from tests.stores.servers import ServerProcess, free_port, missing, until
 
 REGION = "eu-central-1"
-# The emulator takes any; so that nothing of the machine's own is ever sent.
+# The emulator accepts any credentials. These keep the credentials of the machine from being sent.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
 def executable() -> str:
-    """The emulator beside this Python, or in PATH."""
+    """The emulator in the folder of this Python, or in PATH."""
     beside = str(Path(sys.executable).parent)
     found = shutil.which("ministack", path=beside) or shutil.which("ministack")
     return found or missing("the emulator of DynamoDB", "pip install ministack")
@@ -42,15 +42,16 @@ class DynamoServer(ServerProcess):
             super().stop()
             raise
         self.client: Any = self.client_of("dynamodb")
+        self.client.list_tables()  # the emulator loads a service at its first request, which may take a second
 
     def client_of(self, service: str) -> Any:
-        """The emulator speaks for other services too."""
+        """A client of another service of the emulator."""
         return botocore.session.Session().create_client(
             service,
             region_name=REGION,
             endpoint_url=self.endpoint,
             aws_access_key_id="testing",
-            aws_secret_access_key="testing",  # noqa: S106  # the emulator takes any
+            aws_secret_access_key="testing",  # noqa: S106  # the emulator accepts any
         )
 
     def answers(self) -> bool:
@@ -67,7 +68,7 @@ class DynamoServer(ServerProcess):
         return f"dynamodb://{table}?region={REGION}&endpoint=http://127.0.0.1:{port or self.port}{given}"
 
     def new_table(self) -> str:
-        """The name of a table that is not there yet."""
+        """The name of a table that does not exist yet."""
         self._tables += 1
         return f"Claims{self._tables}"
 
@@ -78,7 +79,7 @@ class DynamoServer(ServerProcess):
 
 @contextmanager
 def emulated(folder: Path) -> Iterator[DynamoServer]:
-    """An emulator, and credentials that it takes in the environment."""
+    """An emulator, with credentials for it in the environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
@@ -90,14 +91,14 @@ def emulated(folder: Path) -> Iterator[DynamoServer]:
 
 
 class Wire:
-    """What a store sends to DynamoDB, by the names of the requests; a test may answer in its stead."""
+    """Records the names of the requests that a store sends. `before` may return a response instead of DynamoDB."""
 
     def __init__(self, store: DynamoStore) -> None:
         self.sent: list[str] = []
         self.capacity = 0.0
         self.before: Callable[[str], AWSResponse | None] = lambda _action: None
-        events = store._calls.client().meta.events
-        events.register("provide-client-params.dynamodb", self._ask_for_capacity)
+        events = store._client.botocore_client().meta.events
+        events.register("provide-client-params.dynamodb", self._request_capacity)
         events.register("before-send.dynamodb", self._send)
         events.register("after-call.dynamodb", self._count_capacity)
 
@@ -107,7 +108,7 @@ class Wire:
         self.sent.append(action)
         return self.before(action)
 
-    def _ask_for_capacity(self, params: dict[str, Any], model: Any, **_rest: Any) -> dict[str, Any]:
+    def _request_capacity(self, params: dict[str, Any], model: Any, **_rest: Any) -> dict[str, Any]:
         return params | ({"ReturnConsumedCapacity": "TOTAL"} if model.name in _COUNTED else {})
 
     def _count_capacity(self, parsed: dict[str, Any], **_rest: Any) -> None:
@@ -117,9 +118,9 @@ class Wire:
 _COUNTED = ("PutItem", "GetItem", "DeleteItem", "Query", "Scan")
 
 
-def reply(status: int, code: str, said: str = "", **more: Any) -> AWSResponse:
-    """An answer of DynamoDB's that an emulator cannot be brought to give."""
-    body = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": said, **more}).encode()
+def reply(status: int, code: str, message: str = "", **more: Any) -> AWSResponse:
+    """A response of AWS that the emulator never gives."""
+    body = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message, **more}).encode()
     return AWSResponse("http://dynamodb.invalid", status, {"x-amzn-errortype": code}, _Raw(body))
 
 

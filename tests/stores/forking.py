@@ -1,4 +1,4 @@
-"""Code in a process of its own, and what every store must stand that is opened before a fork."""
+"""Run code in a new process; tests for stores that are opened before a fork."""
 
 import subprocess
 import sys
@@ -6,16 +6,16 @@ from textwrap import dedent
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    """A Python process of its own: for what cannot be undone, or must not happen to this one."""
+    """Run code in a new Python process: for what cannot be undone, or must not happen to the test process."""
     command = [sys.executable, "-W", "error", "-c", dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 class Forks:
-    """A store opened before a fork works on both sides of it, whatever the other side does."""
+    """A store that was opened before a fork works in parent and child, whatever the other process does."""
 
     def test_both_sides(self, url: str) -> None:
-        """Parent and child see each other's claims, each over connections of its own."""
+        """Parent and child see each other's claims, each over its own connections."""
         done = run(
             f"""
             import os
@@ -36,9 +36,9 @@ class Forks:
         assert done.stdout.split() == ["InFlight", "Granted", "InFlight", "Granted"], done
 
     def test_while_threads_ask(self, url: str) -> None:
-        """A fork in the middle of other threads' calls leaves the child a store that answers, and harms none of them.
+        """After a fork during calls of other threads, the store works in the child, and the calls succeed.
 
-        They pause between two calls: not every store is fair to whoever waits for a lock."""
+        The threads pause between calls: not every store lets waiting threads acquire its lock in turn."""
         done = run(
             f"""
             import os, threading

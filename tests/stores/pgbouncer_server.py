@@ -1,4 +1,4 @@
-"""A PgBouncer of our own in front of a Postgres server: in transaction mode, with fewer sessions than clients."""
+"""A PgBouncer in front of a Postgres server: in transaction mode, with fewer sessions than clients."""
 
 import os
 import pwd
@@ -17,8 +17,8 @@ from tests.stores.postgres_server import LOCKED_OUT, PostgresServer
 from tests.stores.servers import free_port, stop, until
 
 SESSIONS = 3
-USERS = ("postgres", "guest", "western", LOCKED_OUT, "nobody_known")  # as whom the tests log in
-# All that is not said here is PgBouncer's default.
+USERS = ("postgres", "guest", "western", LOCKED_OUT, "nobody_known")  # the roles of the tests
+# All other settings have the defaults of PgBouncer.
 SETTINGS = """\
 [databases]
 * = host=127.0.0.1 port={server}
@@ -37,10 +37,10 @@ max_client_conn = 500
 
 @contextmanager
 def pooled(server: PostgresServer) -> Iterator[PostgresServer]:
-    """The server with a pooler at its entrance, which is ended whatever happens."""
+    """The server with a pooler in front of it, which is stopped at the end."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="oncegate-pgbouncer-") as folder:
-        settings = _configured(Path(folder), server.port, port)
+        settings = _write_settings(Path(folder), server.port, port)
         with (Path(folder) / "log").open("ab") as log:
             process = subprocess.Popen([_program(), settings], stdout=log, stderr=log, **_account())
         try:
@@ -53,12 +53,12 @@ def pooled(server: PostgresServer) -> Iterator[PostgresServer]:
 
 
 def _program() -> str:
-    """PgBouncer, which is in a folder that only root has in its PATH."""
+    """The PgBouncer program. Debian installs it in /usr/sbin, which only root has in its PATH."""
     found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     return found or pytest.exit("PgBouncer is not installed: apt-get install pgbouncer", returncode=2)
 
 
-def _configured(folder: Path, server: int, port: int) -> Path:
+def _write_settings(folder: Path, server: int, port: int) -> Path:
     folder.chmod(0o755)
     users, settings = folder / "users.txt", folder / "pgbouncer.ini"
     users.write_text("".join(f'"{user}" ""\n' for user in USERS))
@@ -67,7 +67,7 @@ def _configured(folder: Path, server: int, port: int) -> Path:
 
 
 def _account() -> dict[str, Any]:
-    """PgBouncer refuses to run as root, as Postgres does."""
+    """PgBouncer refuses to run as root, like Postgres."""
     return {"user": pwd.getpwnam("nobody").pw_uid, "extra_groups": []} if os.geteuid() == 0 else {}
 
 

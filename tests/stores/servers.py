@@ -1,4 +1,4 @@
-"""Real servers for tests: each on a free loopback port, in a folder of its own, ended by its process id."""
+"""Real servers for tests: each on a free loopback port, in its own folder, stopped by its process id."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 def missing(what: str, command: str) -> NoReturn:
-    """A server that is not installed: on a laptop a reason to skip, where all must be tested a failure."""
+    """Skip the test because a server is not installed; fail it in CI, where all tests must run."""
     reason = f"{what} is not installed: {command}"
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
@@ -29,7 +29,7 @@ def missing(what: str, command: str) -> NoReturn:
 
 
 def until(ready: Callable[[], bool], what: str, patience: float = _PATIENCE) -> None:
-    """Wait for something that takes a server a moment."""
+    """Wait until `ready` returns True. Fails after `patience` seconds."""
     deadline = time.monotonic() + patience
     while not ready():
         assert time.monotonic() < deadline, f"waited {patience:.0f} s for {what}"
@@ -37,7 +37,7 @@ def until(ready: Callable[[], bool], what: str, patience: float = _PATIENCE) -> 
 
 
 class ServerProcess:
-    """A server that this process has started. What it prints goes to a file in its folder."""
+    """A server that this process has started. Its output goes to a file in its folder."""
 
     def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """As a crash would end it."""
+        """End the server as a crash would."""
         self._process.kill()
         self._process.wait(_PATIENCE)
 
@@ -70,7 +70,7 @@ class ServerProcess:
 
 
 def stop(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGTERM) -> None:
-    """End a server that this process has started, by its id; one that does not heed is killed."""
+    """Stop a server that this process has started, by its process id. Kill it if it does not stop in time."""
     process.send_signal(how)
     try:
         process.wait(_PATIENCE)

@@ -1,4 +1,4 @@
-"""A clock of a real server that tests step, by libfaketime: the server sees the time of the machine and an offset."""
+"""A server clock that tests can set, with libfaketime: the server sees the machine's time plus an offset."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ _INSTALL = "apt-get install libfaketime"
 
 
 class SteppedClock:
-    """`environment` makes a program see this clock. All of it is in the folder, since root runs Postgres as nobody."""
+    """`environment` makes a program use this clock. All files are in the folder: root runs Postgres as nobody."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ class SteppedClock:
         self.set(0)
 
     def set(self, seconds: int) -> None:
-        """Let the clock show so many seconds more than the right time."""
+        """Set the clock that many seconds ahead of the machine's time."""
         written = self._offset.with_suffix(".new")
         written.write_text(f"{seconds:+d}\n")
         written.chmod(0o644)
@@ -36,22 +36,22 @@ class SteppedClock:
 
 
 def _library(folder: Path) -> Path:
-    """A copy in this folder: of the installed one, of the one kept from the last time, or from Debian's package."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oncegate-tests" / _LIBRARY
-    for found in (*Path("/usr").glob(f"lib*/**/faketime/{_LIBRARY}"), kept):
+    """Copy the library into the folder: from the system, from the cache, or from the Debian package."""
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oncegate-tests" / _LIBRARY
+    for found in (*Path("/usr").glob(f"lib*/**/faketime/{_LIBRARY}"), cached):
         if found.is_file():
             return Path(shutil.copy(found, folder))
     with tempfile.TemporaryDirectory(prefix="oncegate-apt-") as unpacked:
         library = Path(shutil.copy(_downloaded(Path(unpacked)), folder))
-    with suppress(OSError):  # a home that cannot be written: it is downloaded again the next time
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(library, new := kept.with_suffix(f".{os.getpid()}"))
-        new.replace(kept)
+    with suppress(OSError):  # a home that is not writable: the next run downloads it again
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, new := cached.with_suffix(f".{os.getpid()}"))
+        new.replace(cached)
     return library
 
 
 def _downloaded(folder: Path) -> Path:
-    """The library as apt brings it without root, with lists of its own: those of the system may be absent."""
+    """Download the library with apt, without root. Uses separate package lists: those of the system may be absent."""
     apt, unpack = shutil.which("apt-get"), shutil.which("dpkg-deb")
     if not apt or not unpack:
         missing("libfaketime", _INSTALL)

@@ -53,7 +53,7 @@ def test_service_starts_without_its_store(tmp_path: Path) -> None:
     arrives meanwhile."""
     port = free_port()
     with Service(tmp_path, "--store", f"redis://127.0.0.1:{port}", *FLAGS) as service:
-        assert "started without the store" in service.said()
+        assert "started without the store" in service.stderr()
         assert service.post({"id": 1, "type": "call.ended"}).json()["status"] == "unguarded"
         assert service.post({"id": 2, "type": "call.started"}).status_code == 503
         assert service.client.get("/readyz").status_code == 503

@@ -1,4 +1,4 @@
-"""What is published and taken from there again, on the stores that need a server of their own."""
+"""Events that are published and consumed again, on stores that need a server."""
 
 from contextlib import closing
 
@@ -21,8 +21,8 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def test_published_and_run_once(url: str) -> None:
-    """It is published once and runs once, also where only the key that it carries tells which event it is, and where
-    the gate remembers nothing of it."""
+    """An event is published once and processed once, also if only the key in the message identifies it, and if the gate
+    caches no completions."""
     sink, effects = Sink(), Effects()
     with closing(Gate(url, remember=None)) as gate:
         published = gate.run(CALL, sink)

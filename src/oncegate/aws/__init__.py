@@ -1,1 +1,1 @@
-"""What all that asks AWS shares: its clients, and what its errors mean. Loaded only by those who do."""
+"""AWS clients and the meaning of their errors. Imported only by code that calls AWS."""

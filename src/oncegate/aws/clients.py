@@ -1,4 +1,4 @@
-"""The address of an emulator or a proxy in place of AWS's own."""
+"""Create botocore clients. Credentials come from the standard AWS sources."""
 
 import re
 from functools import cache
@@ -13,50 +13,50 @@ from oncegate.errors import SettingError
 from oncegate.text import quoted
 
 _ENDPOINT: Final = re.compile(r"https?://[^/?#@\s]+(?:/[^?#@\s]*)?")
-
-
-def checked_endpoint(written: str | None, example: str = "http://127.0.0.1:4566") -> str | None:
-    """The same, if it can be meant. It is shown in sentences, so nothing in it can be a secret."""
-    if written is not None and not _ENDPOINT.fullmatch(written):
-        raise SettingError(
-            f"endpoint={quoted(written)} is no address; write it like endpoint={example}, without a password"
-        )
-    return written
-
-
-# Clients of AWS's services. Credentials come from where AWS's own tools look.
-
-
-# botocore's own knows only the second name, where AWS's other tools and Lambda have the first too.
+# botocore reads only AWS_DEFAULT_REGION. Lambda and the other AWS tools also set AWS_REGION.
 _REGION: Final = ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)
 
 
-def client(
+def create_client(
     service: str, region: str | None, endpoint: str | None, place: str, *, attempts: int = 1, **options: Any
 ) -> Any:
-    """A client for a service, at AWS's own address or another; SettingError if region or endpoint cannot be meant.
+    """Return a client for a service, at the AWS endpoint or at `endpoint`.
 
-    It asks once, unless told otherwise: whoever asks decides what is asked again, and when."""
+    By default the client sends a request once: the caller decides which requests to retry, and when.
+    Raises SettingError if the region or the endpoint is invalid."""
     checked_endpoint(endpoint)
     retries = {"mode": "standard", "total_max_attempts": attempts}
     config = Config(retries=retries, tcp_keepalive=True, user_agent_extra="oncegate", **options)
     try:
         session = botocore.session.Session({"region": _REGION})
-        session.register_component("data_loader", _descriptions())
+        session.register_component("data_loader", _loader())
         region = region or session.get_config_variable("region")
-        if not region:  # an empty one would be part of an address
+        if not region:  # botocore would put an empty region into the host name
             raise NoRegionError
         return session.create_client(service, region_name=region, endpoint_url=endpoint, config=config)
-    except ValueError as error:  # some of botocore's own are also this
-        raise SettingError(f"{place} cannot be asked: {error}") from error
+    except ValueError as error:  # some botocore exceptions are also ValueErrors
+        raise SettingError(
+            f"cannot create a client for {place}: {error}; correct the region or the endpoint"
+        ) from error
 
 
 @cache
-def _descriptions() -> Loader:
-    """botocore's descriptions of AWS, which take longer to read than all else: once for a process."""
+def _loader() -> Loader:
+    """botocore's service descriptions. Reading them is the slowest part of creating a client: once per process."""
     return Loader()
 
 
-def camel(action: str) -> str:
-    """The name of a request as AWS has it: `DescribeTable` for `describe_table`."""
-    return "".join(part.capitalize() for part in action.split("_"))
+def checked_endpoint(endpoint: str | None, example: str = "http://127.0.0.1:4566") -> str | None:
+    """Return the endpoint. Raises SettingError unless it is a plain http(s) URL.
+
+    Messages show the endpoint, so credentials in it are rejected."""
+    if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+        raise SettingError(
+            f"endpoint={quoted(endpoint)} is not a valid URL; write it without credentials, such as endpoint={example}"
+        )
+    return endpoint
+
+
+def api_action(method: str) -> str:
+    """The AWS name of a botocore method: `DescribeTable` for `describe_table`."""
+    return "".join(part.capitalize() for part in method.split("_"))

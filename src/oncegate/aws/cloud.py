@@ -1,4 +1,4 @@
-"""Requests to several services of AWS in one region, for people at a command line: every failure is one sentence."""
+"""Requests to AWS services in one region, for command-line tools: every failure is a one-line AwsError."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,39 +7,40 @@ from typing import Any, Final
 from botocore.exceptions import ClientError
 from msgspec import Struct
 
-from oncegate.aws.clients import camel, client
-from oncegate.aws.failures import FAILURES, Kind, Words, failure, said_by
+from oncegate.aws.clients import api_action, create_client
+from oncegate.aws.failures import FAILURES, ErrorHints, FailureKind, classify, message_of
 from oncegate.errors import AwsError
 
-_WORDS: Final = Words("AWS", "write --region eu-central-1", "ask for that right, or use another AWS_PROFILE")
-_TOKENS: Final = {"lambda": ("Marker", "NextMarker")}
-_NEXT: Final = ("NextToken", "NextToken")
-_PATIENCE: Final = 120.0
-_LOOK_EVERY: Final = 0.5
+_HINTS: Final = ErrorHints("AWS", "write --region eu-central-1", "ask for that permission, or use another AWS_PROFILE")
+# The names of the page token in a request and in its response.
+_PAGE_TOKENS: Final = {"lambda": ("Marker", "NextMarker")}
+_DEFAULT_PAGE_TOKENS: Final = ("NextToken", "NextToken")
+_WAIT_LIMIT: Final = 120.0  # seconds
+_POLL_INTERVAL: Final = 0.5
 
 
 class Missing(AwsError):
-    """There is no such thing."""
+    """The resource does not exist."""
 
 
 class Denied(AwsError):
-    """It is not allowed to ask for this."""
+    """The caller lacks the permission for this request."""
 
 
 class Unanswered(AwsError):
-    """Nothing can be asked: there are no credentials that are accepted, no region, or no network."""
+    """No request can succeed: no accepted credentials, no region, or no network."""
 
 
-_ERRORS: Final[dict[Kind, type[AwsError]]] = {
-    "passing": Unanswered,
-    "unasked": Unanswered,
-    "unlike": Unanswered,
+_ERRORS: Final[dict[FailureKind, type[AwsError]]] = {
+    "transient": Unanswered,
+    "not_sent": Unanswered,
+    "not_aws": Unanswered,
     "denied": Denied,
 }
 
 
 class Identity(Struct, frozen=True):
-    """Who asks, and where."""
+    """The caller, and the region of its requests."""
 
     arn: str
     account: str
@@ -51,76 +52,74 @@ class Identity(Struct, frozen=True):
 
 
 class Cloud:
-    """`waiting` is told what is waited for, since some things take AWS a minute."""
+    """`on_wait` is called with what `wait_until` waits for: some operations take AWS a minute."""
 
     def __init__(
         self,
         region: str | None = None,
         endpoint: str | None = None,
-        waiting: Callable[[str], None] = lambda _what: None,
+        on_wait: Callable[[str], None] = lambda _what: None,
     ) -> None:
         self.endpoint = endpoint
-        self.waiting = waiting
+        self.on_wait = on_wait
         self._region = region
         self._clients: dict[str, Any] = {}
 
-    def ask(self, service: str, action: str, **parameters: Any) -> dict[str, Any]:
-        """The answer; Missing if what it is about is not there, else AwsError."""
+    def call(self, service: str, action: str, **parameters: Any) -> dict[str, Any]:
+        """Return the response. Raises Missing if the resource does not exist, AwsError for any other failure."""
         try:
-            answer: dict[str, Any] = getattr(self._client(service), action)(**parameters)
+            response: dict[str, Any] = getattr(self._client(service), action)(**parameters)
         except FAILURES as error:
-            raise self._explained(error, f"{service}:{camel(action)}") from error
-        return answer
+            raise self._error_for(error, f"{service}:{api_action(action)}") from error
+        return response
 
     def find(self, service: str, action: str, **parameters: Any) -> dict[str, Any] | None:
-        """The answer, or None if what it is about is not there."""
+        """Return the response, or None if the resource does not exist."""
         try:
-            return self.ask(service, action, **parameters)
+            return self.call(service, action, **parameters)
         except Missing:
             return None
 
-    def each(self, service: str, action: str, member: str, **parameters: Any) -> Iterator[Any]:
-        """What a request lists under a member, page after page."""
-        given, told = _TOKENS.get(service, _NEXT)
+    def list_all(self, service: str, action: str, member: str, **parameters: Any) -> Iterator[Any]:
+        """Yield the items under `member` of every page."""
+        request_token, response_token = _PAGE_TOKENS.get(service, _DEFAULT_PAGE_TOKENS)
         while True:
-            answer = self.ask(service, action, **parameters)
-            yield from answer.get(member, [])
-            if not answer.get(told):
+            response = self.call(service, action, **parameters)
+            yield from response.get(member, [])
+            if not response.get(response_token):
                 return
-            parameters[given] = answer[told]
+            parameters[request_token] = response[response_token]
 
-    def until(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait for what AWS has said it will do."""
-        deadline = time.monotonic() + _PATIENCE
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Poll until `ready` returns true. Raises AwsError after two minutes."""
+        deadline = time.monotonic() + _WAIT_LIMIT
         while not ready():
             if time.monotonic() > deadline:
-                raise AwsError(f"{what} was not ready after {_PATIENCE:.0f} s; try again later")
-            self.waiting(what)
-            time.sleep(_LOOK_EVERY)
+                raise AwsError(f"{what} was not ready after {_WAIT_LIMIT:.0f} s; try again later")
+            self.on_wait(what)
+            time.sleep(_POLL_INTERVAL)
 
     def identity(self) -> Identity:
         region = self.region
-        answer = self.ask("sts", "get_caller_identity")
-        return Identity(answer["Arn"], answer["Account"], region)
+        response = self.call("sts", "get_caller_identity")
+        return Identity(response["Arn"], response["Account"], region)
 
     @property
     def region(self) -> str:
-        """The region that is asked. STS would do without one, so it is not the one to tell."""
+        """The region of the requests. Read from SQS: a client for STS needs no region."""
         try:
             return str(self._client("sqs").meta.region_name)
         except FAILURES as error:
-            raise self._explained(error, "") from error
+            raise self._error_for(error, "") from error
 
     def close(self) -> None:
-        for each in self._clients.values():
-            each.close()
+        for client in self._clients.values():
+            client.close()
         self._clients.clear()
-
-    # ── clients, and what their errors mean ───────────────────────────────────────────────────────────────
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
-            self._clients[service] = client(
+            self._clients[service] = create_client(
                 service, self._region, self.endpoint, self._place, attempts=3, connect_timeout=5, read_timeout=30
             )
         return self._clients[service]
@@ -131,10 +130,12 @@ class Cloud:
             return f"AWS at {self.endpoint}"
         return f"AWS in {self._region}" if self._region else "AWS"
 
-    def _explained(self, error: Exception, action: str) -> AwsError:
-        found = failure(error, self._place, action, _WORDS)
-        if found.kind == "missing" and isinstance(error, ClientError):
-            return Missing(f"{self._place} has no such thing ({action}: {said_by(error)}); check its name and region")
-        if found.kind == "passing" and isinstance(error, ClientError):
-            return AwsError(found.sentence)
-        return _ERRORS.get(found.kind, AwsError)(found.sentence)
+    def _error_for(self, error: Exception, action: str) -> AwsError:
+        failure = classify(error, self._place, action, _HINTS)
+        if failure.kind == "missing" and isinstance(error, ClientError):
+            return Missing(
+                f"no such resource in {self._place} ({action}: {message_of(error)}); check its name and region"
+            )
+        if failure.kind == "transient" and isinstance(error, ClientError):
+            return AwsError(failure.message)
+        return _ERRORS.get(failure.kind, AwsError)(failure.message)

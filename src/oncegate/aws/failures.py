@@ -1,11 +1,11 @@
-"""What the errors of AWS's services have in common: which of them pass, and sentences for those that do not."""
+"""Classify errors of AWS services: which are transient, and a message for the others."""
 
 from typing import Any, Final, Literal, TypeAlias
 
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004  # botocore's own
+    ConnectionError,  # noqa: A004  # botocore's class, not the built-in
     CredentialRetrievalError,
     HTTPClientError,
     NoCredentialsError,
@@ -18,7 +18,17 @@ from botocore.parsers import ResponseParserError
 from msgspec import Struct
 
 FAILURES: Final = (ClientError, BotoCoreError, ResponseParserError)
-_PASSING: Final = frozenset(
+
+FailureKind: TypeAlias = Literal[
+    "transient",  # the same request may succeed later
+    "not_sent",  # no usable credentials or no region
+    "denied",  # a permission is missing
+    "missing",  # the resource does not exist
+    "not_aws",  # the endpoint is not this service
+    "refused",  # any other error
+]
+
+_TRANSIENT: Final = frozenset(
     {
         "ProvisionedThroughputExceededException",
         "ThrottlingException",
@@ -34,7 +44,7 @@ _PASSING: Final = frozenset(
         "ServiceUnavailable",
     }
 )
-_UNACCEPTED: Final = frozenset(
+_BAD_CREDENTIALS: Final = frozenset(
     {
         "UnrecognizedClientException",
         "InvalidClientTokenId",
@@ -57,98 +67,94 @@ _MISSING: Final = frozenset(
         "AWS.SimpleQueueService.NonExistentQueue",
     }
 )
-_UNFOUND: Final = (
+_NO_CREDENTIALS: Final = (
     NoCredentialsError,
     PartialCredentialsError,
     CredentialRetrievalError,
     TokenRetrievalError,
     ProfileNotFound,
 )
-_UNREACHED: Final = (HTTPClientError, ConnectionError)
-_SERVER_FAULT: Final = 500
-_CREDENTIALS: Final = (
-    "give the machine or function a role, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-)
-
-# It may work a moment later; nothing can be asked as it is; the right is missing, or the thing; it is no such service;
-# or it was refused for another reason.
-Kind: TypeAlias = Literal["passing", "unasked", "denied", "missing", "unlike", "refused"]
+_UNREACHABLE: Final = (HTTPClientError, ConnectionError)
+_SERVER_ERROR: Final = 500
 
 
 class Failure(Struct, frozen=True):
-    """What an error means: which kind it is of, and the sentence for a person."""
+    """The kind of an error, and the message for a person."""
 
-    kind: Kind
-    sentence: str
+    kind: FailureKind
+    message: str
 
 
-class Words(Struct, frozen=True):
-    """What the sentences say of whoever asks: the service, how to name a region there, and what to do about rights."""
+class ErrorHints(Struct, frozen=True):
+    """The parts of a message that depend on the caller: the service, how to set a region, how to get a permission."""
 
     service: str
     region: str
-    rights: str
+    permission: str
 
 
-def code_of(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def said_by(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Message", "")).strip()
-
-
-def passes(error: Exception) -> bool:
-    """Whether the same request may work a moment later."""
+def classify(error: Exception, place: str, action: str, hints: ErrorHints) -> Failure:
+    """Return the kind and the message of an error in `FAILURES`."""
     if isinstance(error, ClientError):
-        return code_of(error) in _PASSING or _status(error) >= _SERVER_FAULT
-    return isinstance(error, _UNREACHED)
+        return _classify_response(error, place, action, hints)
+    if isinstance(error, _NO_CREDENTIALS):
+        return Failure(
+            "not_sent",
+            f"no AWS credentials were found for {place} ({error}); give the machine or function a role, or set"
+            " AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    if isinstance(error, NoRegionError):
+        return Failure("not_sent", f"{place} needs a region; {hints.region} or set AWS_REGION")
+    if isinstance(error, _UNREACHABLE):
+        return Failure("transient", f"{place} cannot be reached ({error}); check region, endpoint and network")
+    if isinstance(error, BotoCoreError):
+        return Failure("refused", f"cannot send the request to {place} ({error}); check its parameters")
+    return not_aws(place, hints)
 
 
-def may_have_landed(error: Exception) -> bool:
-    """Whether the request may have been carried out although it failed."""
-    return not isinstance(error, ClientError) or _status(error) >= _SERVER_FAULT
+def _classify_response(error: ClientError, place: str, action: str, hints: ErrorHints) -> Failure:
+    code, message = code_of(error), message_of(error)
+    if is_transient(error):
+        return Failure("transient", f"{place} throttled or failed the request ({code}: {message}); retry later")
+    if code in _BAD_CREDENTIALS:
+        return Failure("not_sent", f"{place} does not accept these AWS credentials ({code}); renew or correct them")
+    if is_denied(error):
+        return Failure("denied", f"{place} does not allow {action} ({message}); {hints.permission}")
+    if code in _MISSING:
+        return Failure("missing", f"{place} does not exist; check its name, region and endpoint")
+    if code.isdecimal():  # botocore uses the HTTP status as code if the body is no error of the service
+        return not_aws(place, hints)
+    return Failure("refused", f"{place} refused {action} ({code}: {message})")
+
+
+def not_aws(place: str, hints: ErrorHints) -> Failure:
+    return Failure("not_aws", f"{place} does not answer as {hints.service} does; check the endpoint")
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether the same request may succeed later."""
+    if isinstance(error, ClientError):
+        return code_of(error) in _TRANSIENT or _http_status(error) >= _SERVER_ERROR
+    return isinstance(error, _UNREACHABLE)
+
+
+def may_have_been_applied(error: Exception) -> bool:
+    """Whether the service may have executed the request although it failed."""
+    return not isinstance(error, ClientError) or _http_status(error) >= _SERVER_ERROR
 
 
 def is_denied(error: ClientError) -> bool:
     return code_of(error).startswith(_DENIED)
 
 
-def failure(error: Exception, place: str, action: str, words: Words) -> Failure:
-    """What an error of botocore's, or of the service behind it, means."""
-    if isinstance(error, ClientError):
-        return _answered(error, place, action, words)
-    if isinstance(error, _UNFOUND):
-        said = f"no AWS credentials were found for {place} ({error}); {_CREDENTIALS}"
-        return Failure("unasked", said)
-    if isinstance(error, NoRegionError):
-        return Failure("unasked", f"{place} needs a region; {words.region} or set AWS_REGION")
-    if isinstance(error, _UNREACHED):
-        return Failure("passing", f"{place} cannot be reached ({error}); check region, endpoint and network")
-    if isinstance(error, BotoCoreError):
-        return Failure("refused", f"{place} cannot be asked ({error})")
-    return _unlike(place, words)
+def code_of(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _answered(error: ClientError, place: str, action: str, words: Words) -> Failure:
-    code, said = code_of(error), said_by(error)
-    if passes(error):
-        return Failure("passing", f"{place} could not do it in time ({code}: {said}); try again later")
-    if code in _UNACCEPTED:
-        return Failure("unasked", f"{place} does not accept these AWS credentials ({code}); renew or correct them")
-    if is_denied(error):
-        return Failure("denied", f"{place} does not allow {action} ({said}); {words.rights}")
-    if code in _MISSING:
-        return Failure("missing", f"{place} does not exist; check its name, region and endpoint")
-    if code.isdecimal():  # a status of HTTP and no error of the service's
-        return _unlike(place, words)
-    return Failure("refused", f"{place} refused {action} ({code}: {said})")
+def message_of(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Message", "")).strip()
 
 
-def _unlike(place: str, words: Words) -> Failure:
-    return Failure("unlike", f"{place} does not answer as {words.service} does; check the endpoint")
-
-
-def _status(error: ClientError) -> int:
+def _http_status(error: ClientError) -> int:
     metadata: dict[str, Any] = error.response.get("ResponseMetadata", {})
     return int(metadata.get("HTTPStatusCode", 0))

@@ -139,7 +139,7 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: _Found) -> N
 
 
 def _pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
-    if _MARKERS.isdisjoint(body) and not functions.is_in_detail(body):  # the usual case
+    if _MARKERS.isdisjoint(body) and not ("detail" in body and functions.is_in_detail(body)):  # the usual case
         return None
     for markers, pieces in _FAMILIES:
         if not markers.isdisjoint(body) and (found := pieces(body)) is not None:

@@ -15,8 +15,7 @@ from oncegate.cli.work import OF_WORKER, check_way
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.gate.options import DEFAULTS, validate
-from oncegate.service.route_config import check_keys, check_mode, metrics_verifier, proxies_of, verifier_for
-from oncegate.service.server import tls_of
+from oncegate.service.config import check_keys, check_mode, metrics_verifier, proxies_of, tls_of, verifier_for
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
 from oncegate.settings.parsing import as_text

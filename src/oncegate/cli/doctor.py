@@ -10,7 +10,7 @@ from rich.text import Text
 
 from oncegate.cli import exit_codes
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import clean, say, show_facts, show_json, show_table
+from oncegate.cli.output import say, show_facts, show_json, show_table
 from oncegate.doctor.facts import Facts, RouteFacts, Unread
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import RULES, judged, unasked
@@ -18,10 +18,10 @@ from oncegate.doctor.stores import seen
 from oncegate.durations import microseconds, times
 from oncegate.errors import MissingExtra
 from oncegate.gate.options import DEFAULTS, validate
-from oncegate.service.route_config import is_described, routes_of
+from oncegate.service.config import is_described, routes_of
 from oncegate.settings import Settings
 from oncegate.settings.schema import SETTINGS, STORE
-from oncegate.text import masked
+from oncegate.text import clean, masked
 
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _CODES: Final = {"error": exit_codes.ERRORS_FOUND, "warning": exit_codes.WARNINGS_FOUND}

@@ -12,7 +12,7 @@ from oncegate.cli.options import confirm
 from oncegate.cli.output import Progress, say, show_facts, show_json, show_whole
 from oncegate.durations import times
 from oncegate.infra.design import Design, Placement
-from oncegate.infra.plan import Step, carry_out, everything, plan, removal, standing, surplus
+from oncegate.infra.plan import Step, carry_out, existing_parts, plan, plan_leftovers, plan_removal, possible_parts
 from oncegate.infra.template import template as made_template
 from oncegate.infra.wanted import Wanted
 
@@ -25,7 +25,7 @@ _HEADERS = ("plan", "part", "name", "why")
 def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: bool, output: str) -> None:
     with _asking(region, wanted.endpoint) as (cloud, place, progress):
         design = Design(wanted, place)
-        steps = [*plan(cloud, design.parts()), *surplus(cloud, design, prune=prune)]
+        steps = [*plan(cloud, design.parts()), *plan_leftovers(cloud, design, prune=prune)]
         if dry_run:
             _show_plan(steps, output)
             _say_left(steps, output)
@@ -68,7 +68,7 @@ def _say_left(steps: list[Step], output: str) -> None:
 
 def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:
     with _asking(region, endpoint) as (cloud, place, progress):
-        steps = removal(standing(cloud, everything(cloud, name, place)))
+        steps = plan_removal(existing_parts(cloud, possible_parts(cloud, name, place)))
         steps = [step for step in steps if not (keep_table and step.part.kind == "table")]
         doomed = [step for step in steps if step.action == "delete"]
         if steps:
@@ -94,7 +94,7 @@ def _agree(count: int, place: Placement) -> None:
 
 def show(name: str, region: str | None, endpoint: str | None, *, output: str) -> None:
     with _asking(region, endpoint) as (cloud, place, _progress):
-        found = list(standing(cloud, everything(cloud, name, place)))
+        found = list(existing_parts(cloud, possible_parts(cloud, name, place)))
     rows: list[dict[str, Any]] = [
         {
             "part": part.kind,

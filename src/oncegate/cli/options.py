@@ -141,7 +141,7 @@ def existing_store(settings: Settings) -> Store:
 
 def looked_at(settings: Settings) -> Store:
     """The same for a command that changes nothing."""
-    return settings.look_at_store()
+    return settings.open_read_only()
 
 
 def namespace_of(settings: Settings) -> str | None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from oncegate.clocks import since_boot
 from oncegate.gate.observers import escaped
+from oncegate.text import clean
 from oncegate.times import EPOCH
 
 _WIDE = 150
@@ -29,11 +30,6 @@ _COLOURS = {"in progress": "yellow", "waiting": "cyan", "completed": "green", "d
 
 def state_name(state: str) -> str:
     return _STATES[state]
-
-
-def clean(text: Any) -> str:
-    """Text that cannot steer a terminal: control characters are shown by their escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def moment(time_us: int | None, *, sep: str = " ", exact: bool = False) -> str | None:

@@ -20,9 +20,8 @@ from oncegate.errors import MissingExtra, SettingError
 from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer
+from oncegate.service.config import check_service, has_handler, is_open, routes_of, tls_of
 from oncegate.service.log import pretty_line
-from oncegate.service.route_config import check_service, has_handler, is_open, routes_of
-from oncegate.service.server import tls_of
 from oncegate.settings import Settings
 from oncegate.settings.routes import UNSIGNED
 from oncegate.settings.schema import TABLES

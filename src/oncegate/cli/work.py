@@ -16,7 +16,7 @@ from rich.text import Text
 from oncegate import __version__
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
-from oncegate.cli.output import clean, say_error
+from oncegate.cli.output import say_error
 from oncegate.clocks import since_boot
 from oncegate.durations import times
 from oncegate.errors import MissingExtra, QueueError, SettingError
@@ -26,11 +26,11 @@ from oncegate.gate.observers import Observer, outcome_of
 from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.worker import Figures, Worker
+from oncegate.service.config import routes_of
 from oncegate.service.log import handler_for
-from oncegate.service.route_config import routes_of
 from oncegate.settings import Settings
 from oncegate.settings.schema import SETTINGS, TABLES, WAYS
-from oncegate.text import masked
+from oncegate.text import clean, masked
 
 _BEGIN_AFTER: Final = 0.5  # in seconds: what cannot start says why before
 _OVER: Final = 5_000_000  # in microseconds: the time over which the rate is taken

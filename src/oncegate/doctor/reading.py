@@ -100,7 +100,7 @@ class _Reader:
         self.region = self._cloud.region
         before = wall()
         try:
-            answer = self._cloud.ask("sts", "get_caller_identity")
+            answer = self._cloud.call("sts", "get_caller_identity")
         except Unanswered:
             raise
         except AwsError:  # who asks is good to know, but no need
@@ -230,7 +230,7 @@ class _Reader:
         for bus in known:
             for arn in consumers:
                 where = {"TargetArn": arn, "EventBusName": bus}
-                for name in self._cloud.each("events", "list_rule_names_by_target", "RuleNames", **where):
+                for name in self._cloud.list_all("events", "list_rule_names_by_target", "RuleNames", **where):
                     yield bus, name
 
     def _rule(self, name: str, bus: str) -> RuleFacts | None:
@@ -286,14 +286,16 @@ class _Reader:
         asked = json.dumps(envelope_of(pattern))
         tested = [json.dumps(sample) for sample in samples(pattern, bus, self._account, str(self.region))]
         try:
-            answers = [self._cloud.ask("events", "test_event_pattern", EventPattern=asked, Event=one) for one in tested]
+            answers = [
+                self._cloud.call("events", "test_event_pattern", EventPattern=asked, Event=one) for one in tested
+            ]
         except AwsError:
             return None
         return any(answer["Result"] for answer in answers) if answers else None
 
     def _read_archives(self) -> None:
         fed = {rule.bus for rule in self.rules}
-        for archive in self._cloud.each("events", "list_archives", "Archives") if fed else ():
+        for archive in self._cloud.list_all("events", "list_archives", "Archives") if fed else ():
             bus = archive["EventSourceArn"].partition(":event-bus/")[2]
             if bus in fed:
                 days = archive.get("RetentionDays", 0)

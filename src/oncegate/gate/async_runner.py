@@ -87,6 +87,7 @@ class AsyncRunner:
             "oncegate-writer", self._write, self._settle, self._orphaned, MOST_IN_A_BATCH
         )
         self.in_flight_waiters = InFlightWaiters(config.max_in_hand // 2)
+        self._marks_first = config.marks_first
         self._alone_bound = config.alone_bound
         self._alone_within = config.alone_within
         self._max_hold = config.max_hold / 1e6
@@ -173,7 +174,7 @@ class AsyncRunner:
             await self._writer.write(job)
             if not job.held:
                 return
-            if self._context.config.marks_first or not job.runs_alone:
+            if self._marks_first or not job.runs_alone:
                 await self._run_watched(job, handler)
                 return
             await self._writer.write(self._context.planner.unstarted(job))
@@ -222,7 +223,7 @@ class AsyncRunner:
         context = self._context
         if job.bury_reason is not None:
             job.started = True
-            if context.config.marks_first:
+            if self._marks_first:
                 return FailedAfterMark(job, job.bury_reason)
             return context.planner.buried_unrun(job, job.bury_reason)
         if not job.may_start(now := context.boot()):
@@ -233,7 +234,7 @@ class AsyncRunner:
         return None
 
     def _handler_call(self, job: Job) -> "_HandlerCall":
-        if self._context.config.marks_first:
+        if self._marks_first:
             return _HandlerCall(partial(ran_marked, job), partial(failed_marked, job), job)
         return _HandlerCall(partial(self._context.planner.processed, job), partial(self._failed, job), job)
 
@@ -356,14 +357,15 @@ class AsyncRunner:
         jobs = [each for each in others if isinstance(each, Job)]
         try:
             self._write_failures_and_emissions(others)
-            new_calls = (self._admit_call(admissions), self._claim_call(jobs))
+            new_calls = [self._admit_call(admissions) if admissions else None, self._claim_call(jobs) if jobs else None]
         except BaseException:
             execute_all(calls, None, context.boot)
             raise
         execute_all(calls + [call for call in new_calls if call], self._mixed_store, context.boot)
         refuse_unguarded(admissions)
-        self._state_changes.confirm(admissions)
-        if not context.config.marks_first:
+        if emissions := [job for job in admissions if job.emission is not None]:
+            self._state_changes.confirm(emissions)
+        if not self._marks_first:
             context.heartbeat.hold([job.lease for job in (*jobs, *admissions) if job.held])
 
     def _settle(self, batch: WriteBatch[_Write]) -> None:
@@ -377,15 +379,18 @@ class AsyncRunner:
             self._state_changes.confirm(emissions)
 
     def _claim_call(self, jobs: Sequence[Job]) -> StoreCall | None:
-        if changes := [job for job in jobs if job.key.change is not None and job.emission is None]:
-            self._state_changes.resolve(changes)
+        self._resolve_changes(jobs)
         return self._context.claimer.claim_call([job for job in jobs if not job.answered])
 
     def _admit_call(self, jobs: Sequence[Job]) -> StoreCall | None:
         """These come from callers that do not know of each other: if two have one key, the store says which was
         first."""
-        self._state_changes.resolve([job for job in jobs if job.emission is None])
+        self._resolve_changes(jobs)
         return self._runner.admit_call([job for job in jobs if not job.answered])
+
+    def _resolve_changes(self, jobs: Sequence[Job]) -> None:
+        if changes := [job for job in jobs if job.key.change is not None and job.emission is None]:
+            self._state_changes.resolve(changes)
 
     def _orphaned(self, write: _Write) -> None:
         """Release a claim whose caller has been cancelled."""
@@ -394,7 +399,7 @@ class AsyncRunner:
             self.let_go(job)
 
     def _unstarted(self, job: Job, reason: str = TOO_LATE) -> PlannedSettlement | FailedAfterMark:
-        return never_started(job) if self._context.config.marks_first else self._context.planner.unstarted(job, reason)
+        return never_started(job) if self._marks_first else self._context.planner.unstarted(job, reason)
 
 
 def _is_quick(write: _Write) -> bool:

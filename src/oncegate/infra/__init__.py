@@ -1,1 +1,1 @@
-"""The AWS parts of a deployment: designed as data, planned against what is there, made, shown and taken away."""
+"""The AWS resources (parts) of a deployment: described as data, compared with AWS, created, shown and deleted."""

@@ -1,4 +1,4 @@
-"""The design: from what is wanted to the parts that make it up, each after those it needs."""
+"""The parts of a deployment, in the order in which they are created."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -10,19 +10,19 @@ from oncegate.infra import rights
 from oncegate.infra.parts.base import Part
 from oncegate.infra.parts.functions import digest
 from oncegate.infra.wanted import DEFAULT_BUS, Function, Wanted
-from oncegate.stores.dynamodb.table import INDEX, SWEEPING, definition
+from oncegate.stores.dynamodb.table import INDEX, TIME_TO_LIVE, definition
 
 _EVENTS: Final = "events.amazonaws.com"
-_DEAD_RETENTION: Final = 14 * 86_400  # the longest there is: a message's age counts from its first queue
+_DEAD_RETENTION: Final = 14 * 86_400  # the maximum, because the age of a message counts from its first queue
 _DEAD_VISIBILITY: Final = 30
-# As long and as often as EventBridge tries at most; and as Lambda tries what it was handed.
-_DELIVERY: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
-_INVOCATION: Final = {"MaximumEventAgeInSeconds": 21_600, "MaximumRetryAttempts": 2}
-_BATCH: Final = 10
+# The maximum of EventBridge for deliveries, and of Lambda for asynchronous invocations.
+_DELIVERY_RETRIES: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
+_INVOCATION_RETRIES: Final = {"MaximumEventAgeInSeconds": 21_600, "MaximumRetryAttempts": 2}
+_BATCH_SIZE: Final = 10
 
 
 class Placement(Struct, frozen=True):
-    """Where the parts are, by which their addresses can be told before they exist."""
+    """Where the parts are. It determines their ARNs before they exist."""
 
     partition: str
     region: str
@@ -34,7 +34,7 @@ class Placement(Struct, frozen=True):
 
 
 class Design:
-    """The names and addresses of all parts, and the parts that are wanted."""
+    """The names and ARNs of all parts, and the wanted parts."""
 
     def __init__(self, wanted: Wanted, place: Placement) -> None:
         self.wanted = wanted
@@ -42,7 +42,7 @@ class Design:
         name = wanted.name
         self.table, self.queue, self.dead = f"{name}-claims", f"{name}-events", f"{name}-dead"
         self.rule, self.function = f"{name}-events", f"{name}-function"
-        self.role = f"{name}-function-{place.region}"  # roles are of no region, so their names must be
+        self.role = f"{name}-function-{place.region}"  # roles are global, so the name contains the region
         self.bus = wanted.bus_name
 
     def parts(self) -> list[Part]:
@@ -68,7 +68,7 @@ class Design:
     def _part(self, kind: str, name: str, arn: str, properties: Mapping[str, Any], about: str = "") -> Part:
         return Part(kind, name, arn, properties, self.wanted.name, about)
 
-    # ── addresses ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── ARNs ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def table_arn(self) -> str:
@@ -97,7 +97,7 @@ class Design:
 
     @property
     def store_url(self) -> str:
-        """The store that the function and everybody else use."""
+        """The URL of the store for the function and for workers."""
         options = {"region": self.place.region}
         if self.wanted.endpoint:
             options["endpoint"] = self.wanted.endpoint
@@ -106,7 +106,7 @@ class Design:
     # ── the table and the queues ──────────────────────────────────────────────────────────────────────────
 
     def _table(self) -> dict[str, Any]:
-        return {"TableName": self.table, **definition(), "TimeToLiveSpecification": SWEEPING}
+        return {"TableName": self.table, **definition(), "TimeToLiveSpecification": TIME_TO_LIVE}
 
     def _queue(self) -> dict[str, Any]:
         return {
@@ -124,7 +124,7 @@ class Design:
         }
 
     def _policies(self) -> Iterator[Part]:
-        """The rule may send to its queue, and what it cannot deliver to the dead letters."""
+        """Allow the rule to send to its queue, and to send undeliverable events to the dead-letter queue."""
         queues = {self.dead: self.dead_arn} | ({self.queue: self.queue_arn} if self.wanted.queue else {})
         for name, arn in queues.items():
             policy = rights.document(rights.allow_rule(arn, self.rule_arn))
@@ -142,7 +142,7 @@ class Design:
         target = {
             "Id": self.wanted.name,
             "Arn": self.queue_arn if self.wanted.queue else self.function_arn,
-            "RetryPolicy": _DELIVERY,
+            "RetryPolicy": _DELIVERY_RETRIES,
             "DeadLetterConfig": {"Arn": self.dead_arn},
         }
         properties = {
@@ -162,8 +162,8 @@ class Design:
         trust = rights.assumed_by("lambda.amazonaws.com")
         role = {"RoleName": self.role, "AssumeRolePolicyDocument": trust, "Policies": [policy]}
         yield self._part("role", self.role, self.role_arn, role)
-        made = self._function(function)
-        yield Part("function", self.function, self.function_arn, made, self.wanted.name, code=function.code)
+        properties = self._function(function)
+        yield Part("function", self.function, self.function_arn, properties, self.wanted.name, code=function.code)
         if self.wanted.queue:
             yield self._mapping()
             return
@@ -185,11 +185,11 @@ class Design:
         }
 
     def _mapping(self) -> Part:
-        """Without the response type Lambda would delete what has failed."""
+        """Without `ReportBatchItemFailures` Lambda would delete failed messages."""
         properties = {
             "EventSourceArn": self.queue_arn,
             "FunctionName": self.function,
-            "BatchSize": _BATCH,
+            "BatchSize": _BATCH_SIZE,
             "FunctionResponseTypes": ["ReportBatchItemFailures"],
             "Enabled": True,
         }
@@ -209,14 +209,14 @@ class Design:
             "FunctionName": self.function,
             "Qualifier": "$LATEST",
             "DestinationConfig": {"OnFailure": {"Destination": self.dead_arn}},
-            **_INVOCATION,
+            **_INVOCATION_RETRIES,
         }
         return self._part("retries", self.function, self.function_arn, properties, about=self.function)
 
-    # ── rights ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── permissions ───────────────────────────────────────────────────────────────────────────────────────
 
     def consumer_policy(self) -> dict[str, Any]:
-        """What the function, or a worker of your own, needs."""
+        """The permissions that the function or a worker needs."""
         return rights.document(*self._statements())
 
     def _statements(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The plan: what there is against what is wanted, part by part, and carrying it out."""
+"""Compare the wanted parts with AWS, plan the steps, and execute them."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
@@ -16,7 +16,7 @@ Action: TypeAlias = Literal["create", "change", "keep", "delete", "leave"]
 
 
 class Step(Struct, frozen=True):
-    """What is to be done with a part, and why."""
+    """An action on a part, and the reason."""
 
     action: Action
     part: Part
@@ -25,7 +25,7 @@ class Step(Struct, frozen=True):
 
 
 def plan(cloud: Cloud, parts: Iterable[Part]) -> list[Step]:
-    """How to get what is wanted. AwsError if a name is taken by something that Oncegate has not made."""
+    """The steps that create or change the parts. Raises AwsError if a resource exists that Oncegate did not create."""
     return [_step(part, KINDS[part.kind].read(cloud, part)) for part in parts]
 
 
@@ -35,9 +35,9 @@ def _step(part: Part, found: FoundPart | None) -> Step:
     kind = KINDS[part.kind]
     if not found.made_for(part.deployment):
         if kind.shared:
-            return Step("keep", part, found, "it is not Oncegate's, and only used")
+            return Step("keep", part, found, "not created by Oncegate, only used")
         raise AwsError(
-            f"there is a {part.kind} {part.about or part.name} that was not made by oncegate infra for"
+            f"the {part.kind} {part.about or part.name} exists, but was not made by oncegate infra for"
             f" {part.deployment}; choose another --name, or delete it first"
         )
     if part.kind == "table":
@@ -47,14 +47,14 @@ def _step(part: Part, found: FoundPart | None) -> Step:
 
 
 def _is_as_wanted(name: str, part: Part, found: FoundPart) -> bool:
-    there, wanted = found.properties.get(name), part.properties[name]
-    return _has(there, wanted) if name in KINDS[part.kind].open else bool(there == wanted)
+    current, wanted = found.properties.get(name), part.properties[name]
+    return _contains(current, wanted) if name in KINDS[part.kind].open else bool(current == wanted)
 
 
-def _has(found: Any, wanted: Any) -> bool:
-    """Whether all that is wanted was found; there may be more."""
+def _contains(found: Any, wanted: Any) -> bool:
+    """Whether all wanted values were found; there may be more."""
     if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(_has(found.get(name), value) for name, value in wanted.items())
+        return isinstance(found, dict) and all(_contains(found.get(name), value) for name, value in wanted.items())
     return bool(found == wanted)
 
 
@@ -68,19 +68,19 @@ def carry_out(cloud: Cloud, step: Step) -> None:
         kind.delete(cloud, step.part, step.found)
 
 
-# ── what there is ─────────────────────────────────────────────────────────────────────────────────────────
+# ── existing parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def standing(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, FoundPart]]:
-    """Those of these parts that exist, whoever made them; but a bus only if we did."""
+def existing_parts(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, FoundPart]]:
+    """Yield the parts that exist, also those not created by Oncegate; a bus only if Oncegate created it."""
     for part in parts:
         found = KINDS[part.kind].read(cloud, part)
         if found is not None and (found.made_for(part.deployment) or not KINDS[part.kind].shared):
             yield part, found
 
 
-def everything(cloud: Cloud, name: str, place: Placement) -> list[Part]:
-    """All parts that a deployment can have: its rule may be on any bus."""
+def possible_parts(cloud: Cloud, name: str, place: Placement) -> list[Part]:
+    """All parts that a deployment can have. Its rule may be on any bus."""
     function = Function(handler="any.handler")
     parts: dict[tuple[str, str, str], Part] = {}
     for bus in buses(cloud):
@@ -96,50 +96,51 @@ def _identity(part: Part) -> tuple[str, str, str]:
 
 
 def buses(cloud: Cloud) -> list[str]:
-    names = [bus["Name"] for bus in cloud.each("events", "list_event_buses", "EventBuses")]
+    names = [bus["Name"] for bus in cloud.list_all("events", "list_event_buses", "EventBuses")]
     return [DEFAULT_BUS, *(name for name in names if name != DEFAULT_BUS)]
 
 
-def surplus(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
-    """What an earlier run has made of the deployment and this design does not want: to be left, or deleted, last made
-    first. The table is no part of it: what it remembers is of use to any shape."""
+def plan_leftovers(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
+    """The steps for parts that an earlier run created and this design does not contain: delete them in reverse order if
+    `prune`, otherwise leave them. The table is never one of them: every design can use its claims."""
     wanted = {_identity(part) for part in design.parts()}
-    parts = [part for part in everything(cloud, design.wanted.name, design.place) if _identity(part) not in wanted]
+    parts = [part for part in possible_parts(cloud, design.wanted.name, design.place) if _identity(part) not in wanted]
     removable = [part for part in parts if KINDS[part.kind].delete is not None and part.kind != "table"]
-    steps = removal(pair for part in removable for pair in _readable(cloud, part))
-    ours = [step for step in steps if step.action == "delete"]
-    return ours if prune else [Step("leave", step.part, step.found, _still(step)) for step in ours]
+    steps = plan_removal(pair for part in removable for pair in _existing_if_readable(cloud, part))
+    created = [step for step in steps if step.action == "delete"]
+    return created if prune else [Step("leave", step.part, step.found, _remaining_role(step)) for step in created]
 
 
-def _readable(cloud: Cloud, part: Part) -> list[tuple[Part, FoundPart]]:
-    """Who makes no function needs no right to look for one; without rights to the rules nothing could be told."""
+def _existing_if_readable(cloud: Cloud, part: Part) -> list[tuple[Part, FoundPart]]:
+    """The part if it exists. A part that the caller may not read counts as absent: a caller that creates no function
+    needs no permission for functions. Rules must be readable."""
     try:
-        return list(standing(cloud, [part]))
+        return list(existing_parts(cloud, [part]))
     except Denied:
         if part.kind == "rule":
             raise
         return []
 
 
-def _still(step: Step) -> str:
-    """What a part that is left still does."""
+def _remaining_role(step: Step) -> str:
+    """What a part that is left behind still does."""
     if step.part.kind == "rule" and step.found is not None:
         targets = step.found.properties["Targets"]
-        sent = " and ".join(target["Arn"].rpartition(":")[2] for target in targets) or "nothing"
-        return f"on the bus {step.part.properties['EventBusName']}, it sends to {sent}"
+        names = " and ".join(target["Arn"].rpartition(":")[2] for target in targets) or "nothing"
+        return f"on the bus {step.part.properties['EventBusName']}, it sends to {names}"
     if step.part.kind == "mapping":
-        return f"it feeds {step.part.about}"
+        return f"it invokes {step.part.about}"
     return step.why
 
 
-def removal(standing: Iterable[tuple[Part, FoundPart]]) -> list[Step]:
-    """What to delete, last made first, and what to leave because Oncegate has not made it. What goes with the thing it
-    belongs to is not listed."""
-    listed = [(part, found) for part, found in standing if KINDS[part.kind].delete is not None]
-    return [_removed(part, found) for part, found in reversed(listed)]
+def plan_removal(existing: Iterable[tuple[Part, FoundPart]]) -> list[Step]:
+    """The steps that delete parts in reverse order, or leave those that Oncegate did not create.
 
-
-def _removed(part: Part, found: FoundPart) -> Step:
-    if found.made_for(part.deployment):
-        return Step("delete", part, found, found.note)
-    return Step("leave", part, found, f"not made by oncegate infra for {part.deployment}")
+    A part that AWS deletes together with another part has no step."""
+    deletable = [(part, found) for part, found in existing if KINDS[part.kind].delete is not None]
+    return [
+        Step("delete", part, found, found.note)
+        if found.made_for(part.deployment)
+        else Step("leave", part, found, f"not made by oncegate infra for {part.deployment}")
+        for part, found in reversed(deletable)
+    ]

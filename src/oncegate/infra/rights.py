@@ -1,4 +1,4 @@
-"""What a consumer may do, and no more."""
+"""IAM policies with the permissions of a consumer, and no others."""
 
 from hashlib import sha256
 from typing import Any, Final
@@ -32,13 +32,13 @@ def allow(sid: str, actions: tuple[str, ...] | str, *resources: str) -> dict[str
 
 
 def sid(rule: str) -> str:
-    """What the statement for a rule is called: by its bus and name, so that none takes the place of another's."""
+    """The id of the statement for a rule. It is unique for a bus and a name, so that each rule keeps its statement."""
     path = rule.partition(":rule/")[2]
     return f"OncegateRule{sha256(path.encode()).hexdigest()[:8]}"
 
 
 def allow_rule(queue: str, rule: str) -> dict[str, Any]:
-    """That one rule may send to a queue. Without the condition everybody's rules could."""
+    """Allow one rule to send to a queue. Without the condition the rules of any account could send."""
     return {
         "Sid": sid(rule),
         "Effect": "Allow",

@@ -1,4 +1,4 @@
-"""The same parts as a CloudFormation template."""
+"""The parts of a deployment as a CloudFormation template."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,20 +12,20 @@ ANYWHERE: Final = Placement("${AWS::Partition}", "${AWS::Region}", "${AWS::Accou
 _TAGGED: Final = ("table", "queue", "role", "function", "bus", "rule")
 _CODE: Final = {
     "CodeBucket": {"Type": "String", "Description": "The S3 bucket that holds the function's package."},
-    "CodeKey": {"Type": "String", "Description": "The key of the package in it: a zip file."},
+    "CodeKey": {"Type": "String", "Description": "The key of the package, a zip file, in the bucket."},
 }
 
 
 def template(wanted: Wanted) -> dict[str, Any]:
-    """A template that makes the same as `infra up`; the function's code is in a bucket of yours."""
+    """A template that creates the same parts as `infra up`. The code of the function comes from an S3 bucket."""
     parts = Design(wanted, ANYWHERE).parts()
     ids = {part.arn: _id(part) for part in parts if KINDS[part.kind].delete is not None and part.kind != "mapping"}
     resources = {_id(part): _resource(part, ids) for part in parts}
-    if "Bus" in resources:  # a rule names its bus, which does not tell CloudFormation to make it first
+    if "Bus" in resources:  # the name alone does not make CloudFormation create the bus first
         resources["Rule"]["Properties"]["EventBusName"] = {"Ref": "Bus"}
     body: dict[str, Any] = {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"Events taken once by Oncegate: {wanted.name}",
+        "Description": f"Events processed once by Oncegate: {wanted.name}",
         "Resources": resources,
     }
     if wanted.function is not None:
@@ -34,13 +34,13 @@ def template(wanted: Wanted) -> dict[str, Any]:
 
 
 def _id(part: Part) -> str:
-    """A name within the template: unique, letters and digits only."""
+    """The logical id in the template: unique, letters and digits only."""
     last = part.name.removeprefix(f"{part.deployment}-") if part.kind in ("queue", "policy") else ""
     return f"{last.capitalize()}{part.kind.capitalize()}"
 
 
 def _resource(part: Part, ids: Mapping[str, str]) -> dict[str, Any]:
-    properties = {name: _referring(value, ids) for name, value in part.properties.items()}
+    properties = {name: _with_references(value, ids) for name, value in part.properties.items()}
     if part.kind == "policy":
         properties["Queues"] = [{"Ref": ids[arn]} for arn in part.properties["Queues"]]
     if "FunctionName" in properties and part.kind != "function":
@@ -50,17 +50,17 @@ def _resource(part: Part, ids: Mapping[str, str]) -> dict[str, Any]:
     if part.kind in _TAGGED:
         properties["Tags"] = as_list(part.tags)
     resource = {"Type": KINDS[part.kind].resource, "Properties": properties}
-    # What is remembered, and what waits for a person, outlives a template that is deleted by mistake.
-    kept = part.kind in ("table", "queue")
-    return resource | ({"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"} if kept else {})
+    # Claims and dead letters must survive a stack that is deleted by mistake.
+    retain = part.kind in ("table", "queue")
+    return resource | ({"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"} if retain else {})
 
 
-def _referring(value: Any, ids: Mapping[str, str]) -> Any:
-    """Addresses of other parts as references to them, so that they are made in order."""
+def _with_references(value: Any, ids: Mapping[str, str]) -> Any:
+    """Replace the ARNs of other parts by references, so that CloudFormation creates the parts in order."""
     if isinstance(value, Mapping):
-        return {name: _referring(each, ids) for name, each in value.items()}
+        return {name: _with_references(each, ids) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_referring(each, ids) for each in value]
+        return [_with_references(each, ids) for each in value]
     if isinstance(value, str) and value in ids:
         return {"Fn::GetAtt": [ids[value], "Arn"]}
     if isinstance(value, str) and "${AWS::" in value:

@@ -1,4 +1,4 @@
-"""Answers: from outcomes to HTTP, by one table."""
+"""HTTP responses for outcomes and errors, shared by the service and by Lambda functions behind HTTP."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,22 +9,23 @@ from msgspec import Struct
 from oncegate.gate.observers import ascii_only
 from oncegate.gate.outcome import STATUSES, Outcome
 
+# A table, not `http.HTTPStatus(code).phrase`: before Python 3.13 its phrase for 413 is "Request Entity Too Large".
 _TITLES = {
-    400: "Not a readable event",
-    401: "Not signed",
-    403: "Not from here",
-    404: "No such place",
-    405: "Not that way",
-    408: "Too slow",
-    413: "Too large",
-    415: "Encoded",
-    429: "Too much",
-    431: "Too many headers",
-    503: "Not taken",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
 }
 CLOSE = (b"connection", b"close")
-_RETRY_AFTER = 5
-_NOT_TAKEN = "It could not be taken now; deliver it again."
+_RETRY_AFTER = 5  # seconds
+_NOT_TAKEN = "The event could not be processed now; deliver it again."
 
 
 class HttpAnswer(Struct, frozen=True):
@@ -34,19 +35,19 @@ class HttpAnswer(Struct, frozen=True):
 
 
 def keep_refused(outcomes: list[Outcome], keep: Callable[[Sequence[Outcome]], list[Outcome]]) -> list[Outcome]:
-    """What is refused for good is kept as a dead letter before its sender is told."""
+    """The outcomes, after `keep` has stored each invalid event as a dead letter."""
     kept = iter(keep([outcome for outcome in outcomes if outcome.status == "invalid"]))
     return [next(kept) if outcome.status == "invalid" else outcome for outcome in outcomes]
 
 
 def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> HttpAnswer:
-    """One answer for a request: of several events the one that fared worst decides the code. A discreet one does not
-    repeat what exceptions said, and says nothing at all of failures."""
+    """The response to a request. If the request has several events, the highest code of their outcomes counts. A
+    discreet response contains no text of exceptions and no details of failures."""
     if not outcomes:
-        return problem(400, "the body holds no event: it is an array or a batch with nothing in it")
+        return problem(400, "the body contains no event: it is an empty array or batch")
     code = max(_code(outcome) for outcome in outcomes)
-    said = [_fields(outcome, discreet=discreet) for outcome in outcomes]
-    body = said[0] if len(said) == 1 else {"outcomes": said}
+    results = [_fields(outcome, discreet=discreet) for outcome in outcomes]
+    body = results[0] if len(results) == 1 else {"outcomes": results}
     if code == 200:
         return HttpAnswer(200, _json(body), [(b"content-type", b"application/json")])
     worst = next(outcome for outcome in outcomes if _code(outcome) == code)
@@ -64,19 +65,20 @@ def problem(
     retry_after: int = _RETRY_AFTER,
     headers: list[tuple[bytes, bytes]] | None = None,
 ) -> HttpAnswer:
-    """A refusal as problem+json (RFC 9457). Its member `status` is the HTTP code; an outcome's is `outcome`."""
+    """An error response as problem+json (RFC 9457). Its member `status` is the HTTP code; the status of an outcome is
+    its member `outcome`."""
     body = {**(more or {}), "type": "about:blank", "title": _TITLES[code], "detail": detail}
     if "status" in body:
         body["outcome"] = body.pop("status")
     body["status"] = code
-    sent = [(b"content-type", b"application/problem+json"), *(headers or [])]
+    all_headers = [(b"content-type", b"application/problem+json"), *(headers or [])]
     if code in (429, 503):
-        sent.append((b"retry-after", str(retry_after).encode()))
-    return HttpAnswer(code, _json(body), sent)
+        all_headers.append((b"retry-after", str(retry_after).encode()))
+    return HttpAnswer(code, _json(body), all_headers)
 
 
 def _json(body: dict[str, Any]) -> bytes:
-    """Printable ASCII only: an event's id may hold characters that control a terminal or end a line."""
+    """JSON in printable ASCII: an event's id may contain characters that control a terminal or end a line."""
     return ascii_only(msgspec.json.encode(body).decode()).encode()
 
 
@@ -91,15 +93,16 @@ def _fields(outcome: Outcome, *, discreet: bool) -> dict[str, Any]:
 
 
 def _sentence(outcome: Outcome, *, discreet: bool) -> str:
-    """What went wrong on our side is for the log: to a sender it says where to push."""
+    """The reason of an outcome. A discreet reason hides errors on our side: they would show an attacker what to
+    target. The log has them."""
     if not discreet:
         return outcome.reason
     return _NOT_TAKEN if outcome.error and STATUSES[outcome.status].http == 503 else outcome.discreet
 
 
 def due_in(outcome: Outcome) -> int | None:
-    """In how many seconds to deliver it again: when its handler says, or the lease of whoever is at it ends; None if
-    nobody knows."""
+    """After how many seconds to deliver the event again: the handler's `RetryLater`, or the end of the current claim's
+    lease; None if neither is known."""
     if outcome.retry_after is not None:
         return max(1, -(-outcome.retry_after // 1_000_000))
     if outcome.status != "in_flight" or outcome.original is None or outcome.at is None:

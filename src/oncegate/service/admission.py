@@ -1,4 +1,4 @@
-"""The room: how much may be in hand at a time, whoever sent it."""
+"""Admission: store events in the inbox, or run their handler while the sender waits; and the in-flight limit."""
 
 import asyncio
 import logging
@@ -21,16 +21,24 @@ from oncegate.gate.outcome import Outcome
 from oncegate.ingress.handler_wrappers import logged, trace
 from oncegate.ingress.http_answers import keep_refused
 
+_log = logging.getLogger("oncegate.service")
+
+_POLL_INTERVAL = 1.0  # seconds between two looks for redriven events
+_DUPLICATE_WAIT = 5.0  # seconds that a request waits for a duplicate that is in flight
+
+
+# ── the in-flight limit ───────────────────────────────────────────────────────────────────────────────────
+
 
 class InFlightLimitReached(Exception):
-    """There is more in hand than may be."""
+    """The service has reached its limit of requests or bytes in flight."""
 
 
 class InFlightBudget(Struct):
-    """What is in hand: requests that are being taken, and the bytes of their bodies.
+    """Counts the requests in flight and the bytes of their bodies, for all routes together.
 
-    A request that is still arriving does not count: unfinished requests would take the room of finished ones. The
-    protocol has a budget for them.
+    A request that is still arriving does not count: unfinished requests would take the space of finished ones. The
+    protocol has a separate limit for them.
     """
 
     most: int = 1_000
@@ -38,48 +46,42 @@ class InFlightBudget(Struct):
     requests: int = 0
     bytes: int = 0
 
-    def enter(self) -> None:
+    def acquire(self) -> None:
         if self.requests >= self.most:
             raise InFlightLimitReached
         self.requests += 1
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self.requests -= 1
 
-    def hold(self, size: int) -> None:
+    def acquire_bytes(self, size: int) -> None:
         if self.bytes + size > self.most_bytes:
             raise InFlightLimitReached
         self.bytes += size
 
-    def let_go(self, size: int) -> None:
+    def release_bytes(self, size: int) -> None:
         self.bytes -= size
 
 
-# Taking: what becomes of the events of a request before their sender is told. This is where admission plugs in.
-
-
-_log = logging.getLogger("oncegate.service")
-
-_LOOK_EVERY = 1.0
-_WAIT = 5.0
+# ── the two ways to admit events ──────────────────────────────────────────────────────────────────────────
 
 
 class Admission(Protocol):
-    """One way of taking events, for one route."""
+    """How a route admits events."""
 
-    async def take(self, events: Sequence[Event]) -> list[Outcome]:
-        """Take the events of one request; one outcome each, in order."""
+    async def admit(self, events: Sequence[Event]) -> list[Outcome]:
+        """Admit the events of one request. Returns one outcome per event, in order."""
 
-    async def work(self, stop: asyncio.Event) -> None:
-        """Do what has to be done beside requests, until told to stop."""
+    async def run_until(self, stop: asyncio.Event) -> None:
+        """Run the events that no request waits for, until `stop` is set."""
 
     @property
     def left_running(self) -> int:
-        """How many plain handlers had not ended when the time to drain was over."""
+        """How many synchronous handlers still ran when the drain timeout ended."""
 
     @property
     def hung(self) -> int:
-        """How many plain handlers have not returned for very long: see `Gate.hung`."""
+        """How many synchronous handlers have exceeded their timeout; see `Gate.hung`."""
 
     @property
     def threads_left(self) -> int:
@@ -87,22 +89,28 @@ class Admission(Protocol):
 
 
 class InboxAdmission:
-    """Has the store keep the events, and runs what it keeps beside that: what people have redriven, too. Without a
-    handler it runs nothing, and all stays for workers of the inbox."""
+    """Stores events in the inbox and runs them in the background, redriven events included. Without a handler it only
+    stores events; `oncegate work inbox` runs them."""
 
     def __init__(
-        self, gate: Gate, handler: AsyncHandler | Handler | None, threads: Executor, *, at_work: int, drain: Duration
+        self,
+        gate: Gate,
+        handler: AsyncHandler | Handler | None,
+        threads: Executor,
+        *,
+        max_running: int,
+        drain: Duration,
     ) -> None:
         self._gate = gate
         self._threads = threads
-        self._runs = handler is not None
-        self._worker = gate.inbox(_never if handler is None else handler, at_work=at_work, drain=drain)
+        self._has_handler = handler is not None
+        self._worker = gate.inbox(_never if handler is None else handler, at_work=max_running, drain=drain)
 
-    async def take(self, events: Sequence[Event]) -> list[Outcome]:
-        return await _with_refused_kept(await self._worker.admit(events), self._gate, self._threads)
+    async def admit(self, events: Sequence[Event]) -> list[Outcome]:
+        return await _with_invalid_stored(await self._worker.admit(events), self._gate, self._threads)
 
-    async def work(self, stop: asyncio.Event) -> None:
-        if not self._runs:
+    async def run_until(self, stop: asyncio.Event) -> None:
+        if not self._has_handler:
             await stop.wait()
             return
         working, stopping = asyncio.create_task(self._worker.work()), asyncio.create_task(stop.wait())
@@ -127,10 +135,10 @@ class InboxAdmission:
 
 
 class InlineAdmission:
-    """Runs the handler while the sender waits; beside that, what people have redriven. The sender of a copy waits a few
-    seconds for the first, and is told to send it again only then."""
+    """Runs the handler while the sender waits, and redriven events in the background. A request with a duplicate of an
+    event in flight waits up to 5 s for that event before it is answered with 503."""
 
-    left_running = 0  # whoever closes the service waits for them a little longer, and then sees
+    left_running = 0  # `Service.close` waits for handlers that still run, and then counts them
 
     def __init__(self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor) -> None:
         self._gate = gate
@@ -145,41 +153,37 @@ class InlineAdmission:
     def threads_left(self) -> int:
         return self._gate.threads_left
 
-    async def take(self, events: Sequence[Event]) -> list[Outcome]:
-        return await _with_refused_kept(await self._run(events), self._gate, self._threads)
+    async def admit(self, events: Sequence[Event]) -> list[Outcome]:
+        """Run the events one after the other, in order. Their writes share batches with those of other requests."""
+        until = time.monotonic() + _DUPLICATE_WAIT
+        outcomes = []
+        for event in events:
+            wait = timedelta(seconds=max(0.0, until - time.monotonic()))
+            outcomes.append(await self._gate.arun(event, self._handler, wait=wait))
+        return await _with_invalid_stored(outcomes, self._gate, self._threads)
 
-    async def _run(self, events: Sequence[Event]) -> list[Outcome]:
-        """One after the other, in their order. Each shares its writes with those of other requests."""
-        until = time.monotonic() + _WAIT
-        return [await self._run_one(event, until) for event in events]
+    async def run_until(self, stop: asyncio.Event) -> None:
+        while not await _completes_within(_POLL_INTERVAL, stop.wait()):
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._run_redriven)
 
-    async def _run_one(self, event: Event, until: float) -> Outcome:
-        wait = timedelta(seconds=max(0.0, until - time.monotonic()))
-        return await self._gate.arun(event, self._handler, wait=wait)
-
-    async def work(self, stop: asyncio.Event) -> None:
-        while not await _within(_LOOK_EVERY, stop.wait()):
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._run_waiting)
-
-    def _run_waiting(self) -> None:
+    def _run_redriven(self) -> None:
         try:
-            self._gate.run_waiting(in_thread(self._handler))
+            self._gate.run_waiting(as_sync(self._handler))
         except StoreError as error:
-            _log.warning("waiting events could not be taken: %s", error)
-        except BaseException as error:  # noqa: BLE001  # whatever one event does, the others must not wait for ever
-            _log.error("a waiting event could not be run: %s\n%s", type(error).__name__, trace(error))
+            _log.warning("cannot take redriven events from the store: %s", error)
+        except BaseException as error:  # noqa: BLE001  # one event must not stop the polling for the others
+            _log.error("a redriven event could not be run: %s\n%s", type(error).__name__, trace(error))
 
 
 async def _never(event: Event) -> NoReturn:
-    """Stands in for a handler where nothing is run."""
+    """The handler of an inbox whose events another process runs. It is never called."""
     raise AssertionError(event)
 
 
-_never.publishes_to = ANY_DESTINATION  # type: ignore[attr-defined]  # the worker of the inbox may publish
+_never.publishes_to = ANY_DESTINATION  # type: ignore[attr-defined]  # the inbox worker's handler may publish
 
 
-async def _within(seconds: float, awaited: Awaitable[object]) -> bool:
-    """Whether it came to pass in time."""
+async def _completes_within(seconds: float, awaited: Awaitable[object]) -> bool:
     try:
         async with asyncio.timeout(seconds):
             await awaited
@@ -188,19 +192,19 @@ async def _within(seconds: float, awaited: Awaitable[object]) -> bool:
     return True
 
 
-async def _with_refused_kept(outcomes: list[Outcome], gate: Gate, threads: Executor) -> list[Outcome]:
-    """What is refused for good is kept as a dead letter before its sender is told."""
+async def _with_invalid_stored(outcomes: list[Outcome], gate: Gate, threads: Executor) -> list[Outcome]:
+    """The outcomes, after invalid events were stored as dead letters. They are stored before the sender is answered."""
     if not any(outcome.status == "invalid" for outcome in outcomes):
         return outcomes
     return await asyncio.get_running_loop().run_in_executor(threads, keep_refused, outcomes, gate.keep)
 
 
-def in_thread(handler: AsyncHandler | Handler) -> Handler:
-    """The handler as a plain function, for a thread that has no event loop."""
+def as_sync(handler: AsyncHandler | Handler) -> Handler:
+    """The handler as a synchronous function, for a thread without an event loop."""
     if not is_async(handler):
         return handler
-    return lambda event: asyncio.run(_awaited(handler, event))
+    return lambda event: asyncio.run(_await(handler, event))
 
 
-async def _awaited(handler: AsyncHandler, event: Event) -> Any:
+async def _await(handler: AsyncHandler, event: Event) -> Any:
     return await handler(event)

@@ -1,4 +1,4 @@
-"""The application: a bare ASGI callable, since the framework would cost half of the requests per second."""
+"""The service's ASGI application. It uses no framework: a framework would halve the requests per second."""
 
 import asyncio
 import logging
@@ -11,10 +11,10 @@ import msgspec
 
 from oncegate.ingress.http_answers import CLOSE, HttpAnswer, problem
 from oncegate.service.admission import InFlightBudget, InFlightLimitReached
+from oncegate.service.config import TrustedProxies
 from oncegate.service.monitoring import CONTENT_TYPE, Metrics, Readiness
 from oncegate.service.openapi import DOCUMENT
 from oncegate.service.route import Route
-from oncegate.service.route_config import Proxies
 from oncegate.signatures import Refused, Verifier
 
 Scope = dict[str, Any]
@@ -27,177 +27,161 @@ _JSON = [(b"content-type", b"application/json")]
 
 
 class ClientDisconnected(Exception):
-    """The sender left before its body was complete: there is nothing to take and nobody to answer."""
+    """The client disconnected before the body was complete. There is no event, and no response is sent."""
 
 
 class App:
-    """Takes what is posted to the doors, by their paths, and tells how it is going."""
+    """Dispatches requests by path: events to their route; health, readiness, metrics and the OpenAPI document."""
 
     def __init__(
         self,
-        doors: Mapping[str, Route],
+        routes: Mapping[str, Route],
         metrics: Metrics,
         *,
-        room: InFlightBudget | None = None,
-        proxies: Proxies | None = None,
+        budget: InFlightBudget | None = None,
+        proxies: TrustedProxies | None = None,
         readiness: Readiness | None = None,
-        counting: Callable[[], Awaitable[object]] | None = None,
-        starting: Callable[[], Awaitable[None]] | None = None,
+        update_metrics: Callable[[], Awaitable[object]] | None = None,
+        on_start: Callable[[], Awaitable[None]] | None = None,
         metrics_verifier: Verifier | None = None,
         metrics_apart: bool = False,
-        stuck: Callable[[], str | None] | None = None,
+        blocked: Callable[[], str | None] | None = None,
     ) -> None:
-        self._doors = doors
-        # The names of routes are for their senders to know.
-        self._served = " or ".join(dict.fromkeys("/events" if path == "/events" else "/events/ROUTE" for path in doors))
+        """`update_metrics` runs before each scrape; `on_start` before the first request. `metrics_apart`: /metrics is
+        served at another address only. `blocked` returns why events no longer run, or None."""
+        self._routes = routes
+        # A 404 does not list the names of the routes: only their senders should know them.
+        self._served = " or ".join(
+            dict.fromkeys("/events" if path == "/events" else "/events/ROUTE" for path in routes)
+        )
         self._metrics = metrics
-        self._room = room or InFlightBudget()
-        self._proxies = proxies or Proxies()
+        self._budget = budget or InFlightBudget()
+        self._proxies = proxies or TrustedProxies()
         self._readiness = readiness
-        self._counting = counting
-        self._starting = starting
+        self._update_metrics = update_metrics
+        self._on_start = on_start
         self._metrics_verifier = metrics_verifier
         self._metrics_apart = metrics_apart
-        self._stuck = stuck
+        self._blocked = blocked
         self._stop: Callable[[], object] | None = None
-        self._broken = False
+        self._is_broken = False
         self.draining = False
-        metrics.in_hand.set_function(lambda: self._room.requests)
+        metrics.in_hand.set_function(lambda: self._budget.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
         elif scope["type"] == "http":
             try:
-                await _send(send, await self.answered(scope, receive))
+                await _send(send, await self.respond(scope, receive))
             except (ClientDisconnected, asyncio.CancelledError):
-                """A second Ctrl-C cancels what is being answered; its handler still ends in its own thread."""
+                """A second Ctrl-C cancels open requests; their handlers still finish in their threads."""
 
-    def answered(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, HttpAnswer]:
-        """The answer to a request, whose body is here as a whole or is yet to be received."""
-        door = self._doors.get(scope["path"])
-        return self._elsewhere(scope) if door is None else self._at(door, scope, body)
+    def respond(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, HttpAnswer]:
+        """The response to a request. `body` is the complete body, or ASGI's function to receive it."""
+        route = self._routes.get(scope["path"])
+        return self._get(scope) if route is None else self._post(route, scope, body)
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _at(self, door: Route, scope: Scope, body: bytes | Receive) -> HttpAnswer:
+    async def _post(self, route: Route, scope: Scope, body: bytes | Receive) -> HttpAnswer:
         start = time.perf_counter()
-        answer = self._refused(scope)
+        answer = self._check_head(scope)
         if answer is None:
             try:
-                answer = await (
-                    self._taken(door, scope, body) if isinstance(body, bytes) else self._heard(door, scope, body)
-                )
+                if not isinstance(body, bytes):
+                    body = await _receive_body(body)
+                answer = await self._admit(route, scope, body)
             except InFlightLimitReached:
                 self._metrics.shed()
-                answer = problem(503, "too many events are in hand; send it again", headers=[CLOSE])
-        door.latency(time.perf_counter() - start)
+                answer = problem(503, "rejected: in-flight limit reached; send the request again", headers=[CLOSE])
+        route.latency(time.perf_counter() - start)
         return answer
 
-    def _refused(self, scope: Scope) -> HttpAnswer | None:
-        """The answer to what need not be read."""
+    def _check_head(self, scope: Scope) -> HttpAnswer | None:
+        """The error response to a request that is rejected without its body; None if the body must be read."""
         if scope["method"] != "POST":
-            return problem(405, "events are posted", headers=[(b"allow", b"POST")])
+            return problem(405, "send events with POST", headers=[(b"allow", b"POST")])
         headers = dict(scope["headers"])
         if b"origin" in headers:
-            return problem(403, "pages in a browser may not send events")
+            return problem(403, "rejected: requests from web pages (with an Origin header) are not allowed")
         if b"content-encoding" in headers:
-            return problem(415, "send the body as it is, without a content encoding")
+            return problem(415, "content encodings are not supported; send the body without Content-Encoding")
         if self.draining:
-            return problem(503, "the service is about to stop; send it again", headers=[CLOSE])
+            return problem(503, "the service is shutting down; send the request again", headers=[CLOSE])
         return None
 
-    async def _heard(self, door: Route, scope: Scope, receive: Receive) -> HttpAnswer:
-        """A request that arrives in parts. Until it is complete it is not authenticated, and counts against the
-        protocol's budget for unfinished requests."""
-        body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        return await self._taken(door, scope, bytes(body))
-
-    async def _taken(self, door: Route, scope: Scope, body: bytes) -> HttpAnswer:
-        """The signature is checked before the first await, so an unsigned body never stays in the budget."""
-        room = self._room
-        room.hold(len(body))
+    async def _admit(self, route: Route, scope: Scope, body: bytes) -> HttpAnswer:
+        """The route checks the signature before its first await, so the body of an unsigned request never stays in the
+        budget."""
+        budget = self._budget
+        budget.acquire_bytes(len(body))
         try:
-            return await door.answer(body, scope["headers"], lambda: self._proxies.sender(scope), room)
+            return await route.respond(body, scope["headers"], lambda: self._proxies.sender(scope), budget)
         finally:
-            room.let_go(len(body))
+            budget.release_bytes(len(body))
 
-    # ── all else ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── everything else ───────────────────────────────────────────────────────────────────────────────────
 
-    async def metrics_alone(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """The application at the address of the metrics."""
-        answer = problem(404, "there is nothing at this place; metrics are at /metrics")
+    async def metrics_only(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """The ASGI application at the separate address of the metrics."""
+        answer = problem(404, "not found; this address serves only /metrics")
         if scope["path"] == "/metrics":
-            answer = await self._read(App._numbers, scope)
+            answer = await self._read(App._metrics_answer, scope)
         await _send(send, answer)
 
-    async def _elsewhere(self, scope: Scope) -> HttpAnswer:
-        asked = _PLACES.get(scope["path"])
-        if asked is None or (asked is App._numbers and self._metrics_apart):
-            return problem(404, f"there is nothing at this place; events are posted to {self._served}")
-        return await self._read(asked, scope)
+    async def _get(self, scope: Scope) -> HttpAnswer:
+        resource = _RESOURCES.get(scope["path"])
+        if resource is None or (resource is App._metrics_answer and self._metrics_apart):
+            return problem(404, f"not found; send events to {self._served}")
+        return await self._read(resource, scope)
 
-    async def _read(self, asked: Callable[["App"], Awaitable[HttpAnswer]], scope: Scope) -> HttpAnswer:
+    async def _read(self, resource: Callable[["App"], Awaitable[HttpAnswer]], scope: Scope) -> HttpAnswer:
         if scope["method"] not in ("GET", "HEAD"):
-            return problem(405, "this is only there to be read", headers=[(b"allow", b"GET, HEAD")])
-        if asked is App._numbers and self._metrics_verifier is not None:
+            return problem(405, "this resource is read-only; use GET", headers=[(b"allow", b"GET, HEAD")])
+        if resource is App._metrics_answer and self._metrics_verifier is not None:
             verdict = self._metrics_verifier.check(scope["headers"], b"", 0)
             if isinstance(verdict, Refused):
                 return problem(verdict.code, verdict.reason, headers=[(b"www-authenticate", b"Bearer")])
-        return await asked(self)
+        return await resource(self)
 
     async def _health(self) -> HttpAnswer:
-        if self._broken:
-            return problem(503, "the service must be started again")
+        if self._is_broken:
+            return problem(503, "the service no longer runs events; restart it")
         return HttpAnswer(200, b'{"status":"ok"}', _JSON)
 
     async def _ready(self) -> HttpAnswer:
         if self.draining:
-            return problem(503, "the service is about to stop")
+            return problem(503, "the service is shutting down")
         if self._readiness is not None and (brief := await self._readiness.problem()) is not None:
             return problem(503, f"the store cannot be used: {brief}; see the log")
-        if self._stuck is not None and (why := self._stuck()) is not None:
-            return problem(503, why)
+        if self._blocked is not None and (reason := self._blocked()) is not None:
+            return problem(503, reason)
         return HttpAnswer(200, b'{"status":"ready"}', _JSON)
 
-    async def _numbers(self) -> HttpAnswer:
-        if self._counting is not None:
-            await self._counting()
-        return HttpAnswer(200, self._metrics.shown(), [(b"content-type", CONTENT_TYPE)])
+    async def _metrics_answer(self) -> HttpAnswer:
+        if self._update_metrics is not None:
+            await self._update_metrics()
+        return HttpAnswer(200, self._metrics.exposition(), [(b"content-type", CONTENT_TYPE)])
 
-    async def _description(self) -> HttpAnswer:
-        return HttpAnswer(200, _DESCRIPTION, _JSON)
+    async def _openapi(self) -> HttpAnswer:
+        return HttpAnswer(200, _OPENAPI, _JSON)
 
-    # ── from start to stop ────────────────────────────────────────────────────────────────────────────────
-
-    async def _at_work(self, door: Route, stop: asyncio.Event) -> None:
-        """Whatever ends this early must not go unnoticed: events would be kept, and never run."""
-        try:
-            await door.taking.work(stop)
-        except Exception:  # noqa: BLE001  # told in the log, and by healthz
-            self._broken = True
-            _log.exception("route %s: its events are no longer run; start the service again", door.name)
+    # ── start and stop ────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self) -> None:
-        """Take nothing more, from senders or from the store; from the handler of a signal."""
+        """Accept no more requests and take no more events from the store. May be called from a signal handler."""
         self.draining = True
         if self._stop is not None:
             self._stop()
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        if self._starting is not None:
-            await self._starting()
+        if self._on_start is not None:
+            await self._on_start()
         stop = asyncio.Event()
         self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
-        workers = [asyncio.create_task(self._at_work(door, stop)) for door in self._doors.values()]
+        workers = [asyncio.create_task(self._run_route(route, stop)) for route in self._routes.values()]
         if self._readiness is not None:
             workers.append(asyncio.create_task(self._readiness.watch(stop)))
         await send({"type": "lifespan.startup.complete"})
@@ -206,14 +190,37 @@ class App:
         await asyncio.gather(*workers)
         await send({"type": "lifespan.shutdown.complete"})
 
+    async def _run_route(self, route: Route, stop: asyncio.Event) -> None:
+        """Run a route's events until `stop` is set. If that ends early, /healthz fails: otherwise events would be
+        stored and never run, and nobody would notice."""
+        try:
+            await route.admission.run_until(stop)
+        except Exception:  # noqa: BLE001  # reported in the log and by /healthz
+            self._is_broken = True
+            _log.exception("route %s: its events are no longer run; restart the service", route.name)
 
-_DESCRIPTION = msgspec.json.encode(DOCUMENT)
-_PLACES: Mapping[str, Callable[[App], Awaitable[HttpAnswer]]] = {
+
+_OPENAPI = msgspec.json.encode(DOCUMENT)
+_RESOURCES: Mapping[str, Callable[[App], Awaitable[HttpAnswer]]] = {
     "/healthz": App._health,
     "/readyz": App._ready,
-    "/metrics": App._numbers,
-    "/openapi.json": App._description,
+    "/metrics": App._metrics_answer,
+    "/openapi.json": App._openapi,
 }
+
+
+async def _receive_body(receive: Receive) -> bytes:
+    """The body of a request that arrives in parts. Until it is complete its signature cannot be checked, and it counts
+    against the protocol's limit for unfinished requests."""
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return bytes(body)
 
 
 async def _send(send: Send, answer: HttpAnswer) -> None:

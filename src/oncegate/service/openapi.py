@@ -1,4 +1,4 @@
-"""The description of the service as OpenAPI, written by hand: nothing here is worth a framework."""
+"""The OpenAPI document of the service. It is written by hand, since the service uses no framework."""
 
 from typing import Any, Final, get_args
 
@@ -11,15 +11,15 @@ _OUTCOME: Final[dict[str, Any]] = {
     "properties": {
         "status": {
             "enum": [status for status, rule in STATUSES.items() if rule.http == 200],
-            "description": "What became of the event.",
+            "description": "The outcome of the event.",
         },
-        "event_id": {"type": ["string", "null"], "description": "The id that the event came with."},
-        "key": {"type": ["string", "null"], "description": "Its identity: 32 hexadecimal digits."},
+        "event_id": {"type": ["string", "null"], "description": "The id in the event."},
+        "key": {"type": ["string", "null"], "description": "The key of the event: 32 hexadecimal digits."},
         "kind": {
             "enum": [*get_args(Kind), None],
-            "description": "Why a duplicate exists.",
+            "description": "Why the duplicate exists.",
         },
-        "reason": {"type": "string", "description": "One sentence for a person."},
+        "reason": {"type": "string", "description": "One sentence that explains the outcome."},
     },
 }
 _OUTCOMES: Final[dict[str, Any]] = {
@@ -27,47 +27,49 @@ _OUTCOMES: Final[dict[str, Any]] = {
     "required": ["outcomes"],
     "properties": {"outcomes": {"type": "array", "items": {"$ref": "#/components/schemas/Outcome"}}},
 }
-_PROBLEM: Final[dict[str, Any]] = {
+_PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["type", "title", "status", "detail"],
     "properties": {
         "type": {"type": "string"},
         "title": {"type": "string"},
         "status": {"type": "integer", "description": "The HTTP code."},
-        "detail": {"type": "string", "description": "What was wrong, in one sentence."},
-        "outcome": {"type": "string", "description": "What became of the event, where there was one."},
+        "detail": {"type": "string", "description": "What failed, in one sentence."},
+        "outcome": {"type": "string", "description": "The outcome of the event, if the request had one."},
     },
 }
 
 
-def _refusal(description: str, *, again: bool = False) -> dict[str, Any]:
+def _problem(description: str, *, retry: bool = False) -> dict[str, Any]:
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     answer: dict[str, Any] = {"description": description, "content": content}
-    if again:
-        wait = {"schema": {"type": "integer", "minimum": 1}, "description": "After how many seconds to send it again."}
-        answer["headers"] = {"Retry-After": wait}
+    if retry:
+        seconds = {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds to wait before a retry."}
+        answer["headers"] = {"Retry-After": seconds}
     return answer
 
 
-_TAKEN: Final[dict[str, Any]] = {
-    "description": "Every event is taken: its effect is done, or a durable copy is kept.",
+_ACKNOWLEDGED: Final[dict[str, Any]] = {
+    "description": "Every event is acknowledged: its handler has run, or the event is stored.",
     "content": {
         "application/json": {
             "schema": {"oneOf": [{"$ref": "#/components/schemas/Outcome"}, {"$ref": "#/components/schemas/Outcomes"}]}
         }
     },
 }
-_REFUSALS: Final[dict[str, Any]] = {
-    "400": _refusal("It cannot be read or has no key; where it came from a known sender, a dead letter holds it."),
-    "401": _refusal("It is not signed as it should be; nothing of it was read."),
-    "403": _refusal("It comes from a page in a browser."),
-    "405": _refusal("Events are posted."),
-    "408": _refusal("The request did not arrive in time."),
-    "413": _refusal("The body is too large, also for the store to keep it as a dead letter, or holds too many events."),
-    "415": _refusal("The body has a content encoding."),
-    "429": _refusal("The route has sent too much.", again=True),
-    "431": _refusal("There are too many headers, or they are too large."),
-    "503": _refusal("It was not taken; send it again.", again=True),
+_PROBLEMS: Final[dict[str, Any]] = {
+    "400": _problem(
+        "The event is unreadable or has no key, and is stored as a dead letter; or the request is invalid."
+    ),
+    "401": _problem("The signature is missing or invalid. The body was not parsed."),
+    "403": _problem("The request comes from a web page (it has an Origin header)."),
+    "405": _problem("The method is not POST."),
+    "408": _problem("The request did not arrive in time."),
+    "413": _problem("The body is too large, has too many events, or does not fit into a dead letter of the store."),
+    "415": _problem("The body has a content encoding."),
+    "429": _problem("A limit of the route is reached.", retry=True),
+    "431": _problem("There are too many headers, or they are too large."),
+    "503": _problem("The events were not acknowledged; send the request again.", retry=True),
 }
 _BODY: Final[dict[str, Any]] = {
     "required": True,
@@ -83,8 +85,8 @@ _BODY: Final[dict[str, Any]] = {
 
 
 def _read_only(summary: str, content_type: str, **more: Any) -> dict[str, Any]:
-    taken = {"description": summary, "content": {content_type: {"schema": {"type": ["object", "string"]}}}}
-    return {"get": {"summary": summary, "responses": {"200": taken, **more}}}
+    success = {"description": summary, "content": {content_type: {"schema": {"type": ["object", "string"]}}}}
+    return {"get": {"summary": summary, "responses": {"200": success, **more}}}
 
 
 DOCUMENT: Final[dict[str, Any]] = {
@@ -92,21 +94,21 @@ DOCUMENT: Final[dict[str, Any]] = {
     "info": {
         "title": "Oncegate",
         "version": __version__,
-        "description": "Takes webhooks and makes every event take effect once.",
+        "description": "Receives webhooks and makes every event take effect once.",
     },
     "paths": {
         "/events": {
             "post": {
                 "operationId": "take",
-                "summary": "Take the events of one delivery.",
+                "summary": "Send the events of one delivery.",
                 "requestBody": _BODY,
-                "responses": {"200": _TAKEN, **_REFUSALS, "404": _refusal("This route is not served.")},
+                "responses": {"200": _ACKNOWLEDGED, **_PROBLEMS, "404": _problem("There is no route at /events.")},
             }
         },
         "/events/{route}": {
             "post": {
                 "operationId": "take_by_route",
-                "summary": "The same by a route with a secret, a key and a handler of its own.",
+                "summary": "Send events to a named route, with its own secret, key and handler.",
                 "parameters": [
                     {
                         "name": "route",
@@ -116,24 +118,24 @@ DOCUMENT: Final[dict[str, Any]] = {
                     }
                 ],
                 "requestBody": _BODY,
-                "responses": {"200": _TAKEN, **_REFUSALS, "404": _refusal("There is no such route.")},
+                "responses": {"200": _ACKNOWLEDGED, **_PROBLEMS, "404": _problem("There is no route with this name.")},
             }
         },
         "/healthz": _read_only("The process is alive.", "application/json"),
         "/readyz": _read_only(
-            "The store can be used, and the service is not about to stop.",
+            "The store can be used, and the service is not shutting down.",
             "application/json",
-            **{"503": _refusal("Not ready.", again=True)},
+            **{"503": _problem("The service is not ready.", retry=True)},
         ),
         "/metrics": _read_only(
-            "What was counted, for Prometheus.",
+            "Metrics for Prometheus.",
             "text/plain",
             **{
-                "401": _refusal("It needs a token, which is not there or not right."),
-                "404": _refusal("Metrics are at another address."),
+                "401": _problem("The bearer token is missing or invalid."),
+                "404": _problem("Metrics are served at another address."),
             },
         ),
-        "/openapi.json": _read_only("This description.", "application/json"),
+        "/openapi.json": _read_only("This document.", "application/json"),
     },
-    "components": {"schemas": {"Outcome": _OUTCOME, "Outcomes": _OUTCOMES, "Problem": _PROBLEM}},
+    "components": {"schemas": {"Outcome": _OUTCOME, "Outcomes": _OUTCOMES, "Problem": _PROBLEM_SCHEMA}},
 }

@@ -1,7 +1,13 @@
-"""Whole requests: answered in one piece when they arrive in one, without the messages of ASGI.
+"""The HTTP protocol of the service: uvicorn's protocol for httptools, with a fast path and with limits.
 
-ASGI hands a request over in messages and takes its answer in two, each of which uvicorn sends by itself. For an event
-that is known that takes longer than all else, and what is posted here nearly always arrives in one piece.
+The fast path: a POST that arrives in one piece is answered with one write and without ASGI messages. ASGI passes a
+request in messages and takes the response in two, and uvicorn writes each one separately. For a duplicate that would
+take longer than everything else, and nearly every event arrives in one piece.
+
+The limits: on the size, the headers, the time and the number of requests and connections. uvicorn has no such settings.
+
+This module depends on names of uvicorn that are not part of its documented API. tests/service/test_uvicorn.py lists
+them, and pyproject.toml allows the tested versions of uvicorn only.
 """
 
 import asyncio
@@ -17,118 +23,21 @@ from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from oncegate.ingress.http_answers import CLOSE, HttpAnswer, problem
-from oncegate.service.log import RepeatedWarning
+from oncegate.service.log import RateLimitedWarning
 
 _log = logging.getLogger("oncegate.service")
 
-
-class Answers:
-    """Answers that are ready, to be written one after the other at the end of a turn of the loop. A receiver that is
-    woken by each one, while the next is still made, takes part of the time of each."""
-
-    def __init__(self) -> None:
-        self._ready: list[Callable[[], None]] = []
-
-    def add(self, write: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        if not self._ready:
-            loop.call_soon(self._write)
-        self._ready.append(write)
-
-    def _write(self) -> None:
-        ready, self._ready = self._ready, []
-        for write in ready:
-            try:
-                write()
-            except Exception:  # noqa: BLE001  # told in the log; others wait for theirs
-                _log.exception("an answer could not be sent")
-
-
-class Taker(Protocol):
-    """An application that also answers what is there as a whole."""
-
-    def answered(self, scope: Any, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
-        """The answer to a request of which this is the body."""
-
-
-class WholeProtocol(HttpToolsProtocol):
-    """What is posted and arrives in one piece is for the taker, all else for the application."""
-
-    taker: Taker | None = None
-    answers: ClassVar[Answers]
-    _unstarted: RequestResponseCycle | None = None
-
-    def serve_only(self, app: Any) -> None:
-        """Give all that comes by this connection to another application."""
-        self.app = app
-        self.taker = None
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """What uvicorn calls when the head of a request is here, or when one that had to wait may begin. What else has
-        arrived is looked at first: whoever calls `start` has done so."""
-        if self.taker is None or cycle.scope["method"] != "POST":
-            super()._start_asgi_task(cycle, app)
-        else:
-            self._unstarted = cycle
-
-    def start(self) -> None:
-        """Begin with what uvicorn would have begun with, if there is anything."""
-        cycle, self._unstarted = self._unstarted, None
-        if cycle is None or cycle.disconnected:
-            return
-        if cycle.more_body or self.taker is None:
-            super()._start_asgi_task(cycle, self.app)
-        else:
-            task = self.loop.create_task(self._answer_whole(cycle, self.taker))
-            task.add_done_callback(self.tasks.discard)
-            self.tasks.add(task)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self.start()
-
-    async def _answer_whole(self, cycle: RequestResponseCycle, taker: Taker) -> None:
-        try:
-            answer = await taker.answered(cycle.scope, bytes(cycle.body))
-        except Exception:  # noqa: BLE001  # told in the log; the sender must not wait for ever
-            _log.exception("a request could not be answered")
-            answer = problem(503, "it could not be answered; send it again")
-        if self.flow.write_paused and not cycle.disconnected:
-            await self.flow.drain()
-        self.answers.add(partial(self._send_whole, cycle, answer), self.loop)
-
-    def _send_whole(self, cycle: RequestResponseCycle, answer: HttpAnswer) -> None:
-        """As uvicorn ends an answer, but with one write. Whoever has gone is not told, known to be gone or not yet."""
-        if cycle.disconnected or self.transport.is_closing():
-            return
-        cycle.keep_alive = cycle.keep_alive and CLOSE not in answer.headers
-        cycle.response_started = cycle.response_complete = True
-        closing = () if cycle.keep_alive or CLOSE in answer.headers else (CLOSE,)
-        self.transport.write(response(answer, *self.server_state.default_headers, *closing))
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            self.transport.close()
-        cycle.on_response()
-
-
-def response(answer: HttpAnswer, *headers: tuple[bytes, bytes]) -> bytes:
-    """An answer as it is sent, with these headers before its own."""
-    lines = b"".join([b"%s: %s\r\n" % header for header in (*headers, *answer.headers)])
-    return b"%s%scontent-length: %d\r\n\r\n%s" % (STATUS_LINE[answer.code], lines, len(answer.body), answer.body)
-
-
-# The protocol: uvicorn's own around httptools, with the bounds on a request that it does not have.
-
-
-_MOST_HEADERS: Final = 100
-_LARGEST_HEAD: Final = 32 * 1024
-_MOST_PIPELINED: Final = 16
-_LINGER: Final = 1.0
-_TELL_EVERY: Final = 60.0
+_MAX_HEADERS: Final = 100
+_MAX_HEAD_BYTES: Final = 32 * 1024
+_MAX_PIPELINED: Final = 16
+_LINGER: Final = 1.0  # seconds
+_WARN_INTERVAL: Final = 60.0  # seconds
+_TOO_MANY_HEADERS: Final = f"more than {_MAX_HEADERS} headers, or more than {_MAX_HEAD_BYTES} bytes of headers"
 
 
 class Bounds(Struct, frozen=True):
-    """How many bytes a body may have, how many seconds a whole request may take to arrive, how many connections may be
-    open at a time, and how many bytes of unfinished requests they may hold together."""
+    """The limits of the protocol: the bytes of a body, the seconds for a complete request to arrive, the number of open
+    connections, and the bytes of all unfinished requests together."""
 
     body: int
     within: float
@@ -137,209 +46,315 @@ class Bounds(Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """The most that is read for one request: chunks have a frame, and trailers may follow them."""
-        return 2 * self.body + 2 * _LARGEST_HEAD
+        """The most bytes that are read for one request: chunks have framing, and trailers may follow them."""
+        return 2 * self.body + 2 * _MAX_HEAD_BYTES
 
 
-def bounded(bounds: Bounds, taker: Taker | None = None) -> type["BoundedProtocol"]:
-    """The protocol as a class, since that is what uvicorn takes."""
-    shared = {"bounds": bounds, "line": Line(), "arriving": Arriving(), "handshakes": {}}
-    return type("Bounded", (BoundedProtocol,), {**shared, "taker": taker, "answers": Answers()})
+def bounded(bounds: Bounds, app: "DirectApp | None" = None) -> type["BoundedProtocol"]:
+    """A protocol class with these limits: uvicorn takes a class, so what its connections share are class attributes."""
+    shared = {"bounds": bounds, "idle": IdleConnections(), "unfinished": UnfinishedRequests(), "handshakes": {}}
+    return type("Bounded", (BoundedProtocol,), {**shared, "direct_app": app, "responses": ResponseWriter()})
 
 
-class Line(dict["BoundedProtocol", None]):
-    """The connections that wait for their sender, with nothing of theirs in hand; who has waited longest is first."""
+# ── the fast path ─────────────────────────────────────────────────────────────────────────────────────────
 
-    _told = -_TELL_EVERY
 
-    def let_one_go(self) -> None:
-        """At once, and it counts no more: a polite end would take as long as the other side likes."""
+class DirectApp(Protocol):
+    """An application that can also answer a complete request without ASGI messages."""
+
+    def respond(self, scope: Any, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
+        """The response to a request with this body."""
+
+
+class ResponseWriter:
+    """Writes responses together at the end of an iteration of the event loop. A write per response would wake each
+    client while the service still computes the other responses, and on the same machine the two compete for the CPU."""
+
+    def __init__(self) -> None:
+        self._ready: list[Callable[[], None]] = []
+
+    def add(self, write: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        if not self._ready:
+            loop.call_soon(self._write_all)
+        self._ready.append(write)
+
+    def _write_all(self) -> None:
+        ready, self._ready = self._ready, []
+        for write in ready:
+            try:
+                write()
+            except Exception:  # noqa: BLE001  # logged; the other responses must still be written
+                _log.exception("a response could not be sent")
+
+
+class DirectProtocol(HttpToolsProtocol):
+    """Passes a POST that arrived in one piece to `direct_app`, and every other request to the ASGI application."""
+
+    direct_app: DirectApp | None = None
+    responses: ClassVar[ResponseWriter]
+    _unstarted: RequestResponseCycle | None = None
+
+    def serve_only(self, app: Any) -> None:
+        """Pass all requests of this connection to another ASGI application."""
+        self.app = app
+        self.direct_app = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """uvicorn calls this when the head of a request is complete, or when a pipelined request may begin. A POST
+        waits for `start_request`, which is called after the rest of the received bytes has been parsed."""
+        if self.direct_app is None or cycle.scope["method"] != "POST":
+            super()._start_asgi_task(cycle, app)
+        else:
+            self._unstarted = cycle
+
+    def start_request(self) -> None:
+        """Start the request that `_start_asgi_task` has deferred, if there is one."""
+        cycle, self._unstarted = self._unstarted, None
+        if cycle is None or cycle.disconnected:
+            return
+        if cycle.more_body or self.direct_app is None:
+            super()._start_asgi_task(cycle, self.app)
+        else:
+            task = self.loop.create_task(self._respond(cycle, self.direct_app))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.start_request()
+
+    async def _respond(self, cycle: RequestResponseCycle, app: DirectApp) -> None:
+        try:
+            answer = await app.respond(cycle.scope, bytes(cycle.body))
+        except Exception:  # noqa: BLE001  # logged; the client must not wait for ever
+            _log.exception("a request failed")
+            answer = problem(503, "the request failed; send it again")
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        self.responses.add(partial(self._write_response, cycle, answer), self.loop)
+
+    def _write_response(self, cycle: RequestResponseCycle, answer: HttpAnswer) -> None:
+        """End the response as uvicorn does, but with one write. Skips the write if the peer has disconnected, or if the
+        transport is closing and uvicorn has not been notified yet."""
+        if cycle.disconnected or self.transport.is_closing():
+            return
+        cycle.keep_alive = cycle.keep_alive and CLOSE not in answer.headers
+        cycle.response_started = cycle.response_complete = True
+        closing = () if cycle.keep_alive or CLOSE in answer.headers else (CLOSE,)
+        self.transport.write(encode_response(answer, *self.server_state.default_headers, *closing))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+
+
+def encode_response(answer: HttpAnswer, *headers: tuple[bytes, bytes]) -> bytes:
+    """The bytes of a response, with these headers before those of the answer."""
+    lines = b"".join([b"%s: %s\r\n" % header for header in (*headers, *answer.headers)])
+    return b"%s%scontent-length: %d\r\n\r\n%s" % (STATUS_LINE[answer.code], lines, len(answer.body), answer.body)
+
+
+# ── the limits ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class IdleConnections(dict["BoundedProtocol", None]):
+    """The connections that wait for their client, with no request in flight; the longest idle is first."""
+
+    _warned_at = -_WARN_INTERVAL
+
+    def abort_oldest(self) -> None:
+        """Abort the connection that has been idle longest. An orderly close would take as long as the client likes, and
+        the connection would count until then."""
         first = next(iter(self))
         del self[first]
         first.connections.discard(first)
         first.transport.abort()
 
-    def tell(self, most: int, now: float) -> None:
-        """In the log, but not of each: whoever opens thousands of connections shall not fill it."""
-        if now - self._told >= _TELL_EVERY:
-            self._told = now
+    def warn(self, most: int, now: float) -> None:
+        """Log that connections are closed, once a minute: a client that opens thousands of connections must not fill
+        the log."""
+        if now - self._warned_at >= _WARN_INTERVAL:
+            self._warned_at = now
             _log.warning(
-                "there are more than %d connections (serve.max_connections): those that have waited longest are closed",
+                "more than %d connections are open (serve.max_connections): closing those that have been idle longest",
                 most,
             )
 
 
-class Arriving(dict["BoundedProtocol", int]):
-    """The connections with an unfinished request, oldest first, and how many bytes each holds. None of them is
-    authenticated: the signature can only be checked over a whole body."""
+class UnfinishedRequests(dict["BoundedProtocol", int]):
+    """The connections with an unfinished request, oldest first, and how many bytes each one holds. No unfinished
+    request is authenticated: the signature covers the complete body."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-        self._log = RepeatedWarning(_log, most=1)
+        self._warn = RateLimitedWarning(_log, most=1)
 
-    def hold(self, connection: "BoundedProtocol", size: int) -> None:
+    def add(self, connection: "BoundedProtocol", size: int) -> None:
         self.bytes += size
         self[connection] = self.get(connection, 0) + size
 
-    def let_go(self, connection: "BoundedProtocol") -> None:
+    def remove(self, connection: "BoundedProtocol") -> None:
         self.bytes -= self.pop(connection, 0)
 
-    def make_room(self, most: int) -> None:
-        """Answer the oldest with 408 until the others fit."""
+    def reject_oldest(self, most: int) -> None:
+        """Answer the oldest requests with 408 until the others fit."""
         while self.bytes > most:
-            self._log(
-                "unfinished requests hold more than %d bytes (serve.max_bytes_arriving): the oldest are refused", most
+            self._warn(
+                "unfinished requests hold more than %d bytes (serve.max_bytes_arriving): rejecting the oldest", most
             )
-            next(iter(self)).give_up()
+            next(iter(self)).reject_unfinished()
 
 
-class _Refused(Exception):
-    """Stops the parser; what is to be said is kept in the protocol."""
+class _RequestRejected(Exception):
+    """Stops the parser. `BoundedProtocol._rejection` has the response."""
 
 
-class BoundedProtocol(WholeProtocol):
-    """Refuses what is too large, too slow or of two minds about its length, before the application sees it."""
+class BoundedProtocol(DirectProtocol):
+    """Rejects requests that are too large, too slow or ambiguous about their length, before the application sees
+    them."""
 
     bounds: ClassVar[Bounds]
-    line: ClassVar[Line]
-    arriving: ClassVar[Arriving]
+    idle: ClassVar[IdleConnections]
+    unfinished: ClassVar[UnfinishedRequests]
     handshakes: ClassVar[dict[socket.socket, float]]
-    accepted: socket.socket | None = None
+    accepted: socket.socket | None = None  # with TLS, the socket whose handshake has ended
     _deadline: TimerHandle | None = None
-    _refusal: tuple[int, str] | None = None
-    _farewell = b""
-    _over = False
-    _silent = True
-    _has_head = False
-    _head = 0
-    _body = 0
-    _bytes = 0
+    _rejection: tuple[int, str] | None = None  # code and detail, for `send_400_response`
+    _last_response = b""  # written after the responses to earlier requests
+    _is_rejected = False  # whether no further bytes are parsed
+    _has_received = False  # whether the client has sent any bytes
+    _has_head = False  # whether the head of the current request is complete
+    _head_bytes = 0
+    _body_bytes = 0
+    _request_bytes = 0
 
     # ── the connection ────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_request()
+        self._start_deadline()
         if self.accepted is not None:
             self.handshakes.pop(self.accepted, None)
-        if self._are_too_many():
-            self._make_room()
-        self._wait()
+        if self._exceeds_connections():
+            self._close_idle_connections()
+        self._add_to_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._request_is_here()
+        self._cancel_deadline()
         super().connection_lost(exc)
-        self.line.pop(self, None)
-        self.arriving.let_go(self)
+        self.idle.pop(self, None)
+        self.unfinished.remove(self)
 
-    def _make_room(self) -> None:
-        """Whoever was refused for want of room stands in the line too, but leaves no place behind."""
-        self.line.tell(self.bounds.connections, self.loop.time())
-        while self._are_too_many() and self.line:
-            self.line.let_one_go()
-        if self._are_too_many():
-            self._answer(503, "too many connections are in use; send it again")
+    def _close_idle_connections(self) -> None:
+        """Abort idle connections until the limit holds; answer this connection with 503 if all others are in use. A
+        connection with such a 503 is idle too, but was above the limit: its abort alone frees no place, hence the
+        loop."""
+        self.idle.warn(self.bounds.connections, self.loop.time())
+        while self._exceeds_connections() and self.idle:
+            self.idle.abort_oldest()
+        if self._exceeds_connections():
+            self._reject(503, "rejected: connection limit reached; send the request again")
 
-    def _are_too_many(self) -> bool:
-        """Connections count from when they are accepted, also those in their TLS handshake."""
+    def _exceeds_connections(self) -> bool:
+        """A connection counts from when it is accepted, also during its TLS handshake."""
         return len(self.connections) + len(self.handshakes) > self.bounds.connections
 
-    def _wait(self) -> None:
-        """A request may be answered when its connection is gone, which must not stand in the line for ever then."""
+    def _add_to_idle(self) -> None:
+        """A response may complete after its connection was lost; a lost connection must not stay in `idle` for ever."""
         if self in self.connections:
-            self.line[self] = None
+            self.idle[self] = None
 
     def pause_writing(self) -> None:
-        """Who does not read what it is told is waited for, too, whatever else it has sent."""
+        """A client that does not read its responses counts as idle, even with a request in flight."""
         super().pause_writing()
-        self._wait()
+        self._add_to_idle()
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
+        if self._is_rejected:
             return
         if self._deadline is None:
-            self._await_request()
-        self._silent = False
-        self._bytes += len(data)
+            self._start_deadline()
+        self._has_received = True
+        self._request_bytes += len(data)
         if not self._has_head:
-            self._head += len(data)
+            self._head_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        self.start()
-        if not self._over:
-            self._look_at_what_is_unfinished()
-        if not self._over and self._deadline is not None:
-            self._hold_unfinished(len(data))
+        self.start_request()
+        if not self._is_rejected:
+            self._check_unfinished_size()
+        if not self._is_rejected and self._deadline is not None:
+            self._add_unfinished(len(data))
 
     def _parse(self, data: bytes) -> None:
-        """As uvicorn does, but for an offer to speak another protocol, which some clients make with every request. It
-        need not be taken up, but on account of it the parser leaves the body out: so another one is given the head
-        without the offer, and then all that came after it. What has arrived is not edited."""
+        """Parse as uvicorn does, but ignore an Upgrade header, which some clients send with every request. After such a
+        header the parser skips the body. So a new parser gets the same head without that header, and then the bytes
+        that follow. The received bytes themselves are not edited."""
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            head = self._unoffered()
+        except httptools.HttpParserUpgrade as upgrade:
+            head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own: it is left unread
-            self._parse(head + data[offer.args[0] :])
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn: such data is not read
+            self._parse(head + data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("")
 
-    def _unoffered(self) -> bytes:
-        """The head that was parsed, without its offer."""
+    def _head_without_upgrade(self) -> bytes:
         lines = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         start = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         return b"%s %s HTTP/%s\r\n%s\r\n" % (*start, b"".join(lines))
 
-    def _look_at_what_is_unfinished(self) -> None:
-        """The parser keeps a header until it is complete, in the head or in trailers: without this, without end."""
-        if not self._has_head and self._head > _LARGEST_HEAD:
-            self._answer(431, _TOO_MANY_HEADERS)
-        elif self._bytes > self.bounds.bytes:
-            self._answer(413, "the request is larger than will be read")
+    def _check_unfinished_size(self) -> None:
+        """The parser buffers a header, or a trailer, until it is complete. Without this check it would buffer without
+        a limit."""
+        if not self._has_head and self._head_bytes > _MAX_HEAD_BYTES:
+            self._reject(431, _TOO_MANY_HEADERS)
+        elif self._request_bytes > self.bounds.bytes:
+            self._reject(413, f"the request is larger than {self.bounds.bytes} bytes")
 
-    def _hold_unfinished(self, size: int) -> None:
+    def _add_unfinished(self, size: int) -> None:
         """Count the whole segment, even if its first part ended the previous request: an upper bound."""
-        self.arriving.hold(self, size)
-        if self.arriving.bytes > self.bounds.arriving:
-            self.arriving.make_room(self.bounds.arriving)
+        self.unfinished.add(self, size)
+        if self.unfinished.bytes > self.bounds.arriving:
+            self.unfinished.reject_oldest(self.bounds.arriving)
 
-    def give_up(self) -> None:
-        """Refuse the unfinished request to make room for those of others."""
-        self.arriving.let_go(self)
-        self._answer(408, "the request took too long to arrive while many others were arriving; send it again")
+    def reject_unfinished(self) -> None:
+        """Reject the unfinished request, so that newer requests fit."""
+        self.unfinished.remove(self)
+        self._reject(408, "rejected: too many unfinished requests, and this one was the oldest; send the request again")
 
-    def _await_request(self) -> None:
-        self._deadline = self.loop.call_later(self.bounds.within, self._too_slow)
+    def _start_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self.bounds.within, self._time_out)
 
-    def _request_is_here(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _too_slow(self) -> None:
-        """Whoever has sent nothing at all is not answered, only let go."""
+    def _time_out(self) -> None:
+        """Answer with 408; close without a response if the client has sent nothing."""
         self._deadline = None
-        if self._silent:
-            self.transport.close()
+        if self._has_received:
+            self._reject(408, f"the request was not complete within {self.bounds.within:g} s")
         else:
-            self._answer(408, f"the request did not arrive in full within {self.bounds.within:g} s")
+            self.transport.close()
 
     # ── the request ───────────────────────────────────────────────────────────────────────────────────────
 
     def on_message_begin(self) -> None:
         self._has_head = False
-        self._body = self._bytes = 0
+        self._body_bytes = self._request_bytes = 0
         if self._deadline is None:
-            self._await_request()
+            self._start_deadline()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """What follows a body in chunks is no header of the request: whoever added one in front cannot have seen it."""
+        """Trailers after a chunked body are ignored: a proxy that checks or adds headers cannot have seen them."""
         if not self._has_head:
-            if len(self.headers) >= _MOST_HEADERS:
-                self._refuse(431, _TOO_MANY_HEADERS)
+            if len(self.headers) >= _MAX_HEADERS:
+                self._stop_parser(431, _TOO_MANY_HEADERS)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -347,89 +362,88 @@ class BoundedProtocol(WholeProtocol):
         if self.parser.should_upgrade():
             return
         super().on_headers_complete()
-        self._has_head, self._head = True, 0
+        self._has_head, self._head_bytes = True, 0
 
     def on_body(self, body: bytes) -> None:
-        self._body += len(body)
-        if self._body > self.bounds.body:
-            self._refuse(413, self._too_large)
+        self._body_bytes += len(body)
+        if self._body_bytes > self.bounds.body:
+            self._stop_parser(413, self._body_too_large)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._request_is_here()
-        self.arriving.let_go(self)
+        self._cancel_deadline()
+        self.unfinished.remove(self)
         self._has_head = False
         if not (self.cycle.response_complete or self.flow.write_paused):
-            self.line.pop(self, None)
+            self.idle.pop(self, None)
         super().on_message_complete()
 
     def _check_head(self) -> None:
         if self.parser.get_method() == b"CONNECT":
-            self._refuse(400, "no other protocol is spoken here")
+            self._stop_parser(400, "the method CONNECT is not supported")
         if self._head_is_too_large():
-            self._refuse(431, _TOO_MANY_HEADERS)
-        if len(self.pipeline) >= _MOST_PIPELINED:
-            self._refuse(
-                429, f"there are more than {_MOST_PIPELINED} requests that wait for an answer on the connection"
-            )
+            self._stop_parser(431, _TOO_MANY_HEADERS)
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._stop_parser(429, f"more than {_MAX_PIPELINED} requests wait for a response on this connection")
         self._check_version_and_host()
         for name, value in self.headers:
             if name == b"content-length" and int(value) > self.bounds.body:
-                self._refuse(413, self._too_large)
+                self._stop_parser(413, self._body_too_large)
             elif name == b"transfer-encoding" and value.lower() != b"chunked":
-                self._refuse(400, "the only transfer encoding that is taken is chunked")
+                self._stop_parser(400, "unsupported transfer encoding; use chunked")
 
     def _check_version_and_host(self) -> None:
         """The parser also accepts HTTP/0.9 and HTTP/2.0 request lines, which frame a body differently. With two Host
         headers a proxy may route by one and this service answer for the other."""
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            self._refuse(400, f"the request line says HTTP/{version}; send HTTP/1.1")
+            self._stop_parser(400, f"the request line says HTTP/{version}; send HTTP/1.1")
         hosts = [name for name, _ in self.headers].count(b"host")
         if hosts > 1 or (hosts == 0 and version == "1.1"):
-            self._refuse(400, f"the request must have one Host header, and has {hosts}")
+            self._stop_parser(400, f"the request must have one Host header, and has {hosts}")
 
     def _head_is_too_large(self) -> bool:
-        """`_head` counts whole arrivals, which may hold some of the body too: exactly only if it could matter."""
-        if self._head <= _LARGEST_HEAD:
+        """`_head_bytes` counts whole segments, which may include part of the body. The exact size is computed only if
+        that count exceeds the limit."""
+        if self._head_bytes <= _MAX_HEAD_BYTES:
             return False
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _LARGEST_HEAD
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _MAX_HEAD_BYTES
 
     @property
-    def _too_large(self) -> str:
+    def _body_too_large(self) -> str:
         return f"the body is larger than {self.bounds.body} bytes"
 
-    # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── rejections ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _refuse(self, code: int, detail: str) -> None:
-        """From within the parser, which then calls `send_400_response`."""
-        self._refusal = (code, detail)
-        raise _Refused
+    def _stop_parser(self, code: int, detail: str) -> None:
+        """Reject the request from a parser callback. The parser then fails, and `send_400_response` is called."""
+        self._rejection = (code, detail)
+        raise _RequestRejected
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words are for a log
-        """What uvicorn calls when the parser stops, whatever stopped it."""
-        self._answer(*(self._refusal or (400, "the request is not HTTP as it should be")))
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is meant for a log
+        """Called when the parser fails, for any reason."""
+        self._reject(*(self._rejection or (400, "the request is not valid HTTP")))
 
-    def _answer(self, code: int, detail: str) -> None:
-        """Refuse what is arriving, after the answers to what came before it on the connection."""
-        if self._over or self.transport.is_closing():
+    def _reject(self, code: int, detail: str) -> None:
+        """Reject the request that is arriving, after the responses to earlier requests on the connection."""
+        if self._is_rejected or self.transport.is_closing():
             return
-        self._over = True
-        self.arriving.let_go(self)
+        self._is_rejected = True
+        self.unfinished.remove(self)
         last = self.cycle if self._has_head else None
         if last is not None and self.pipeline and self.pipeline[0][0] is last:
             self.pipeline.popleft()
             last.body = bytearray()
-            self._farewell = _refusal(code, detail)
-        elif last is None and self._is_answering():
-            self._farewell = _refusal(code, detail)
+            self._last_response = _encode_problem(code, detail)
+        elif last is None and self._has_open_request():
+            self._last_response = _encode_problem(code, detail)
         else:
-            self._leave(b"" if last is not None and last.response_started else _refusal(code, detail))
+            self._close_with(b"" if last is not None and last.response_started else _encode_problem(code, detail))
 
-    def _is_answering(self) -> bool:
-        """Whether something that came in full is yet to be answered."""
+    def _has_open_request(self) -> bool:
+        """Whether a complete request has no response yet."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
@@ -437,15 +451,16 @@ class BoundedProtocol(WholeProtocol):
         following: RequestResponseCycle | None = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if following is None or following.more_body:
-            self._wait()
-        if following is None and self._farewell and not self.transport.is_closing():
-            self._leave(self._farewell)
+            self._add_to_idle()
+        if following is None and self._last_response and not self.transport.is_closing():
+            self._close_with(self._last_response)
 
-    def _leave(self, farewell: bytes) -> None:
-        """Say it, and read on for a moment: a connection that is closed on unread bytes may lose the answer."""
+    def _close_with(self, response: bytes) -> None:
+        """Write the last response, and close the connection after a second in which input is read and ignored. If a
+        socket is closed with unread input, the kernel sends a reset and the client may lose the response."""
         self._unset_keepalive_if_required()
-        self.transport.write(farewell)
-        self._let_go_of_cycle()
+        self.transport.write(response)
+        self._disconnect_cycle()
         if self.transport.can_write_eof():
             self.flow.resume_reading()
             self.transport.write_eof()
@@ -453,15 +468,12 @@ class BoundedProtocol(WholeProtocol):
         else:
             self.transport.close()
 
-    def _let_go_of_cycle(self) -> None:
-        """The application, if it waits for the rest of the body, is told that none will come."""
+    def _disconnect_cycle(self) -> None:
+        """Tell the application that the rest of the body will not arrive."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
 
-_TOO_MANY_HEADERS: Final = f"there are more than {_MOST_HEADERS} headers, or they are larger than {_LARGEST_HEAD} bytes"
-
-
-def _refusal(code: int, detail: str) -> bytes:
-    return response(problem(code, detail, headers=[CLOSE]))
+def _encode_problem(code: int, detail: str) -> bytes:
+    return encode_response(problem(code, detail, headers=[CLOSE]))

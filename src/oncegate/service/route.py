@@ -1,4 +1,4 @@
-"""Limits: how much one route may send, so that none takes what the others need."""
+"""A route: checks the signature and the limits of a request, reads its events and admits them."""
 
 import logging
 from collections import Counter
@@ -15,20 +15,30 @@ from oncegate.gate.outcome import Outcome
 from oncegate.ingress.handler_wrappers import trace
 from oncegate.ingress.http_answers import HttpAnswer, answer_of, problem
 from oncegate.service.admission import Admission, InFlightBudget
-from oncegate.service.log import RepeatedWarning
+from oncegate.service.log import RateLimitedWarning
 from oncegate.service.monitoring import Metrics
 from oncegate.signatures import Refused, Verifier
 from oncegate.sources import NO_HINTS, Hints, read
 from oncegate.stores.base import Entry
 
+_log = logging.getLogger("oncegate.service")
+
 _SECOND: Final = 1_000_000
 _BUCKETS: Final = 64
 _NEW_RECORDS: Final = frozenset({"processed", "accepted"})
-_COPIED: Final = frozenset({"conflict", "invalid"})
+_DEAD_LETTERS: Final = frozenset({"conflict", "invalid"})
+_MAX_CACHED_BODIES = 256
+_MAX_CACHED_BYTES = 16 * 1024
+
+Header = tuple[bytes, bytes]
+
+
+# ── limits ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Rate:
-    """So many events a second: a second's worth may come at once, and what was sent beyond is waited for."""
+    """`max_rate`: a token bucket. It allows a burst of one second's events. A request may overdraw it; later requests
+    then wait until it is positive again."""
 
     def __init__(self, most: int, clock: Clock) -> None:
         self._most = most
@@ -37,19 +47,20 @@ class Rate:
         self._at = clock()
 
     def wait(self) -> int:
-        """The seconds until more is taken; 0: now."""
+        """The seconds until another request is allowed; 0 if it is allowed now."""
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._at) * self._most / _SECOND)
         self._at = now
         return 0 if self._left >= 1 else 1 + int((1 - self._left) / self._most)
 
     def spend(self, events: int) -> None:
-        """A request with more events than are left is taken as a whole, and those after it wait the longer."""
+        """Count the events of a request. A request is admitted as a whole, even if it has more events than are left."""
         self._left -= events
 
 
 class LiveKeys:
-    """So many records at a time, counted by when they expire, in a few buckets instead of one by one."""
+    """`max_live_keys`: counts the live records of a route by the time at which they expire, in 64 buckets instead of
+    one entry per record."""
 
     def __init__(self, most: int, retention: int, clock: Clock) -> None:
         self._most = most
@@ -58,45 +69,49 @@ class LiveKeys:
         self._clock = clock
         self._live: Counter[int] = Counter()
         self._count = 0
-        self._kept: dict[bytes, int] = {}
+        self._dead_letters: dict[bytes, int] = {}  # by key, when each one expires
 
     def count_in(self, entries: Iterable[Entry]) -> None:
-        """What the store remembers already."""
+        """Count the records that the store already has. A record that changes during a scan may count twice."""
         later = self._clock() + self._retention
         for entry in entries:
             expires_at = entry.record.expires_at or later
             self._add(expires_at, 1)
             if entry.record.state == DEAD and self._count <= self._most:
-                self._kept[entry.key] = expires_at
+                self._dead_letters[entry.key] = expires_at
 
     def wait(self) -> int:
-        """The seconds until the first is forgotten; 0: there is room."""
+        """The seconds until the first records expire; 0 if the limit is not reached."""
         if self._count < self._most:
             return 0
         now = self._clock()
-        self._forget(now // self._width)
+        self._remove_expired(now // self._width)
         if self._count < self._most:
             return 0
         return 1 + max(0, (min(self._live) + 1) * self._width - now) // _SECOND
 
-    def _forget(self, now: int) -> None:
-        gone = [bucket for bucket in self._live if bucket < now]
-        for bucket in gone:
+    def _remove_expired(self, now: int) -> None:
+        expired = [bucket for bucket in self._live if bucket < now]
+        for bucket in expired:
             self._count -= self._live.pop(bucket)
-        if gone:
-            self._kept = {key: until for key, until in self._kept.items() if until // self._width >= now}
+        if expired:
+            self._dead_letters = {
+                key: expires_at for key, expires_at in self._dead_letters.items() if expires_at // self._width >= now
+            }
 
     def spend(self, outcomes: Sequence[Outcome]) -> None:
-        until = self._clock() + self._retention
-        new = sum(_made_a_record(outcome) or self._is_first_copy(outcome, until) for outcome in outcomes)
+        """Count the records that these events have created."""
+        expires_at = self._clock() + self._retention
+        new = sum(_created_record(outcome) or self._is_new_dead_letter(outcome, expires_at) for outcome in outcomes)
         if new:
-            self._add(until, new)
+            self._add(expires_at, new)
 
-    def _is_first_copy(self, outcome: Outcome, until: int) -> bool:
-        """Whether a dead letter was made of what is refused: equal ones share theirs, and say nothing of it."""
-        if outcome.status not in _COPIED or outcome.kept is None or outcome.kept.digest in self._kept:
+    def _is_new_dead_letter(self, outcome: Outcome, expires_at: int) -> bool:
+        """Whether a conflict or an invalid event has created a dead letter. Equal events share one dead letter, and
+        their outcomes do not say which one created it; hence `_dead_letters`."""
+        if outcome.status not in _DEAD_LETTERS or outcome.kept is None or outcome.kept.digest in self._dead_letters:
             return False
-        self._kept[outcome.kept.digest] = until
+        self._dead_letters[outcome.kept.digest] = expires_at
         return True
 
     def _add(self, expires_at: int, records: int) -> None:
@@ -104,28 +119,19 @@ class LiveKeys:
         self._count += records
 
 
-def _made_a_record(outcome: Outcome) -> bool:
-    """A failure at a later attempt, and what was buried then, made theirs at the first."""
+def _created_record(outcome: Outcome) -> bool:
+    """Whether the event created a record. An event that fails, or is buried, after its first attempt had one before."""
     return outcome.status in _NEW_RECORDS or (outcome.status in ("failed", "buried") and outcome.event.attempt == 1)
 
 
-# The door of a route: who may come in, how much of it, and what then takes it.
-
-
-_log = logging.getLogger("oncegate.service")
-
-_MOST_COPIES = 256
-_LARGEST_COPY = 16 * 1024
-
-Header = tuple[bytes, bytes]
-
-
 class Limits(Struct, frozen=True):
+    """The limits of a route."""
+
     rate: Rate | None = None
     live_keys: LiveKeys | None = None
 
     def wait(self) -> int:
-        """For how many seconds nothing more is taken."""
+        """The seconds until another request is allowed; 0 if it is allowed now."""
         return max((limit.wait() for limit in (self.rate, self.live_keys) if limit is not None), default=0)
 
     def spend(self, outcomes: Sequence[Outcome]) -> None:
@@ -138,33 +144,37 @@ class Limits(Struct, frozen=True):
 NO_LIMITS = Limits()
 
 
-class _Copies:
-    """What was read from the bodies of duplicates. A storm is of few, the same to the byte: they are not read again.
+# ── the route ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    They are lent to one request at a time, and come back if it was a duplicate: what was given to a handler, which may
-    change it, is read anew."""
+
+class _ParsedBodies:
+    """A cache of parsed events by request body, for duplicates only. In a redelivery storm a few bodies arrive again
+    and again, identical to the byte; the cache saves parsing them.
+
+    An entry leaves the cache while a request uses it, and returns only if all its events were duplicates. Events that a
+    handler received, and may have changed, are parsed anew."""
 
     def __init__(self) -> None:
-        self._read: dict[bytes, list[Event]] = {}
+        self._events: dict[bytes, list[Event]] = {}
 
-    def lend(self, body: bytes) -> list[Event] | None:
-        return self._read.pop(body, None)
+    def pop(self, body: bytes) -> list[Event] | None:
+        return self._events.pop(body, None)
 
-    def take_back(self, body: bytes, events: list[Event], outcomes: Sequence[Outcome]) -> None:
-        if len(body) > _LARGEST_COPY or any(outcome.status != "duplicate" for outcome in outcomes):
+    def put(self, body: bytes, events: list[Event], outcomes: Sequence[Outcome]) -> None:
+        if len(body) > _MAX_CACHED_BYTES or any(outcome.status != "duplicate" for outcome in outcomes):
             return
-        if len(self._read) >= _MOST_COPIES:
-            self._read.clear()
-        self._read[body] = events
+        if len(self._events) >= _MAX_CACHED_BODIES:
+            self._events.clear()
+        self._events[body] = events
 
 
 class Route:
-    """One route. Nothing of a request is read, and no store is asked, before its signature was found to be right."""
+    """One route of the service. It neither parses a request nor calls the store before the signature is verified."""
 
     def __init__(
         self,
         name: str,
-        taking: Admission,
+        admission: Admission,
         metrics: Metrics,
         *,
         verifier: Verifier | None = None,
@@ -173,75 +183,80 @@ class Route:
         most: int | None = None,
         wall: Clock = wall,
     ) -> None:
+        """`most`: the maximum number of events in a request."""
         self.name = name
-        self.taking = taking
+        self.admission = admission
         self.limits = limits
         self._verifier = verifier
         self._hints = hints
         self._most = most
-        self._copies = _Copies()
+        self._parsed_bodies = _ParsedBodies()
         self._wall = wall
         self.latency = metrics.latency(name)
-        self._refused = metrics.refusals(name)
-        self._limited = metrics.limited(name)
-        self._count_kinds = metrics.kinds(name)
-        self._told_refused, self._told_many, self._told_limited = (RepeatedWarning(_log) for _ in range(3))
+        self._count_refusal = metrics.refusals(name)
+        self._count_limited = metrics.limited(name)
+        self._kinds = metrics.kinds(name)
+        self._warn_signature, self._warn_events, self._warn_limit = (RateLimitedWarning(_log) for _ in range(3))
 
-    async def answer(
-        self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], room: InFlightBudget
+    async def respond(
+        self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], budget: InFlightBudget
     ) -> HttpAnswer:
-        """Whatever goes wrong here is no acknowledgement. Only what may come in takes a place in the room."""
+        """The response to a complete request. Any error is answered with 503, never as an acknowledgement. Only a
+        request with a valid signature counts against the in-flight limit."""
         signed_id = None
         if self._verifier is not None:
             verdict = self._verifier.check(headers, body, self._wall())
             if isinstance(verdict, Refused):
-                return self._refuse(verdict, sender())
+                return self._reject_signature(verdict, sender())
             signed_id = self._verifier.signed_id(headers)
         if self.limits is not NO_LIMITS and (wait := self.limits.wait()):
-            return self._limit(wait, sender())
-        room.enter()
+            return self._reject_over_limit(wait, sender())
+        budget.acquire()
         try:
-            outcomes = await self._taken(body, headers, signed_id)
+            outcomes = await self._admit(body, headers, signed_id)
         except TooManyEvents:
-            return self._refuse_many(sender())
+            return self._reject_too_many_events(sender())
         except BaseException as error:  # noqa: BLE001  # a handler may even call sys.exit
             _log.error("a request failed with %s\n%s", type(error).__name__, trace(error))
-            return problem(503, "the event could not be taken; send it again")
+            return problem(503, "the request failed; send it again")
         finally:
-            room.leave()
+            budget.release()
         if self.limits is not NO_LIMITS:
             self.limits.spend(outcomes)
-        self._count_kinds(outcomes)
+        for outcome in outcomes:
+            if outcome.kind is not None:
+                self._kinds[outcome.status, outcome.kind] += 1
         return answer_of(outcomes, discreet=True)
 
-    async def _taken(self, body: bytes, headers: Sequence[Header], signed_id: str | None) -> list[Outcome]:
-        """Headers are no part of what is signed, but for the id of a Standard Webhook: all others say something of an
-        event only where nothing is signed."""
+    async def _admit(self, body: bytes, headers: Sequence[Header], signed_id: str | None) -> list[Outcome]:
+        """Read the events and admit them. Signatures do not cover headers, except the id of a Standard Webhook. So on a
+        signed route no other header describes the event."""
         if self._verifier is None and b"ce-specversion" in dict(headers):
-            return await self.taking.take(read(body, _texts(headers), self._hints, most=self._most))
-        events = self._copies.lend(body) or read(body, hints=self._hints, most=self._most)
-        outcomes = await self.taking.take(events if signed_id is None else with_webhook_id(events, signed_id))
-        self._copies.take_back(body, events, outcomes)
+            return await self.admission.admit(read(body, _decode(headers), self._hints, most=self._most))
+        events = self._parsed_bodies.pop(body) or read(body, hints=self._hints, most=self._most)
+        outcomes = await self.admission.admit(events if signed_id is None else with_webhook_id(events, signed_id))
+        self._parsed_bodies.put(body, events, outcomes)
         return outcomes
 
-    def _refuse(self, refused: Refused, sender: str) -> HttpAnswer:
-        self._refused()
-        self._told_refused("route %s: a request from %s was refused: %s", self.name, sender, refused.reason)
+    def _reject_signature(self, refused: Refused, sender: str) -> HttpAnswer:
+        self._count_refusal()
+        self._warn_signature("route %s: rejected a request from %s: %s", self.name, sender, refused.reason)
         return problem(refused.code, refused.reason)
 
-    def _refuse_many(self, sender: str) -> HttpAnswer:
-        """As a body that is too large: nothing is written for it, and nothing of it was done."""
-        self._told_many("route %s: a request from %s held more than %s events", self.name, sender, self._most)
-        return problem(413, f"the request holds more than {self._most} events (serve.max_events); send it in parts")
+    def _reject_too_many_events(self, sender: str) -> HttpAnswer:
+        """413, as for a body that is too large: no event of the request was stored or run."""
+        self._warn_events("route %s: a request from %s had more than %s events", self.name, sender, self._most)
+        return problem(413, f"the request has more than {self._most} events (serve.max_events); send it in parts")
 
-    def _limit(self, wait: int, sender: str) -> HttpAnswer:
-        self._limited()
-        self._told_limited("route %s: a request from %s was one too many", self.name, sender)
-        return problem(429, "this route has sent too much; send it again later", retry_after=wait)
+    def _reject_over_limit(self, wait: int, sender: str) -> HttpAnswer:
+        self._count_limited()
+        self._warn_limit("route %s: rejected a request from %s: max_rate or max_live_keys reached", self.name, sender)
+        return problem(429, "rejected: the limit of this route is reached; send the request later", retry_after=wait)
 
 
-def _texts(headers: Sequence[Header]) -> Mapping[str, str]:
-    """Headers as text. Attributes of a CloudEvent are UTF-8; bytes that are not stay apart, and are refused as such."""
+def _decode(headers: Sequence[Header]) -> Mapping[str, str]:
+    """Headers as text. Attributes of a CloudEvent are UTF-8; invalid bytes become surrogates, and such an event is
+    invalid."""
     return {
         name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
         if name[:3] == b"ce-"

@@ -1,13 +1,12 @@
-"""The service put together: from settings to an application, and from start to stop."""
+"""Build the service from settings: one store, and a gate, a route and its handler for each path."""
 
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from oncegate.claims import Address
 from oncegate.clocks import since_boot, wall
 from oncegate.durations import microseconds, times
 from oncegate.errors import SettingError, StoreUnavailable
@@ -16,30 +15,29 @@ from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer
 from oncegate.service.admission import Admission, InboxAdmission, InFlightBudget, InlineAdmission
 from oncegate.service.app import App
-from oncegate.service.monitoring import Metrics, Readiness, StoreProbe
-from oncegate.service.route import NO_LIMITS, Limits, LiveKeys, Rate, Route
-from oncegate.service.route_config import (
+from oncegate.service.config import (
     check_keys,
+    inbox_error,
     metrics_verifier,
     name_of,
     proxies_of,
     routes_of,
-    unkept,
     verifier_for,
 )
+from oncegate.service.monitoring import Metrics, Readiness, StoreProbe
+from oncegate.service.route import NO_LIMITS, Limits, LiveKeys, Rate, Route
 from oncegate.settings import Settings
 from oncegate.signatures import Verifier
-from oncegate.stores.base import Entry, Inbox, Store
+from oncegate.stores.base import Inbox, scan
 
 _log = logging.getLogger("oncegate.service")
 
-_AT_WORK = 256
-_PAGE = 1_000
-_CLOSE_WITHIN = 3.0
+_MAX_RUNNING = 256
+_CLOSE_TIMEOUT = 3.0  # seconds
 
 
 class Service:
-    """All that a running service has: one store, and for each route a gate and a door."""
+    """The parts of a running service, and their start and stop."""
 
     def __init__(
         self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler | None], observers: Sequence[Observer]
@@ -47,101 +45,112 @@ class Service:
         self._settings = settings
         self.ended = True
         self._drained = threading.Event()
-        self._routes = routes_of(settings)
+        self._route_settings = routes_of(settings)
         check_keys(settings)
-        verifiers = {path: verifier_for(route) for path, route in self._routes.items()}
-        proxies, asking = proxies_of(settings), metrics_verifier(settings)
+        verifiers = {path: verifier_for(route) for path, route in self._route_settings.items()}
+        proxies, token_verifier = proxies_of(settings), metrics_verifier(settings)
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
-        self._may_be_late = any(route["on_store_error"] == "unguarded" for route in self._routes.values())
-        self._store = settings.open_store(late=self._may_be_late)
+        self._may_start_without_store = any(
+            route["on_store_error"] == "unguarded" for route in self._route_settings.values()
+        )
+        self._store = settings.open_store(late=self._may_start_without_store)
         self._readiness = Readiness(self._store)
-        self._counting = StoreProbe(self._count_kept)
+        self._inbox_count = StoreProbe(self._count_inbox)
         try:
-            self._gates = {path: route.gate(self._store, observers=observers) for path, route in self._routes.items()}
-            self._doors = {path: self._door(path, handlers[path], verifiers[path]) for path in self._routes}
-        except BaseException:  # nothing will be served, so nothing stays open
+            self._gates = {
+                path: route.gate(self._store, observers=observers) for path, route in self._route_settings.items()
+            }
+            self._routes = {path: self._route(path, handlers[path], verifiers[path]) for path in self._route_settings}
+        except BaseException:  # the service will not start, so the store must not stay open
             self._store.close()
             raise
         self.app = App(
-            self._doors,
+            self._routes,
             self._metrics,
-            room=InFlightBudget(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
+            budget=InFlightBudget(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
             proxies=proxies,
             readiness=self._readiness,
-            stuck=self._stuck,
-            counting=self._counting.answered,
-            starting=self._start,
-            metrics_verifier=asking,
+            blocked=self._blocked_reason,
+            update_metrics=self._inbox_count.succeeds,
+            on_start=self._start,
+            metrics_verifier=token_verifier,
             metrics_apart=settings["serve.metrics_host"] is not None,
         )
 
-    def _door(self, path: str, handler: AsyncHandler | Handler | None, verifier: Verifier | None) -> Route:
-        route, gate, name = self._routes[path], self._gates[path], name_of(path)
+    def _route(self, path: str, handler: AsyncHandler | Handler | None, verifier: Verifier | None) -> Route:
+        settings, gate, name = self._route_settings[path], self._gates[path], name_of(path)
         self._metrics.watch(name, partial(getattr, gate, "counts"))
-        taking = self._taking(gate, handler)
-        self._metrics.hung(name, lambda: taking.hung)
+        admission = self._admission(gate, handler)
+        self._metrics.hung(name, lambda: admission.hung)
         return Route(
             name,
-            taking,
+            admission,
             self._metrics,
             verifier=verifier,
-            hints=route.hints(),
-            limits=_limits(route),
-            most=route["serve.max_events"],
+            hints=settings.hints(),
+            limits=_limits(settings),
+            most=settings["serve.max_events"],
         )
 
-    def _taking(self, gate: Gate, handler: AsyncHandler | Handler | None) -> Admission:
+    def _admission(self, gate: Gate, handler: AsyncHandler | Handler | None) -> Admission:
         if self._settings["serve.mode"] == "inline" and handler is not None:
             return InlineAdmission(gate, handler, self._threads)
         try:
             return InboxAdmission(
-                gate, handler, self._threads, at_work=_AT_WORK, drain=self._settings["serve.drain_within"]
+                gate, handler, self._threads, max_running=_MAX_RUNNING, drain=self._settings["serve.drain_within"]
             )
         except SettingError as error:
-            raise unkept(self._settings, error) from error
+            raise inbox_error(self._settings, error) from error
 
-    def _stuck(self) -> str | None:
-        """Why events are no longer run, if handlers that hang have taken all threads of a route."""
-        for door in self._doors.values():
-            if door.taking.threads_left <= 0:
-                hung = times(door.taking.hung, "handler")
-                return f"route {door.name} has no thread left to run events: {hung} did not return; start it again"
+    def _blocked_reason(self) -> str | None:
+        """Why events no longer run: hung handlers have taken all threads of a route. None if no route is blocked."""
+        for route in self._routes.values():
+            if route.admission.threads_left <= 0:
+                hung = times(route.admission.hung, "handler")
+                return (
+                    f"route {route.name} has no thread left to run events: {hung} did not return; restart the service"
+                )
         return None
 
     def close(self) -> None:
-        """Let go of the store when the last handler is recorded. What runs on when the time to drain is over cannot be
-        stopped, and is not waited for: `ended` tells."""
+        """Close the gates and the store after the last handler has been recorded. Waits 3 s at most, since a
+        synchronous handler cannot be stopped; `ended` says whether all handlers have ended."""
         closing = threading.Thread(target=self._close, name="oncegate-closing", daemon=True)
         closing.start()
-        closing.join(_CLOSE_WITHIN)
-        self.ended = self._drained.is_set() and not any(door.taking.left_running for door in self._doors.values())
+        closing.join(_CLOSE_TIMEOUT)
+        self.ended = self._drained.is_set() and not any(route.admission.left_running for route in self._routes.values())
 
     def _close(self) -> None:
         self._readiness.close()
-        self._counting.close()
+        self._inbox_count.close()
         self._threads.shutdown()
         for gate in self._gates.values():
             gate.drain()
-        self._drained.set()  # what is left to do is to write the log, which nobody may read
+        self._drained.set()  # what follows only writes the log, and may block if nobody reads the pipe
         for gate in self._gates.values():
             gate.close()
 
     async def _start(self) -> None:
-        for path, door in self._doors.items():
-            if (limit := door.limits.live_keys) is not None:
-                known = _known(self._store, self._routes[path]["namespace"])
+        """Count the records that the store already has, for the routes with `max_live_keys`."""
+        for path, route in self._routes.items():
+            if (limit := route.limits.live_keys) is not None:
                 try:
-                    await asyncio.to_thread(limit.count_in, known)
+                    await asyncio.to_thread(self._count_records, limit, self._route_settings[path]["namespace"])
                 except StoreUnavailable as error:
-                    if not self._may_be_late:
+                    if not self._may_start_without_store:
                         raise
                     _log.warning("route %s: max_live_keys counts from 0: %s", name_of(path), error)
 
-    def _count_kept(self) -> None:
-        """Counted when somebody asks: it is the store that knows, since others keep and take too."""
+    def _count_records(self, limit: LiveKeys, namespace: str) -> None:
+        """`browse` would read a whole Redis or DynamoDB store once per page; `scan` reads it once."""
+        limit.count_in(scan(self._store, namespace))
+
+    def _count_inbox(self) -> None:
+        """Update the number of waiting events. The store is asked at each scrape: other processes add and take events
+        too."""
         if isinstance(self._store, Inbox):
-            for path, route in self._routes.items():
+            for path, route in self._route_settings.items():
                 self._metrics.waiting(name_of(path), self._store.kept(route["namespace"]))
 
 
@@ -153,11 +162,3 @@ def _limits(route: Settings) -> Limits:
         None if rate is None else Rate(rate, since_boot),
         None if keys is None else LiveKeys(keys, microseconds(route["retention"]), wall),
     )
-
-
-def _known(store: Store, namespace: str) -> Iterator[Entry]:
-    """Every record of a namespace."""
-    after: Address | None = None
-    while page := store.browse(namespace, after=after, limit=_PAGE):
-        yield from page
-        after = Address(page[-1].namespace, page[-1].key)

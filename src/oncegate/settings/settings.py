@@ -16,7 +16,7 @@ from oncegate.settings.parsing import shown, strategy_of
 from oncegate.settings.schema import READ, SETTINGS
 from oncegate.sources import Hints
 from oncegate.sources.plain import paths
-from oncegate.stores import check_url, look_at_store, open_store
+from oncegate.stores import check_url, open_read_only, open_store
 from oncegate.stores.base import Store
 from oncegate.stores.deferred import open_or_defer
 
@@ -94,10 +94,10 @@ class Settings(Struct, frozen=True):
             url = self.values["store"]
             return open_or_defer(url) if late else open_store(url, create=create)
 
-    def look_at_store(self) -> Store:
+    def open_read_only(self) -> Store:
         """The store, for those who only read it."""
         with self.placed("store"):
-            return look_at_store(self.values["store"])
+            return open_read_only(self.values["store"])
 
     def check_store(self) -> None:
         """Refuse a URL that cannot be meant, as `open_store` would; nothing is opened."""

@@ -1,9 +1,10 @@
-"""Signatures: whether a webhook comes from whom it should, checked over the raw bytes before anything is read.
+"""Verify the signature of a webhook over its raw bytes, before it is parsed.
 
     verifier = signatures.standard_webhooks({"crm": "whsec_…", "crm-next": "whsec_…"})
     verdict = verifier.check(headers, body, now)    # Verified(label, index) or Refused(code, reason)
 
-Each way of signing is a scheme: `digests.py`, `standard.py` and `tokens.py`. `senders.py` says who uses which.
+Each signature scheme is a module: `hmac_scheme.py`, `standard_scheme.py` and `token_scheme.py`. `senders.py` has the
+scheme of each sender.
 """
 
 from oncegate.signatures.senders import (

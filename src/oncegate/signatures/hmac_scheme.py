@@ -1,4 +1,4 @@
-"""Signed timestamps: whether a request was signed just now."""
+"""HMAC signatures in a header, with or without a signed timestamp."""
 
 import binascii
 import re
@@ -8,40 +8,50 @@ from typing import Final
 
 from oncegate.durations import Duration, microseconds, spoken
 from oncegate.errors import SettingError
-from oncegate.signatures.verifier import Body, Given, Headers, Refused, Scheme, Secret, long_enough, picked, utf8
+from oncegate.signatures.verifier import (
+    Body,
+    Headers,
+    Refused,
+    RequestSignatures,
+    Scheme,
+    Secret,
+    check_length,
+    pick_headers,
+    utf8,
+)
 from oncegate.text import not_a_choice
 
 TOLERANCE: Final = "5m"
 
-# Seconds since 1970 until the year 5138, or milliseconds, by their number of digits.
+# Unix time in seconds (until the year 5138) or in milliseconds, told apart by the number of digits.
 _SECONDS: Final = re.compile(r"\d{1,11}", re.ASCII)
 _MILLISECONDS: Final = re.compile(r"\d{13}", re.ASCII)
 
 
-def untimely(written: str, header: str, now: int, tolerance: int) -> Refused | None:
-    """Why this timestamp is refused, if it is: it may be older or newer than now by the tolerance, in microseconds."""
-    signed = _moment(written)
-    if signed is None:
-        return Refused(401, f"the header {header} is no time in seconds since 1970")
-    away = now - signed
-    if abs(away) <= tolerance:
+def check_timestamp(written: str, header: str, now: int, tolerance: int) -> Refused | None:
+    """Why a timestamp is rejected; None if it differs from `now` by the tolerance at most. Both are in microseconds."""
+    signed_at = _parse_timestamp(written)
+    if signed_at is None:
+        return Refused(401, f"the header {header} is not a Unix time in seconds")
+    age = now - signed_at
+    if abs(age) <= tolerance:
         return None
-    found = f"{spoken(abs(away))} {'old' if away > 0 else 'ahead of the time here'}"
-    return Refused(401, f"the time in {header} is {found}, more than the {spoken(tolerance)} that are allowed")
+    found = f"{spoken(abs(age))} {'old' if age > 0 else 'in the future'}"
+    return Refused(401, f"the timestamp in {header} is {found}; the tolerance is {spoken(tolerance)}")
 
 
-def _moment(written: str) -> int | None:
+def _parse_timestamp(written: str) -> int | None:
     if _SECONDS.fullmatch(written):
         return int(written) * 1_000_000
     return int(written) * 1_000 if _MILLISECONDS.fullmatch(written) else None
 
 
-# HMACs of the body under a header, with or without a signed timestamp.
+# ── the scheme ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 _SIZES: Final = {"sha256": 32, "sha384": 48, "sha512": 64}
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_PLACES: Final = re.compile(r"\{(\w+)\}")
+_PLACEHOLDERS: Final = re.compile(r"\{(\w+)\}")
 
 
 def _hex(raw: bytes) -> bytes:
@@ -53,21 +63,21 @@ def _base64(raw: bytes) -> bytes:
 
 
 _ENCODINGS: Final[dict[str, tuple[Callable[[bytes], bytes], str, str]]] = {
-    "hex": (_hex, r"[0-9a-f]+", "digits of lower-case hex"),
-    "base64": (_base64, r"[A-Za-z0-9+/]+={0,2}", "characters of base64"),
+    "hex": (_hex, r"[0-9a-f]+", "lower-case hex digits"),
+    "base64": (_base64, r"[A-Za-z0-9+/]+={0,2}", "base64 characters"),
 }
 
 
 def header_name(written: str, option: str) -> str:
-    """A header's name in lower case, or SettingError."""
+    """The name of a header in lower case; SettingError if it is not valid."""
     if not isinstance(written, str) or not _NAME.fullmatch(written):
-        raise SettingError(f"{option}={written!r} is not the name of a header")
+        raise SettingError(f"{option}={written!r} is not a valid header name")
     return written.lower()
 
 
-class Spelling:
-    """How a signature is written: a prefix, then the digest as text. It is compared as text, so that each digest has
-    one spelling only."""
+class SignatureFormat:
+    """The text format of a signature: a prefix, then the encoded digest. Signatures are compared as text: each digest
+    has exactly one valid text."""
 
     def __init__(self, algorithm: str, encoding: str, prefix: str = "") -> None:
         if algorithm not in _SIZES:
@@ -75,80 +85,87 @@ class Spelling:
         if encoding not in _ENCODINGS:
             raise SettingError(not_a_choice("encoding", encoding, _ENCODINGS))
         if not (isinstance(prefix, str) and prefix.isascii() and prefix.isprintable()):
-            raise SettingError("prefix is not printable ASCII, which is all that a header can hold")
-        self._encode, pattern, words = _ENCODINGS[encoding]
+            raise SettingError("prefix must be printable ASCII: a header cannot contain other characters")
+        self._encode, pattern, characters = _ENCODINGS[encoding]
         self._algorithm = algorithm
         self._prefix = prefix
         self._length = len(self._encode(bytes(_SIZES[algorithm])))
-        self._form = re.compile(pattern)
-        self.words = f"{prefix} and {self._length} {words}" if prefix else f"{self._length} {words}"
+        self._pattern = re.compile(pattern)
+        digest_format = f"{self._length} {characters}"
+        self.description = f"{prefix} and {digest_format}" if prefix else digest_format
 
-    def read(self, written: str) -> bytes | None:
-        """The digest's text, if it is written like one."""
+    def parse(self, written: str) -> bytes | None:
+        """The encoded digest without its prefix; None if the text does not have this format."""
         text = written.removeprefix(self._prefix)
-        fits = written.startswith(self._prefix) and len(text) == self._length and self._form.fullmatch(text)
-        return text.encode() if fits else None
+        matches = written.startswith(self._prefix) and len(text) == self._length and self._pattern.fullmatch(text)
+        return text.encode() if matches else None
 
-    def of(self, key: bytes, message: bytes) -> bytes:
+    def sign(self, key: bytes, message: bytes) -> bytes:
+        """The encoded HMAC of the message, without the prefix."""
         return self._encode(digest(key, message, self._algorithm))
 
 
 class HmacScheme(Scheme):
-    """One signature under one header; `template` says how the timestamp and the body are joined."""
+    """One signature in one header. `template` says how the signed message is made of the timestamp and the body."""
 
     def __init__(
         self,
         header: str,
-        spelling: Spelling,
+        signature_format: SignatureFormat,
         *,
         timestamp_header: str | None = None,
         template: str | None = None,
         tolerance: Duration | None = None,
     ) -> None:
         self._header = header_name(header, "header")
-        self._spelling = spelling
-        self._clock = None if timestamp_header is None else header_name(timestamp_header, "timestamp_header")
-        if self._clock == self._header:
-            raise SettingError("header and timestamp_header are the same; each has its own")
-        self._names = [name for name in (self._header, self._clock) if name is not None]
-        self._around = _around(template, timed=self._clock is not None)
+        self._format = signature_format
+        self._timestamp_header = None if timestamp_header is None else header_name(timestamp_header, "timestamp_header")
+        if self._timestamp_header == self._header:
+            raise SettingError("header and timestamp_header are the same; name two different headers")
+        self._names = [name for name in (self._header, self._timestamp_header) if name is not None]
+        self._affixes = _affixes(template, has_timestamp=self._timestamp_header is not None)
         self._tolerance = microseconds(TOLERANCE if tolerance is None else tolerance, "tolerance")
-        if tolerance is not None and self._clock is None:
-            raise SettingError("tolerance is about a signed time, and there is none without a timestamp_header")
+        if tolerance is not None and self._timestamp_header is None:
+            raise SettingError("tolerance needs a timestamp_header: without one no timestamp is signed")
 
-    def given(self, headers: Headers, now: int) -> Given | Refused:
-        found = picked(headers, self._names)
+    def parse_headers(self, headers: Headers, now: int) -> RequestSignatures | Refused:
+        found = pick_headers(headers, self._names)
         if isinstance(found, Refused):
             return found
-        signature = self._spelling.read(found[self._header])
+        signature = self._format.parse(found[self._header])
         if signature is None:
-            return Refused(401, f"the signature in {self._header} is not written as {self._spelling.words}")
-        stamp = ""
-        if self._clock is not None:
-            stamp = found[self._clock]
-            refused = untimely(stamp, self._clock, now, self._tolerance)
+            return Refused(401, f"the signature in {self._header} is not {self._format.description}")
+        timestamp = ""
+        if self._timestamp_header is not None:
+            timestamp = found[self._timestamp_header]
+            refused = check_timestamp(timestamp, self._timestamp_header, now, self._tolerance)
             if refused is not None:
                 return refused
-        before, after = (part.replace("{timestamp}", stamp).encode() for part in self._around)
-        return Given([signature], f"the signature in {self._header} is of no known secret", before, after)
+        before, after = (part.replace("{timestamp}", timestamp).encode() for part in self._affixes)
+        return RequestSignatures([signature], f"the signature in {self._header} matches no secret", before, after)
 
     def key(self, secret: Secret) -> bytes:
-        return long_enough(utf8(secret))
+        return check_length(utf8(secret))
 
-    def expected(self, key: bytes, given: Given, body: Body) -> bytes:
-        return self._spelling.of(key, b"".join((given.before, body, given.after)))
+    def expected(self, key: bytes, signatures: RequestSignatures, body: Body) -> bytes:
+        return self._format.sign(key, b"".join((signatures.before, body, signatures.after)))
 
 
-def _around(template: str | None, *, timed: bool) -> tuple[str, str]:
-    """What is signed before the body and after it."""
+def _affixes(template: str | None, *, has_timestamp: bool) -> tuple[str, str]:
+    """The parts of the signed message before and after the body."""
     if template is None:
-        return ("{timestamp}.", "") if timed else ("", "")
-    if not isinstance(template, str) or sorted(_PLACES.findall(template)) != ["body", "timestamp"][: 1 + timed]:
-        wanted = "{body} and {timestamp}" if timed else "{body}, and {timestamp} only with a timestamp_header"
-        raise SettingError(f"template={template!r} does not say what is signed: it has, once, {wanted}")
+        return ("{timestamp}.", "") if has_timestamp else ("", "")
+    if (
+        not isinstance(template, str)
+        or sorted(_PLACEHOLDERS.findall(template)) != ["body", "timestamp"][: 1 + has_timestamp]
+    ):
+        wanted = "{body} and {timestamp}" if has_timestamp else "{body}, and {timestamp} only with a timestamp_header"
+        raise SettingError(f"template={template!r} is not valid: it must contain, once each, {wanted}")
     before, _, after = template.partition("{body}")
-    # A digit could otherwise move from one to the other, and the signature still be right.
+    # Without a separator a digit could move between the timestamp and the body, and the signature would still match.
     between = before.partition("{timestamp}")[2] if "{timestamp}" in before else after.partition("{timestamp}")[0]
-    if timed and not between.strip("0123456789"):
-        raise SettingError(f"template={template!r} has nothing to tell the timestamp from the body; put a . between")
+    if has_timestamp and not between.strip("0123456789"):
+        raise SettingError(
+            f"template={template!r} has no separator between {{timestamp}} and {{body}}; add one, such as ."
+        )
     return before, after

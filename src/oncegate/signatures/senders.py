@@ -1,11 +1,11 @@
-"""Senders: how each of them signs."""
+"""The signature scheme of each sender, as functions and by the names that settings use."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from oncegate.durations import Duration
 from oncegate.errors import SettingError
-from oncegate.signatures.hmac_scheme import TOLERANCE, HmacScheme, Spelling
+from oncegate.signatures.hmac_scheme import TOLERANCE, HmacScheme, SignatureFormat
 from oncegate.signatures.standard_scheme import StandardScheme
 from oncegate.signatures.token_scheme import TokenScheme
 from oncegate.signatures.verifier import Secrets, Verifier
@@ -18,21 +18,25 @@ def standard_webhooks(secrets: Secrets, *, tolerance: Duration = TOLERANCE) -> V
 
 
 def open_messaging(secrets: Secrets) -> Verifier:
-    """Genesys Cloud Open Messaging: base64 where others who use this header write hex. It signs no time, so only the
-    gate's retention keeps a copy from being played again."""
-    scheme = HmacScheme("x-hub-signature-256", Spelling("sha256", "base64", "sha256="))
+    """Genesys Cloud Open Messaging (`X-Hub-Signature-256`); the digest is base64, not hex as with other senders. It
+    signs no timestamp, so only the gate's retention protects against replays."""
+    scheme = HmacScheme("x-hub-signature-256", SignatureFormat("sha256", "base64", "sha256="))
     return Verifier("genesys-open-messaging", scheme, secrets)
 
 
 def cxone(secrets: Secrets) -> Verifier:
-    """NICE CXone's digital channels. `X-Signature-Algorithm` is not looked at: a sender does not get to choose."""
-    return Verifier("cxone", HmacScheme("x-request-signature", Spelling("sha256", "base64")), secrets)
+    """NICE CXone's digital channels. `X-Signature-Algorithm` is ignored: a sender must not choose the algorithm."""
+    return Verifier("cxone", HmacScheme("x-request-signature", SignatureFormat("sha256", "base64")), secrets)
 
 
 def cxone_expert(secrets: Secrets, *, tolerance: Duration = TOLERANCE) -> Verifier:
-    """NICE CXone Expert: the timestamp and the body."""
-    spelling = Spelling("sha256", "hex", "sha256=")
-    scheme = HmacScheme("x-nexus-signature-256", spelling, timestamp_header="x-nexus-timestamp", tolerance=tolerance)
+    """NICE CXone Expert; signs the timestamp and the body."""
+    scheme = HmacScheme(
+        "x-nexus-signature-256",
+        SignatureFormat("sha256", "hex", "sha256="),
+        timestamp_header="x-nexus-timestamp",
+        tolerance=tolerance,
+    )
     return Verifier("cxone-expert", scheme, secrets)
 
 
@@ -47,13 +51,13 @@ def hmac(
     template: str | None = None,
     tolerance: Duration | None = None,
 ) -> Verifier:
-    """Any other sender that puts an HMAC under a header.
+    """Any other sender that sends an HMAC in a header.
 
-    `template` is what is signed, such as `v0:{timestamp}:{body}`; without one it is the body, or with a
-    `timestamp_header` the timestamp, a dot and the body."""
+    `template` is the signed message, such as `v0:{timestamp}:{body}`. The default is the body or, with a
+    `timestamp_header`, the timestamp, a dot and the body."""
     scheme = HmacScheme(
         header,
-        Spelling(algorithm, encoding, prefix),
+        SignatureFormat(algorithm, encoding, prefix),
         timestamp_header=timestamp_header,
         template=template,
         tolerance=tolerance,
@@ -62,27 +66,27 @@ def hmac(
 
 
 def bearer(secrets: Secrets) -> Verifier:
-    """`Authorization: Bearer …`, as EventBridge API destinations can send it."""
+    """`Authorization: Bearer TOKEN`, which EventBridge API destinations can send."""
     return Verifier("bearer", TokenScheme("authorization", bearer=True), secrets)
 
 
 def api_key(secrets: Secrets, *, header: str = "x-api-key") -> Verifier:
-    """A key under a header of its own, as EventBridge API destinations can send it."""
+    """A key in a header, which EventBridge API destinations can send."""
     return Verifier("api-key", TokenScheme(header, bearer=False), secrets)
 
 
-# Verifiers by the names that settings have for them.
+# ── by name, for settings ─────────────────────────────────────────────────────────────────────────────────
 
 
-_HMAC: Final = ("header", "algorithm", "encoding", "prefix", "timestamp_header", "template", "tolerance")
+_HMAC_OPTIONS: Final = ("header", "algorithm", "encoding", "prefix", "timestamp_header", "template", "tolerance")
 
-# Each with its options, all of which are text.
+# Each function with the names of its options. All options are text.
 SENDERS: Final[dict[str, tuple[Callable[..., Verifier], tuple[str, ...]]]] = {
     "standard-webhooks": (standard_webhooks, ("tolerance",)),
     "genesys-open-messaging": (open_messaging, ()),
     "cxone": (cxone, ()),
     "cxone-expert": (cxone_expert, ("tolerance",)),
-    "hmac": (hmac, _HMAC),
+    "hmac": (hmac, _HMAC_OPTIONS),
     "bearer": (bearer, ()),
     "api-key": (api_key, ("header",)),
 }
@@ -94,24 +98,24 @@ def check_name(name: str) -> None:
 
 
 def verifier_of(name: str, secrets: Secrets, options: Mapping[str, Any] | None = None) -> Verifier:
-    """The verifier that settings ask for, or SettingError."""
+    """The verifier with this name; SettingError if the name, an option or a secret is not valid."""
     check_name(name)
-    maker, known = SENDERS[name]
-    given = options or {}
-    for option, value in given.items():
-        _check(name, option, value, known)
-    if maker is hmac and "header" not in given:
+    make, known = SENDERS[name]
+    options = options or {}
+    for option, value in options.items():
+        _check_option(name, option, value, known)
+    if make is hmac and "header" not in options:
         raise SettingError('signature=hmac needs header, the name of the header with the signature: header = "x-…"')
     try:
-        return maker(secrets, **given)
+        return make(secrets, **options)
     except SettingError as error:
         raise SettingError(f"signature={name}: {error}") from None
 
 
-def _check(name: str, option: str, value: Any, known: tuple[str, ...]) -> None:
+def _check_option(name: str, option: str, value: Any, known: tuple[str, ...]) -> None:
     if not known:
-        raise SettingError(f"signature={name} takes no options, and {option} is one")
+        raise SettingError(f"signature={name} takes no options; remove {option}")
     if option not in known:
         raise SettingError(unknown(option, known, f"option of signature={name}"))
     if not isinstance(value, str):
-        raise SettingError(f"signature={name}: {option} is text in quotes")
+        raise SettingError(f"signature={name}: {option} must be text in quotes")

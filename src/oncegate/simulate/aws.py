@@ -10,8 +10,8 @@ from botocore.exceptions import ClientError
 from msgspec import json
 from msgspec.structs import replace
 
-from oncegate.aws.clients import client
-from oncegate.aws.failures import FAILURES, code_of, is_denied, passes
+from oncegate.aws.clients import create_client
+from oncegate.aws.failures import FAILURES, code_of, is_denied, is_transient
 from oncegate.errors import TargetError
 from oncegate.simulate.sender import Accepted, Answer, Rejected, Retry
 from oncegate.simulate.traffic import PlannedDelivery
@@ -38,7 +38,7 @@ class _Service(ABC):
     def __init__(self, url: str, parallel: int = 1) -> None:
         self._place = place = place_of(url)
         try:
-            self._client: Any = client(
+            self._client: Any = create_client(
                 place.service,
                 place.region,
                 place.endpoint,
@@ -63,7 +63,7 @@ class _Service(ABC):
         try:
             return self._ask(batch)
         except FAILURES as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise self._explained(error) from error
             return [Retry(_name_of(error))] * len(batch)
 

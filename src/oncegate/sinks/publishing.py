@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from oncegate import forks
 from oncegate.aws import failures
-from oncegate.aws.clients import checked_endpoint, client
-from oncegate.aws.failures import FAILURES, code_of, said_by
+from oncegate.aws.clients import checked_endpoint, create_client
+from oncegate.aws.failures import FAILURES, code_of, message_of
 from oncegate.carriers.pieces import HANDED_KEY
 from oncegate.durations import microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
@@ -40,7 +40,7 @@ _LONGEST_TYPE: Final = 128
 # Error codes and texts by which AWS rejects the event itself.
 _REJECTED: Final = frozenset({"InvalidMessageContents", "MalformedDetail", "RequestEntityTooLarge"})
 _TOO_LARGE: Final = re.compile(r"too large|must be shorter|over the limit|exceed.*size|size.*exceed", re.IGNORECASE)
-_WORDS: Final = failures.Words(
+_HINTS: Final = failures.ErrorHints(
     "AWS", "write ?region=eu-central-1 behind its name", "allow it in the policy of the role or user"
 )
 
@@ -142,11 +142,11 @@ def publisher(url: str) -> "Publisher":
 def failure(error: Exception, place: Destination) -> RetryLater | Bury:
     """Bury if AWS rejects the event itself. Everything else is retried, even if a person has to fix it first."""
     if isinstance(error, ClientError):
-        code, message = code_of(error), said_by(error)
+        code, message = code_of(error), message_of(error)
         if code in _REJECTED or _TOO_LARGE.search(message):
             return Bury(f"{place.spoken} rejects this event ({code}: {message})")
     action = f"{place.service}:{error.operation_name}" if isinstance(error, ClientError) else ""
-    return RetryLater(failures.failure(error, place.spoken, action, _WORDS).sentence, public=True)
+    return RetryLater(failures.classify(error, place.spoken, action, _HINTS).message, public=True)
 
 
 class Publisher(ABC):
@@ -175,7 +175,7 @@ class Publisher(ABC):
         with self._lock:
             if self._client is None:
                 place = self.place
-                self._client = client(
+                self._client = create_client(
                     place.service,
                     place.region,
                     place.endpoint,

@@ -39,7 +39,7 @@ def read(
     `read` does not raise for an event that cannot be read: the event has a `problem` that says why, and its bytes in
     `raw`. If `most` is given, a payload with more events raises TooManyEvents, and none of them is read.
     """
-    if type(payload) is bytes and not headers:
+    if type(payload) is bytes and not headers and _has_early_topic(payload):
         try:
             event = genesys.read_short(payload)
         except ValueError:  # the full path below reports the problem
@@ -47,6 +47,11 @@ def read(
         if event is not None:
             return [event]
     return [understood(delivery, hints) for delivery in deliveries(payload, headers, most)]
+
+
+def _has_early_topic(payload: bytes) -> bool:
+    usual = payload[genesys.USUAL_PLACE] == genesys.TOPIC
+    return usual or payload.find(genesys.TOPIC, 0, genesys.EARLY) >= 0
 
 
 def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
@@ -59,7 +64,8 @@ def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
         return _unreadable(delivery, f"an event is a JSON object, not {_kind(delivery.body)}")
     if not delivery.body and delivery.envelope is None:
         return _unreadable(delivery, "the event is empty: {} has no member")
-    if eventbridge.is_empty(delivery):
+    has_detail = delivery.envelope is not None or "detail" in delivery.body or "detail-type" in delivery.body
+    if has_detail and eventbridge.is_empty(delivery):
         return _unreadable(delivery, "the detail of the envelope is empty: it has no member with a value")
     try:
         return _recognised(delivery, hints)

@@ -21,8 +21,6 @@ def is_empty(delivery: Delivery) -> bool:
     if delivery.envelope is not None:
         return all(map(_is_blank, delivery.body.values()))
     document = delivery.body
-    if "detail-type" not in document and "detail" not in document:
-        return False
     is_envelope = _is_bare(document) or (names_genesys(document) and document.keys() <= _MEMBERS)
     return is_envelope and _is_blank(document.get("detail"))
 

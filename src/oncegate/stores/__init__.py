@@ -1,4 +1,4 @@
-"""Stores: where claims are kept. `open_store` finds the one that a URL names."""
+"""Stores of claims. `open_store` opens the store of a URL."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,7 +12,7 @@ from oncegate.text import quoted
 
 
 class _Driver(Struct, frozen=True):
-    """What a store package offers: how to open a URL, how to check one without opening it, and the store's class."""
+    """The functions of a store package: open a URL, check a URL without opening it; and the class of the store."""
 
     open: Callable[..., Store]
     check: Callable[[str], object]
@@ -49,7 +49,7 @@ def _dynamodb() -> _Driver:
     return _Driver(open_dynamodb, read_url, DynamoStore)
 
 
-# A driver is imported when its scheme is first used, so that no process pays for a store it does not use.
+# A driver is imported when its scheme is first used: a process does not load stores that it does not use.
 _DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {
     "memory": _memory,
     "sqlite": _sqlite,
@@ -67,41 +67,40 @@ def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> 
     """Open the store at a URL: `memory://`, `sqlite:///path`, `redis://host`, `redis+cluster://host`,
     `postgresql://host/database` or `dynamodb://Table?region=`.
 
-    `create=False` refuses a place where there is none yet, for people who look at one and may have mistyped.
-    `clock` replaces the store's own time (microseconds since 1970). It is meant for tests.
+    `create=False` raises StoreRefused if the store does not exist, so that a mistyped URL creates nothing.
+    `clock` replaces the store's clock (microseconds since 1970), for tests.
     """
     return _DRIVERS[scheme_of(url)]().open(url, create=create, clock=clock)
 
 
-def look_at_store(url: str) -> Store:
-    """The store at a URL, if there is one, for those who only read it: one in a file needs no right to write it then,
-    and nobody is waited for."""
+def open_read_only(url: str) -> Store:
+    """Open an existing store to read it. A store in a file then needs no write permission and waits for no lock."""
     if scheme_of(url) == "sqlite":
-        from oncegate.stores.sqlite import look_at_sqlite
+        from oncegate.stores.sqlite import open_sqlite_read_only
 
-        return look_at_sqlite(url)
+        return open_sqlite_read_only(url)
     return open_store(url, create=False)
 
 
 def check_url(url: str) -> None:
-    """Refuse what `open_store` would refuse for the URL alone; nothing is opened."""
+    """Raise SettingError if the URL is invalid. Opens nothing."""
     _DRIVERS[scheme_of(url)]().check(url)
 
 
 def keeps_events(url: str) -> bool:
-    """Whether the store at a URL stores events until they are run, also when this process ends."""
+    """Whether the store of a URL keeps admitted events when this process ends."""
     return scheme_of(url) != "memory" and issubclass(store_class(url), Inbox)
 
 
 def store_class(url: str) -> type[Any]:
-    """The class of the store at a URL."""
+    """Return the class of the store of a URL."""
     return _DRIVERS[scheme_of(url)]().kind
 
 
 def scheme_of(url: str) -> str:
-    """The scheme of a URL, if it is one that a store speaks."""
+    """Return the scheme of a store URL. Raises SettingError if there is no store for it."""
     if not isinstance(url, str):
-        raise SettingError(f"a store is named by a URL such as sqlite:///oncegate.db, not by {type(url).__name__}")
+        raise SettingError(f"the store must be a URL such as sqlite:///oncegate.db, not {type(url).__name__}")
     scheme, separator, _ = url.partition("://")
     if scheme not in _DRIVERS or not separator:
         known = ", ".join(_DRIVERS)

@@ -1,7 +1,8 @@
-"""What a store is: few verbs, each taking a batch, each atomic for every item of it.
+"""The interface of a store, and the optional interfaces that some stores have.
 
-A store knows addresses, records and documents. It knows nothing of events, JSON, keys or policy. The rules by
-which `claim`, `settle`, `renew`, `redrive` and `reset` answer are those of `oncegate.claims.step`.
+Every verb takes a batch and is atomic for each item of the batch. A store holds addresses, records and documents. It
+has no part in events, JSON, keys or policy. `claim`, `settle`, `renew`, `redrive` and `reset` follow the rules of
+`oncegate.claims.step`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from oncegate.claims import (
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A record with its address, as a person browsing sees it."""
+    """A record with its address."""
 
     namespace: str
     key: bytes
@@ -36,10 +37,11 @@ class Entry(Struct, frozen=True, gc=False):
 
 
 class TakeRequest(Struct, frozen=True, gc=False):
-    """A dispatcher's wish for one event that waits in a namespace with its payload.
+    """A dispatcher's request for one waiting event of a namespace.
 
-    In order, it is given only one whose entity nobody is at, and of those that wait for an entity the one that happened
-    first, due or not: whatever holds that up holds up those after it. What has no entity has no order."""
+    With `in_order`, the store returns an event only if no other event of its entity is in progress and it is the first
+    event of its entity that happened. An event that is first but not yet due delays the later events of its entity.
+    Events without an entity have no order."""
 
     namespace: str
     owner: bytes
@@ -48,14 +50,14 @@ class TakeRequest(Struct, frozen=True, gc=False):
 
 
 class Document(Struct, frozen=True, gc=False):
-    """A small versioned body beside the claims. Version 0 and no body: there is none."""
+    """A small versioned document, stored beside the claims. Version 0 without a body means: no document."""
 
     version: int = 0
     body: bytes | None = None
 
 
 class Change(Address, frozen=True, gc=False):
-    """Replace a document if it still has the version that was loaded."""
+    """Replace a document if its version is still the one that was loaded. `retention` is in microseconds."""
 
     version: int
     body: bytes
@@ -63,7 +65,7 @@ class Change(Address, frozen=True, gc=False):
 
 
 class EffectFailed(Exception):
-    """What an effect raised inside a transaction, carried out of it unharmed; the transaction was rolled back."""
+    """An effect raised `cause` inside a transaction. The transaction was rolled back."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(cause)
@@ -72,61 +74,65 @@ class EffectFailed(Exception):
 
 @runtime_checkable
 class Transactional(Protocol):
-    """A store in which an effect can be written together with its completion."""
+    """A store that can commit an effect together with its completion."""
 
     def transact(self, held: ClaimProof, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
-        """Run an effect in a transaction that completes the claim, while nobody else can be granted it: on a connection
-        of the user's own if one is given and the store can work with it.
+        """Run an effect in a transaction that completes the claim. No other owner can be granted the claim meanwhile.
+        `connection` is a connection of the user, if the store supports one (JoinsTransactions).
 
-        The effect gets the connection and answers how to complete. False: the claim is no longer the asker's, and
-        nothing was written. Raises EffectFailed, or StoreError, and then nothing was written either; but where the
-        answer to a commit was lost it may have been, and then the same call answers False."""
+        The effect gets the connection and returns the completion. Returns False if the caller no longer holds the
+        claim; then nothing was written. Raises EffectFailed or StoreError; then nothing was written either, with one
+        exception: if the reply to the commit was lost, the commit may have happened. The same call then returns
+        False."""
 
 
 @runtime_checkable
 class JoinsTransactions(Protocol):
-    """A transactional store that can do so on a connection of the user's own."""
+    """A transactional store that can use a connection of the user."""
 
     def check_connection(self, connection: Any) -> None:
-        """SettingError if it will not do, StoreError if it is lost: as far as that shows before anything is asked."""
+        """Raise SettingError if the store cannot use the connection, and StoreError if the connection is lost. Checks
+        only what is known without a request to the server."""
 
 
 @runtime_checkable
 class Inbox(Protocol):
-    """A store that stores events until they are run, and gives them out in order."""
+    """A store that keeps events until they are processed, and returns them in order."""
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        """Keep payloads; Admitted to the one request that brought it.
+        """Store payloads. For each payload exactly one request gets Admitted.
 
-        One with a lease may be Granted instead, if nothing else that is kept has its entity: of several in one batch
-        the one that happened first. A store that does not look answers Admitted, as to one without."""
+        A request with a lease may get Granted instead, if the store keeps no other event of its entity. Of several
+        requests for one entity in a batch, only the event that happened first can be granted. A store that does not
+        check this answers Admitted, as it does to a request without a lease."""
 
     def kept(self, namespace: str) -> int:
-        """How many payloads are kept in a namespace, those that are being run included."""
+        """Return how many payloads a namespace holds, including those whose handler is running."""
 
 
 @runtime_checkable
 class BatchesMixedOperations(Protocol):
-    """A store that takes requests of different kinds with one write."""
+    """A store that writes operations of different kinds in one batch."""
 
     def together(self, operations: Sequence[Operation]) -> list[Any]:
-        """The answers that the verbs would give to these one after the other."""
+        """Return the answers that the verbs would give to the operations one after the other."""
 
 
 @runtime_checkable
 class CountsQueueTime(Protocol):
-    """A store that waits for others until it may write, and for how long in all."""
+    """A store that waits for a lock before it writes, and counts the time that a call has spent in a queue."""
 
     def waited(self, seconds: float) -> AbstractContextManager[None]:
-        """What this thread asks for in here has waited that long before: that counts if others waited in vain since."""
+        """Calls of this thread inside the context have already waited that long. The store subtracts this from its
+        timeout if the wait of another call has timed out since."""
 
 
 @runtime_checkable
 class CanProbe(Protocol):
-    """A store that can tell whether it can be written, where a read would not show it."""
+    """A store that can check whether it accepts writes, where a read would not show it."""
 
     def probe(self, within: int) -> None:
-        """Raise StoreError if nothing can be written now, as far as that shows within so many microseconds."""
+        """Raise StoreError if the store accepts no writes now, as far as a check of `within` microseconds can show."""
 
 
 @runtime_checkable
@@ -134,57 +140,57 @@ class KnowsEndedProcesses(Protocol):
     """A store that can find out whether the process that made a claim still runs."""
 
     def has_ended(self, owner: bytes) -> bool:
-        """Whether the process that claimed something under this owner is known to have ended."""
+        """Whether the process of this claim owner is known to have ended."""
 
 
 @runtime_checkable
 class CanScan(Protocol):
-    """A store that has to read all of itself for every page of records, and shows them faster without an order."""
+    """A store without an order of records. Each ordered page reads the whole store, so an unordered scan is faster."""
 
     def scan(self, namespace: str | None = None) -> Iterator[Entry]:
-        """All records that `browse` would show, a few at a time, in no order; one that changes may come twice."""
+        """Yield all records that `browse` would list, in any order. A record that changes meanwhile may come twice."""
 
 
 class Store(Protocol):
-    """Synchronous and thread-safe; one that is asked over a network says so by an attribute `remote`.
+    """Synchronous and thread-safe. A store that is reached over a network has an attribute `remote`.
 
-    Raises StoreError, and then nothing of the batch was written; or it was, and only the answer was lost: then `claim`,
-    `settle` and `renew` answer as they did when they are asked again.
+    Every verb raises StoreError if it fails. Then either nothing of the batch was written, or all of it was written and
+    the reply was lost. In the second case, `claim`, `settle` and `renew` give the same answers when they are repeated.
 
-    Every answer list has the length and order of what was asked. A batch is judged in order, as if its items
-    came singly. An expired record or document is absent, to the microsecond, whether or not it was swept.
+    Every list of answers has the length and order of the requests. A batch is judged in order, as if its items came one
+    by one. An expired record or document is absent from the microsecond of its expiry, whether or not it was deleted.
     """
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        """Ask for the right to run; Granted to exactly one owner until its lease is over."""
+        """Request claims. Exactly one owner gets Granted until its lease ends."""
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """End claims. False: the claim is no longer the asker's, and nothing was written."""
+        """End claims. False: the caller no longer holds the claim, and nothing was written."""
 
     def renew(self, leases: Sequence[Renew]) -> list[bool]:
-        """Move the end of leases to now + lease. False: the claim is no longer the asker's."""
+        """Move the end of leases to now + lease. False: the caller no longer holds the claim."""
 
     def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
-        """Grant each want one record that holds its payload and that nobody holds; None: there is no more.
+        """Grant each request one record that has a payload and no live lease; None: there are no more.
 
-        The record is the grant: in progress, owned by the want's owner, with its payload."""
+        The record is the grant: in progress, owned by the request's owner, with its payload."""
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
-        """Read documents. They share no address with records."""
+        """Read documents. Documents and records have separate addresses."""
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
-        """Write documents whose version is unchanged since load; versions only rise."""
+        """Write documents whose version has not changed since `load`. Versions only increase."""
 
     def dead_letters(
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
     ) -> list[Entry]:
-        """A page of dead letters in the order of their addresses, from past `after`."""
+        """Return a page of dead letters in the order of their addresses, starting after `after`."""
 
     def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
-        """Send dead letters back to work. False: it is no dead letter."""
+        """Return dead letters to processing. False: the record is not a dead letter."""
 
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
-        """Forget records. False: there was none, or it is no dead letter and only those were meant."""
+        """Delete records. False: there is no record, or the request allows only dead letters and it is not one."""
 
     def browse(
         self,
@@ -194,20 +200,17 @@ class Store(Protocol):
         after: Address | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """A page of records in the order of their addresses; with `key`, that key in every namespace."""
+        """Return a page of records in the order of their addresses; with `key`, that key in every namespace."""
 
     def close(self) -> None:
-        """Let go of files and connections. A second call does nothing."""
-
-
-# Walking over all records of a store, for people who look for one by what is no key.
+        """Close files and connections. A second call does nothing."""
 
 
 _PAGE = 1_000
 
 
 def scan(store: Store, namespace: str | None = None) -> Iterator[Entry]:
-    """All records, in whatever order is the fastest; one that changes meanwhile may come twice."""
+    """Yield all records in the order that is fastest for the store. A record that changes meanwhile may come twice."""
     return store.scan(namespace) if isinstance(store, CanScan) else _in_pages(store, namespace)
 
 

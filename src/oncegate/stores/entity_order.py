@@ -1,4 +1,4 @@
-"""Lines: what is kept for one entity runs one at a time, in the order in which it happened."""
+"""Order within an entity: its events run one at a time, in the order in which they happened."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -9,51 +9,60 @@ from msgspec.structs import replace
 
 from oncegate.claims import Admit, Admitted, Granted, Operation, Record, step
 
-# A namespace and an entity.
-Line = tuple[str, str | None]
+Entity = tuple[str, str | None]  # namespace and entity; None: the event has no entity, and no order
 
 
-def in_turn(operations: Sequence[Operation], busy: Callable[[Collection[Line]], Collection[Line]]) -> list[Operation]:
-    """These operations, with a lease for admissions only of what may run at once. `busy` tells which of some lines have
-    something kept already."""
-    firsts: dict[Line, Admit] = {}
+def keep_first_leases(
+    operations: Sequence[Operation], find_busy: Callable[[Collection[Entity]], Collection[Entity]]
+) -> list[Operation]:
+    """Return the operations; an admission keeps its lease only if its event may run at once.
+
+    An event may run at once if it has no entity, or if it happened first of its entity in this batch and the store
+    keeps no other event of the entity. `find_busy` returns those of some entities that the store keeps events of."""
+    firsts: dict[Entity, Admit] = {}
     for request in (operation for operation in operations if isinstance(operation, Admit)):
-        line = (request.namespace, request.about.entity)
-        first = firsts.setdefault(line, request)
+        entity = _entity(request)
+        first = firsts.setdefault(entity, request)
         if first is not request and _happened(request) < _happened(first):
-            firsts[line] = request
-    waiting = busy([line for line, first in firsts.items() if line[1] is not None and first.lease])
+            firsts[entity] = request
+    busy = find_busy([entity for entity, first in firsts.items() if entity[1] is not None and first.lease])
 
-    def is_free(operation: Operation) -> bool:
+    def keeps_lease(operation: Operation) -> bool:
         if not isinstance(operation, Admit) or not operation.lease or operation.about.entity is None:
             return True
-        line = (operation.namespace, operation.about.entity)
-        return firsts[line] is operation and line not in waiting
+        entity = _entity(operation)
+        return firsts[entity] is operation and entity not in busy
 
-    return [each if is_free(each) else replace(each, lease=0) for each in operations]
+    return [each if keeps_lease(each) else replace(each, lease=0) for each in operations]
 
 
-def behind(operations: Sequence[Operation]) -> list[int]:
-    """How many of one batch each admission has before it in its line. What tells no time, or the same, is put in order
-    by when it was first seen: so each is seen so many microseconds after the first."""
-    before: Counter[Line] = Counter()
-    places = [0] * len(operations)
-    for place, operation in enumerate(operations):
+def batch_positions(operations: Sequence[Operation]) -> list[int]:
+    """Return for each admission how many admissions of its entity are before it in the batch; 0 for all else."""
+    counts: Counter[Entity] = Counter()
+    positions = [0] * len(operations)
+    for index, operation in enumerate(operations):
         if isinstance(operation, Admit) and operation.about.entity is not None:
-            line = (operation.namespace, operation.about.entity)
-            places[place] = before[line]
-            before[line] += 1
-    return places
+            entity = _entity(operation)
+            positions[index] = counts[entity]
+            counts[entity] += 1
+    return positions
 
 
-def step_behind(before: Record | None, operation: Operation, now: int, place: int) -> tuple[Record | None, Any]:
-    """What `step` answers to an admission that has so many before it: what was absent is seen so much later."""
+def step_at_position(before: Record | None, operation: Operation, now: int, position: int) -> tuple[Record | None, Any]:
+    """Return what `step` returns, with `first_seen` of a new record moved `position` microseconds after now.
+
+    Events of one entity without a time, or with the same time, run in the order of `first_seen`. Without this, all
+    events of a batch would have the same."""
     after, answer = step(before, operation, now)
-    absent = before is None or (before.expires_at is not None and before.expires_at <= now)
-    if not place or not absent or not isinstance(answer, Admitted | Granted):
+    is_new = before is None or (before.expires_at is not None and before.expires_at <= now)
+    if not position or not is_new or not isinstance(answer, Admitted | Granted):
         return after, answer
-    after = replace(answer.record, first_seen=now + place)
+    after = replace(answer.record, first_seen=now + position)
     return after, replace(answer, record=after)
+
+
+def _entity(request: Admit) -> Entity:
+    return request.namespace, request.about.entity
 
 
 def _happened(request: Admit) -> float:

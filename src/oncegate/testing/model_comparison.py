@@ -28,7 +28,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock
 from oncegate.stores.base import BatchesMixedOperations, Change, Document, Entry, Inbox, Store, TakeRequest
-from oncegate.stores.entity_order import behind, step_behind
+from oncegate.stores.entity_order import batch_positions, step_at_position
 from oncegate.testing.clock import ManualClock
 
 HISTORIES = 200
@@ -126,7 +126,7 @@ class _Comparison(RuleBasedStateMachine):
     def judge(self, operation: Operation, place: int = 0) -> Any:
         where, now = (operation.namespace, operation.key), self.clock.now
         before = self.records.pop(where, None)
-        record, answer = step_behind(before, operation, now, place) if place else step(before, operation, now)
+        record, answer = step_at_position(before, operation, now, place) if place else step(before, operation, now)
         if record is not None:
             self.records[where] = record
         return answer
@@ -184,7 +184,7 @@ class _Comparison(RuleBasedStateMachine):
     @rule(requests=st.lists(_ADMITS, min_size=1, max_size=4))
     def admit(self, requests: list[Admit]) -> None:
         assert self.inbox is not None
-        assert self.inbox.admit(requests) == list(map(self.judge, requests, behind(requests)))
+        assert self.inbox.admit(requests) == list(map(self.judge, requests, batch_positions(requests)))
 
     @rule(fields=_any_of(_NAMESPACES, _OWNERS, _LEASES, _EITHER))
     def take(self, fields: tuple[str, bytes, int, bool]) -> None:

@@ -71,13 +71,13 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
     """Registers listeners for the events of botocore's clients."""
 
     def listen(register: Callable[[Any], None]) -> None:
-        made = clients.client  # type: ignore[attr-defined]
+        made = clients.create_client  # type: ignore[attr-defined]
 
         def client(*arguments: Any, **options: Any) -> Any:
             client = made(*arguments, **options)
             register(client.meta.events)
             return client
 
-        monkeypatch.setattr(clients, "client", client)
+        monkeypatch.setattr(clients, "create_client", client)
 
     return listen

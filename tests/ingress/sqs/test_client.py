@@ -44,7 +44,7 @@ def test_addresses(url: str, address: QueueAddress) -> None:
         ("sqs://", "is not the URL of a queue"),
         ("q", "is not the URL of a queue"),
         ("sqs://q?colour=red", "unknown option 'colour' in a queue URL; use region or endpoint"),
-        ("sqs://q?endpoint=here", "endpoint='here' is no address"),
+        ("sqs://q?endpoint=here", "endpoint='here' is not a valid URL"),
         ("https://sqs.eu-central-1.amazonaws.com/1/", "does not end with the name of a queue"),
     ],
 )

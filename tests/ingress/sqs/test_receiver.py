@@ -62,7 +62,7 @@ def test_an_outage_of_the_queue(queue: Queue, hook: Hook, caplog: pytest.LogCapt
     pauses = [after - before for before, after in pairwise(asked[:4])]
     assert all(pause >= least for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=True))
     begun, over = [record.message for record in caplog.records]
-    assert "could not do it in time (RequestThrottled: slowly)" in begun
+    assert "throttled or failed the request (RequestThrottled: slowly)" in begun
     assert begun.endswith("nothing is received until this ends")
     assert over.startswith("the SQS queue")
     assert " answers again, after " in over

@@ -8,7 +8,7 @@ from typing import Final
 
 from oncegate.doctor.facts import StoreFacts
 from oncegate.doctor.stores.seen import Seen
-from oncegate.stores.sqlite import look_at_sqlite
+from oncegate.stores.sqlite import open_sqlite_read_only
 from oncegate.stores.sqlite.read_only import is_absent
 from oncegate.stores.sqlite.settings import read_url
 
@@ -22,7 +22,7 @@ def look(url: str, shown: str) -> Seen:
     absent = _absent(path)
     damage, cut_short = None, False
     if absent is None:
-        with closing(look_at_sqlite(url)) as store:
+        with closing(open_sqlite_read_only(url)) as store:
             try:
                 damage = store.damage(_CHECK_FOR)
             except TimeoutError:

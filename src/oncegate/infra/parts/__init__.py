@@ -1,4 +1,4 @@
-"""The kinds of parts there are."""
+"""The kinds of parts."""
 
 from collections.abc import Mapping
 from typing import Final

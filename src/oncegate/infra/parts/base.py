@@ -1,4 +1,4 @@
-"""What a part is: how it should be, how it was found, and the four requests that every kind of part has."""
+"""Parts: the wanted state, the state in AWS, and the operations of each kind of part."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -12,8 +12,10 @@ NAME_TAG: Final = "oncegate-name"
 
 
 class Part(Struct, frozen=True):
-    """A part as it should be. Its properties have the names that CloudFormation has for them; `about` names what it
-    belongs to where it is not a thing of its own, and `code` is the package of a function."""
+    """The wanted state of a part. The properties have their CloudFormation names.
+
+    `about` is the name of the resource that the part belongs to, if the part is not a resource itself. `code` is the
+    package of a function."""
 
     kind: str
     name: str
@@ -29,7 +31,7 @@ class Part(Struct, frozen=True):
 
 
 class FoundPart(Struct, frozen=True):
-    """A part as it is. Where a part belongs to another its tags are that one's."""
+    """The state of a part in AWS. A part that belongs to another resource has the tags of that resource."""
 
     arn: str
     tags: Mapping[str, str]
@@ -38,13 +40,16 @@ class FoundPart(Struct, frozen=True):
     note: str = ""
 
     def made_for(self, deployment: str) -> bool:
-        """Whether Oncegate made it, for this deployment."""
+        """Whether Oncegate created the part for this deployment."""
         return self.tags.get(MADE_BY) == "oncegate" and self.tags.get(NAME_TAG) == deployment
 
 
 class PartKind(Struct, frozen=True):
-    """A kind of part. `fixed` are properties that cannot be changed once it is made, `open` those in which others may
-    have more than we want; a `shared` one may be somebody else's; one without `delete` goes with what it belongs to."""
+    """The operations on one kind of part.
+
+    `fixed`: properties that cannot be changed later. `open`: properties that may contain more than the wanted values.
+    `shared`: the resource may belong to somebody else. Without `delete`, AWS deletes the part with the resource that it
+    belongs to."""
 
     resource: str
     read: Callable[[Cloud, Part], FoundPart | None]
@@ -57,7 +62,7 @@ class PartKind(Struct, frozen=True):
 
 
 def as_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Tags as most services take them."""
+    """Tags in the format of most services."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 

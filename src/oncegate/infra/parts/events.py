@@ -1,4 +1,4 @@
-"""Buses and rules."""
+"""EventBridge buses and rules."""
 
 import json
 from typing import Any, Final
@@ -16,12 +16,12 @@ def read_bus(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _create_bus(cloud: Cloud, part: Part) -> None:
-    """A bus of a partner's source has its name; that one is associated by being created."""
-    cloud.ask("events", "create_event_bus", **part.properties, Tags=as_list(part.tags))
+    """Creating a bus with the name of a partner event source associates the source with the bus."""
+    cloud.call("events", "create_event_bus", **part.properties, Tags=as_list(part.tags))
 
 
 def _delete_bus(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    cloud.ask("events", "delete_event_bus", Name=part.name)
+    cloud.call("events", "delete_event_bus", Name=part.name)
 
 
 BUS: Final = PartKind(
@@ -42,7 +42,7 @@ def read_rule(cloud: Cloud, part: Part) -> FoundPart | None:
     answer = cloud.find("events", "describe_rule", Name=part.name, EventBusName=bus)
     if answer is None:
         return None
-    targets = list(cloud.each("events", "list_targets_by_rule", "Targets", Rule=part.name, EventBusName=bus))
+    targets = list(cloud.list_all("events", "list_targets_by_rule", "Targets", Rule=part.name, EventBusName=bus))
     properties = {
         "Name": part.name,
         "EventBusName": bus,
@@ -55,7 +55,8 @@ def read_rule(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _rule_tags(cloud: Cloud, part: Part, answer: dict[str, Any]) -> dict[str, str]:
-    """A rule's description says who made it too: emulators do not find the tags of rules on a partner's bus."""
+    """The tags of a rule. Emulators do not find the tags of rules on a partner bus: there the description of the rule
+    shows who created it."""
     try:
         return _tags(cloud, answer["Arn"])
     except Missing:
@@ -68,33 +69,35 @@ def _create_rule(cloud: Cloud, part: Part) -> None:
 
 def _change_rule(cloud: Cloud, part: Part, found: FoundPart) -> None:
     wanted = {target["Id"] for target in part.properties["Targets"]}
-    _remove(cloud, part, [target["Id"] for target in found.properties["Targets"] if target["Id"] not in wanted])
+    _remove_targets(cloud, part, [target["Id"] for target in found.properties["Targets"] if target["Id"] not in wanted])
     _put_rule(cloud, part)
 
 
-def _put_rule(cloud: Cloud, part: Part, **more: Any) -> None:
+def _put_rule(cloud: Cloud, part: Part, **tags: Any) -> None:
     wanted = part.properties
-    where = {"EventBusName": wanted["EventBusName"]}
+    bus = {"EventBusName": wanted["EventBusName"]}
     described = {name: wanted[name] for name in ("Name", "Description", "State")}
     pattern = json.dumps(wanted["EventPattern"])
-    cloud.ask("events", "put_rule", **described, EventPattern=pattern, **where, **more)
-    answer = cloud.ask("events", "put_targets", Rule=part.name, Targets=wanted["Targets"], **where)
+    cloud.call("events", "put_rule", **described, EventPattern=pattern, **bus, **tags)
+    answer = cloud.call("events", "put_targets", Rule=part.name, Targets=wanted["Targets"], **bus)
     for failed in answer.get("FailedEntries", []):
-        raise AwsError(f"the rule {part.name} does not take its target ({failed['ErrorMessage']}); try again")
+        raise AwsError(
+            f"EventBridge refused the target of rule {part.name} ({failed['ErrorMessage']}); run the command again"
+        )
 
 
 def _delete_rule(cloud: Cloud, part: Part, found: FoundPart) -> None:
-    _remove(cloud, part, [target["Id"] for target in found.properties["Targets"]])
-    cloud.ask("events", "delete_rule", Name=part.name, EventBusName=part.properties["EventBusName"])
+    _remove_targets(cloud, part, [target["Id"] for target in found.properties["Targets"]])
+    cloud.call("events", "delete_rule", Name=part.name, EventBusName=part.properties["EventBusName"])
 
 
-def _remove(cloud: Cloud, part: Part, ids: list[str]) -> None:
+def _remove_targets(cloud: Cloud, part: Part, ids: list[str]) -> None:
     if ids:
-        cloud.ask("events", "remove_targets", Rule=part.name, EventBusName=part.properties["EventBusName"], Ids=ids)
+        cloud.call("events", "remove_targets", Rule=part.name, EventBusName=part.properties["EventBusName"], Ids=ids)
 
 
 def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
-    return as_mapping(cloud.ask("events", "list_tags_for_resource", ResourceARN=arn).get("Tags", []))
+    return as_mapping(cloud.call("events", "list_tags_for_resource", ResourceARN=arn).get("Tags", []))
 
 
 RULE: Final = PartKind(

@@ -1,4 +1,4 @@
-"""The Lambda function, and what belongs to it: who may invoke it, where its failures go, the queue it is fed from."""
+"""The Lambda function, its invoke permission, its retry configuration, and its event source mapping."""
 
 import base64
 import hashlib
@@ -10,12 +10,12 @@ from oncegate.aws.cloud import Cloud, Missing
 from oncegate.errors import AwsError
 from oncegate.infra.parts.base import FoundPart, Part, PartKind
 
-_CONFIGURED: Final = ("Runtime", "Handler", "Timeout", "MemorySize", "Role")
-_SETTLING: Final = 30.0  # seconds that a new role may take to be known everywhere
+_CONFIGURATION: Final = ("Runtime", "Handler", "Timeout", "MemorySize", "Role")
+_ROLE_DELAY: Final = 30.0  # seconds until Lambda can use a new role at the latest
 
 
 def digest(code: bytes) -> str:
-    """What Lambda says of a package."""
+    """The CodeSha256 that Lambda reports for a package."""
     return base64.b64encode(hashlib.sha256(code).digest()).decode()
 
 
@@ -25,7 +25,7 @@ def read_function(cloud: Cloud, part: Part) -> FoundPart | None:
         return None
     found = answer["Configuration"]
     properties = {
-        **{name: found.get(name) for name in _CONFIGURED},
+        **{name: found.get(name) for name in _CONFIGURATION},
         "Environment": {"Variables": found.get("Environment", {}).get("Variables", {})},
         "Code": {"Sha256": found.get("CodeSha256")},
     }
@@ -35,48 +35,48 @@ def read_function(cloud: Cloud, part: Part) -> FoundPart | None:
 def _create_function(cloud: Cloud, part: Part) -> None:
     wanted = {name: value for name, value in part.properties.items() if name != "Code"}
     code = {"ZipFile": part.code}
-    _once_known(cloud, "cannot be assumed", "create_function", **wanted, Code=code, Tags=part.tags)
-    _settled(cloud, part)
+    _call_when_role_is_known(cloud, "cannot be assumed", "create_function", **wanted, Code=code, Tags=part.tags)
+    _wait_until_updated(cloud, part)
 
 
 def _change_function(cloud: Cloud, part: Part, found: FoundPart) -> None:
-    """One after the other: Lambda takes no update while it is at another."""
-    wanted, there = part.properties, found.properties
-    if there["Code"] != wanted["Code"]:
-        cloud.ask("lambda", "update_function_code", FunctionName=part.name, ZipFile=part.code)
-        _settled(cloud, part)
-    variables = {**there["Environment"]["Variables"], **wanted["Environment"]["Variables"]}
-    configured = {name: wanted[name] for name in _CONFIGURED}
+    """Update code and configuration one after the other: Lambda refuses an update during another one."""
+    wanted, current = part.properties, found.properties
+    if current["Code"] != wanted["Code"]:
+        cloud.call("lambda", "update_function_code", FunctionName=part.name, ZipFile=part.code)
+        _wait_until_updated(cloud, part)
+    variables = {**current["Environment"]["Variables"], **wanted["Environment"]["Variables"]}
+    configured = {name: wanted[name] for name in _CONFIGURATION}
     environment = {"Variables": variables}
-    cloud.ask("lambda", "update_function_configuration", FunctionName=part.name, Environment=environment, **configured)
-    _settled(cloud, part)
+    cloud.call("lambda", "update_function_configuration", FunctionName=part.name, Environment=environment, **configured)
+    _wait_until_updated(cloud, part)
 
 
-def _once_known(cloud: Cloud, sign: str, action: str, **parameters: Any) -> None:
-    """Ask until Lambda knows of the new role and its rights; `sign` is what it says before."""
-    deadline = time.monotonic() + _SETTLING
+def _call_when_role_is_known(cloud: Cloud, sign: str, action: str, **parameters: Any) -> None:
+    """Retry until Lambda can use the new role and its permissions. Before that its error contains `sign`."""
+    deadline = time.monotonic() + _ROLE_DELAY
     while True:
         try:
-            cloud.ask("lambda", action, **parameters)
+            cloud.call("lambda", action, **parameters)
         except AwsError as error:
             if sign not in str(error) or time.monotonic() > deadline:
                 raise
-            cloud.waiting("the new role to be known to Lambda")
+            cloud.on_wait("Lambda to know the new role")
             time.sleep(1)
         else:
             return
 
 
-def _settled(cloud: Cloud, part: Part) -> None:
+def _wait_until_updated(cloud: Cloud, part: Part) -> None:
     def ready() -> bool:
-        found: dict[str, str] = cloud.ask("lambda", "get_function_configuration", FunctionName=part.name)
+        found: dict[str, str] = cloud.call("lambda", "get_function_configuration", FunctionName=part.name)
         return found.get("State", "Active") != "Pending" and found.get("LastUpdateStatus", "") != "InProgress"
 
-    cloud.until(ready, f"the function {part.name}")
+    cloud.wait_until(ready, f"the function {part.name}")
 
 
 def _delete_function(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    cloud.ask("lambda", "delete_function", FunctionName=part.name)
+    cloud.call("lambda", "delete_function", FunctionName=part.name)
 
 
 FUNCTION: Final = PartKind(
@@ -89,7 +89,7 @@ FUNCTION: Final = PartKind(
     open=("Environment",),
 )
 
-# ── what belongs to it ────────────────────────────────────────────────────────────────────────────────────
+# ── parts of the function ─────────────────────────────────────────────────────────────────────────────────
 
 
 def tags_of(cloud: Cloud, name: str) -> dict[str, str]:
@@ -98,7 +98,7 @@ def tags_of(cloud: Cloud, name: str) -> dict[str, str]:
 
 
 def statements_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
-    """Who may invoke it."""
+    """The policy statements that allow invocations."""
     answer = cloud.find("lambda", "get_policy", FunctionName=function)
     return [] if answer is None else list(json.loads(answer["Policy"])["Statement"])
 
@@ -117,11 +117,11 @@ def _read_permission(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _create_permission(cloud: Cloud, part: Part) -> None:
-    cloud.ask("lambda", "add_permission", StatementId=part.name, **part.properties)
+    cloud.call("lambda", "add_permission", StatementId=part.name, **part.properties)
 
 
 def _change_permission(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    cloud.ask("lambda", "remove_permission", FunctionName=part.about, StatementId=part.name)
+    cloud.call("lambda", "remove_permission", FunctionName=part.about, StatementId=part.name)
     _create_permission(cloud, part)
 
 
@@ -139,7 +139,7 @@ def read_retries(cloud: Cloud, part: Part) -> FoundPart | None:
 
 def _put_retries(cloud: Cloud, part: Part) -> None:
     wanted = {name: value for name, value in part.properties.items() if name != "Qualifier"}
-    _once_known(cloud, "execution role", "put_function_event_invoke_config", **wanted)
+    _call_when_role_is_known(cloud, "execution role", "put_function_event_invoke_config", **wanted)
 
 
 RETRIES: Final = PartKind(
@@ -152,9 +152,11 @@ RETRIES: Final = PartKind(
 
 
 def mappings_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
-    """What feeds the function."""
+    """The event source mappings of the function."""
     try:
-        return list(cloud.each("lambda", "list_event_source_mappings", "EventSourceMappings", FunctionName=function))
+        return list(
+            cloud.list_all("lambda", "list_event_source_mappings", "EventSourceMappings", FunctionName=function)
+        )
     except Missing:
         return []
 
@@ -173,16 +175,16 @@ def _read_mapping(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _create_mapping(cloud: Cloud, part: Part) -> None:
-    _once_known(cloud, "execution role", "create_event_source_mapping", **part.properties)
+    _call_when_role_is_known(cloud, "execution role", "create_event_source_mapping", **part.properties)
 
 
 def _change_mapping(cloud: Cloud, part: Part, found: FoundPart) -> None:
     wanted = {name: value for name, value in part.properties.items() if name != "EventSourceArn"}
-    cloud.ask("lambda", "update_event_source_mapping", UUID=found.properties["UUID"], **wanted)
+    cloud.call("lambda", "update_event_source_mapping", UUID=found.properties["UUID"], **wanted)
 
 
 def _delete_mapping(cloud: Cloud, _part: Part, found: FoundPart) -> None:
-    cloud.ask("lambda", "delete_event_source_mapping", UUID=found.properties["UUID"])
+    cloud.call("lambda", "delete_event_source_mapping", UUID=found.properties["UUID"])
 
 
 MAPPING: Final = PartKind(

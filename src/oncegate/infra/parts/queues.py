@@ -1,13 +1,14 @@
-"""Queues, and who may send to them."""
+"""SQS queues and their policies."""
 
 import json
 from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud, Missing
 from oncegate.infra.parts.base import FoundPart, Part, PartKind
+from oncegate.infra.rights import document
 
 _NUMBERS: Final = ("VisibilityTimeout", "MessageRetentionPeriod")
-_WAITING: Final = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
+_MESSAGE_COUNTS: Final = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
 
 
 def read_queue(cloud: Cloud, part: Part) -> FoundPart | None:
@@ -18,31 +19,28 @@ def read_queue(cloud: Cloud, part: Part) -> FoundPart | None:
     properties: dict[str, Any] = {name: int(attributes[name]) for name in _NUMBERS}
     if redrive := parsed(attributes.get("RedrivePolicy")):
         properties["RedrivePolicy"] = redrive | {"maxReceiveCount": int(redrive["maxReceiveCount"])}
-    waiting = sum(int(attributes.get(name, 0)) for name in _WAITING)
+    waiting = sum(int(attributes.get(name, 0)) for name in _MESSAGE_COUNTS)
     note = f"{waiting} messages" if waiting else ""
     return FoundPart(attributes["QueueArn"], _tags(cloud, url), properties, url, note)
 
 
 def _create_queue(cloud: Cloud, part: Part) -> None:
-    cloud.ask("sqs", "create_queue", QueueName=part.name, Attributes=_attributes(part), tags=part.tags)
-    cloud.until(lambda: described(cloud, part.name) is not None, f"the queue {part.name}")
+    cloud.call("sqs", "create_queue", QueueName=part.name, Attributes=_attributes(part), tags=part.tags)
+    cloud.wait_until(lambda: described(cloud, part.name) is not None, f"the queue {part.name}")
 
 
 def _change_queue(cloud: Cloud, part: Part, found: FoundPart) -> None:
-    cloud.ask("sqs", "set_queue_attributes", QueueUrl=found.url, Attributes=_attributes(part))
+    cloud.call("sqs", "set_queue_attributes", QueueUrl=found.url, Attributes=_attributes(part))
 
 
 def _delete_queue(cloud: Cloud, _part: Part, found: FoundPart) -> None:
-    cloud.ask("sqs", "delete_queue", QueueUrl=found.url)
+    cloud.call("sqs", "delete_queue", QueueUrl=found.url)
 
 
 def _attributes(part: Part) -> dict[str, str]:
-    """SQS takes everything as text."""
-    return {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in _given(part)}
-
-
-def _given(part: Part) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in part.properties.items() if name != "QueueName"]
+    """The properties as SQS attributes, which are all text."""
+    properties = {name: value for name, value in part.properties.items() if name != "QueueName"}
+    return {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in properties.items()}
 
 
 QUEUE: Final = PartKind(
@@ -53,33 +51,29 @@ QUEUE: Final = PartKind(
 
 
 def read_policy(cloud: Cloud, part: Part) -> FoundPart | None:
-    """Our statements of a queue's policy; those of others are nothing to us."""
+    """The statements of Oncegate in the policy of a queue. Other statements are ignored."""
     there = described(cloud, part.name)
     if there is None:
         return None
     url, attributes = there
-    ours = {statement["Sid"] for statement in statements_of(part.properties["PolicyDocument"])}
-    kept = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") in ours]
-    if not kept:
+    sids = {statement["Sid"] for statement in statements_of(part.properties["PolicyDocument"])}
+    matching = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") in sids]
+    if not matching:
         return None
-    return FoundPart(attributes["QueueArn"], _tags(cloud, url), {"PolicyDocument": _document(kept)}, url)
+    return FoundPart(attributes["QueueArn"], _tags(cloud, url), {"PolicyDocument": document(*matching)}, url)
 
 
 def _put_policy(cloud: Cloud, part: Part) -> None:
-    url, attributes = described(cloud, part.name) or _gone(part.name)
+    url, attributes = described(cloud, part.name) or _raise_missing(part.name)
     wanted = statements_of(part.properties["PolicyDocument"])
-    ours = {statement["Sid"] for statement in wanted}
-    others = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") not in ours]
-    policy = json.dumps(_document([*others, *wanted]))
-    cloud.ask("sqs", "set_queue_attributes", QueueUrl=url, Attributes={"Policy": policy})
+    sids = {statement["Sid"] for statement in wanted}
+    others = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") not in sids]
+    policy = json.dumps(document(*others, *wanted))
+    cloud.call("sqs", "set_queue_attributes", QueueUrl=url, Attributes={"Policy": policy})
 
 
-def _gone(name: str) -> Any:
-    raise Missing(f"the queue {name} was deleted meanwhile; run it again")
-
-
-def _document(statements: list[Any]) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": statements}
+def _raise_missing(name: str) -> Any:
+    raise Missing(f"the queue {name} was deleted in the meantime; run the command again")
 
 
 def statements_of(policy: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -95,11 +89,11 @@ POLICY: Final = PartKind(
     fixed=("Queues",),
 )
 
-# ── what both ask ─────────────────────────────────────────────────────────────────────────────────────────
+# ── requests of both ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def described(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
-    """The queue's URL and attributes."""
+    """The URL and attributes of a queue; None if it does not exist."""
     found = cloud.find("sqs", "get_queue_url", QueueName=name)
     if found is None:
         return None
@@ -108,7 +102,7 @@ def described(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def _tags(cloud: Cloud, url: str) -> dict[str, str]:
-    found: dict[str, str] = cloud.ask("sqs", "list_queue_tags", QueueUrl=url).get("Tags", {})
+    found: dict[str, str] = cloud.call("sqs", "list_queue_tags", QueueUrl=url).get("Tags", {})
     return found
 
 

@@ -1,4 +1,4 @@
-"""The role of the function: who may take it, and what it may do."""
+"""The IAM role of the function: its trust policy and its permissions."""
 
 import json
 from typing import Any, Final
@@ -12,30 +12,30 @@ def read(cloud: Cloud, part: Part) -> FoundPart | None:
     if answer is None:
         return None
     role = answer["Role"]
-    ours = {policy["PolicyName"] for policy in part.properties["Policies"]}
-    policies = [_policy(cloud, part, name) for name in _names(cloud, part) if name in ours]
+    wanted = {policy["PolicyName"] for policy in part.properties["Policies"]}
+    policies = [_policy(cloud, part, name) for name in _policy_names(cloud, part) if name in wanted]
     properties = {"AssumeRolePolicyDocument": role["AssumeRolePolicyDocument"], "Policies": policies}
     return FoundPart(role["Arn"], as_mapping(role.get("Tags", [])), properties)
 
 
-def _names(cloud: Cloud, part: Part) -> list[str]:
-    return list(cloud.ask("iam", "list_role_policies", RoleName=part.name)["PolicyNames"])
+def _policy_names(cloud: Cloud, part: Part) -> list[str]:
+    return list(cloud.call("iam", "list_role_policies", RoleName=part.name)["PolicyNames"])
 
 
 def _policy(cloud: Cloud, part: Part, name: str) -> dict[str, Any]:
-    answer = cloud.ask("iam", "get_role_policy", RoleName=part.name, PolicyName=name)
+    answer = cloud.call("iam", "get_role_policy", RoleName=part.name, PolicyName=name)
     return {"PolicyName": name, "PolicyDocument": answer["PolicyDocument"]}
 
 
 def _create(cloud: Cloud, part: Part) -> None:
     trust = json.dumps(part.properties["AssumeRolePolicyDocument"])
-    cloud.ask("iam", "create_role", RoleName=part.name, AssumeRolePolicyDocument=trust, Tags=as_list(part.tags))
+    cloud.call("iam", "create_role", RoleName=part.name, AssumeRolePolicyDocument=trust, Tags=as_list(part.tags))
     _put_policies(cloud, part)
 
 
 def _change(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     trust = json.dumps(part.properties["AssumeRolePolicyDocument"])
-    cloud.ask("iam", "update_assume_role_policy", RoleName=part.name, PolicyDocument=trust)
+    cloud.call("iam", "update_assume_role_policy", RoleName=part.name, PolicyDocument=trust)
     _put_policies(cloud, part)
 
 
@@ -43,14 +43,14 @@ def _put_policies(cloud: Cloud, part: Part) -> None:
     for policy in part.properties["Policies"]:
         document = json.dumps(policy["PolicyDocument"])
         name = policy["PolicyName"]
-        cloud.ask("iam", "put_role_policy", RoleName=part.name, PolicyName=name, PolicyDocument=document)
+        cloud.call("iam", "put_role_policy", RoleName=part.name, PolicyName=name, PolicyDocument=document)
 
 
 def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    """A role can only be deleted when it has no policies, whoever put them there."""
-    for name in _names(cloud, part):
-        cloud.ask("iam", "delete_role_policy", RoleName=part.name, PolicyName=name)
-    cloud.ask("iam", "delete_role", RoleName=part.name)
+    """IAM deletes a role only if it has no inline policies, so delete all of them first."""
+    for name in _policy_names(cloud, part):
+        cloud.call("iam", "delete_role_policy", RoleName=part.name, PolicyName=name)
+    cloud.call("iam", "delete_role", RoleName=part.name)
 
 
 ROLE: Final = PartKind("AWS::IAM::Role", read, _create, _change, _delete, fixed=("RoleName",))

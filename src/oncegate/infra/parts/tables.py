@@ -1,4 +1,4 @@
-"""The table of claims, as the DynamoDB store has it."""
+"""The DynamoDB table of claims."""
 
 from typing import Any, Final
 
@@ -12,14 +12,14 @@ def read(cloud: Cloud, part: Part) -> FoundPart | None:
     if answer is None:
         return None
     table = answer["Table"]
-    sweep = cloud.ask("dynamodb", "describe_time_to_live", TableName=part.name)["TimeToLiveDescription"]
-    tags = cloud.ask("dynamodb", "list_tags_of_resource", ResourceArn=table["TableArn"])["Tags"]
+    ttl = cloud.call("dynamodb", "describe_time_to_live", TableName=part.name)["TimeToLiveDescription"]
+    tags = cloud.call("dynamodb", "list_tags_of_resource", ResourceArn=table["TableArn"])["Tags"]
     properties = {
-        **{name: table[name] for name in _SHAPE if name in table},
+        **{name: table[name] for name in _STRUCTURE if name in table},
         "BillingMode": table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED"),
         "TimeToLiveSpecification": {
-            "AttributeName": sweep.get("AttributeName"),
-            "Enabled": sweep["TimeToLiveStatus"] in ("ENABLED", "ENABLING"),
+            "AttributeName": ttl.get("AttributeName"),
+            "Enabled": ttl["TimeToLiveStatus"] in ("ENABLED", "ENABLING"),
         },
     }
     count = table.get("ItemCount", 0)
@@ -28,40 +28,40 @@ def read(cloud: Cloud, part: Part) -> FoundPart | None:
 
 def _create(cloud: Cloud, part: Part) -> None:
     wanted = {name: value for name, value in part.properties.items() if name != "TimeToLiveSpecification"}
-    cloud.ask("dynamodb", "create_table", **wanted, Tags=as_list(part.tags))
-    cloud.until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
-    _sweep(cloud, part, part.properties["TimeToLiveSpecification"])
+    cloud.call("dynamodb", "create_table", **wanted, Tags=as_list(part.tags))
+    cloud.wait_until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
+    _update_ttl(cloud, part, part.properties["TimeToLiveSpecification"])
 
 
 def _change(cloud: Cloud, part: Part, found: FoundPart) -> None:
     if found.properties["BillingMode"] != part.properties["BillingMode"]:
-        cloud.ask("dynamodb", "update_table", TableName=part.name, BillingMode=part.properties["BillingMode"])
-        cloud.until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
-    wanted, sweep = part.properties["TimeToLiveSpecification"], found.properties["TimeToLiveSpecification"]
-    if sweep == wanted:
+        cloud.call("dynamodb", "update_table", TableName=part.name, BillingMode=part.properties["BillingMode"])
+        cloud.wait_until(lambda: _status(cloud, part) == "ACTIVE", f"the table {part.name}")
+    wanted, current = part.properties["TimeToLiveSpecification"], found.properties["TimeToLiveSpecification"]
+    if current == wanted:
         return
-    if sweep["Enabled"]:  # DynamoDB sweeps by one attribute: the other has to go first
-        _sweep(cloud, part, {"AttributeName": sweep["AttributeName"], "Enabled": False})
-    _sweep(cloud, part, wanted)
+    if current["Enabled"]:  # a table has one TTL attribute: disable the other one first
+        _update_ttl(cloud, part, {"AttributeName": current["AttributeName"], "Enabled": False})
+    _update_ttl(cloud, part, wanted)
 
 
-def _sweep(cloud: Cloud, part: Part, how: dict[str, Any]) -> None:
-    cloud.ask("dynamodb", "update_time_to_live", TableName=part.name, TimeToLiveSpecification=how)
+def _update_ttl(cloud: Cloud, part: Part, specification: dict[str, Any]) -> None:
+    cloud.call("dynamodb", "update_time_to_live", TableName=part.name, TimeToLiveSpecification=specification)
 
 
 def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    cloud.ask("dynamodb", "delete_table", TableName=part.name)
-    cloud.until(
+    cloud.call("dynamodb", "delete_table", TableName=part.name)
+    cloud.wait_until(
         lambda: cloud.find("dynamodb", "describe_table", TableName=part.name) is None,
         f"the deletion of table {part.name}",
     )
 
 
 def _status(cloud: Cloud, part: Part) -> str:
-    """Just after a table was asked for, DynamoDB may not know of it yet."""
+    """The status of the table; empty if it does not exist. Right after CreateTable it may not exist yet."""
     answer = cloud.find("dynamodb", "describe_table", TableName=part.name)
     return "" if answer is None else str(answer["Table"]["TableStatus"])
 
 
-_SHAPE: Final = tuple(name for name in definition() if name != "BillingMode")
-TABLE: Final = PartKind("AWS::DynamoDB::Table", read, _create, _change, _delete, fixed=("TableName", *_SHAPE))
+_STRUCTURE: Final = tuple(name for name in definition() if name != "BillingMode")
+TABLE: Final = PartKind("AWS::DynamoDB::Table", read, _create, _change, _delete, fixed=("TableName", *_STRUCTURE))

@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 
-from oncegate.aws.clients import checked_endpoint, client
-from oncegate.aws.failures import FAILURES, Kind, Words, failure
+from oncegate.aws.clients import checked_endpoint, create_client
+from oncegate.aws.failures import FAILURES, ErrorHints, FailureKind, classify
 from oncegate.backoff import Backoff
 from oncegate.errors import QueueError, QueueUnavailable, SettingError
 from oncegate.text import quoted
@@ -23,7 +23,7 @@ _URL: Final = re.compile(r"https?://[^/?#@\s]+/[^?#@\s]*")
 _AWS_HOST: Final = re.compile(r"(?:sqs\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.(?:queue\.)?amazonaws\.com(?:\.cn)?")
 _ATTRIBUTES: Final = ["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId"]
 _READ_SLACK: Final = 10.0  # seconds that an answer may take beyond the wait of a long poll
-_WORDS: Final = Words("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
+_HINTS: Final = ErrorHints("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
 
 
 # ── address ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -87,7 +87,7 @@ class QueueMissing(QueueError):
     """The queue does not exist."""
 
 
-_ERRORS: Final[dict[Kind, type[QueueError]]] = {"passing": QueueUnavailable, "missing": QueueMissing}
+_ERRORS: Final[dict[FailureKind, type[QueueError]]] = {"transient": QueueUnavailable, "missing": QueueMissing}
 
 
 class FailedEntry(Struct, frozen=True):
@@ -113,7 +113,7 @@ class SqsClient:
     def open(self) -> bool:
         """Connect to the queue. Returns whether it has a redrive policy, that is, a dead-letter queue."""
         try:
-            self._client = client(
+            self._client = create_client(
                 "sqs",
                 self._address.region,
                 self._address.endpoint,
@@ -183,8 +183,8 @@ class SqsClient:
         return answer
 
     def _explained(self, error: Exception, action: str) -> QueueError:
-        found = failure(error, self.place, action, _WORDS)
-        return _ERRORS.get(found.kind, QueueError)(found.sentence)
+        found = classify(error, self.place, action, _HINTS)
+        return _ERRORS.get(found.kind, QueueError)(found.message)
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────

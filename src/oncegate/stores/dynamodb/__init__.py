@@ -1,7 +1,7 @@
 """The DynamoDB store and its URL."""
 
 try:
-    import botocore  # noqa: F401  # asked for here, so that the error can say what to install
+    import botocore  # noqa: F401  # imported here so that the error can name the extra to install
 except ImportError as _error:
     from oncegate.errors import MissingExtra
 

@@ -1,6 +1,5 @@
-"""What the errors of DynamoDB mean to whoever reads them: one sentence, and what to do."""
+"""Requests to DynamoDB with retries, threads for the keys of a batch, and errors as store errors."""
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,76 +9,93 @@ from typing import Any, Final, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from oncegate import forks
-from oncegate.aws.clients import camel, client
-from oncegate.aws.failures import FAILURES, Kind, Words, code_of, failure, may_have_landed, passes, said_by
+from oncegate.aws.clients import api_action, create_client
+from oncegate.aws.failures import (
+    FAILURES,
+    ErrorHints,
+    FailureKind,
+    classify,
+    code_of,
+    is_transient,
+    may_have_been_applied,
+    message_of,
+    not_aws,
+)
+from oncegate.backoff import Backoff
 from oncegate.claims import Address
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable, Unkeepable
-from oncegate.stores.dynamodb.items import Item
+from oncegate.stores.dynamodb.items import AddressPair, Item
 from oncegate.stores.dynamodb.settings import DynamoSettings
 
-_WORDS: Final = Words(
+_HINTS: Final = ErrorHints(
     "DynamoDB", "write dynamodb://Table?region=eu-central-1", "docs/stores/dynamodb.md lists what is needed"
 )
+_FIRST_PAUSE: Final = 0.025  # seconds
+_LONGEST_PAUSE: Final = 1.0
+_CONNECT_TIMEOUT: Final = 2.0
+_TRY_SHARE: Final = 0.45  # of the timeout for one try, which leaves time for a retry
+_CALLING_THREADS: Final = 16  # connections for threads of the application; further threads have to reconnect
+_CONDITION_FAILED: Final = ("ConditionalCheckFailedException", "TransactionCanceledException")
+_Request = TypeVar("_Request", bound=Address)
+
+
+# ── errors ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class TableMissing(StoreRefused):
-    """There is no such table."""
+    """The table does not exist."""
 
 
 class TableInUse(StoreError):
-    """Somebody else is making the table."""
+    """Another process is creating or changing the table."""
 
 
-_ERRORS: Final[dict[Kind, type[StoreError]]] = {
-    "passing": StoreUnavailable,
-    "unasked": StoreRefused,
+class ItemChanged(Exception):
+    """The condition of a write was not met. `item` is the item as it is now.
+
+    `maybe_applied`: an earlier try of the same request may have been applied."""
+
+    def __init__(self, response: dict[str, Any], maybe_applied: bool) -> None:
+        super().__init__(response.get("Error"))
+        self.item: Item | None = response.get("Item") or None
+        self.reasons: list[dict[str, Any]] = response.get("CancellationReasons", [])
+        self.maybe_applied = maybe_applied
+
+
+_ERRORS: Final[dict[FailureKind, type[StoreError]]] = {
+    "transient": StoreUnavailable,
+    "not_sent": StoreRefused,
     "denied": StoreRefused,
     "missing": TableMissing,
-    "unlike": StoreRefused,
+    "not_aws": StoreRefused,
     "refused": StoreError,
 }
 
 
-def explained(error: Exception, place: str, action: str) -> StoreError:
-    """An error that asking again would not help, or has not helped."""
+def store_error(error: Exception, place: str, action: str) -> StoreError:
+    """The store error for an error that a retry does not fix, or has not fixed."""
     if isinstance(error, ClientError) and code_of(error) == "ResourceInUseException":
-        return TableInUse(f"{place} is being created or changed ({said_by(error)}); try again later")
-    if isinstance(error, ClientError) and "Item size" in said_by(error):
+        return TableInUse(f"{place} is being created or changed ({message_of(error)}); retry later")
+    if isinstance(error, ClientError) and "Item size" in message_of(error):
         return Unkeepable(
-            f"a record for {place} is larger than the 400 kB that DynamoDB keeps; return a smaller result (max_result)"
-            " or keep large payloads elsewhere"
+            f"a record for {place} is larger than the 400 kB that DynamoDB allows; return a smaller result (max_result)"
+            " or store large payloads elsewhere"
         )
-    found = failure(error, place, action, _WORDS)
-    return _ERRORS[found.kind](found.sentence)
+    failure = classify(error, place, action, _HINTS)
+    return _ERRORS[failure.kind](failure.message)
 
 
-def unlike(place: str) -> StoreRefused:
-    return StoreRefused(f"{place} does not answer as DynamoDB does; check the endpoint")
+def not_dynamodb(place: str) -> StoreRefused:
+    return StoreRefused(not_aws(place, _HINTS).message)
 
 
-# Requests to DynamoDB: one client, asked again with a growing pause for as long as the error may pass.
-
-
-_FIRST_PAUSE: Final = 0.025
-_LONGEST_PAUSE: Final = 1.0
-_A_TRY: Final = 0.45  # of the time there is, so that there is some to ask again
-_CALLERS: Final = 16  # threads of the caller's own that ask beside those of batches; more of them reconnect
-_CONDITION: Final = "ConditionalCheckFailedException"
-_CANCELLED: Final = "TransactionCanceledException"
-
-
-class ItemChanged(Exception):
-    """A condition was not met: the item is as it is here. `unsure`: an earlier try may have been carried out."""
-
-    def __init__(self, response: dict[str, Any], unsure: bool) -> None:
-        super().__init__(response.get("Error"))
-        self.item: Item | None = response.get("Item") or None
-        self.reasons: list[dict[str, Any]] = response.get("CancellationReasons", [])
-        self.unsure = unsure
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class DynamoClient:
-    """botocore's own retries are off: they would hide whether a request may have been carried out before."""
+    """Sends requests and retries transient errors until the timeout.
+
+    botocore's own retries are off: they would hide whether an earlier try may have been applied."""
 
     def __init__(self, settings: DynamoSettings) -> None:
         self.table = settings.table
@@ -90,138 +106,139 @@ class DynamoClient:
         self._lock = threading.Lock()
         forks.watch(self)
 
-    def ask(self, action: str, **parameters: Any) -> dict[str, Any]:
-        """Ask about the table."""
-        return self.ask_of_any(action, TableName=self.table, **parameters)
+    def call_table(self, action: str, **parameters: Any) -> dict[str, Any]:
+        """Like `call`, with the name of the table."""
+        return self.call(action, TableName=self.table, **parameters)
 
-    def ask_of_any(self, action: str, **parameters: Any) -> dict[str, Any]:
-        """The answer to a request; Changed if its condition was not met, StoreError if there is none in time."""
-        request = getattr(self.client(), action)
-        pauses = self.pauses()
-        unsure = False
+    def call(self, action: str, **parameters: Any) -> dict[str, Any]:
+        """Return the response. Raises ItemChanged if a condition was not met, and StoreError for any other failure."""
+        method = getattr(self.botocore_client(), action)
+        pauses = self.retry_pauses()
+        maybe_applied = False
         while True:
             try:
-                answer: dict[str, Any] = request(**parameters)
+                response: dict[str, Any] = method(**parameters)
             except FAILURES as error:
-                if isinstance(error, ClientError) and code_of(error) in (_CONDITION, _CANCELLED):
-                    raise ItemChanged(error.response, unsure) from None
-                pause = next(pauses, None) if passes(error) else None
+                if isinstance(error, ClientError) and code_of(error) in _CONDITION_FAILED:
+                    raise ItemChanged(error.response, maybe_applied) from None
+                pause = next(pauses, None) if is_transient(error) else None
                 if pause is None:
-                    raise explained(error, self.place, f"dynamodb:{camel(action)}") from error
-                unsure = unsure or may_have_landed(error)
+                    raise store_error(error, self.place, f"dynamodb:{api_action(action)}") from error
+                maybe_applied = maybe_applied or may_have_been_applied(error)
                 time.sleep(pause)
             else:
-                return answer
+                return response
 
-    def pauses(self) -> Iterator[float]:
-        """How long to wait before each further try, at random so that many do not come back at once; none for one that
-        would end, if it took as long as the one before, after the time there is for all of them."""
-        return self._pauses(time.monotonic())
+    def retry_pauses(self) -> Iterator[float]:
+        """The pauses before each retry, in seconds. The timeout counts from this call."""
+        return _retry_pauses(time.monotonic(), self._settings.timeout)
 
-    def _pauses(self, asked_at: float) -> Iterator[float]:
-        deadline = asked_at + self._settings.timeout
-        longest = _FIRST_PAUSE
-        while True:
-            now = time.monotonic()
-            pause = random.uniform(longest / 2, longest)  # noqa: S311  # no secret
-            if now + pause + (now - asked_at) > deadline:
-                return
-            asked_at = now + pause
-            yield pause
-            longest = min(2 * longest, _LONGEST_PAUSE)
-
-    # ── the client ────────────────────────────────────────────────────────────────────────────────────────
-
-    def client(self) -> Any:
+    def botocore_client(self) -> Any:
         with self._lock:
             if self._closed:
-                raise StoreRefused(f"{self.place} was closed")
+                raise StoreRefused(f"the store in {self.place} was closed; open it again")
             if self._client is None:
-                self._client = self._made()
+                self._client = self._create_client()
             return self._client
 
-    def _made(self) -> Any:
+    def _create_client(self) -> Any:
         settings = self._settings
+        try_timeout = settings.timeout * _TRY_SHARE
         try:
-            return client(
+            return create_client(
                 "dynamodb",
                 settings.region,
                 settings.endpoint,
                 self.place,
-                connect_timeout=min(2.0, settings.timeout * _A_TRY),
-                read_timeout=settings.timeout * _A_TRY,
-                max_pool_connections=settings.parallel + _CALLERS,
+                connect_timeout=min(_CONNECT_TIMEOUT, try_timeout),
+                read_timeout=try_timeout,
+                max_pool_connections=settings.parallel + _CALLING_THREADS,
             )
         except BotoCoreError as error:
-            raise explained(error, self.place, "") from error
+            raise store_error(error, self.place, "") from error
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self._let_go()
+            self._drop_client()
 
     def before_fork(self) -> None:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Two processes on one connection would read each other's answers."""
+        """The child opens new connections: two processes on one connection would read each other's responses."""
         if in_child:
-            self._let_go()
+            self._drop_client()
         self._lock.release()
 
-    def _let_go(self) -> None:
+    def _drop_client(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
 
 
-# Threads on which the keys of a batch are worked at side by side.
+def _retry_pauses(started: float, timeout: float) -> Iterator[float]:
+    """Stops before a retry that would end after the timeout if it took as long as the last try."""
+    deadline = started + timeout
+    backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+    while True:
+        now = time.monotonic()
+        pause = backoff.next_pause()
+        if now + pause + (now - started) > deadline:
+            return
+        started = now + pause
+        yield pause
 
 
-_Asked = TypeVar("_Asked", bound=Address)
+# ── threads ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class KeyWorkers:
+    """Threads that process the keys of a batch in parallel."""
+
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         forks.watch(self)
 
-    def each(self, work: Callable[[_Asked], Any], batch: Sequence[_Asked]) -> list[Any]:
-        """What comes of each, in the order of the batch."""
+    def map(self, work: Callable[[_Request], Any], batch: Sequence[_Request]) -> list[Any]:
+        """Return the result of `work` for each request, in the order of the batch."""
         answers: list[Any] = [None] * len(batch)
         self.fill(answers, work, batch)
         return answers
 
-    def fill(self, answers: list[Any], work: Callable[[_Asked], Any], batch: Sequence[_Asked]) -> None:
-        """The same, put in its place as it comes; those of one key come one after the other."""
-        places: dict[tuple[str, bytes], list[int]] = {}
-        for place, asked in enumerate(batch):
-            places.setdefault((asked.namespace, asked.key), []).append(place)
+    def fill(self, answers: list[Any], work: Callable[[_Request], Any], batch: Sequence[_Request]) -> None:
+        """Like `map`, but write each result into `answers` as soon as it is known, so that it survives a failure.
 
-        def of_one_key(where: tuple[str, bytes]) -> None:
-            for place in places[where]:
-                answers[place] = work(batch[place])
+        Requests with the same key are processed one after the other."""
+        indexes: dict[AddressPair, list[int]] = {}
+        for index, request in enumerate(batch):
+            indexes.setdefault((request.namespace, request.key), []).append(index)
 
-        if len(places) > 1:
-            self._together(of_one_key, list(places))
-        else:
-            list(map(of_one_key, places))
+        def process_key(address: AddressPair) -> None:
+            for index in indexes[address]:
+                answers[index] = work(batch[index])
 
-    def _together(self, work: Callable[[tuple[str, bytes]], None], wheres: Sequence[tuple[str, bytes]]) -> None:
-        """After a failure nothing more is begun, and it is raised when all that was begun has ended."""
-        executor = self._started()
-        futures = [executor.submit(work, where) for where in wheres]
+        if len(indexes) > 1:
+            self._run_parallel(process_key, list(indexes))
+        else:  # a single key needs no thread
+            for address in indexes:
+                process_key(address)
+
+    def _run_parallel(self, work: Callable[[AddressPair], None], addresses: Sequence[AddressPair]) -> None:
+        """After a failure, start no further work, wait for the work that runs, and raise the failure."""
+        executor = self._started_executor()
+        futures = [executor.submit(work, address) for address in addresses]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            begun = [future for future in futures if not future.cancel()]
-            wait(begun)
-        for future in begun:
+            started = [future for future in futures if not future.cancel()]
+            wait(started)
+        for future in started:
             future.result()
 
-    def _started(self) -> ThreadPoolExecutor:
+    def _started_executor(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, "oncegate-dynamodb")
@@ -237,7 +254,7 @@ class KeyWorkers:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Threads are not forked: the child starts its own."""
+        """Threads do not survive a fork: the child starts its own."""
         if in_child:
             self._executor = None
         self._lock.release()

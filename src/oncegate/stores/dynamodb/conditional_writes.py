@@ -1,8 +1,9 @@
-"""Judging: operations on records, each by `oncegate.claims.step` on what was seen, written if that is still so.
+"""Apply operations to records with conditional writes.
 
-What was seen is a guess at first: that a claimed key is absent, that a claim is as this process left it. The write
-has the condition that the guess is right. If it is not, DynamoDB answers with the item as it is, which is then judged
-instead. So a new event and a duplicate cost one request, a takeover two, and settling one's own claim one.
+Each operation is applied with `oncegate.claims.step` to an expected record: for a claim, no record; for a settlement,
+the record as this process wrote it. The write has the condition that the expectation is right. If it is wrong, DynamoDB
+returns the current item, and the operation is applied to that item instead. So a new event or a duplicate costs one
+request, a takeover two, and settling a claim of this process one.
 """
 
 import os
@@ -17,135 +18,146 @@ from oncegate.claims import IN_PROGRESS, Answer, Claim, Operation, Record, Take,
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.dynamodb.client import DynamoClient, ItemChanged
-from oncegate.stores.dynamodb.items import Item, Where, item_of, record_id, record_of
+from oncegate.stores.dynamodb.items import AddressPair, Item, item_of, record_id, record_of
 
 STAMP_SIZE: Final = 12
-_ROUNDS: Final = 32
-_MOST_HELD: Final = 20_000
-_ABSENT: Final = "attribute_not_exists(id) OR expires <= :past"
+ABSENT: Final = "attribute_not_exists(id) OR expires <= :past"
 _UNCHANGED: Final = "stamp = :stamp"
+_MAX_TRIES: Final = 32
+_MAX_CLAIMS: Final = 20_000
 
 
 class SeenItem(Struct, frozen=True):
-    """A record and the stamp it was written with, as read or, if that is not `sure`, as guessed."""
+    """A record and the stamp of its last write. `was_read`: read from the table, not only expected."""
 
     record: Record | None = None
     stamp: bytes | None = None
-    sure: bool = True
+    was_read: bool = True
 
 
-_NOTHING: Final = SeenItem(sure=False)
+_EXPECTED_ABSENT: Final = SeenItem(was_read=False)
 
 
 class ConditionalWriter:
-    def __init__(self, calls: DynamoClient, clock: Clock | None, margin: int) -> None:
-        self._calls = calls
+    def __init__(self, client: DynamoClient, clock: Clock | None, margin: int) -> None:
+        self._client = client
         self.margin = margin
         self._clock = store_clock(clock)
         self._lock = threading.Lock()
-        # Claims in progress as this process wrote them. They may have changed since: the condition notices.
-        self._held: dict[Where, SeenItem] = {}
+        # Claims in progress as this process wrote them. The condition of a write detects those that changed since.
+        self._claims: dict[AddressPair, SeenItem] = {}
         forks.watch(self)
+
+    def apply(self, operation: Operation) -> Answer:
+        """Apply one operation and return its answer. Raises StoreUnavailable if the record keeps changing."""
+        address = (operation.namespace, operation.key)
+        seen = _EXPECTED_ABSENT if isinstance(operation, Claim) else self.expected(address)
+        for _ in range(_MAX_TRIES):
+            now = self.now()
+            before = self.with_margin(seen.record, operation, now)
+            after, answer = step(before, operation, now)
+            if after is before:
+                if seen.was_read:
+                    return answer
+                seen = self.read(address)
+                continue
+            found = self._write(address, seen, after, now)
+            if found is None:
+                return answer
+            seen = found
+        raise StoreUnavailable(
+            f"a record in {self._client.place} changed {_MAX_TRIES} times before it could be written; retry"
+        )
+
+    def expected(self, address: AddressPair) -> SeenItem:
+        """The claim as this process wrote it; otherwise the record as it is in the table."""
+        return self._claims.get(address) or self.read(address)
+
+    def read(self, address: AddressPair) -> SeenItem:
+        response = self._client.call_table("get_item", Key={"id": {"S": record_id(address)}}, ConsistentRead=True)
+        return seen_in(response.get("Item"))
+
+    def remember(self, address: AddressPair, seen: SeenItem) -> None:
+        """Expect this record at the next operation, if it is a claim in progress."""
+        if len(self._claims) > _MAX_CLAIMS:
+            self._claims.clear()
+        if seen.record is not None and seen.record.state == IN_PROGRESS:
+            self._claims[address] = seen
+        else:
+            self._claims.pop(address, None)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # remembered claims are checked by each write
+        self._lock.release()
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def now(self) -> int:
         with self._lock:
             return self._clock()
 
     def past(self) -> int:
-        """The time that is over on every clock within the margin."""
+        """A time that has passed on every clock that differs by at most the margin."""
         return self.now() - self.margin
 
-    def answer(self, operation: Operation) -> Answer:
-        where = (operation.namespace, operation.key)
-        seen = self._guessed(where, operation)
-        for _ in range(_ROUNDS):
-            now = self.now()
-            before = self.present(seen.record, operation, now)
-            after, answer = step(before, operation, now)
-            if after is before:
-                if seen.sure:
-                    return answer
-                seen = self.look(where)
-                continue
-            found = self._write(where, seen, after, now)
-            if found is None:
-                return answer
-            seen = found
-        raise StoreUnavailable(f"a record in {self._calls.place} kept changing while it was judged; try again")
+    def with_margin(self, record: Record | None, operation: Operation, now: int) -> Record | None:
+        """The record with its times moved for clocks that differ by up to the margin.
 
-    def _guessed(self, where: Where, operation: Operation) -> SeenItem:
-        """A claim is of a new event until proved otherwise; anything else is of a claim that this process holds."""
-        return _NOTHING if isinstance(operation, Claim) else self.held(where)
-
-    def held(self, where: Where) -> SeenItem:
-        """A claim as this process left it, or else as it is."""
-        return self._held.get(where) or self.look(where)
-
-    def look(self, where: Where) -> SeenItem:
-        answer = self._calls.ask("get_item", Key={"id": {"S": record_id(where)}}, ConsistentRead=True)
-        return seen_in(answer.get("Item"))
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # what is remembered is checked anyway
-        self._lock.release()
-
-    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
-
-    def present(self, record: Record | None, operation: Operation, now: int) -> Record | None:
-        """The record as one may judge it whose clock is up to the margin away from that of whoever wrote it: expired
-        and, to others than its owner, let go only when every clock within the margin says so."""
+        The record expires only when it has expired on every clock. For others than the owner, the lease also ends only
+        when it has ended on every clock."""
         if record is None:
             return None
         if record.expires_at is not None and record.expires_at <= now:
             if record.expires_at + self.margin <= now:
                 return None
             record = replace(record, expires_at=record.expires_at + self.margin)
-        others = isinstance(operation, Claim | Take) and record.owner != operation.owner
-        if others and record.state == IN_PROGRESS and self.margin:
+        by_other = isinstance(operation, Claim | Take) and record.owner != operation.owner
+        if by_other and record.state == IN_PROGRESS and self.margin:
             record = replace(record, lease_until=record.lease_until + self.margin)
         return record
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _write(self, where: Where, seen: SeenItem, after: Record | None, now: int) -> SeenItem | None:
-        """Write what became of what was seen. None: done. Else the record has changed, to what is answered."""
+    def _write(self, address: AddressPair, seen: SeenItem, after: Record | None, now: int) -> SeenItem | None:
+        """Replace the seen record. Returns None if done, or the current record if it has changed."""
         if after is None:
-            found = self._delete(where, seen, now)
-            self._held.pop(where, None)
+            found = self._delete(address, seen, now)
+            self._claims.pop(address, None)
             return found
         stamp = os.urandom(STAMP_SIZE)
-        item = item_of(where, after, stamp, self.margin)
+        item = item_of(address, after, stamp, self.margin)
         try:
-            self._calls.ask("put_item", Item=item, **self.unless_changed(seen, now))
+            self._client.call_table("put_item", Item=item, **self.if_unchanged(seen, now))
         except ItemChanged as changed:
-            if stamp_of(changed.item) != stamp:  # else an earlier try of this very request had been carried out
-                return self._as_found(where, changed.item)
-        self.remember(where, SeenItem(after, stamp, sure=False))
+            if stamp_of(changed.item) != stamp:  # if equal, an earlier try of this request was applied
+                return self._current(address, changed.item)
+        self.remember(address, SeenItem(after, stamp, was_read=False))
         return None
 
-    def _as_found(self, where: Where, item: Item | None) -> SeenItem:
-        """What is there instead. It may be a claim that this process holds, asked for by another delivery."""
+    def _current(self, address: AddressPair, item: Item | None) -> SeenItem:
+        """The current record. Forget the remembered claim, unless the record is that claim: then another delivery of
+        the event came to this process."""
         found = seen_in(item)
-        held = self._held.get(where)
-        if held is not None and held.stamp != found.stamp:
-            self._held.pop(where, None)
+        remembered = self._claims.get(address)
+        if remembered is not None and remembered.stamp != found.stamp:
+            self._claims.pop(address, None)
         return found
 
-    def _delete(self, where: Where, seen: SeenItem, now: int) -> SeenItem | None:
-        key = {"id": {"S": record_id(where)}}
+    def _delete(self, address: AddressPair, seen: SeenItem, now: int) -> SeenItem | None:
+        key = {"id": {"S": record_id(address)}}
         try:
-            self._calls.ask("delete_item", Key=key, **self.unless_changed(seen, now))
+            self._client.call_table("delete_item", Key=key, **self.if_unchanged(seen, now))
         except ItemChanged as changed:
-            if changed.item is not None or not changed.unsure:
+            if changed.item is not None or not changed.maybe_applied:
                 return seen_in(changed.item)
         return None
 
-    def unless_changed(self, seen: SeenItem, now: int) -> dict[str, Any]:
-        """The condition that what was seen is still so, as parameters of a write."""
+    def if_unchanged(self, seen: SeenItem, now: int) -> dict[str, Any]:
+        """The parameters of a write that is applied only if the record is still the seen one."""
         values: dict[str, dict[str, Any]]
-        condition, values = _ABSENT, {":past": {"N": str(now - self.margin)}}
+        condition, values = ABSENT, {":past": {"N": str(now - self.margin)}}
         if seen.stamp is not None:
             condition, values = _UNCHANGED, {":stamp": {"B": seen.stamp}}
         return {
@@ -153,14 +165,6 @@ class ConditionalWriter:
             "ExpressionAttributeValues": values,
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         }
-
-    def remember(self, where: Where, seen: SeenItem) -> None:
-        if len(self._held) > _MOST_HELD:
-            self._held.clear()
-        if seen.record is not None and seen.record.state == IN_PROGRESS:
-            self._held[where] = seen
-        else:
-            self._held.pop(where, None)
 
 
 def seen_in(item: Item | None) -> SeenItem:

@@ -1,23 +1,24 @@
 """Records and documents as items of one table.
 
-    attribute        of            what it is
+    attribute        in            meaning
     ───────────────  ────────────  ──────────────────────────────────────────────────────────────────────────────
-    id               both          the partition key: a hash of kind, namespace and key, so that no partition runs hot
-    namespace, key   both          the address; the key in hexadecimal, as people see it elsewhere
-    stamp            both          random, new with every write: what a conditional write compares
-    expires          both          when it is absent, in microseconds; what the conditions compare
-    expiresAt        both          the same in seconds, rounded up: DynamoDB's own sweep (TTL) looks at it
+    id               both          the partition key: a hash of kind, namespace and key, which spreads the load
+    namespace, key   both          the address; the key in hexadecimal, as other tools show it
+    stamp            both          random, new with every write; conditional writes compare it
+    expires          both          when the item expires, in microseconds; conditions compare it
+    expiresAt        both          the same in seconds, rounded up, for the TTL of DynamoDB
     status           records       in progress, released, completed or dead letter
     owner, fence     records       the proof of a claim
     leaseUntil       records       in microseconds
     attempts, payloadHash, firstSeen, processedAt, result, error, payload
-    lost, unavailableSince, handedTo: only where there is something to tell
-    source, type, conversationId (the entity), timestamp (when it happened), deliveryId: what explains a record
+    lost, unavailableSince, handedTo: only if they have a value
+    source, type, conversationId (the entity), timestamp (when it happened), deliveryId: description for people
     shelf, place     some records  the keys of the sparse index: `dead` in the order of addresses, `waiting` in the
-                                   order in which they were let go
+                                   order of leaseUntil
     version, body    documents
 
-Bytes are kept as text if they are short and readable, else compressed: cost goes by size, and 400 kB is the most.
+Bytes are stored as text if they are short and valid UTF-8, otherwise compressed: DynamoDB charges by size and limits an
+item to 400 kB.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ from oncegate.errors import StoreRefused
 from oncegate.stores.base import Change, Document
 
 Item = Mapping[str, Mapping[str, Any]]
-Where = tuple[str, bytes]
+AddressPair = tuple[str, bytes]
 
 DEAD_SHELF: Final = "dead"
 WAITING_SHELF: Final = "waiting"
@@ -43,8 +44,8 @@ _STATUS: Final[dict[State, str]] = {
     DEAD: "dead letter",
 }
 _STATE: Final[dict[str, State]] = {status: state for state, status in _STATUS.items()}
-_READABLE: Final = 1_024
-_LONGEST_PLACE: Final = 1_024
+_MAX_PLAIN_TEXT: Final = 1_024  # bytes; longer values are compressed
+_MAX_PLACE: Final = 1_024  # bytes of a sort key in DynamoDB
 _TIME_SIZE: Final = 8
 _SECOND: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,34 +55,37 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 # ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def record_id(where: Where) -> str:
-    return _hashed(b"record", where)
+def record_id(address: AddressPair) -> str:
+    return _hashed(b"record", address)
 
 
-def document_id(where: Where) -> str:
-    return _hashed(b"document", where)
+def document_id(address: AddressPair) -> str:
+    return _hashed(b"document", address)
 
 
-def _hashed(kind: bytes, where: Where) -> str:
-    namespace = where[0].encode()
-    joined = b"%s %d %s" % (kind, len(namespace), namespace) + where[1]
+def _hashed(kind: bytes, address: AddressPair) -> str:
+    namespace = address[0].encode()
+    joined = b"%s %d %s" % (kind, len(namespace), namespace) + address[1]
     return hashlib.blake2b(joined, digest_size=16).hexdigest()
 
 
-def where_of(item: Item) -> Where:
+def address_of(item: Item) -> AddressPair:
     return item["namespace"]["S"], bytes.fromhex(item["key"]["S"])
 
 
 def place_of(namespace: str, rest: bytes = b"") -> bytes:
-    """A namespace and what follows it, so that places sort as pairs of the two do and no two pairs are one."""
+    """The sort key of a pair of namespace and bytes. Places sort like their pairs, and no two pairs share a place."""
     place = namespace.encode().replace(b"\0", b"\0\1") + b"\0\0" + rest
-    if len(place) > _LONGEST_PLACE:
-        raise StoreRefused("a namespace and a key together are longer than DynamoDB can sort; shorten the namespace")
+    if len(place) > _MAX_PLACE:
+        raise StoreRefused(
+            f"a namespace and a key need {len(place)} bytes in the index, but DynamoDB allows {_MAX_PLACE};"
+            " shorten the namespace"
+        )
     return place
 
 
-def past_namespace(namespace: str) -> bytes:
-    """The first place that comes after all of a namespace."""
+def namespace_end(namespace: str) -> bytes:
+    """The first place after all places of a namespace."""
     return place_of(namespace)[:-1] + b"\1"
 
 
@@ -96,12 +100,12 @@ def waiting_key(namespace: str, place: bytes) -> bytes:
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def item_of(where: Where, record: Record, stamp: bytes, margin: int) -> dict[str, dict[str, Any]]:
+def item_of(address: AddressPair, record: Record, stamp: bytes, margin: int) -> dict[str, dict[str, Any]]:
     about = record.about
     item: dict[str, dict[str, Any]] = {
-        "id": {"S": record_id(where)},
-        "namespace": {"S": where[0]},
-        "key": {"S": where[1].hex()},
+        "id": {"S": record_id(address)},
+        "namespace": {"S": address[0]},
+        "key": {"S": address[1].hex()},
         "stamp": {"B": stamp},
         "status": {"S": _STATUS[record.state]},
         "owner": {"B": record.owner},
@@ -109,7 +113,7 @@ def item_of(where: Where, record: Record, stamp: bytes, margin: int) -> dict[str
         "leaseUntil": _number(record.lease_until),
         "attempts": _number(record.attempts),
         "payloadHash": {"B": record.payload_hash},
-        "firstSeen": {"S": _spoken(record.first_seen)},
+        "firstSeen": {"S": _format_time(record.first_seen)},
         "source": {"S": about.source},
     }
     texts = {"type": about.type, "conversationId": about.entity, "deliveryId": about.delivery_id}
@@ -118,13 +122,13 @@ def item_of(where: Where, record: Record, stamp: bytes, margin: int) -> dict[str
     times["unavailableSince"] = record.unavailable_since
     blobs = {"result": record.result, "payload": record.payload}
     item.update((name, {"S": text}) for name, text in texts.items() if text is not None)
-    item.update((name, {"S": _spoken(time)}) for name, time in times.items() if time is not None)
-    item.update((name, _packed(blob)) for name, blob in blobs.items() if blob is not None)
+    item.update((name, {"S": _format_time(time)}) for name, time in times.items() if time is not None)
+    item.update((name, _encode_blob(blob)) for name, blob in blobs.items() if blob is not None)
     if record.lost:
         item["lost"] = _number(record.lost)
     if record.expires_at is not None:
         item.update(_expiry(record.expires_at, margin))
-    item.update(_shelved(where, record))
+    item.update(_index_keys(address, record))
     return item
 
 
@@ -144,23 +148,23 @@ def record_of(item: Item) -> Record:
             _time(item, "timestamp"),
             _text(item, "deliveryId"),
         ),
-        _told(item["firstSeen"]["S"]),
+        _parse_time(item["firstSeen"]["S"]),
         _time(item, "processedAt"),
-        _blob(item, "result"),
+        _decode_blob(item, "result"),
         _text(item, "error"),
-        _blob(item, "payload"),
+        _decode_blob(item, "payload"),
         int(item["lost"]["N"]) if "lost" in item else 0,
         _time(item, "unavailableSince"),
         _text(item, "handedTo"),
     )
 
 
-def _shelved(where: Where, record: Record) -> dict[str, dict[str, Any]]:
-    """The keys of the index, for the few records that are in it."""
+def _index_keys(address: AddressPair, record: Record) -> dict[str, dict[str, Any]]:
+    """The keys of the sparse index. Only dead letters and waiting records are in it."""
     if record.state == DEAD:
-        return {"shelf": {"S": DEAD_SHELF}, "place": {"B": place_of(*where)}}
+        return {"shelf": {"S": DEAD_SHELF}, "place": {"B": place_of(*address)}}
     if record.payload is not None and record.state in (IN_PROGRESS, RELEASED):
-        place = waiting_place(where[0], record.lease_until, where[1])
+        place = waiting_place(address[0], record.lease_until, address[1])
         return {"shelf": {"S": WAITING_SHELF}, "place": {"B": place}}
     return {}
 
@@ -169,23 +173,22 @@ def _shelved(where: Where, record: Record) -> dict[str, dict[str, Any]]:
 
 
 def document_item(change: Change, stamp: bytes, now: int, margin: int) -> dict[str, dict[str, Any]]:
-    where = (change.namespace, change.key)
     return {
-        "id": {"S": document_id(where)},
-        "namespace": {"S": where[0]},
-        "key": {"S": where[1].hex()},
+        "id": {"S": document_id((change.namespace, change.key))},
+        "namespace": {"S": change.namespace},
+        "key": {"S": change.key.hex()},
         "stamp": {"B": stamp},
         "version": _number(change.version + 1 if change.version else now),
-        "body": _packed(change.body),
+        "body": _encode_blob(change.body),
         **_expiry(now + change.retention, margin),
     }
 
 
 def document_of(item: Item | None, past: int) -> Document:
-    """The document in an item; none if it had expired at a time."""
+    """The document in an item; an empty one if there is no item or it expired by `past`."""
     if item is None or int(item["expires"]["N"]) <= past:
         return Document()
-    return Document(int(item["version"]["N"]), _blob(item, "body"))
+    return Document(int(item["version"]["N"]), _decode_blob(item, "body"))
 
 
 # ── values ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,12 +199,12 @@ def _number(value: int) -> dict[str, Any]:
 
 
 def _expiry(expires_at: int, margin: int) -> dict[str, dict[str, Any]]:
-    """The sweep must not come before the slowest clock has seen the end."""
+    """The TTL must not delete an item before it has expired on the slowest clock."""
     return {"expires": _number(expires_at), "expiresAt": _number(-(-(expires_at + margin) // _SECOND))}
 
 
-def _packed(blob: bytes) -> dict[str, Any]:
-    if len(blob) <= _READABLE:
+def _encode_blob(blob: bytes) -> dict[str, Any]:
+    if len(blob) <= _MAX_PLAIN_TEXT:
         try:
             return {"S": blob.decode()}
         except UnicodeDecodeError:
@@ -209,7 +212,7 @@ def _packed(blob: bytes) -> dict[str, Any]:
     return {"B": zlib.compress(blob)}
 
 
-def _blob(item: Item, name: str) -> bytes | None:
+def _decode_blob(item: Item, name: str) -> bytes | None:
     value = item.get(name)
     if value is None:
         return None
@@ -221,18 +224,18 @@ def _text(item: Item, name: str) -> str | None:
 
 
 def _time(item: Item, name: str) -> int | None:
-    return _told(item[name]["S"]) if name in item else None
+    return _parse_time(item[name]["S"]) if name in item else None
 
 
-def _spoken(time: int) -> str:
-    """A time as people read it, to the microsecond; one that no calendar has stays a number."""
+def _format_time(time: int) -> str:
+    """An ISO time with microseconds; the number itself if the year is out of the range of `datetime`."""
     try:
         return (_EPOCH + time * _MICROSECOND).isoformat(timespec="microseconds")
     except OverflowError:
         return str(time)
 
 
-def _told(spoken: str) -> int:
-    if spoken.removeprefix("-").isdecimal():
-        return int(spoken)
-    return (datetime.fromisoformat(spoken) - _EPOCH) // _MICROSECOND
+def _parse_time(text: str) -> int:
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    return (datetime.fromisoformat(text) - _EPOCH) // _MICROSECOND

@@ -1,4 +1,4 @@
-"""What a URL of the DynamoDB store says. Credentials are never in it: they come from where AWS's tools look."""
+"""The URL of a DynamoDB store. It has no credentials: they come from the standard AWS sources."""
 
 import re
 from typing import Final
@@ -13,12 +13,12 @@ from oncegate.text import quoted
 
 OPTIONS: Final = ("region", "endpoint", "skew", "timeout", "parallel")
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
-_MOST_PARALLEL: Final = 256
-_SKEW: Final = 2_000_000
+_MAX_PARALLEL: Final = 256
+_DEFAULT_SKEW: Final = 2_000_000
 
 
 class DynamoSettings(Struct, frozen=True):
-    """`skew` is in microseconds, as records are; `timeout` in seconds, as sockets take it."""
+    """`skew` is in microseconds, like the times of records; `timeout` is in seconds, like socket timeouts."""
 
     table: str
     region: str | None = None
@@ -28,14 +28,14 @@ class DynamoSettings(Struct, frozen=True):
     parallel: int = 16
 
     def margin(self, *, tested: bool) -> int:
-        """By how much two clocks may differ. A test that moves the one clock there is needs none unless it says so."""
+        """By how many microseconds two clocks may differ. With one clock for tests the default is 0."""
         if self.skew is not None:
             return self.skew
-        return 0 if tested else _SKEW
+        return 0 if tested else _DEFAULT_SKEW
 
     @property
     def place(self) -> str:
-        """Where it is, for a sentence."""
+        """The table for messages."""
         where = self.endpoint or (f"region {self.region}" if self.region else None)
         return f"the DynamoDB table {self.table} ({where})" if where else f"the DynamoDB table {self.table}"
 
@@ -46,11 +46,11 @@ def read_url(url: str) -> DynamoSettings:
     except ValueError:
         raise SettingError(f"{quoted(url)} is not a URL; write dynamodb://Table?region=eu-central-1") from None
     if parts.netloc and "@" not in parts.netloc and not _TABLE.fullmatch(parts.netloc):
-        raise SettingError(f"no table can be called {parts.netloc!r}; its name has 3 to 255 letters, digits, and _ . -")
+        raise SettingError(f"invalid table name {parts.netloc!r}; use 3 to 255 letters, digits, and _ . -")
     if not parts.netloc or "@" in parts.netloc or parts.path.strip("/") or parts.fragment:
         raise SettingError(
             f"{quoted(url)} names no table; write dynamodb://Table?region=eu-central-1"
-            " (3 to 255 letters, digits, and _ . -; credentials are not written in it)"
+            " (3 to 255 letters, digits, and _ . -; without credentials)"
         )
     options = dict(parse_qsl(parts.query))
     if unknown := sorted(options.keys() - set(OPTIONS)):
@@ -65,7 +65,7 @@ def read_url(url: str) -> DynamoSettings:
     )
 
 
-def _parallel(written: str) -> int:
-    if not written.isascii() or not written.isdecimal() or not 1 <= int(written) <= _MOST_PARALLEL:
-        raise SettingError(f"parallel={written!r} is not a number from 1 to {_MOST_PARALLEL}")
-    return int(written)
+def _parallel(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= _MAX_PARALLEL:
+        raise SettingError(f"parallel={text!r} is not a number from 1 to {_MAX_PARALLEL}")
+    return int(text)

@@ -1,8 +1,9 @@
-"""The DynamoDB store: no server to run, any number of machines, durable in several places when it answers.
+"""The DynamoDB store: no server to run, any number of machines, durable in several availability
+zones once it has answered.
 
-Every item is judged by itself (see judging.py), different keys of a batch side by side on a few threads. A batch is
-therefore not one write: if it fails midway, what was settled by then stays settled, and claims that were granted are
-given back with their attempt.
+Each key is written by itself (see conditional_writes.py), and different keys of a batch in parallel threads. A batch is
+therefore not one write. If it fails midway, earlier settlements of the batch stay settled, and claims that were granted
+are released, without counting an attempt.
 """
 
 import heapq
@@ -30,48 +31,48 @@ from oncegate.errors import SettingError, StoreError
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, TakeRequest
 from oncegate.stores.dynamodb import browse
 from oncegate.stores.dynamodb.client import DynamoClient, ItemChanged, KeyWorkers
-from oncegate.stores.dynamodb.conditional_writes import STAMP_SIZE, ConditionalWriter, stamp_of
+from oncegate.stores.dynamodb.conditional_writes import ABSENT, STAMP_SIZE, ConditionalWriter, stamp_of
 from oncegate.stores.dynamodb.items import document_id, document_item, document_of
 from oncegate.stores.dynamodb.settings import DynamoSettings
 from oncegate.stores.dynamodb.table import prepare
 from oncegate.stores.dynamodb.transactions import Transaction, Writes
-from oncegate.stores.step_store import StepStore, shown
+from oncegate.stores.step_store import StepStore, is_listed
 
-_PROBE = "oncegate probe"
-_NEVER = "attribute_exists(id) AND attribute_not_exists(id)"
+_PROBE_ID = "oncegate probe"
+_NEVER_MET = "attribute_exists(id) AND attribute_not_exists(id)"
 
 
 class DynamoStore(StepStore):
     remote = True
 
     def __init__(self, settings: DynamoSettings, *, create: bool = True, clock: Clock | None = None) -> None:
-        self._calls = DynamoClient(settings)
-        self._judge = ConditionalWriter(self._calls, clock, settings.margin(tested=clock is not None))
-        self._pool = KeyWorkers(settings.parallel)
+        self._client = DynamoClient(settings)
+        self._writer = ConditionalWriter(self._client, clock, settings.margin(tested=clock is not None))
+        self._workers = KeyWorkers(settings.parallel)
         try:
-            # DynamoDB sweeps by the real time, which is none to a test that has a clock of its own.
-            prepare(self._calls, create=create, sweeping=clock is None)
+            # The TTL of DynamoDB uses the real time. A test with another clock must not lose its records to it.
+            prepare(self._client, create=create, time_to_live=clock is None)
         except BaseException:
             self.close()
             raise
 
-    # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── claims ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _apply(self, operations: Sequence[Operation]) -> list[Any]:
-        return self._pool.each(self._judge.answer, operations)
+        return self._workers.map(self._writer.apply, operations)
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
         answers: list[Any] = [None] * len(requests)
         try:
-            self._pool.fill(answers, self._judge.answer, requests)
+            self._workers.fill(answers, self._writer.apply, requests)
         except StoreError:
-            self._give_back(requests, answers)
+            self._release_granted(requests, answers)
             raise
         return answers
 
-    def _give_back(self, requests: Sequence[Claim], answers: Sequence[Verdict | None]) -> None:
-        """Release what nobody will run, or throttling would use up the attempts of events that never ran. What cannot
-        be given back either comes free when its lease ends."""
+    def _release_granted(self, requests: Sequence[Claim], answers: Sequence[Verdict | None]) -> None:
+        """Release the claims that no handler will run. Otherwise throttling would use up the attempts of events that
+        never ran. If a release fails, the claim becomes free when its lease ends."""
         granted = [
             Release(request.namespace, request.key, request.owner, answer.record.fence, unstarted=True)
             for request, answer in zip(requests, answers, strict=True)
@@ -84,22 +85,22 @@ class DynamoStore(StepStore):
         return [self._take(want) for want in wants]
 
     def _take(self, want: TakeRequest) -> Entry | None:
-        for where in browse.waiting(self._calls, want.namespace, self._judge.now()):
-            granted = self._judge.answer(Take(*where, want.owner, want.lease))
-            if isinstance(granted, Granted):
-                return Entry(*where, granted.record)
+        for address in browse.waiting_addresses(self._client, want.namespace, self._writer.now()):
+            answer = self._writer.apply(Take(*address, want.owner, want.lease))
+            if isinstance(answer, Granted):
+                return Entry(*address, answer.record)
         return None
 
     def transact(self, held: ClaimProof, effect: Callable[[Writes], Complete], connection: Any = None) -> bool:
-        """See `oncegate.stores.base.Transactional`. Nothing is locked while the effect runs: if the lease ends
-        meanwhile and another takes the claim over, nothing is written."""
+        """See `oncegate.stores.base.Transactional`. Nothing is locked while the effect runs: if the lease ends and
+        another owner takes over the claim, nothing is written."""
         if connection is not None:
-            raise SettingError("DynamoDB has no connection to share; the handler is given what collects its writes")
-        where = (held.namespace, held.key)
-        transaction = Transaction(self._calls, self._judge, where)
-        if not transaction.holds(Renew(*where, held.owner, held.fence, 1)):
+            raise SettingError("the DynamoDB store takes no connection=; the handler gets a Writes object instead")
+        address = (held.namespace, held.key)
+        transaction = Transaction(self._client, self._writer, address)
+        if not transaction.is_held(Renew(*address, held.owner, held.fence, 1)):
             return False
-        writes = Writes(self._calls.table)
+        writes = Writes(self._client.table)
         try:
             complete = effect(writes)
         except BaseException as error:
@@ -110,43 +111,43 @@ class DynamoStore(StepStore):
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         ids = [document_id((address.namespace, address.key)) for address in addresses]
-        found = browse.items_of(self._calls, list(dict.fromkeys(ids)))
-        past = self._judge.past()
+        found = browse.read_items(self._client, list(dict.fromkeys(ids)))
+        past = self._writer.past()
         return [document_of(found.get(id_), past) for id_ in ids]
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
-        return self._pool.each(self._swap, changes)
+        return self._workers.map(self._swap, changes)
 
     def _swap(self, change: Change) -> bool:
-        now, stamp = self._judge.now(), os.urandom(STAMP_SIZE)
-        item = document_item(change, stamp, now, self._judge.margin)
-        condition, version = "attribute_not_exists(id) OR expires <= :past", {}
+        now, stamp = self._writer.now(), os.urandom(STAMP_SIZE)
+        item = document_item(change, stamp, now, self._writer.margin)
+        condition, version = ABSENT, {}
         if change.version:
             condition, version = "version = :version AND expires > :past", {":version": {"N": str(change.version)}}
         try:
-            self._calls.ask(
+            self._client.call_table(
                 "put_item",
                 Item=item,
                 ConditionExpression=condition,
-                ExpressionAttributeValues={":past": {"N": str(now - self._judge.margin)}, **version},
+                ExpressionAttributeValues={":past": {"N": str(now - self._writer.margin)}, **version},
                 ReturnValuesOnConditionCheckFailure="ALL_OLD",
             )
         except ItemChanged as changed:
             return stamp_of(changed.item) == stamp
         return True
 
-    def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
-        """See `oncegate.stores.base.Probed`. The condition cannot be met, so nothing is written; but a table that may
-        not be written, or has no capacity left for it, says so before it looks at the condition."""
+    def probe(self, within: int) -> None:  # noqa: ARG002  # the timeout of the client bounds the answer
+        """See `oncegate.stores.base.CanProbe`. The condition is never met, so nothing is written. DynamoDB checks the
+        permission and the capacity for the write before the condition."""
         with suppress(ItemChanged):
-            self._calls.ask("put_item", Item={"id": {"S": _PROBE}}, ConditionExpression=_NEVER)
+            self._client.call_table("put_item", Item={"id": {"S": _PROBE_ID}}, ConditionExpression=_NEVER_MET)
 
-    # ── for people ────────────────────────────────────────────────────────────────────────────────────────
+    # ── operators ─────────────────────────────────────────────────────────────────────────────────────────
 
     def dead_letters(
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
     ) -> list[Entry]:
-        found = browse.dead(self._calls, namespace, after, limit)
+        found = browse.dead_letters(self._client, namespace, after, limit)
         return list(islice(self._shown(found, after), limit))
 
     def browse(
@@ -157,24 +158,24 @@ class DynamoStore(StepStore):
         after: Address | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """With a namespace and a key one read; otherwise the whole table is read for every page."""
+        """One read with a namespace and a key; otherwise each page reads the whole table."""
         if namespace is not None and key is not None:
-            record = self._judge.look((namespace, key)).record
+            record = self._writer.read((namespace, key)).record
             found: Iterable[Entry] = [] if record is None else [Entry(namespace, key, record)]
         else:
-            found = browse.every(self._calls, namespace, key)
+            found = browse.scan_records(self._client, namespace, key)
         return heapq.nsmallest(limit, self._shown(found, after), key=_order)
 
     def scan(self, namespace: str | None = None) -> Iterator[Entry]:
-        return iter(self._shown(browse.every(self._calls, namespace, None), None))
+        return iter(self._shown(browse.scan_records(self._client, namespace, None), None))
 
     def _shown(self, entries: Iterable[Entry], after: Address | None) -> Iterable[Entry]:
-        past = self._judge.past()
-        return (entry for entry in entries if shown(_order(entry), entry.record, after, past))
+        past = self._writer.past()
+        return (entry for entry in entries if is_listed(_order(entry), entry.record, after, past))
 
     def close(self) -> None:
-        self._pool.close()
-        self._calls.close()
+        self._workers.close()
+        self._client.close()
 
 
 def _order(entry: Entry) -> tuple[str, bytes]:

@@ -1,23 +1,23 @@
-"""The table: made when asked for, and refused when it is another's."""
+"""Create the table, and refuse a table with another structure."""
 
 import time
 from contextlib import suppress
 from typing import Any, Final
 
 from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
-from oncegate.stores.dynamodb.client import DynamoClient, TableInUse, TableMissing, unlike
+from oncegate.stores.dynamodb.client import DynamoClient, TableInUse, TableMissing, not_dynamodb
 
 INDEX: Final = "unfinished"
-SWEEPING: Final = {"AttributeName": "expiresAt", "Enabled": True}
+TIME_TO_LIVE: Final = {"AttributeName": "expiresAt", "Enabled": True}
 _KEYS: Final = {"id": "HASH"}
 _INDEX_KEYS: Final = {"shelf": "HASH", "place": "RANGE"}
 _TYPES: Final = {"id": "S", "shelf": "S", "place": "B"}
-_PATIENCE: Final = 120.0
-_LOOK_EVERY: Final = 0.5
+_WAIT_LIMIT: Final = 120.0  # seconds
+_POLL_INTERVAL: Final = 0.5
 
 
 def definition() -> dict[str, Any]:
-    """What the table is made of, in the words that a request for it and a template have in common."""
+    """The properties of the table that CreateTable and CloudFormation have in common."""
     index = {
         "IndexName": INDEX,
         "KeySchema": _schema(_INDEX_KEYS),
@@ -31,64 +31,68 @@ def definition() -> dict[str, Any]:
     }
 
 
-def prepare(calls: DynamoClient, *, create: bool, sweeping: bool) -> None:
-    """Make sure that the table is there and is ours. `sweeping` has DynamoDB delete what has expired."""
+def prepare(client: DynamoClient, *, create: bool, time_to_live: bool) -> None:
+    """Create the table if it does not exist and `create` is true, and check its structure.
+
+    `time_to_live`: let DynamoDB delete expired items of a new table."""
     try:
-        table = _described(calls)
+        table = _describe(client)
     except TableMissing:
         if not create:
             raise
-        _create(calls)
-        table = _active(calls)
-        if sweeping:
-            _sweep(calls)
-    check(calls.place, table if table["TableStatus"] != "CREATING" else _active(calls))
+        _create(client)
+        table = _wait_until_active(client)
+        if time_to_live:
+            _enable_time_to_live(client)
+    check(client.place, table if table["TableStatus"] != "CREATING" else _wait_until_active(client))
 
 
-def _create(calls: DynamoClient) -> None:
-    with suppress(TableInUse):  # another process is making it
-        calls.ask("create_table", **definition())
+def _create(client: DynamoClient) -> None:
+    with suppress(TableInUse):  # another process is creating it
+        client.call_table("create_table", **definition())
 
 
-def _sweep(calls: DynamoClient) -> None:
+def _enable_time_to_live(client: DynamoClient) -> None:
     try:
-        calls.ask("update_time_to_live", TimeToLiveSpecification=SWEEPING)
+        client.call_table("update_time_to_live", TimeToLiveSpecification=TIME_TO_LIVE)
     except StoreError as error:
-        if "already enabled" not in str(error):  # by another process, which is making the table too
+        if "already enabled" not in str(error):  # by another process that created the table, too
             raise
 
 
-def _described(calls: DynamoClient) -> dict[str, Any]:
-    table: dict[str, Any] | None = calls.ask("describe_table").get("Table")
-    if table is None:  # botocore takes any body of a 200 for an answer
-        raise unlike(calls.place)
+def _describe(client: DynamoClient) -> dict[str, Any]:
+    table: dict[str, Any] | None = client.call_table("describe_table").get("Table")
+    if table is None:  # botocore accepts any body of a response with status 200
+        raise not_dynamodb(client.place)
     return table
 
 
-def _active(calls: DynamoClient) -> dict[str, Any]:
-    """The table, once it is made. Just after it was asked for, DynamoDB may not know of it yet."""
-    deadline = time.monotonic() + _PATIENCE
+def _wait_until_active(client: DynamoClient) -> dict[str, Any]:
+    """Wait until the table is created and return its description. Right after CreateTable it may not exist yet."""
+    deadline = time.monotonic() + _WAIT_LIMIT
     while True:
         with suppress(TableMissing):
-            table = _described(calls)
+            table = _describe(client)
             if table["TableStatus"] != "CREATING":
                 return table
         if time.monotonic() > deadline:
-            raise StoreUnavailable(f"{calls.place} was still being created after {_PATIENCE:.0f} s; try again later")
-        time.sleep(_LOOK_EVERY)
+            raise StoreUnavailable(f"{client.place} was still being created after {_WAIT_LIMIT:.0f} s; retry later")
+        time.sleep(_POLL_INTERVAL)
 
 
 def check(place: str, table: dict[str, Any]) -> None:
-    """Refuse a table that is described so unless it is one of ours."""
+    """Raise StoreRefused unless the description is that of an Oncegate table."""
     keys = _keys_of(table)
     if keys != _KEYS:
-        raise StoreRefused(f"{place} is no table of Oncegate: its key is {', '.join(keys)} and not id; name another")
+        raise StoreRefused(
+            f"{place} is not an Oncegate table: its key is {', '.join(keys)}, not id; name another table"
+        )
     types = {one["AttributeName"]: one["AttributeType"] for one in table["AttributeDefinitions"]}
     indexes = {one["IndexName"]: _keys_of(one) for one in table.get("GlobalSecondaryIndexes", [])}
     if indexes.get(INDEX) != _INDEX_KEYS or not _TYPES.items() <= types.items():
         raise StoreRefused(
-            f"{place} lacks the index {INDEX} of shelf (S) and place (B), or its id is no string (S);"
-            " create the table as docs/stores/dynamodb.md says"
+            f"{place} lacks the index {INDEX} of shelf (S) and place (B), or its id is not a string (S);"
+            " create the table as described in docs/stores/dynamodb.md"
         )
 
 

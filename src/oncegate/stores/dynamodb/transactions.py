@@ -1,4 +1,4 @@
-"""Transactions: the writes of a handler, committed with the completion of its claim in one TransactWriteItems."""
+"""Commit the writes of a handler and the completion of its claim in one TransactWriteItems."""
 
 import os
 import time
@@ -12,26 +12,26 @@ from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import EffectFailed
 from oncegate.stores.dynamodb.client import DynamoClient, ItemChanged
 from oncegate.stores.dynamodb.conditional_writes import STAMP_SIZE, ConditionalWriter, SeenItem, seen_in
-from oncegate.stores.dynamodb.items import Where, item_of
+from oncegate.stores.dynamodb.items import AddressPair, item_of
 
-_MOST_WRITES: Final = 99
+_MAX_WRITES: Final = 99  # DynamoDB allows 100, one of which is the completion
 _TOKEN_SIZE: Final = 16
-_FAILED: Final = "ConditionalCheckFailed"
-_PASSING: Final = frozenset({"None", "TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
+_CONDITION_FAILED: Final = "ConditionalCheckFailed"
+_TRANSIENT: Final = frozenset({"None", "TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
 
 
 class WriteRefused(Exception):
-    """A write of the handler's own was refused, and so none of its writes was made. `reasons` are DynamoDB's."""
+    """DynamoDB refused a write of the handler, so none of its writes was made. `reasons` are those of DynamoDB."""
 
-    def __init__(self, said: str, reasons: list[dict[str, Any]]) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, reasons: list[dict[str, Any]]) -> None:
+        super().__init__(message)
         self.reasons = reasons
 
 
 class Writes:
-    """What a handler wants written, collected until it returns.
+    """The writes of a handler, collected until the handler returns.
 
-    Each method takes the parameters of its part of `TransactWriteItems`, as botocore's client does:
+    Each method takes the parameters of its part of `TransactWriteItems`, like the client of botocore:
     `writes.put(TableName="Cases", Item={"id": {"S": "case-1"}})`."""
 
     def __init__(self, table: str) -> None:
@@ -49,16 +49,16 @@ class Writes:
         self._add("Delete", parameters)
 
     def check(self, **parameters: Any) -> None:
-        """Write nothing, but only commit if a condition holds."""
+        """Write nothing, but commit only if the condition is met."""
         self._add("ConditionCheck", parameters)
 
     def _add(self, kind: str, parameters: dict[str, Any]) -> None:
         if not self._open:
             raise RuntimeError("the transaction is over; writes are collected only while the handler runs")
         if str(parameters.get("TableName")).rpartition("/")[2] == self._table:
-            raise ValueError(f"the table {self._table} holds the claims; keep what handlers write in another")
-        if len(self.collected) >= _MOST_WRITES:
-            raise ValueError(f"DynamoDB takes {_MOST_WRITES} writes together with a completion; write fewer")
+            raise ValueError(f"the table {self._table} holds the claims; write to another table")
+        if len(self.collected) >= _MAX_WRITES:
+            raise ValueError(f"too many writes; DynamoDB allows {_MAX_WRITES} writes together with a completion")
         self.collected.append({kind: parameters})
 
     def close(self) -> None:
@@ -66,86 +66,83 @@ class Writes:
 
 
 class Transaction:
-    """One claim and the writes that shall be made with its completion."""
+    """One claim, and the writes that are committed with its completion."""
 
-    def __init__(self, calls: DynamoClient, judge: ConditionalWriter, where: Where) -> None:
-        self._calls = calls
-        self._judge = judge
-        self._where = where
-        self._seen = judge.held(where)
-        self._stamp = os.urandom(STAMP_SIZE)  # one for all tries, so that each knows the work of the others
+    def __init__(self, client: DynamoClient, writer: ConditionalWriter, address: AddressPair) -> None:
+        self._client = client
+        self._writer = writer
+        self._address = address
+        self._seen = writer.expected(address)
+        self._stamp = os.urandom(STAMP_SIZE)  # the same for all tries, so that a retry recognizes an earlier try
 
-    def holds(self, renew: Renew) -> bool:
-        """Whether the claim is still the asker's, so that its effect may begin."""
-        if self._after(renew) is None and not self._seen.sure:
-            self._seen = self._judge.look(self._where)
-        return self._after(renew) is not None
+    def is_held(self, renew: Renew) -> bool:
+        """Whether the owner still holds the claim, so that the effect may start."""
+        if self._record_after(renew) is None and not self._seen.was_read:
+            self._seen = self._writer.read(self._address)
+        return self._record_after(renew) is not None
 
     def commit(self, complete: Complete, writes: list[dict[str, Any]]) -> bool:
-        """Write all or nothing. False: the claim is no longer the asker's. A completion that was made before does not
-        count: its writes were made then."""
-        pauses = self._calls.pauses()
-        while (after := self._after(complete)) is not None:
-            if self._committed(after, writes):
-                self._judge.remember(self._where, SeenItem(after, self._stamp, sure=False))
+        """Write all or nothing. Returns False if the owner no longer holds the claim, also if the claim is completed
+        already: its writes were committed then."""
+        pauses = self._client.retry_pauses()
+        while (after := self._record_after(complete)) is not None:
+            if self._try_commit(after, writes):
+                self._writer.remember(self._address, SeenItem(after, self._stamp, was_read=False))
                 return True
             pause = next(pauses, None)
             if pause is None:
                 raise StoreUnavailable(
-                    f"others kept writing what a transaction in {self._calls.place} writes; try again"
+                    f"a transaction in {self._client.place} kept conflicting with other writes; retry"
                 )
             time.sleep(pause)
         return False
 
-    def _after(self, operation: Renew | Complete) -> Record | None:
-        """The record after an operation that only the holder of the claim may do; None: it is not the holder."""
-        now = self._judge.now()
-        before = self._judge.present(self._seen.record, operation, now)
+    def _record_after(self, operation: Renew | Complete) -> Record | None:
+        """The record after an operation of the owner; None if the owner does not hold the claim."""
+        now = self._writer.now()
+        before = self._writer.with_margin(self._seen.record, operation, now)
         after, answer = step(before, operation, now)
         return after if answer is True and after is not before else None
 
-    def _committed(self, after: Record, writes: list[dict[str, Any]]) -> bool:
-        """Send it all. False: it was not done, for a reason that may be gone at the next try."""
-        item = item_of(self._where, after, self._stamp, self._judge.margin)
-        condition = self._judge.unless_changed(self._seen, 0)
-        ours = {"Put": {"TableName": self._calls.table, "Item": item, **condition}}
-        # By the token DynamoDB knows a repeated request for ten minutes, and answers it as it did the first time.
-        together = {"TransactItems": [ours, *writes], "ClientRequestToken": os.urandom(_TOKEN_SIZE).hex()}
+    def _try_commit(self, after: Record, writes: list[dict[str, Any]]) -> bool:
+        """Send the transaction once. Returns False if it was cancelled and a retry may succeed."""
+        item = item_of(self._address, after, self._stamp, self._writer.margin)
+        condition = self._writer.if_unchanged(self._seen, 0)
+        completion = {"Put": {"TableName": self._client.table, "Item": item, **condition}}
+        # DynamoDB recognizes a repeated token for ten minutes, and returns the result of the first request.
+        request = {"TransactItems": [completion, *writes], "ClientRequestToken": os.urandom(_TOKEN_SIZE).hex()}
         try:
-            self._calls.ask_of_any("transact_write_items", **together)
+            self._client.call("transact_write_items", **request)
         except ItemChanged as changed:
-            return self._cancelled(changed.reasons, writes)
+            return self._check_reasons(changed.reasons, writes)
         except StoreError as error:
             if writes and _is_about_writes(error.__cause__):
                 raise EffectFailed(WriteRefused(str(error.__cause__), [])) from error
             raise
         return True
 
-    def _cancelled(self, reasons: list[dict[str, Any]], writes: list[dict[str, Any]]) -> bool:
-        """Why it was cancelled. True: it was not needed, since an earlier try had been carried out."""
-        ours, *others = reasons
-        if ours["Code"] == _FAILED:
-            self._seen = seen_in(ours.get("Item"))
+    def _check_reasons(self, reasons: list[dict[str, Any]], writes: list[dict[str, Any]]) -> bool:
+        """Returns True if an earlier try was applied, and False if a retry may succeed. Raises for any other reason."""
+        completion, *others = reasons
+        if completion["Code"] == _CONDITION_FAILED:
+            self._seen = seen_in(completion.get("Item"))
             return self._seen.stamp == self._stamp
-        if ours["Code"] not in _PASSING:
-            raise StoreRefused(f"{self._calls.place} refused a completion ({_said(ours)})")
+        if completion["Code"] not in _TRANSIENT:
+            raise StoreRefused(f"{self._client.place} refused the completion ({_reason_text(completion)})")
         for reason, write in zip(others, writes, strict=True):
-            if reason["Code"] not in _PASSING:
-                raise EffectFailed(WriteRefused(_sentence(reason, write), others))
+            if reason["Code"] not in _TRANSIENT:
+                ((kind, parameters),) = write.items()
+                refusal = f"{kind} on {parameters['TableName']} was refused ({_reason_text(reason)})"
+                raise EffectFailed(WriteRefused(refusal, others))
         return False
 
 
 def _is_about_writes(error: BaseException | None) -> bool:
-    """Whether a request was refused for what it says, and not for who asks or when."""
+    """Whether DynamoDB or botocore refused the request for its content."""
     if isinstance(error, ClientError):
         return code_of(error) in ("ValidationException", "ResourceNotFoundException")
     return isinstance(error, ParamValidationError)
 
 
-def _sentence(reason: dict[str, Any], write: dict[str, Any]) -> str:
-    ((kind, parameters),) = write.items()
-    return f"{kind} on {parameters['TableName']} was refused ({_said(reason)})"
-
-
-def _said(reason: dict[str, Any]) -> str:
+def _reason_text(reason: dict[str, Any]) -> str:
     return f"{reason['Code']}: {reason.get('Message', '')}"

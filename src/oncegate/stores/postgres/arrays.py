@@ -1,6 +1,5 @@
-"""Batches as arrays and records as rows: the statements of store.sql, and how they are filled and read."""
+"""The statements of store.sql, batches as Postgres arrays, and rows as records."""
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final, TypeVar
@@ -8,36 +7,46 @@ from typing import Any, Final, TypeVar
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
-from oncegate.claims import Address, Admit, Bury, Claim, Complete, EventSummary, Record, Release, Renew, Settlement
+from oncegate.claims import (
+    Address,
+    Admit,
+    Bury,
+    Claim,
+    Complete,
+    EventSummary,
+    Record,
+    Release,
+    Renew,
+    Reset,
+    Settlement,
+)
+from oncegate.stores.base import Change
+from oncegate.stores.sql_file import read_sql, sections
 
 SCHEMA: Final = "oncegate"
 Item = TypeVar("Item", bound=Address)
 
 
-def _sections(text: str) -> dict[str, str]:
-    """The named statements of a .sql file, without their comments."""
-    lines = [line for line in text.splitlines() if line.startswith("-- name: ") or not line.startswith("--")]
-    named = "\n".join(lines).split("-- name: ")[1:]
-    return {name.strip(): body.strip() for name, _, body in (section.partition("\n") for section in named)}
-
-
-_TEXT: Final = (pkgutil.get_data("oncegate.stores.postgres", "store.sql") or b"").decode()
+_TEXT: Final = read_sql("oncegate.stores.postgres")
 
 
 def statements(schema: str) -> dict[str, bytes]:
-    """The statements for the schema that was chosen. As bytes, which psycopg takes for SQL that no user has put
-    together; the name is a plain one and in quotes, so that it may also be a word of SQL."""
+    """The statements by name, with the name of the schema filled in.
+
+    They are bytes, because psycopg's types accept only literals or bytes as SQL. The name was validated as a plain
+    identifier; it is quoted because it may be an SQL keyword."""
     text = _TEXT.replace(f"{SCHEMA}.", f'"{schema}".').replace(f"SCHEMA {SCHEMA}", f'SCHEMA "{schema}"')
     text = text.replace(f"'{SCHEMA}'", f"'\"{schema}\"'")
-    return {name: statement.encode() for name, statement in _sections(text).items()}
+    return {name: statement.encode() for name, statement in sections(text).items()}
 
 
 # ── arrays ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Array:
-    """A one-dimensional array as Postgres reads it. Made here because psycopg's way through its adapters takes as
-    long for a batch as the server does to write it."""
+    """A one-dimensional array in the binary format of Postgres.
+
+    psycopg's adapters are not used: for a batch they take as long as the server takes to write it."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -59,7 +68,7 @@ class Flags(Array):
     pass
 
 
-_HEAD: Final = Struct("!iiIii")  # dimensions, whether there are nulls, element type, length, lower bound
+_HEADER: Final = Struct("!iiIii")  # number of dimensions, has nulls, element type, length, lower bound
 _LENGTH: Final = Struct("!i").pack
 _NUMBER: Final = Struct("!iq").pack
 _NULL: Final = _LENGTH(-1)
@@ -69,11 +78,11 @@ _T = TypeVar("_T")
 
 
 def _array(oid: int, items: Sequence[_T], write: Callable[[_T], bytes]) -> bytes:
-    """Most of what a batch is told with it is the same for all of it, and then is written once."""
+    """Encode the items. Most columns of a batch hold one value: it is encoded once and repeated."""
     count = len(items)
-    same = items.count(items[0]) == count
-    body = write(items[0]) * count if same else b"".join([write(item) for item in items])
-    return _HEAD.pack(1, 1, oid, count, 1) + body
+    all_equal = items.count(items[0]) == count
+    body = write(items[0]) * count if all_equal else b"".join([write(item) for item in items])
+    return _HEADER.pack(1, 1, oid, count, 1) + body
 
 
 def texts(items: Sequence[str | None]) -> Texts:
@@ -93,7 +102,7 @@ def flags(items: Sequence[bool]) -> Flags:
 
 
 def _text(item: str | None) -> bytes:
-    """Postgres keeps no NUL in a text, nor what is no character; neither may stop an event that has one in a field."""
+    """Replace NUL and lone surrogates: a Postgres text cannot hold them, but the event must be stored."""
     if item is None:
         return _NULL
     data = item.encode("utf-8", "backslashreplace")
@@ -129,30 +138,31 @@ def register(adapters: AdaptersMap) -> None:
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def rounds(batch: Sequence[Item]) -> list[list[int]]:
-    """The places of a batch in parts that have no address twice, each sorted by address. There is a second part only
-    if an address was named twice; it is asked as a statement of its own, since a transaction over both would go on to
-    wait for locks with the first part's in hand."""
-    where = [(item.namespace, item.key) for item in batch]
-    if len(set(where)) == len(where):
-        return [sorted(range(len(batch)), key=where.__getitem__)] if batch else []
-    parts: list[dict[tuple[str, bytes], int]] = []
-    seen: dict[tuple[str, bytes], int] = {}
-    for place, address in enumerate(where):
-        turn = seen[address] = seen.get(address, -1) + 1
-        if turn == len(parts):
-            parts.append({})
-        parts[turn][address] = place
-    return [[part[address] for address in sorted(part)] for part in parts]
+def split_rounds(batch: Sequence[Item]) -> list[list[int]]:
+    """Split a batch into rounds: lists of indexes without a repeated address, each sorted by address.
+
+    There is more than one round only if an address is repeated. Each round is a separate statement: one transaction
+    over all of them would wait for locks while it holds those of the first round."""
+    batch_addresses = [(item.namespace, item.key) for item in batch]
+    if len(set(batch_addresses)) == len(batch_addresses):
+        return [sorted(range(len(batch)), key=batch_addresses.__getitem__)] if batch else []
+    rounds: list[dict[tuple[str, bytes], int]] = []
+    last_round: dict[tuple[str, bytes], int] = {}
+    for index, address in enumerate(batch_addresses):
+        number = last_round[address] = last_round.get(address, -1) + 1
+        if number == len(rounds):
+            rounds.append({})
+        rounds[number][address] = index
+    return [[indexes[address] for address in sorted(indexes)] for indexes in rounds]
 
 
-def addresses(batch: Sequence[Address]) -> tuple[Texts, Blobs]:
+def address_arrays(batch: Sequence[Address]) -> tuple[Texts, Blobs]:
     return texts([item.namespace for item in batch]), blobs([item.key for item in batch])
 
 
-def claims_of(batch: Sequence[Claim]) -> tuple[Array, ...]:
+def claim_arrays(batch: Sequence[Claim]) -> tuple[Array, ...]:
     return (
-        *addresses(batch),
+        *address_arrays(batch),
         blobs([claim.owner for claim in batch]),
         blobs([claim.payload_hash for claim in batch]),
         numbers([claim.lease for claim in batch]),
@@ -160,42 +170,42 @@ def claims_of(batch: Sequence[Claim]) -> tuple[Array, ...]:
         flags([claim.binds for claim in batch]),
         flags([claim.marks for claim in batch]),
         numbers([claim.slides for claim in batch]),
-        *_abouts(batch),
+        *_summary_arrays(batch),
     )
 
 
-def admissions_of(batch: Sequence[Admit], behind: Sequence[int]) -> tuple[Array, ...]:
+def admission_arrays(batch: Sequence[Admit], behind: Sequence[int]) -> tuple[Array, ...]:
     return (
-        *addresses(batch),
+        *address_arrays(batch),
         blobs([admit.owner for admit in batch]),
         blobs([admit.payload_hash for admit in batch]),
         blobs([admit.payload for admit in batch]),
         flags([admit.binds for admit in batch]),
-        *_abouts(batch),
+        *_summary_arrays(batch),
         numbers(behind),
     )
 
 
-def _abouts(batch: Sequence[Claim | Admit]) -> tuple[Array, ...]:
-    about = [each.about for each in batch]
+def _summary_arrays(batch: Sequence[Claim | Admit]) -> tuple[Array, ...]:
+    summaries = [request.about for request in batch]
     return (
-        texts([each.source for each in about]),
-        texts([each.type for each in about]),
-        texts([each.entity for each in about]),
-        numbers([each.occurred_at for each in about]),
-        texts([each.delivery_id for each in about]),
+        texts([summary.source for summary in summaries]),
+        texts([summary.type for summary in summaries]),
+        texts([summary.entity for summary in summaries]),
+        numbers([summary.occurred_at for summary in summaries]),
+        texts([summary.delivery_id for summary in summaries]),
     )
 
 
-def settlements_of(batch: Sequence[Settlement | Renew]) -> tuple[Array, ...]:
+def settlement_arrays(batch: Sequence[Settlement | Renew]) -> tuple[Array, ...]:
     endings, spans, bodies, errors, unstarted, unavailable, handed = zip(
-        *[_ENDINGS[type(each)](each) for each in batch], strict=True
+        *[_SETTLEMENT_ROWS[type(settlement)](settlement) for settlement in batch], strict=True
     )
     return (
         texts(endings),
-        *addresses(batch),
-        blobs([each.owner or None for each in batch]),  # an empty owner proves nothing, and null equals nothing
-        numbers([each.fence for each in batch]),
+        *address_arrays(batch),
+        blobs([settlement.owner or None for settlement in batch]),  # an empty owner proves nothing; null equals nothing
+        numbers([settlement.fence for settlement in batch]),
         numbers(spans),
         blobs(bodies),
         texts(errors),
@@ -205,31 +215,45 @@ def settlements_of(batch: Sequence[Settlement | Renew]) -> tuple[Array, ...]:
     )
 
 
-_Ending = tuple[str, int, bytes | None, str | None, bool, bool, str | None]
+# ending, span, body, error, unstarted, unavailable, handed: see settle_2 in store.sql.
+_SettlementRow = tuple[str, int, bytes | None, str | None, bool, bool, str | None]
 
 
-def _complete(complete: Complete) -> _Ending:
+def _complete_row(complete: Complete) -> _SettlementRow:
     return "C", complete.retention, complete.result, complete.error, False, False, complete.handed_to
 
 
-def _release(release: Release) -> _Ending:
+def _release_row(release: Release) -> _SettlementRow:
     return "R", release.delay, None, release.error, release.unstarted, release.unavailable, None
 
 
-def _bury(bury: Bury) -> _Ending:
+def _bury_row(bury: Bury) -> _SettlementRow:
     return "D", bury.retention, bury.payload, bury.error, False, False, None
 
 
-def _renew(renew: Renew) -> _Ending:
+def _renew_row(renew: Renew) -> _SettlementRow:
     return "P", renew.lease, None, None, False, False, None
 
 
-_ENDINGS: Final[dict[type, Callable[[Any], _Ending]]] = {
-    Complete: _complete,
-    Release: _release,
-    Bury: _bury,
-    Renew: _renew,
+_SETTLEMENT_ROWS: Final[dict[type, Callable[[Any], _SettlementRow]]] = {
+    Complete: _complete_row,
+    Release: _release_row,
+    Bury: _bury_row,
+    Renew: _renew_row,
 }
+
+
+def reset_arrays(batch: Sequence[Reset]) -> tuple[Array, ...]:
+    return *address_arrays(batch), flags([reset.only_dead for reset in batch])
+
+
+def change_arrays(batch: Sequence[Change]) -> tuple[Array, ...]:
+    return (
+        *address_arrays(batch),
+        numbers([change.version for change in batch]),
+        blobs([change.body for change in batch]),
+        numbers([change.retention for change in batch]),
+    )
 
 
 def record_of(row: Sequence[Any]) -> Record:

@@ -1,7 +1,7 @@
-"""Connections: as many as are needed at once up to a bound, none of which outlives a fork, a restart or a doubt.
+"""A bounded pool of connections that survives forks and server restarts.
 
-psycopg's own pool was turned down. Its threads do not survive a fork; while the server is down it makes every caller
-wait out its time where the system says at once that nobody listens; and the reason goes to a log.
+psycopg's pool is not used. Its threads do not survive a fork. While the server is down, it makes every caller wait for
+the full timeout although the connection is refused at once, and it writes the reason to a log only.
 """
 
 import select
@@ -18,17 +18,20 @@ from psycopg.pq import TransactionStatus
 from oncegate import forks
 from oncegate.errors import StoreRefused, StoreUnavailable
 from oncegate.stores.postgres.arrays import register
-from oncegate.stores.postgres.errors import DeadlineExceeded, explained, unconnected
+from oncegate.stores.postgres.errors import READ_ONLY, DeadlineExceeded, connection_error, store_error
 from oncegate.stores.postgres.settings import PostgresSettings
 
-_CANCEL_WITHIN: Final = 1.0
-# A child must not let go of what its parent uses: letting go would tell the server that the session is over.
+_CANCEL_TIMEOUT: Final = 1.0  # seconds
+# Connections of the parent process. A forked child keeps them referenced and never closes them: closing one would end
+# the parent's session.
 _inherited: Final[list[Any]] = []
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection whose statements take no longer than `limit` seconds. It is watched from this side: a setting of
-    the session would not survive a pooler between us and the server, nor help when the server does not answer."""
+    """A connection whose statements take at most `limit` seconds.
+
+    The limit is enforced by the client. `statement_timeout` would not survive a pooler between client and server, and
+    would not help when the server does not answer."""
 
     limit: float | None = None
 
@@ -36,22 +39,22 @@ class Connection(psycopg.Connection[Any]):
         if self.limit is None:
             return super().wait(gen, *args, **kwargs)
         try:
-            return super().wait(_until(time.monotonic() + self.limit, gen), *args, **kwargs)
+            return super().wait(_with_deadline(time.monotonic() + self.limit, gen), *args, **kwargs)
         except DeadlineExceeded:
-            self._give_up()
+            self._cancel_and_close()
             raise
 
-    def _give_up(self) -> None:
-        """Ask the server to stop, as far as that can be done in bounded time, and leave."""
+    def _cancel_and_close(self) -> None:
+        """Ask the server to cancel the statement, if libpq can do that with a timeout, and close the connection."""
         self.limit = None
         with suppress(psycopg.Error):
             if capabilities.has_cancel_safe():
-                self.cancel_safe(timeout=_CANCEL_WITHIN)
+                self.cancel_safe(timeout=_CANCEL_TIMEOUT)
         self.close()
 
 
-def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """The steps of a statement, as long as there is time. psycopg comes back every 100 ms while it waits."""
+def _with_deadline(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Run the steps of a statement until the deadline. psycopg resumes the generator at least every 100 ms."""
     try:
         state = next(gen)
         while True:
@@ -64,45 +67,47 @@ def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any
 
 
 class Connections:
+    """Opens connections on demand, up to the limit of the settings, and reuses idle ones."""
+
     def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._room = threading.Semaphore(settings.connections)
+        self._slots = threading.Semaphore(settings.connections)
         self._closed = False
         forks.watch(self)
 
     @contextmanager
     def borrowed(self) -> Iterator[Connection]:
-        """A connection for the caller alone. psycopg's errors do not get out of here."""
-        room, place = self._room, self._settings.place
-        if not room.acquire(timeout=self._settings.timeout):
+        """A connection for the exclusive use of the caller. psycopg errors are raised as store errors."""
+        slots, place = self._slots, self._settings.place
+        if not slots.acquire(timeout=self._settings.timeout):
             raise StoreUnavailable(
-                f"all {self._settings.connections} connections to {place} were busy for too long;"
-                " allow more with oncegate_connections"
+                f"all {self._settings.connections} connections to {place} were busy for {self._settings.timeout:g} s;"
+                " raise oncegate_connections"
             )
         try:
-            connection = self._found() or self._connect()
+            connection = self._pop_idle() or self._connect()
             try:
                 yield connection
             finally:
                 self._give_back(connection)
         except psycopg.Error as error:
-            if error.sqlstate is None or error.sqlstate == "25006":
-                self._let_go()  # whatever became of this one, the others may share its fate
-            raise explained(error, place) from error
+            if error.sqlstate in (None, READ_ONLY):
+                self._close_idle()  # the other connections go to the same server, which is down or became a replica
+            raise store_error(error, place) from error
         finally:
-            room.release()
+            slots.release()
 
-    def _found(self) -> Connection | None:
+    def _pop_idle(self) -> Connection | None:
         while True:
             with self._lock:
                 if self._closed:
-                    raise StoreRefused(f"the store in {self._settings.place} was closed")
+                    raise StoreRefused(f"the store in {self._settings.place} was closed; open it again")
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if not _hung_up(connection):
+            if not _is_dead(connection):
                 return connection
             connection.close()
 
@@ -110,18 +115,18 @@ class Connections:
         try:
             connection = Connection.connect(autocommit=True, prepare_threshold=None, **self._settings.parameters)
         except psycopg.Error as error:
-            raise unconnected(error, self._settings.place) from error
+            raise connection_error(error, self._settings.place) from error
         register(connection.adapters)
         connection.limit = self._settings.timeout
         return connection
 
     def _give_back(self, connection: Connection) -> None:
-        """Keep it if it is as it was; one that was left in the middle of something is of no more use."""
-        at_rest = connection.info.transaction_status == TransactionStatus.IDLE
-        if at_rest and not connection.autocommit:
+        """Keep the connection for reuse, or close it if a statement or a transaction is still open on it."""
+        reusable = connection.info.transaction_status == TransactionStatus.IDLE
+        if reusable and not connection.autocommit:
             connection.autocommit = True
         with self._lock:
-            if at_rest and not self._closed:
+            if reusable and not self._closed:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -129,9 +134,9 @@ class Connections:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        self._let_go()
+        self._close_idle()
 
-    def _let_go(self) -> None:
+    def _close_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -143,12 +148,12 @@ class Connections:
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
             _inherited.extend(self._idle)
-            self._idle, self._room = [], threading.Semaphore(self._settings.connections)
+            self._idle, self._slots = [], threading.Semaphore(self._settings.connections)
         self._lock.release()
 
 
-def _hung_up(connection: Connection) -> bool:
-    """Whether the server has said something to a connection that asked nothing: it can only be a farewell."""
+def _is_dead(connection: Connection) -> bool:
+    """Whether the server has closed an idle connection. Data on an idle connection is always such a notice."""
     if connection.closed:
         return True
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""The URL of a Postgres store: libpq's parameters as everywhere, and ours, whose names begin with `oncegate_`."""
+"""The URL of a Postgres store: libpq parameters, and options of Oncegate, whose names begin with `oncegate_`."""
 
 import re
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 from oncegate.stores.postgres.arrays import SCHEMA
 
-_OURS: Final = "oncegate_"
-_KNOWN: Final = ("oncegate_schema", "oncegate_connections", "oncegate_timeout")
-_NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
-_MOST_CONNECTIONS: Final = 1_000
+_PREFIX: Final = "oncegate_"
+OPTIONS: Final = ("oncegate_schema", "oncegate_connections", "oncegate_timeout")
+_SCHEMA_NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+_MAX_CONNECTIONS: Final = 1_000
 _PORTS: Final = re.compile(r"[0-9,]*", re.ASCII)
-_WRITTEN: Final = (
+_URL_HINT: Final = (
     "write postgresql://host/database, and in a name or password %40 for @, %2F for /, %3A for :, %3F for ?"
 )
-# What libpq is told unless the URL says otherwise. A connection that was cut without a word is found out in time.
+# libpq parameters that the URL may override. The keepalives detect a connection that was cut silently within a minute.
 _DEFAULTS: Final = {
     "connect_timeout": 5,
     "fallback_application_name": "oncegate",
@@ -39,57 +39,59 @@ class PostgresSettings(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Where it is, for a sentence: no user and no password."""
+        """The server and database for messages, without user and password."""
         host = self.parameters.get("host") or self.parameters.get("hostaddr") or "this machine's socket"
         port, name = self.parameters.get("port"), self.parameters.get("dbname")
         return f"Postgres at {host}{f':{port}' if port else ''}{f'/{name}' if name else ''}"
 
 
 def read_url(url: str) -> PostgresSettings:
-    ours, theirs = _parted(url)
-    unknown = [name for name in ours if name not in _KNOWN]
+    options, libpq_url = _split_options(url)
+    unknown = [name for name in options if name not in OPTIONS]
     if unknown:
-        raise SettingError(f"the Postgres store has no option {unknown[0]!r}; it has {', '.join(_KNOWN)}")
-    if "@" in theirs.partition("?")[0].partition("://")[2].partition("/")[2]:
-        raise SettingError(f"the store URL has an @ behind its host; {_WRITTEN}")
+        raise SettingError(f"the Postgres store has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
+    if "@" in libpq_url.partition("?")[0].partition("://")[2].partition("/")[2]:
+        raise SettingError(f"the store URL has an @ after its host; {_URL_HINT}")
     try:
-        parameters = conninfo_to_dict(theirs)
+        parameters = conninfo_to_dict(libpq_url)
     except psycopg.Error as error:
-        raise SettingError(f"the store URL is not one that Postgres understands: {_unsaid(str(error))}") from None
+        reason = _without_secrets(str(error))
+        raise SettingError(f"the store URL is not a valid Postgres URL: {reason}; {_URL_HINT}") from None
     if not _PORTS.fullmatch(str(parameters.get("port", ""))):
-        raise SettingError(f"the store URL has a port that is no number; {_WRITTEN}")
+        raise SettingError(f"the port in the store URL is not a number; {_URL_HINT}")
     return PostgresSettings(
         {**_DEFAULTS, **parameters, "client_encoding": "utf8"},
-        _schema(ours.get("oncegate_schema", SCHEMA)),
-        _connections(ours.get("oncegate_connections", "8")),
-        microseconds(ours.get("oncegate_timeout", "5s"), "oncegate_timeout") / 1e6,
+        _schema(options.get("oncegate_schema", SCHEMA)),
+        _connections(options.get("oncegate_connections", "8")),
+        microseconds(options.get("oncegate_timeout", "5s"), "oncegate_timeout") / 1e6,
     )
 
 
-def _parted(url: str) -> tuple[dict[str, str], str]:
-    """Our options, and the URL without them, otherwise letter for letter as it was."""
+def _split_options(url: str) -> tuple[dict[str, str], str]:
+    """Return the options of Oncegate, and the URL without them but otherwise unchanged."""
     base, _, query = url.partition("?")
     pairs = query.split("&") if query else []
-    ours = "&".join(pair for pair in pairs if pair.startswith(_OURS))
-    theirs = "&".join(pair for pair in pairs if not pair.startswith(_OURS))
-    return dict(parse_qsl(ours, keep_blank_values=True)), f"{base}?{theirs}" if theirs else base
+    options = "&".join(pair for pair in pairs if pair.startswith(_PREFIX))
+    rest = "&".join(pair for pair in pairs if not pair.startswith(_PREFIX))
+    return dict(parse_qsl(options, keep_blank_values=True)), f"{base}?{rest}" if rest else base
 
 
-def _unsaid(said: str) -> str:
-    """An error of libpq without what it quotes of the URL, which may be of a password; but for a parameter's name."""
-    named = re.match(r'invalid URI query parameter: "[a-z_]+"', said)
-    return named[0] if named else said.partition('"')[0].rstrip(" :\n")
+def _without_secrets(message: str) -> str:
+    """Remove what a libpq error quotes from the URL: it may be part of a password. The name of a parameter stays."""
+    parameter = re.match(r'invalid URI query parameter: "[a-z_]+"', message)
+    return parameter[0] if parameter else message.partition('"')[0].rstrip(" :\n")
 
 
 def _schema(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not _SCHEMA_NAME.fullmatch(name):
         raise SettingError(
-            f"oncegate_schema={name!r} is not a plain name; write it in small letters, digits and underscores"
+            f"oncegate_schema={name!r} is not a valid schema name;"
+            " use lower-case letters, digits and underscores, without the prefix pg_"
         )
     return name
 
 
-def _connections(written: str) -> int:
-    if not written.isascii() or not written.isdigit() or not 1 <= int(written) <= _MOST_CONNECTIONS:
-        raise SettingError(f"oncegate_connections={written!r} is not a number from 1 to {_MOST_CONNECTIONS}")
-    return int(written)
+def _connections(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MAX_CONNECTIONS:
+        raise SettingError(f"oncegate_connections={text!r} is not a number from 1 to {_MAX_CONNECTIONS}")
+    return int(text)

@@ -1,7 +1,8 @@
-"""The Postgres store: one server, any number of processes and machines, durable when it answers.
+"""The Postgres store: one server, any number of processes and machines, durable once it has answered.
 
-Every batch is one statement, a call of a function in store.sql that judges the whole batch where the rows are. The
-rules are stated there a second time: judging in Python would hold locks on the rows over a round trip.
+Each batch is one statement: a call of a function in store.sql, which applies the claim rules to the whole batch on the
+server. The rules are therefore written twice, here in SQL and in `oncegate.claims`. Applying them in Python would hold
+row locks during a round trip.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,29 +35,30 @@ from oncegate.claims import (
 from oncegate.clocks import Clock
 from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.stores.base import Change, Document, EffectFailed, Entry, TakeRequest
-from oncegate.stores.entity_order import behind, step_behind
+from oncegate.stores.entity_order import batch_positions, step_at_position
 from oncegate.stores.postgres.arrays import (
-    addresses,
-    admissions_of,
+    address_arrays,
+    admission_arrays,
     blobs,
-    claims_of,
-    flags,
+    change_arrays,
+    claim_arrays,
     numbers,
     record_of,
     register,
-    rounds,
-    settlements_of,
+    reset_arrays,
+    settlement_arrays,
+    split_rounds,
     statements,
 )
 from oncegate.stores.postgres.connections import Connection, Connections
-from oncegate.stores.postgres.errors import explained, line_of
+from oncegate.stores.postgres.errors import first_line, store_error
 from oncegate.stores.postgres.schema import prepare
 from oncegate.stores.postgres.settings import PostgresSettings
-from oncegate.stores.postgres.user_connection import UserConnection, begun
+from oncegate.stores.postgres.user_connection import UserTransaction, begin
 
-_SWEEP: Final = 512
-_START: Final = "(0,0)"
-_ASKED_AGAIN: Final = 20
+_SWEEP_ROWS: Final = 512  # rows that one sweep reads
+_FIRST_ROW: Final = "(0,0)"
+_MAX_TRIES: Final = 20
 _VERDICTS: Final[dict[str, type[Verdict | Admission]]] = {
     "A": Admitted,
     "B": Buried,
@@ -75,11 +77,11 @@ class PostgresStore:
         self._sql = statements(settings.schema)
         self._clock = clock
         self._connections = Connections(settings)
-        # Handlers have connections of their own: what they leave set in a session is theirs to meet again, and
-        # however long they take, the claims of others go on.
-        self._lent = Connections(settings)
-        self._swept = {"claims": _START, "documents": _START}
-        self._unswept = {"claims": 0, "documents": 0}
+        # Handlers get separate connections: their session settings cannot affect the store, and a slow handler does not
+        # block the claims of others.
+        self._handler_connections = Connections(settings)
+        self._sweep_position = {"claims": _FIRST_ROW, "documents": _FIRST_ROW}
+        self._rows_to_sweep = {"claims": 0, "documents": 0}
         try:
             with self._connections.borrowed() as db:
                 prepare(db, settings, create=create)
@@ -87,17 +89,17 @@ class PostgresStore:
             self.close()
             raise
 
-    # ── the verbs ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── claims ────────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        return self._judged("claim", requests, lambda part, _behind: claims_of(part), [0] * len(requests))
+        return self._claim_or_admit("claim", requests, lambda batch, _behind: claim_arrays(batch), [0] * len(requests))
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        """Nothing is granted: whether an entity has something kept would take a lock on it, as when it is taken."""
-        asked = [replace(request, lease=0) for request in requests]
-        return self._judged("admit", asked, admissions_of, behind(asked))
+        """Admit, never grant: whether the entity has other events can only be seen under a lock on the entity."""
+        ungranted = [replace(request, lease=0) for request in requests]
+        return self._claim_or_admit("admit", ungranted, admission_arrays, batch_positions(ungranted))
 
-    def _judged(
+    def _claim_or_admit(
         self,
         statement: str,
         requests: Sequence[Any],
@@ -106,91 +108,98 @@ class PostgresStore:
     ) -> list[Any]:
         answers: dict[int, Any] = {}
         with self._connections.borrowed() as db:
-            for part in rounds(requests):
-                self._judge(db, statement, requests, arrays_of, part, answers, behind)
+            for indexes in split_rounds(requests):
+                self._answer_round(db, statement, requests, arrays_of, indexes, answers, behind)
         self._sweep("claims", sum(_is_new(answer) for answer in answers.values()))
-        return [answers[place] for place in range(len(requests))]
+        return [answers[index] for index in range(len(requests))]
 
-    def _judge(
+    def _answer_round(
         self,
         db: Connection,
         statement: str,
         requests: Sequence[Any],
         arrays_of: Callable[[Sequence[Any], Sequence[int]], Any],
-        part: list[int],
+        indexes: list[int],
         answers: dict[int, Any],
         behind: Sequence[int],
     ) -> None:
-        """Have a part of a batch judged. A record can be gone between two looks at it, and then it is asked again."""
-        for _ in range(_ASKED_AGAIN):
-            batch = [requests[place] for place in part]
-            rows = self._ask(db, statement, (self._now(), *arrays_of(batch, [behind[place] for place in part])))
-            if rows[0:1] and rows[0][0] is None:  # all were absent, so their records are known without reading them
-                at = rows[0][2]
-                answers.update((place, step_behind(None, requests[place], at, behind[place])[1]) for place in part)
+        """Add the answers of one round. A record that is deleted while the statement runs has no answer: its request is
+        sent again."""
+        for _ in range(_MAX_TRIES):
+            batch = [requests[index] for index in indexes]
+            arrays = arrays_of(batch, [behind[index] for index in indexes])
+            rows = self._execute(db, statement, (self._now(), *arrays))
+            if rows[0:1] and rows[0][0] is None:  # all keys were absent: their records follow from the requests
+                now = rows[0][2]
+                answers.update(
+                    (index, step_at_position(None, requests[index], now, behind[index])[1]) for index in indexes
+                )
                 return
-            answers.update((part[row[0] - 1], _VERDICTS[row[1]](record_of(row[3:]), row[2])) for row in rows)
-            part = [place for place in part if place not in answers]
-            if not part:
+            answers.update((indexes[row[0] - 1], _VERDICTS[row[1]](record_of(row[3:]), row[2])) for row in rows)
+            indexes = [index for index in indexes if index not in answers]
+            if not indexes:
                 return
-        raise StoreUnavailable(f"records in {self._settings.place} kept vanishing while they were claimed; try again")
-
-    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return self._settle(settlements)
-
-    def renew(self, leases: Sequence[Renew]) -> list[bool]:
-        return self._settle(leases)
-
-    def _settle(self, batch: Sequence[Settlement | Renew]) -> list[bool]:
-        return self._accepted("settle", batch, settlements_of)
-
-    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
-        return self._accepted("redrive", requests, addresses)
-
-    def reset(self, requests: Sequence[Reset]) -> list[bool]:
-        return self._accepted("forget", requests, _resets_of)
-
-    def swap(self, changes: Sequence[Change]) -> list[bool]:
-        answers = self._accepted("swap", changes, _changes_of)
-        self._sweep("documents", sum(answers))
-        return answers
-
-    def _accepted(self, statement: str, batch: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[bool]:
-        """Whether each of a batch was accepted, by a function that answers with the places where it was."""
-        answers = [False] * len(batch)
-        with self._connections.borrowed() as db:
-            for part in rounds(batch):
-                arrays = arrays_of([batch[place] for place in part])
-                for place in self._places(db, statement, (self._now(), *arrays), len(part)):
-                    answers[part[place - 1]] = True
-        return answers
-
-    def _places(self, db: psycopg.Connection[Any], statement: str, values: Any, count: int) -> Sequence[int]:
-        ((places,),) = self._ask(db, statement, values)
-        return range(1, count + 1) if places is None else places
+        raise StoreUnavailable(
+            f"records in {self._settings.place} were deleted {_MAX_TRIES} times while they were claimed; retry"
+        )
 
     def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         taken: list[Entry] = []
         with self._connections.borrowed() as db:
-            for name in sorted({want.namespace for want in wants}):
-                mine = [want for want in wants if want.namespace == name]
-                given = blobs([want.owner for want in mine]), numbers([want.lease for want in mine])
-                in_order = any(want.in_order for want in mine)
-                rows = self._ask(db, "take in order" if in_order else "take", (self._now(), name, *given))
-                taken += [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
-        return [_taken_by(want, taken) for want in wants]
+            for namespace in sorted({want.namespace for want in wants}):
+                group = [want for want in wants if want.namespace == namespace]
+                arrays = blobs([want.owner for want in group]), numbers([want.lease for want in group])
+                statement = "take in order" if any(want.in_order for want in group) else "take"
+                taken += _entries(self._execute(db, statement, (self._now(), namespace, *arrays)))
+        return [_pop_taken(want, taken) for want in wants]
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return self._accepted("settle", settlements, settlement_arrays)
+
+    def renew(self, leases: Sequence[Renew]) -> list[bool]:
+        return self._accepted("settle", leases, settlement_arrays)
+
+    def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
+        return self._accepted("redrive", requests, address_arrays)
+
+    def reset(self, requests: Sequence[Reset]) -> list[bool]:
+        return self._accepted("reset", requests, reset_arrays)
+
+    def _accepted(self, statement: str, batch: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[bool]:
+        """Whether each item of a batch was accepted, for statements that return the accepted places."""
+        answers = [False] * len(batch)
+        with self._connections.borrowed() as db:
+            for indexes in split_rounds(batch):
+                arrays = arrays_of([batch[index] for index in indexes])
+                for place in self._accepted_places(db, statement, (self._now(), *arrays), len(indexes)):
+                    answers[indexes[place - 1]] = True
+        return answers
+
+    def _accepted_places(self, db: psycopg.Connection[Any], statement: str, values: Any, count: int) -> Sequence[int]:
+        """The accepted places, counted from 1. The statement returns null for all of them."""
+        ((places,),) = self._execute(db, statement, values)
+        return range(1, count + 1) if places is None else places
+
+    # ── documents ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, addresses: Sequence[Address]) -> list[Document]:
+        if not addresses:
+            return []
+        with self._connections.borrowed() as db:
+            rows = self._execute(db, "load", (*address_arrays(addresses), self._now()))
+        return [Document() if version is None else Document(version, body) for version, body in rows]
+
+    def swap(self, changes: Sequence[Change]) -> list[bool]:
+        answers = self._accepted("swap", changes, change_arrays)
+        self._sweep("documents", sum(answers))
+        return answers
+
+    # ── operators ─────────────────────────────────────────────────────────────────────────────────────────
 
     def kept(self, namespace: str) -> int:
         with self._connections.borrowed() as db:
-            ((count,),) = self._ask(db, "kept", (namespace,))
+            ((count,),) = self._execute(db, "count waiting", (namespace,))
         return int(count)
-
-    def load(self, addresses_: Sequence[Address]) -> list[Document]:
-        if not addresses_:
-            return []
-        with self._connections.borrowed() as db:
-            rows = self._ask(db, "load", (*addresses(addresses_), self._now()))
-        return [Document() if version is None else Document(version, body) for version, body in rows]
 
     def dead_letters(
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
@@ -210,7 +219,7 @@ class PostgresStore:
     def _page(
         self, statement: str, namespace: str | None, key: bytes | None, after: Address | None, limit: int
     ) -> list[Entry]:
-        wanted = {
+        parameters = {
             "namespace": namespace,
             "key": key,
             "after_namespace": after.namespace if after else "",
@@ -219,165 +228,145 @@ class PostgresStore:
             "limit": limit,
         }
         with self._connections.borrowed() as db:
-            rows = self._ask(db, statement, wanted)
-        return [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
+            return _entries(self._execute(db, statement, parameters))
 
-    def probe(self, within: int) -> None:  # noqa: ARG002  # an answer takes no longer than the timeout
-        """See `oncegate.stores.base.Probed`."""
+    def probe(self, within: int) -> None:  # noqa: ARG002  # the timeout of the connection bounds the answer
+        """See `oncegate.stores.base.CanProbe`."""
         with self._connections.borrowed() as db:
-            self._ask(db, "probe", ())
+            self._execute(db, "probe", ())
 
     def close(self) -> None:
         self._connections.close()
-        self._lent.close()
+        self._handler_connections.close()
 
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
     def transact(self, held: ClaimProof, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
-        """See `oncegate.stores.base.Transactional`. The claim's row stays locked until the commit, and no other."""
+        """See `oncegate.stores.base.Transactional`. Only the row of the claim stays locked until the commit."""
         if connection is not None:
             return self._transact_on(connection, held, effect)
-        with self._lent.borrowed() as db:
-            ((now,),) = self._ask(db, "time", (self._now(),))
+        with self._handler_connections.borrowed() as db:
+            ((now,),) = self._execute(db, "tick", (self._now(),))
             db.autocommit = False
             try:
                 done = self._transact(db, held, effect, now)
                 if done:
-                    _commit(db)
+                    _commit(db.commit)
             finally:
-                _roll_back(db)
+                with suppress(psycopg.Error):  # a connection that cannot roll back is closed when it is given back
+                    db.rollback()
         return done
 
     def check_connection(self, connection: Any) -> None:
-        """See `oncegate.stores.base.Joining`."""
-        with self._own(connection):
+        """See `oncegate.stores.base.JoinsTransactions`."""
+        with self._user_transaction(connection):
             pass
 
     @contextmanager
-    def _own(self, connection: Any) -> Iterator[UserConnection]:
+    def _user_transaction(self, connection: Any) -> Iterator[UserTransaction]:
         try:
-            with begun(connection) as own:
-                yield own
+            with begin(connection) as transaction:
+                yield transaction
         except psycopg.errors.UndefinedTable as error:
             raise SettingError(
-                f"the connection is to a database without the schema {self._settings.schema} of the store"
-                f" ({line_of(error)}); connect it to {self._settings.place}"
+                f"the database of the connection has no schema {self._settings.schema} ({first_line(error)});"
+                f" pass a connection to {self._settings.place}"
             ) from error
         except psycopg.Error as error:
-            raise explained(error, self._settings.place) from error
+            raise store_error(error, self._settings.place) from error
 
     def _transact_on(self, connection: Any, held: ClaimProof, effect: Callable[[Any], Complete]) -> bool:
-        """The same on a connection of the user's own, to the database that has the store."""
         with self._connections.borrowed() as db:
-            ((now,),) = self._ask(db, "time", (self._now(),))
-        with self._own(connection) as own:
-            done = self._transact(own.driver, held, lambda _: effect(connection), now)
+            ((now,),) = self._execute(db, "tick", (self._now(),))
+        with self._user_transaction(connection) as transaction:
+            done = self._transact(transaction.driver, held, lambda _: effect(connection), now)
             if done:
-                _commit(own)
+                _commit(transaction.commit)
         return done
 
     def _transact(
         self, db: psycopg.Connection[Any], held: ClaimProof, effect: Callable[[Any], Complete], now: int
     ) -> bool:
-        (pledge,) = self._ask(db, "pledge", ())
-        if not self._ask(db, "held", (held.namespace, held.key, held.owner or None, held.fence, now)):
+        (pledge,) = self._execute(db, "pledge", ())
+        if not self._execute(db, "lock claim", (held.namespace, held.key, held.owner or None, held.fence, now)):
             return False
-        complete = self._effected(db, effect)
+        complete = self._run_effect(db, effect)
         self._redeem(db, pledge)
-        return bool(self._places(db, "settle", (self._now(), *settlements_of([complete])), 1))
+        return bool(self._accepted_places(db, "settle", (self._now(), *settlement_arrays([complete])), 1))
 
-    def _effected(self, db: psycopg.Connection[Any], effect: Callable[[Any], Complete]) -> Complete:
-        """Run the user's effect, for as long as it takes."""
-        with self._unlimited(db):
-            try:
-                return effect(db)
-            except BaseException as error:
-                raise EffectFailed(error) from error
-
-    @contextmanager
-    def _unlimited(self, db: psycopg.Connection[Any]) -> Iterator[None]:
-        if not isinstance(db, Connection):
-            yield
-            return
-        db.limit = None
+    def _run_effect(self, db: psycopg.Connection[Any], effect: Callable[[Any], Complete]) -> Complete:
+        """Run the handler without a time limit on its statements."""
+        if isinstance(db, Connection):
+            db.limit = None
         try:
-            yield
+            return effect(db)
+        except BaseException as error:
+            raise EffectFailed(error) from error
         finally:
-            db.limit = self._settings.timeout
+            if isinstance(db, Connection):
+                db.limit = self._settings.timeout
 
     def _redeem(self, db: psycopg.Connection[Any], pledge: tuple[int, str]) -> None:
-        """The transaction may be committed now, if it still is the one that was begun."""
+        """Allow the commit, if this is still the transaction that made the pledge."""
         try:
-            redeemed = self._ask(db, "redeem", pledge)
+            redeemed = self._execute(db, "redeem", pledge)
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise
-            raise EffectFailed(error) from error  # a statement has failed, and the handler has overlooked it
+            raise EffectFailed(error) from error  # a statement of the handler failed, and the handler ignored the error
         if not redeemed:
-            raise EffectFailed(RuntimeError("the transaction was ended while the handler ran"))
+            raise EffectFailed(RuntimeError("the handler ended the transaction; remove its commit or rollback"))
 
-    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── statements ────────────────────────────────────────────────────────────────────────────────────────
 
     def _now(self) -> int | None:
         return None if self._clock is None else self._clock()
 
-    def _ask(self, db: psycopg.Connection[Any], statement: str, values: Any) -> list[Any]:
-        # A cursor of our own making: handlers may have changed what the connection makes.
+    def _execute(self, db: psycopg.Connection[Any], statement: str, values: Any) -> list[Any]:
+        # Not db.cursor(): a handler may have changed the cursor and row factories of the connection.
         cursor = psycopg.Cursor(db, row_factory=tuple_row)
         if not isinstance(db, Connection):
             register(cursor.adapters)
         return cursor.execute(self._sql[statement], values, binary=True).fetchall()
 
     def _sweep(self, table: str, written: int) -> None:
-        """Visit two rows for each one written, so that the expired ones stay fewer than half of the living. What was
-        asked is done and answered by now, so a sweep that fails is left for later. There is no lock: of threads that
-        count at once one may lose its count, or both visit the same rows, and a little less is swept."""
-        self._unswept[table] += 2 * written
+        """Delete expired rows. Two rows are read for each row written, so expired rows stay fewer than half of the live
+        ones.
+
+        The request of the caller is complete by now, so a failed sweep is ignored. There is no lock: threads that count
+        at the same time may lose a count or sweep the same rows, and then a little less is swept."""
+        self._rows_to_sweep[table] += 2 * written
         with suppress(StoreError):
-            while self._unswept[table] >= _SWEEP:
-                self._unswept[table] -= _SWEEP
+            while self._rows_to_sweep[table] >= _SWEEP_ROWS:
+                self._rows_to_sweep[table] -= _SWEEP_ROWS
                 with self._connections.borrowed() as db:
-                    asked = (self._now(), self._swept[table], _SWEEP)
-                    ((self._swept[table],),) = self._ask(db, f"sweep {table}", asked)
+                    values = (self._now(), self._sweep_position[table], _SWEEP_ROWS)
+                    ((self._sweep_position[table],),) = self._execute(db, f"sweep {table}", values)
 
 
-def _is_new(verdict: Verdict | Admission) -> bool:
-    """Whether a row was written for it, or nearly: the copy of a request whose reply was lost may count twice."""
-    return isinstance(verdict, Admitted) or (isinstance(verdict, Granted) and verdict.record.attempts == 1)
+def _is_new(answer: Verdict | Admission) -> bool:
+    """Whether a row was inserted for this answer. A retry after a lost reply may count the row twice."""
+    return isinstance(answer, Admitted) or (isinstance(answer, Granted) and answer.record.attempts == 1)
 
 
-def _resets_of(batch: Sequence[Reset]) -> tuple[Any, ...]:
-    return *addresses(batch), flags([reset.only_dead for reset in batch])
+def _entries(rows: list[Any]) -> list[Entry]:
+    return [Entry(row[0], row[1], record_of(row[2:])) for row in rows]
 
 
-def _changes_of(batch: Sequence[Change]) -> tuple[Any, ...]:
-    return (
-        *addresses(batch),
-        numbers([change.version for change in batch]),
-        blobs([change.body for change in batch]),
-        numbers([change.retention for change in batch]),
-    )
-
-
-def _taken_by(want: TakeRequest, taken: list[Entry]) -> Entry | None:
-    for place, entry in enumerate(taken):
+def _pop_taken(want: TakeRequest, taken: list[Entry]) -> Entry | None:
+    for index, entry in enumerate(taken):
         if (entry.namespace, entry.record.owner) == (want.namespace, want.owner):
-            return taken.pop(place)
+            return taken.pop(index)
     return None
 
 
-def _commit(transaction: Connection | UserConnection) -> None:
+def _commit(commit: Callable[[], None]) -> None:
     try:
-        transaction.commit()
+        commit()
     except Exception as error:
-        cause = getattr(error, "orig", error)  # SQLAlchemy wraps what the driver raised
-        checked = isinstance(cause, psycopg.IntegrityError | psycopg.errors.RaiseException)
-        if checked or not isinstance(cause, psycopg.Error):
-            raise EffectFailed(error) from error  # a constraint of the user's that is checked at the end, or a flush
+        cause = getattr(error, "orig", error)  # SQLAlchemy wraps the error of the driver
+        # A deferred constraint or trigger of the user, or a flush of the SQLAlchemy session.
+        by_effect = isinstance(cause, psycopg.IntegrityError | psycopg.errors.RaiseException)
+        if by_effect or not isinstance(cause, psycopg.Error):
+            raise EffectFailed(error) from error
         raise cause from error if cause is not error else None
-
-
-def _roll_back(db: Connection) -> None:
-    """A connection that cannot be rolled back is closed when it is given back."""
-    with suppress(psycopg.Error):
-        db.rollback()

@@ -1,4 +1,5 @@
--- The Postgres store. All of it is in one schema, written `oncegate` here and replaced by the one that was chosen.
+-- The Postgres store. All objects are in one schema. It is called `oncegate` in this file and replaced by the name from
+-- the settings.
 --
 --   claims                one row per key
 --   ┌───────────────┬──────────┬──────────────────────────────────────────────────────────────────┐
@@ -7,39 +8,39 @@
 --   │ state         │ text     │ P in progress, R released, C completed, D dead letter            │
 --   │ owner         │ bytea    │ 16 random bytes of the request that holds or held the claim      │
 --   │ fence         │ bigint   │ rises with every grant                                           │
---   │ lease_until   │ bigint   │ µs; of R, before when it is not to be taken                      │
+--   │ lease_until   │ bigint   │ µs; in state R the time before which the event is not taken      │
 --   │ attempts      │ integer  │ grants whose handler may have started                            │
---   │ payload_hash  │ bytea    │ of the event's body                                              │
---   │ expires_at    │ bigint   │ µs; null while an unprocessed payload is held                    │
---   │ source … delivery_id     │ what explains the record to a person; occurred_at in µs          │
+--   │ payload_hash  │ bytea    │ hash of the event's body                                         │
+--   │ expires_at    │ bigint   │ µs; null while the row holds an unprocessed payload              │
+--   │ source … delivery_id     │ description of the event for people; occurred_at in µs           │
 --   │ first_seen    │ bigint   │ µs                                                               │
 --   │ completed_at  │ bigint   │ µs                                                               │
---   │ result        │ bytea    │ JSON of what the handler returned                                │
---   │ error         │ text     │ of the last attempt that failed                                  │
---   │ payload       │ bytea    │ as delivered; only while it is needed                            │
---   │ waiting       │ bigint   │ lease_until of what holds a payload to be run, else null         │
+--   │ result        │ bytea    │ the handler's result as JSON                                     │
+--   │ error         │ text     │ error of the last failed attempt                                 │
+--   │ payload       │ bytea    │ the event as delivered; only while it is needed                  │
+--   │ waiting       │ bigint   │ lease_until of a row whose payload has to be run, else null      │
 --   │ dead          │ boolean  │ true for a dead letter, else null                                │
---   │ lost          │ integer  │ attempts in a row that were never settled                        │
---   │ unavailable_since        │ µs; first of the releases in a row that blamed another service   │
---   │ handed_to     │ text     │ of a completed event, the place that it was published to         │
+--   │ lost          │ integer  │ consecutive attempts that were never settled                     │
+--   │ unavailable_since        │ µs; first of the consecutive releases that were `unavailable`    │
+--   │ handed_to     │ text     │ where a completed event was published to                         │
 --   └───────────────┴──────────┴──────────────────────────────────────────────────────────────────┘
 --   documents             one row per versioned document: namespace, key → version, body, expires_at
 --   meta                  one row: the version of this schema, and `high`, which keeps time from going back
---   pledges               never a committed row: what a handler's transaction owes before it may commit
---   readable              the claims for people: keys in hex, times as times
+--   pledges               no committed rows: keeps a handler's transaction from committing too early
+--   readable              a view of claims for people: keys in hex, times as timestamps
 --
--- `waiting` and `dead` stay null on the way of nearly every key, from P to C. Were the indexes on `state` and
--- `lease_until` themselves, every completion would have to be written into all of them.
+-- `waiting` and `dead` stay null for nearly every key, from P to C. With indexes on `state` and `lease_until` every
+-- completion would have to update those indexes.
 --
--- Each verb is one call of a function here with the batch as arrays, no address twice, sorted by address. All waiting
--- for locks is in that order, so batches never wait for each other in a circle: the planner's other ways to join are
--- off in every function that waits, and those that are left (nested loop, merge) visit rows in the order of the
--- arrays or of the primary key. Plans are made once for a connection: making one takes longer than what it is for.
--- The rules are those of the table in claims.py; `oncegate.testing` compares the two step by step.
+-- Each store operation calls one function with the batch as arrays, without repeated addresses and sorted by address.
+-- All functions acquire row locks in that order, so batches cannot deadlock. Every function that waits for locks
+-- therefore turns off the join methods that visit rows in another order. The remaining ones (nested loop, merge) visit
+-- rows in the order of the arrays or of the primary key. Plans are cached for each connection, because planning takes
+-- longer than executing. The rules are those of the table in claims.py; `oncegate.testing` compares the two step by step.
 --
--- A new schema is a new section below, "schema N", that turns one of version N-1 into one of version N. Processes of
--- the version before may still be running: a function may get better, but other arguments want another name. What a
--- later section replaces is left out of those before it.
+-- A schema change is a new section "schema N" that migrates version N-1 to version N. Processes of the previous version
+-- may still run: a function may be replaced only if its arguments stay the same, otherwise it needs a new name.
+-- Definitions that a later section replaces are removed from the earlier sections.
 
 -- name: schema 1
 CREATE TABLE oncegate.meta (
@@ -51,7 +52,7 @@ CREATE TABLE oncegate.meta (
 
 INSERT INTO oncegate.meta VALUES (1, 1, 0, 0);
 
--- Wide columns first: a bigint after a text would be padded.
+-- Fixed-width columns first: a bigint after a text needs padding.
 CREATE TABLE oncegate.claims (
     fence        bigint NOT NULL,
     lease_until  bigint NOT NULL,
@@ -93,8 +94,8 @@ CREATE TABLE oncegate.documents (
     PRIMARY KEY (namespace, key)
 );
 
--- The first in the line of an entity, if it is due and nobody is at another of that line. Those that somebody holds or
--- held are few, however long the line is.
+-- Return the key of an entity's first waiting event, if that event is due and no other event of the entity is in
+-- progress. The events in state P are few, however many events wait.
 CREATE FUNCTION oncegate.head(name text, line text, now bigint) RETURNS bytea LANGUAGE sql STABLE AS $$
     SELECT h.key FROM (
         (
@@ -115,7 +116,7 @@ CREATE FUNCTION oncegate.head(name text, line text, now bigint) RETURNS bytea LA
     )
 $$;
 
--- A person forgets records; the places where that was so.
+-- Reset records by an operator: delete them. Returns the places of the deleted records.
 CREATE FUNCTION oncegate.forget(clock bigint, namespaces text[], keys bytea[], only_dead boolean[]) RETURNS SETOF bigint
 LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -130,8 +131,9 @@ BEGIN
     RETURNING a.place;
 END $$;
 
--- Write documents whose version is as it was loaded; the places where it was. One by one, since an absent row cannot
--- be locked and so one statement for those that are there and one for the others would break the order of locks.
+-- Write each document whose version has not changed since it was loaded. Returns the places of the written documents.
+-- Documents are written one by one: an absent row cannot be locked, so one statement for the existing documents and one
+-- for the new ones would break the lock order.
 CREATE FUNCTION oncegate.swap(
     clock bigint, namespaces text[], keys bytea[], versions bigint[], bodies bytea[], retentions bigint[]
 ) RETURNS SETOF bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
@@ -157,9 +159,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Drop the expired ones of so many rows of a table, and tell where to go on. In the order of its pages, not of an
--- index on the expiry, which every claim and completion would have to be written into. Rows can be few and far
--- between until a vacuum, so the pages are bounded too.
+-- Read up to `most` rows of a table from `start` on, delete the expired ones, and return where to continue. The sweep
+-- follows the order of the pages: every claim and completion would have to update an index on the expiry. Until a vacuum
+-- pages may hold few rows, so the number of pages is bounded, too.
 CREATE FUNCTION oncegate.sweep(clock bigint, swept regclass, start tid, most bigint) RETURNS tid
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -183,8 +185,8 @@ BEGIN
     END;
 END $$;
 
--- A handler's transaction may end only by the completion of its claim. It inserts a pledge when it begins, and the
--- completion takes it away; a COMMIT in between finds it and fails.
+-- A handler's transaction must commit only together with the completion of its claim. It inserts a pledge when it
+-- begins, and the completion deletes the pledge. A COMMIT before that finds the pledge and fails.
 CREATE TABLE oncegate.pledges (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
 
 CREATE FUNCTION oncegate.hold_to_pledge() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -198,8 +200,9 @@ END $$;
 CREATE CONSTRAINT TRIGGER hold_to_pledge AFTER INSERT ON oncegate.pledges
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION oncegate.hold_to_pledge();
 
--- `lost` counts the attempts in a row that were never settled, `unavailable_since` is the time of the first of the
--- releases in a row that blamed something the handler calls, `handed_to` the place that an event was published to.
+-- `lost` counts the consecutive attempts that were never settled. `unavailable_since` is the time of the first of the
+-- consecutive releases that reported a service the handler calls as unavailable. `handed_to` is where a completed event
+-- was published to.
 -- name: schema 2
 ALTER TABLE oncegate.claims
     ADD COLUMN lost integer NOT NULL DEFAULT 0,
@@ -215,12 +218,16 @@ SELECT namespace, encode(key, 'hex') AS key, state, attempts, source, type, enti
        lost, to_timestamp(unavailable_since / 1e6) AS unavailable_since, handed_to
 FROM oncegate.claims;
 
--- The store's time in µs: the server's clock, or `clock` in its place, but never earlier than `high`. Every half second
--- the time is noted there, so that it goes back by no more than that when the clock is set back or a replica with a
--- slower one takes over. Time then stands still until the clock has caught up, but for a microsecond with each call, so
--- that grants one after another have rising fences. Nothing that the clock does meanwhile counts as time that has passed:
--- a correction looks the same, and would end leases. Noting the time with every batch would have every batch wait for
--- every other; so nobody waits to note it, and a server that takes no writes can be read. `ahead` is no longer used.
+-- Return the store's time in µs: the server's clock, or `clock` if given, but never earlier than `high`.
+--
+-- `high` is updated every half second. When the clock is set back, or a replica with a slower clock takes over, time
+-- therefore goes back by at most half a second. After that, time advances by one microsecond per call until the clock has
+-- caught up, so that successive grants have rising fences. The progress of the clock in the meantime is ignored: it looks
+-- the same as a correction of the clock, which must not end leases.
+--
+-- Updating `high` with every batch would make all batches wait for each other. An update is therefore skipped if the row
+-- is locked. It is also skipped in a read-only transaction, so that a server that accepts no writes can be read. `ahead`
+-- is no longer used.
 CREATE OR REPLACE FUNCTION oncegate.tick(clock bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     second CONSTANT bigint := 1000000;
@@ -241,13 +248,13 @@ BEGIN
     RETURN now;
 END $$;
 
--- Claim each key of a batch. One row without a place if all of them were absent and are granted now; otherwise a row
--- for each with its place in the batch, the verdict (G granted, D duplicate, F in flight, C conflict, B buried) and
--- the record. A key without a row was there and then was not: the caller asks again.
+-- Claim each key of a batch. If all keys were absent, all are granted and the function returns one row without a place.
+-- Otherwise it returns a row for each key: its place in the batch, the verdict (G granted, D duplicate, F in flight,
+-- C conflict, B buried) and the record. A key without a row was deleted while the function ran: the caller retries it.
 --
--- Nobody waits here but for another batch that is just writing the same key. Rows that have to change are locked first
--- if nobody else has them; who has them (a takeover, a settle, a handler's transaction that outlives its lease) holds
--- the event, so it is in flight.
+-- The function waits only for another batch that is writing the same key. Rows that have to change are locked first,
+-- without waiting. A row that is locked already (by a takeover, a settle, a handler's transaction that outlives its
+-- lease) is in flight.
 CREATE FUNCTION oncegate.claim_2(
     clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], leases bigint[], retentions bigint[],
     binding boolean[], marking boolean[], sliding bigint[],
@@ -284,7 +291,7 @@ BEGIN
         RETURN;
     END IF;
 
-    now := oncegate.tick(clock); -- it may have waited
+    now := oncegate.tick(clock); -- the INSERT may have waited
     free := ARRAY(
         SELECT a.place
         FROM unnest(namespaces, keys, retentions, sliding) WITH ORDINALITY
@@ -295,7 +302,7 @@ BEGIN
         FOR UPDATE OF c SKIP LOCKED
     );
 
-    -- What this batch has inserted above is met again here, as a claim of its own owner: granted.
+    -- The rows inserted above are found here again as claims of the same owner: granted.
     RETURN QUERY
     WITH judged AS MATERIALIZED (
         SELECT a.*, c AS was, a.place = ANY (free) AS free,
@@ -381,9 +388,10 @@ BEGIN
     FROM after a;
 END $$;
 
--- End each claim of a batch as its ending says (C complete, R release, D bury), or renew it (P). The places that were
--- accepted, or null if all were. `spans` are the retentions, leases or delays, `bodies` the results or payloads. A
--- release that is `unavailable` gives the attempt back; `handed` are the places that completed events were published to.
+-- Settle each claim of a batch by its ending (C complete, R release, D bury), or renew it (P). Returns the accepted
+-- places, or null if all were accepted. `spans` are the retentions, leases or delays; `bodies` are the results or
+-- payloads; `handed` is where completed events were published to. A release that is `unstarted` or `unavailable` gives
+-- the attempt back.
 CREATE FUNCTION oncegate.settle_2(
     clock bigint, endings text[], namespaces text[], keys bytea[], owners bytea[], fences bigint[], spans bigint[],
     bodies bytea[], errors text[], unstarted boolean[], unavailable boolean[], handed text[]
@@ -422,7 +430,7 @@ BEGIN
         RETURN NULL;
     END IF;
 
-    -- Settled this way now, or before: the same settle again is accepted too. What was renewed is still in progress.
+    -- Accepted: settled in this way by this call or by an earlier one (a retry). A renewed claim is still in state P.
     RETURN ARRAY(
         SELECT a.place
         FROM unnest(endings, namespaces, keys, owners, fences) WITH ORDINALITY
@@ -433,9 +441,10 @@ BEGIN
     );
 END $$;
 
--- Keep each payload of a batch. One row without a place if all of their keys were absent; otherwise a row for each with
--- its place, the verdict (A admitted, else as of claim) and the record. A key without a row was there and then was not.
--- Nobody waits here but for another batch that is just writing the same key.
+-- Store each payload of a batch. If all keys were absent, the function returns one row without a place. Otherwise it
+-- returns a row for each key: its place, the verdict (A admitted, the others as in claim_2) and the record. A key without
+-- a row was deleted while the function ran: the caller retries it. The function waits only for another batch that is
+-- writing the same key.
 CREATE FUNCTION oncegate.admit_2(
     clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], payloads bytea[], binding boolean[],
     sources text[], types text[], entities text[], occurrences bigint[], deliveries text[], behind bigint[]
@@ -452,7 +461,7 @@ DECLARE
     now CONSTANT bigint := oncegate.tick(clock);
     new bytea[];
     was oncegate.claims;
-    told text;
+    answer text;
 BEGIN
     WITH written AS (
         INSERT INTO oncegate.claims (
@@ -476,7 +485,7 @@ BEGIN
     FOR i IN 1 .. cardinality(keys) LOOP
         SELECT c.* INTO was FROM oncegate.claims c WHERE c.namespace = namespaces[i] AND c.key = keys[i];
         CONTINUE WHEN NOT FOUND;
-        told := CASE
+        answer := CASE
             WHEN was.expires_at <= now THEN 'new'
             WHEN was.state = 'R' AND was.payload IS NOT NULL AND was.owner = owners[i] THEN 'A'
             WHEN was.state = 'P' AND was.payload IS NOT NULL AND was.owner = owners[i] AND was.lease_until > now THEN 'G'
@@ -486,15 +495,15 @@ BEGIN
             WHEN was.state = 'D' THEN 'B'
             ELSE 'D'
         END;
-        IF told IN ('new', 'attach') THEN
+        IF answer IN ('new', 'attach') THEN
             PERFORM FROM oncegate.claims c
             WHERE c.namespace = namespaces[i] AND c.key = keys[i] AND c.owner = was.owner AND c.fence = was.fence
               AND c.state = was.state AND c.lease_until = was.lease_until
               AND c.expires_at IS NOT DISTINCT FROM was.expires_at
             FOR UPDATE SKIP LOCKED;
-            IF NOT FOUND THEN -- somebody is at it: a takeover, a settle, a renewal, a sweep
-                told := 'F';
-            ELSIF told = 'new' THEN
+            IF NOT FOUND THEN -- locked or changed by a takeover, a settle, a renewal or a sweep
+                answer := 'F';
+            ELSIF answer = 'new' THEN
                 UPDATE oncegate.claims c
                 SET state = 'R', owner = owners[i], fence = now, lease_until = now, attempts = 0,
                     payload_hash = hashes[i], expires_at = NULL, source = sources[i], type = types[i],
@@ -504,7 +513,7 @@ BEGIN
                     lost = 0, unavailable_since = NULL, handed_to = NULL
                 WHERE c.namespace = namespaces[i] AND c.key = keys[i]
                 RETURNING c.* INTO was;
-                told := 'A';
+                answer := 'A';
             ELSE
                 UPDATE oncegate.claims c
                 SET state = 'R', owner = owners[i], lease_until = now, expires_at = NULL, payload_hash = hashes[i],
@@ -512,17 +521,18 @@ BEGIN
                     attempts = c.attempts - (c.state = 'P' AND c.lost = 0)::integer
                 WHERE c.namespace = namespaces[i] AND c.key = keys[i]
                 RETURNING c.* INTO was;
-                told := 'A';
+                answer := 'A';
             END IF;
         END IF;
-        RETURN QUERY SELECT i::bigint, told, now, was.state, was.owner, was.fence, was.lease_until, was.attempts,
+        RETURN QUERY SELECT i::bigint, answer, now, was.state, was.owner, was.fence, was.lease_until, was.attempts,
             was.payload_hash, was.expires_at, was.source, was.type, was.entity, was.occurred_at, was.delivery_id,
             was.first_seen, was.completed_at, was.result, was.error, was.payload,
             was.lost, was.unavailable_since, was.handed_to;
     END LOOP;
 END $$;
 
--- Grant what waits in a namespace, the first let go first, to as many owners as there are. Who else is at one has it.
+-- Grant waiting events of a namespace to the owners, one to each, those with the earliest `waiting` first. Locked rows
+-- are skipped.
 CREATE OR REPLACE FUNCTION oncegate.take(clock bigint, name text, owners bytea[], leases bigint[])
 RETURNS SETOF oncegate.claims LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off AS $$
 DECLARE
@@ -547,8 +557,9 @@ BEGIN
     RETURNING c.*;
 END $$;
 
--- The same in the order of each entity. A line is looked at once, however long it is. A lock on the entity keeps two who
--- take at once from each other: who has it sees, in a statement of its own, what the one before has written.
+-- Like take, but in the order of events within each entity. Each entity is examined once, however many events wait for
+-- it. An advisory lock on the entity serializes concurrent calls: the statements after the lock see what the previous
+-- holder of the lock has committed.
 CREATE OR REPLACE FUNCTION oncegate.take_in_order(clock bigint, name text, owners bytea[], leases bigint[])
 RETURNS SETOF oncegate.claims LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -585,7 +596,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- A person sends dead letters back to work; the places where that was so.
+-- Redrive dead letters by an operator. Returns the places of the redriven records.
 CREATE OR REPLACE FUNCTION oncegate.redrive(clock bigint, namespaces text[], keys bytea[]) RETURNS SETOF bigint
 LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -600,7 +611,7 @@ BEGIN
     RETURNING a.place;
 END $$;
 
--- Processes of the version before go on by these names, and by the rules of this one.
+-- Processes of the previous version call these names. They get the rules of this version.
 CREATE OR REPLACE FUNCTION oncegate.claim(
     clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], leases bigint[], retentions bigint[],
     binding boolean[], marking boolean[], sliding bigint[],
@@ -641,8 +652,8 @@ CREATE OR REPLACE FUNCTION oncegate.admit(
                           sources, types, entities, occurrences, deliveries, behind)
 $$;
 
--- What there is at a place that was just connected to.
--- name: look
+-- The server and the schema, read after connecting. schema.py names the columns.
+-- name: inspect
 SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'),
        pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
        to_regclass('oncegate.meta') IS NOT NULL,
@@ -655,7 +666,7 @@ SELECT version FROM oncegate.meta;
 -- name: set version
 UPDATE oncegate.meta SET version = %s;
 
--- Only one process at a time may create or change a schema. The lock goes with its transaction.
+-- Only one process at a time may create or migrate a schema. The end of the transaction releases the lock.
 -- name: lock
 SELECT pg_advisory_xact_lock(hashtextextended('oncegate ' || %s, 0));
 
@@ -686,7 +697,7 @@ SELECT * FROM oncegate.admit_2(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %
 -- name: redrive
 SELECT ARRAY(SELECT oncegate.redrive(%b, %b, %b));
 
--- name: forget
+-- name: reset
 SELECT ARRAY(SELECT oncegate.forget(%b, %b, %b, %b));
 
 -- name: swap
@@ -699,7 +710,7 @@ LEFT JOIN oncegate.documents d
     ON d.namespace = a.namespace AND d.key = a.key AND d.expires_at > (SELECT oncegate.tick(%b))
 ORDER BY a.place;
 
--- name: kept
+-- name: count waiting
 SELECT count(*)::bigint FROM oncegate.claims WHERE waiting IS NOT NULL AND namespace = %b;
 
 -- name: sweep claims
@@ -708,7 +719,7 @@ SELECT oncegate.sweep(%s, 'oncegate.claims', %s, %s)::text;
 -- name: sweep documents
 SELECT oncegate.sweep(%s, 'oncegate.documents', %s, %s)::text;
 
--- For people. Each name that a null stands for is any name.
+-- Pages of records for people. A null namespace means all namespaces.
 -- name: browse
 SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
        source, type, entity, occurred_at, delivery_id,
@@ -729,7 +740,7 @@ WHERE dead AND (namespace, key) > (%(after_namespace)s, %(after_key)s)
   AND (expires_at IS NULL OR expires_at > (SELECT oncegate.tick(%(clock)s)))
 ORDER BY namespace, key LIMIT %(limit)s;
 
--- One key in every namespace that there is, which are found by one step along the primary key for each.
+-- One key in all namespaces. Each namespace is found by one index scan of the primary key.
 -- name: browse key
 WITH RECURSIVE each(name) AS (
     (SELECT namespace FROM oncegate.claims ORDER BY namespace LIMIT 1)
@@ -746,20 +757,21 @@ WHERE key = %(key)s AND (namespace, key) > (%(after_namespace)s, %(after_key)s)
   AND (expires_at IS NULL OR expires_at > (SELECT oncegate.tick(%(clock)s)))
 ORDER BY namespace LIMIT %(limit)s;
 
--- Asked before a handler's transaction and not in it, where noting the time would lock it for as long as that takes.
--- name: time
+-- Executed before a handler's transaction, not in it: an update of `high` would lock the row until the transaction ends.
+-- name: tick
 SELECT oncegate.tick(%s);
 
--- Whether something can be written: one who is just writing this row shows it, too.
+-- Fails if the server accepts no writes. A row that another session is writing is skipped: that shows it, too.
 -- name: probe
 UPDATE oncegate.meta SET high = high
 WHERE id = (SELECT id FROM oncegate.meta WHERE id = 1 FOR UPDATE SKIP LOCKED) RETURNING id;
 
--- A handler's transaction: it begins with a pledge and the lock on its claim, and ends as one that is still the same.
+-- A handler's transaction begins with a pledge and a lock on its claim. At its end the pledge is deleted, if the
+-- transaction is still the same.
 -- name: pledge
 INSERT INTO oncegate.pledges DEFAULT VALUES RETURNING id, pg_current_xact_id()::text;
 
--- name: held
+-- name: lock claim
 SELECT FROM oncegate.claims
 WHERE namespace = %s AND key = %s AND state = 'P' AND owner = %s AND fence = %s
   AND (expires_at IS NULL OR expires_at > %s)

@@ -1,96 +1,93 @@
-"""Users' own connections: psycopg's, or a session or connection of SQLAlchemy on it, for a transaction of theirs."""
+"""Transactions on a connection of the user: a psycopg connection, or an SQLAlchemy session or connection."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 from psycopg.pq import TransactionStatus
 
 from oncegate.errors import SettingError
 
-_BUSY: Final = "the connection is in a transaction already; commit or roll it back before, since this one commits it"
-_CLOSED: Final = "the connection is closed; give one that is open"
-_COMMITTING: Final = "the connection of SQLAlchemy commits by itself (AUTOCOMMIT); give one that does not"
+_BUSY: Final = (
+    "the connection is in a transaction already; commit or roll it back first, because Oncegate commits the transaction"
+)
+_CLOSED: Final = "the connection is closed; pass an open connection"
+_AUTOCOMMIT: Final = (
+    "the SQLAlchemy connection has the isolation level AUTOCOMMIT; pass a connection with another isolation level"
+)
 
 
-class UserConnection:
-    """A transaction on a connection that is not ours: `driver` is psycopg's, `commit` and `roll_back` are the owner's,
-    so that it knows what became of it."""
+class UserTransaction(Struct, frozen=True):
+    """`driver` is the psycopg connection. `commit` is the method of the object that the user passed, so that SQLAlchemy
+    learns about the commit."""
 
-    def __init__(self, driver: psycopg.Connection[Any], owner: Any) -> None:
-        self.driver = driver
-        self.commit = owner.commit
-        self.roll_back = owner.rollback
-
-
-@contextmanager
-def begun(connection: Any) -> Iterator[UserConnection]:
-    """Begin a transaction; it is rolled back unless it was committed. SettingError if the connection will not do."""
-    by_psycopg = isinstance(connection, psycopg.Connection)
-    with _begun_by_psycopg(connection) if by_psycopg else _begun_by_sqlalchemy(connection) as own:
-        if own.driver.info.encoding != "utf-8":
-            raise SettingError(f"the connection speaks {own.driver.info.encoding}; set its client_encoding to UTF8")
-        yield own
+    driver: psycopg.Connection[Any]
+    commit: Callable[[], None]
 
 
 @contextmanager
-def _begun_by_psycopg(connection: psycopg.Connection[Any]) -> Iterator[UserConnection]:
+def begin(connection: Any) -> Iterator[UserTransaction]:
+    """Begin a transaction on a connection of the user, and roll it back at the end unless it was committed.
+
+    Raises SettingError if the connection cannot be used."""
+    is_psycopg = isinstance(connection, psycopg.Connection)
+    with _begin_on_psycopg(connection) if is_psycopg else _begin_on_sqlalchemy(connection) as transaction:
+        encoding = transaction.driver.info.encoding
+        if encoding != "utf-8":
+            raise SettingError(f"the connection has the encoding {encoding}; set its client_encoding to UTF8")
+        yield transaction
+
+
+@contextmanager
+def _begin_on_psycopg(connection: psycopg.Connection[Any]) -> Iterator[UserTransaction]:
     if connection.closed:
         raise SettingError(_CLOSED)
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise SettingError(_BUSY)
-    automatic = connection.autocommit
+    autocommit = connection.autocommit
     connection.autocommit = False
     try:
-        yield UserConnection(connection, connection)
+        yield UserTransaction(connection, connection.commit)
     finally:
-        with suppress(psycopg.Error):  # it was lost, and its transaction with it
+        with suppress(psycopg.Error):  # the connection was lost, and its transaction with it
             connection.rollback()
-            connection.autocommit = automatic
+            connection.autocommit = autocommit
 
 
 @contextmanager
-def _begun_by_sqlalchemy(connection: Any) -> Iterator[UserConnection]:
+def _begin_on_sqlalchemy(connection: Any) -> Iterator[UserTransaction]:
     if not hasattr(connection, "in_transaction") or not hasattr(connection, "rollback"):
         raise SettingError(
-            f"connection={connection!r} is none to Postgres; give psycopg's, or a session or connection of SQLAlchemy"
+            f"connection={connection!r} is not a connection to Postgres; pass a psycopg connection, or an SQLAlchemy"
+            " session or connection"
         )
     if getattr(connection, "closed", False):
         raise SettingError(_CLOSED)
     if connection.in_transaction():
         raise SettingError(_BUSY)
     try:
-        yield UserConnection(_driver_of(connection), connection)
+        yield UserTransaction(_begin_and_get_driver(connection), connection.commit)
     finally:
-        with suppress(Exception):  # it was lost; SQLAlchemy lets go of it, and connects anew when it is used again
+        with suppress(Exception):  # the connection was lost; SQLAlchemy reconnects at the next use
             connection.rollback()
 
 
-def _driver_of(connection: Any) -> psycopg.Connection[Any]:
-    """Errors of the driver without what SQLAlchemy wraps them in; any other says why no transaction can begin there."""
+def _begin_and_get_driver(connection: Any) -> psycopg.Connection[Any]:
+    """Begin the transaction and return the psycopg connection. Raises psycopg errors without SQLAlchemy's wrapper."""
     try:
-        driver = _driver(connection)
-    except SettingError:
-        raise
+        if callable(connection.connection):  # a session: asking for its connection begins a transaction
+            connection = connection.connection()
+        else:
+            connection.begin()
+        driver = connection.connection.driver_connection
     except Exception as error:
         if isinstance(cause := getattr(error, "orig", None), psycopg.Error):
             raise cause from error
-        raise SettingError(f"no transaction can begin on the connection: {error}") from error
-    if driver.autocommit:
-        raise SettingError(_COMMITTING)
-    return driver
-
-
-def _driver(connection: Any) -> psycopg.Connection[Any]:
-    """psycopg's connection under SQLAlchemy's; asking a session for its connection begins a transaction."""
-    under = connection.connection() if callable(connection.connection) else _begun(connection)
-    driver = under.connection.driver_connection
+        raise SettingError(f"cannot begin a transaction on the connection: {error}; pass another connection") from error
     if not isinstance(driver, psycopg.Connection):
-        raise SettingError(f"SQLAlchemy connects by {type(driver).__module__}; use postgresql+psycopg:// there")
+        raise SettingError(f"SQLAlchemy uses the driver {type(driver).__module__}; use postgresql+psycopg:// instead")
+    if driver.autocommit:
+        raise SettingError(_AUTOCOMMIT)
     return driver
-
-
-def _begun(connection: Any) -> Any:
-    connection.begin()
-    return connection

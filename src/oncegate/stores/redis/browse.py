@@ -22,7 +22,7 @@ from oncegate.stores.redis.codec import (
 from oncegate.stores.redis.connection import RedisServer, execute_on_servers
 from oncegate.stores.redis.errors import CommandFailed, store_error
 from oncegate.stores.redis.script_calls import ScriptCaller
-from oncegate.stores.step_store import shown
+from oncegate.stores.step_store import is_listed
 
 # Namespace and key.
 _Location = tuple[str, bytes]
@@ -57,7 +57,7 @@ def browse_key(
     ((now, *pairs),) = caller.execute([call])
     records = zip(map(decode_namespace, pairs[::2]), map(decode_record, pairs[1::2]), strict=True)
     found = [((name, key), record) for name, record in records if namespace in (None, name)]
-    return _first_entries([each for each in found if shown(*each, after, now)], limit)
+    return _first_entries([each for each in found if is_listed(*each, after, now)], limit)
 
 
 def browse_all(caller: ScriptCaller, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
@@ -127,7 +127,7 @@ def _read_records(
     calls = caller.split(script_calls.LOOK, addresses, encode_lookup, encode_text(b"records"))
     for call, (now, *values) in zip(calls, caller.execute(calls), strict=True):
         for position, value in zip(call.positions, values, strict=True):
-            if value and shown(locations[position], record := decode_record(value), after, now):
+            if value and is_listed(locations[position], record := decode_record(value), after, now):
                 yield locations[position], record
 
 

@@ -1,4 +1,4 @@
-"""The file: opening it, checking that it is ours, bringing its schema up to date, and what its errors mean."""
+"""Open and watch the SQLite file: schema, error messages, waits for the file lock, checkpoints of the log."""
 
 import os
 import sqlite3
@@ -18,18 +18,23 @@ from oncegate.stores.sqlite.queries import SQL
 
 APPLICATION_ID: Final = 0x4F4E4345  # "ONCE"
 MIGRATIONS: Final = [statements for name, statements in SQL.items() if name.startswith("schema ")]
-_OLDEST: Final = (3, 37, 0)  # STRICT tables
-FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)  # the latter: text of SQLite's that is damaged
+FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)  # UnicodeDecodeError: damaged text in a message of SQLite
+_OLDEST: Final = (3, 37, 0)  # the first version with STRICT tables
 _CHECKPOINT_PAGES: Final = 8_000
-_PRIVATE: Final = 0o600
+_OWNER_ONLY: Final = 0o600
 _ABSENT: Final = (-1, -1)
-_creating = threading.Lock()
-_creating_over_forks = forks.holding(_creating)
+_create_lock = threading.Lock()
+_create_lock_over_forks = forks.holding(_create_lock)
 
 
-def opened(path: str, synchronous: str, busy_timeout: int, *, secure_delete: bool = False) -> StoreConnection:
+# ── open the file ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_file(path: str, synchronous: str, busy_timeout: int, *, secure_delete: bool = False) -> StoreConnection:
+    """Open the file to write, create it if there is none, and migrate an older schema. `busy_timeout` is in
+    microseconds."""
     if sqlite3.sqlite_version_info < _OLDEST:
-        raise StoreRefused(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or newer is needed")
+        raise StoreRefused(f"SQLite {sqlite3.sqlite_version} is too old; install 3.37 or newer")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise StoreRefused(f"the folder {folder} for the store {path} does not exist; create it first")
@@ -40,76 +45,31 @@ def opened(path: str, synchronous: str, busy_timeout: int, *, secure_delete: boo
             db.execute("PRAGMA secure_delete = ON")
         _prepare(db, path, synchronous, deadline)
 
-    _create_private(path)
-    return connected(path, "mode=rw", busy_timeout, prepare)
+    _create_file(path)
+    return connect(path, "mode=rw", busy_timeout, prepare)
 
 
-def _create_private(path: str) -> None:
-    """Create the file if there is none, readable and writable by its owner only, whatever the umask. SQLite gives its
+def _create_file(path: str) -> None:
+    """Create the file if there is none, readable and writable by its owner only, whatever the umask. SQLite gives the
     -wal and -shm files the mode of the database file. An existing file keeps its mode.
 
-    What fails here is reported by SQLite, which then finds no file to open. The lock: to close any descriptor of a file
-    drops all locks that this process has on it, so no other thread may open the file before this one is closed."""
-    with _creating, suppress(OSError):
-        descriptor = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, _PRIVATE)
+    Errors are ignored here: SQLite then finds no file and reports why. The lock: closing any descriptor of a file drops
+    all locks of this process on that file, so no other thread may open the file before this descriptor is closed."""
+    with _create_lock, suppress(OSError):
+        descriptor = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
         try:
-            os.fchmod(descriptor, _PRIVATE)
+            os.fchmod(descriptor, _OWNER_ONLY)
         finally:
             os.close(descriptor)
 
 
-class OpenFiles:
-    """The database file, its log (-wal) and its index of the log (-shm), as they were when a connection opened them.
-
-    What is committed to a log that has no name any more is lost with the process; after another file has taken the name
-    of one of them, two processes no longer see each other's writes or locks."""
-
-    def __init__(self, file: str) -> None:
-        self._names = (file, f"{file}-wal", f"{file}-shm")
-        self._identities = tuple(map(_identity, self._names))
-        self._known = tuple((name, *identity) for name, identity in zip(self._names, self._identities, strict=True))
-
-    def moved(self, count: int) -> str | None:
-        """The first of so many of these files that was removed or replaced. A commit needs the first two of them."""
-        name = ""
-        try:
-            for name, device, inode in self._known[:count]:
-                status = os.stat(name)
-                if status.st_ino != inode or status.st_dev != device:
-                    return name
-        except OSError:
-            return name
-        return None
-
-    def only_log_removed(self) -> bool:
-        """Whether this process can still copy its log into the database file: nobody has written to a new log."""
-        file, log, index = self._names
-        if _identity(file) != self._identities[0] or _identity(index) not in (_ABSENT, self._identities[2]):
-            return False
-        try:
-            return os.stat(log).st_size == 0
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-
-
-def _identity(file: str) -> tuple[int, int]:
-    """What another file of the same name would not have."""
-    try:
-        status = os.stat(file)
-    except OSError:
-        return _ABSENT
-    return status.st_dev, status.st_ino
-
-
-def connected(path: str, how: str, busy_timeout: int, prepare: Callable[[StoreConnection], None]) -> StoreConnection:
-    """A connection that is prepared, or closed again if that fails."""
+def connect(path: str, mode: str, busy_timeout: int, prepare: Callable[[StoreConnection], None]) -> StoreConnection:
+    """Return a prepared connection. If `prepare` raises, the connection is closed."""
     if os.path.isdir(path):
         raise StoreRefused(f"{path} is a folder; name a file for the store")
     try:
         db = sqlite3.connect(
-            address(path, how),
+            _file_uri(path, mode),
             uri=True,
             timeout=busy_timeout / 1e6,
             isolation_level=None,
@@ -122,21 +82,21 @@ def connected(path: str, how: str, busy_timeout: int, prepare: Callable[[StoreCo
             db.close()
             raise
     except FAILURES as error:
-        raise explained(error, path) from error
+        raise as_store_error(error, path) from error
     return db
 
 
-def address(path: str, how: str) -> str:
-    """A file for SQLite, and how it may be opened. With the empty name of a host, or it would take one from a path that
-    begins with two slashes."""
-    return f"file://{quote(os.path.abspath(path))}?{how}"
+def _file_uri(path: str, mode: str) -> str:
+    """Return the URI of a file for SQLite. Its host part is empty: without it, SQLite would read a host name from a
+    path that begins with two slashes."""
+    return f"file://{quote(os.path.abspath(path))}?{mode}"
 
 
 def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: float) -> None:
-    with _transaction(db, "BEGIN"):  # or another process could create the schema between two looks at it
-        check_ours(db, path)
+    with _transaction(db, "BEGIN"):  # without one, another process could create the schema between two statements
+        read_version(db, path)
     while (mode := _try_wal(db)) is None:
-        # SQLite does not wait by itself when two processes turn a new file to WAL at once.
+        # SQLite does not wait by itself when two processes switch a new file to WAL at the same time.
         if time.monotonic() > deadline:
             raise StoreUnavailable(f"the store {path} is locked by another process; try again")
         time.sleep(0.01)
@@ -146,11 +106,6 @@ def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: floa
     db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     with _transaction(db, "BEGIN IMMEDIATE"):
         _migrate(db, path)
-
-
-def wait_for(db: sqlite3.Connection, seconds: float) -> None:
-    """How long SQLite shall wait by itself, from now on, for others who have the file."""
-    db.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
 
 @contextmanager
@@ -165,17 +120,18 @@ def _transaction(db: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def _try_wal(db: sqlite3.Connection) -> str | None:
+    """Switch the file to WAL and return the new journal mode; None while another process has the file locked."""
     try:
         (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
     except sqlite3.OperationalError as error:
-        if is_busy(error):
+        if _is_busy(error):
             return None
         raise
     return str(mode)
 
 
 def _migrate(db: sqlite3.Connection, path: str) -> None:
-    version = check_ours(db, path)
+    version = read_version(db, path)
     for migration in MIGRATIONS[version:]:
         for statement in migration.split(";\n"):
             db.execute(statement)
@@ -184,48 +140,61 @@ def _migrate(db: sqlite3.Connection, path: str) -> None:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
-def check_ours(db: sqlite3.Connection, path: str) -> int:
-    """The schema version of the file, 0 for an empty one; refuse what is not ours or newer than we are."""
+def read_version(db: sqlite3.Connection, path: str) -> int:
+    """Return the schema version of the file, 0 for an empty file. Raises StoreRefused for the file of another program
+    and for a newer schema."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if application != APPLICATION_ID and (tables or application or version):
-        raise StoreRefused(f"{path} is another program's SQLite file; name a file of its own for Oncegate")
+        raise StoreRefused(f"{path} is another program's SQLite file; name a different file for Oncegate")
     if version > len(MIGRATIONS):
         raise StoreRefused(
-            f"{path} was written by a newer Oncegate (schema {version}, this one knows {len(MIGRATIONS)}); upgrade"
+            f"{path} was written by a newer Oncegate (schema {version}; this version supports up to"
+            f" {len(MIGRATIONS)}); upgrade Oncegate"
         )
     return int(version)
 
 
+def set_busy_timeout(db: sqlite3.Connection, seconds: float) -> None:
+    """Set how long SQLite itself waits for a locked file."""
+    db.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+
+# ── errors ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def _code(error: Exception) -> int:
-    """The primary result code; the extended one says which kind of it, which no remedy depends on."""
+    """Return the primary result code. The extended code adds details that change no remedy."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def is_busy(error: Exception) -> bool:
+def _is_busy(error: Exception) -> bool:
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def is_of_the_disk(error: Exception) -> bool:
+def is_disk_error(error: Exception) -> bool:
     return _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
-def damaged(path: str, found: object) -> StoreRefused:
-    return StoreRefused(f"{path} is damaged ({found}); restore it from a backup, or move it away to start anew")
+def damaged(path: str, details: object) -> StoreRefused:
+    return StoreRefused(
+        f"{path} is damaged ({details}); restore it from a backup, or move it away to start with an empty store"
+    )
 
 
-def explained(error: Exception, path: str) -> StoreError:
-    # Python's own words, which would show what is stored; its error has no code.
+def as_store_error(error: Exception, path: str) -> StoreError:
+    """Return the StoreError for an error of SQLite, with its remedy."""
+    # Python raises this error itself, without a code. Its text would show stored data.
     if isinstance(error, UnicodeDecodeError) or str(error).startswith("Could not decode to UTF-8"):
         return damaged(path, "a text is not UTF-8")
     match _code(error):
         case sqlite3.SQLITE_FULL:
-            return StoreReadOnly(f"the disk that holds {path} is full; nothing was written: make room")
+            return StoreReadOnly(f"the disk that holds {path} is full; nothing was written: free some space")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreUnavailable(f"another process held {path} locked for too long; nothing was written")
         case sqlite3.SQLITE_IOERR:
-            return StoreUnavailable(f"reading or writing {path} failed ({error}); look at the disk")
+            return StoreUnavailable(f"reading or writing {path} failed ({error}); check the disk")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
             return StoreRefused(f"{path} is read-only for this process; make the file and its folder writable")
         case sqlite3.SQLITE_CANTOPEN:
@@ -238,149 +207,221 @@ def explained(error: Exception, path: str) -> StoreError:
             return StoreError(f"SQLite could not use {path}: {error}")
 
 
-# Turns: how the threads of a process wait together while another process keeps them out of the file.
+# ── files that are removed or replaced while open ─────────────────────────────────────────────────────────
 
 
-SLICE: Final = 0.02
-_BETWEEN: Final = 0.005
-_PROOF_FOR: Final = 3.0
-_TROUBLE_FOR: Final = 10.0
+class OpenFiles:
+    """The database file, its log (-wal) and the index of the log (-shm), as they were when a connection opened them.
+
+    Commits to a removed log are lost when the process ends. After one of the files was replaced, two processes no
+    longer see each other's writes or locks."""
+
+    def __init__(self, file: str) -> None:
+        self._names = (file, f"{file}-wal", f"{file}-shm")
+        self._identities = tuple(map(_identity, self._names))
+        self._known = tuple((name, *identity) for name, identity in zip(self._names, self._identities, strict=True))
+
+    def find_replaced(self, count: int) -> str | None:
+        """Return the first of the first `count` files that was removed or replaced. A commit needs the first two."""
+        name = ""
+        try:
+            for name, device, inode in self._known[:count]:
+                status = os.stat(name)
+                if status.st_ino != inode or status.st_dev != device:
+                    return name
+        except OSError:
+            return name
+        return None
+
+    def can_copy_log(self) -> bool:
+        """Whether this process can still copy its removed log into the database file: no other process has written to
+        a new log."""
+        file, log, index = self._names
+        if _identity(file) != self._identities[0] or _identity(index) not in (_ABSENT, self._identities[2]):
+            return False
+        try:
+            return os.stat(log).st_size == 0
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
+
+def _identity(file: str) -> tuple[int, int]:
+    """Return device and inode, which differ for another file of the same name."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return _ABSENT
+    return status.st_dev, status.st_ino
+
+
+# ── waits for the file lock ───────────────────────────────────────────────────────────────────────────────
+
+BUSY_SLICE: Final = 0.02
+_PAUSE: Final = 0.005
+_WRITE_PROOF_SECONDS: Final = 3.0
+_DISK_ERROR_SECONDS: Final = 10.0
 
 
 class LockTimeout(Exception):
-    """Another process has the file: try again, after a pause."""
+    """Another process has the file locked: pause and try again."""
 
 
-class _Waiting(threading.local):
-    """Since when what this thread asks for has been waited for; None: since it asks."""
+class ConnectionInUse(Exception):
+    """Another thread of this process used the connection for the whole wait."""
 
-    since: float | None = None
+
+class BoundedLock:
+    """Acquires a lock within a number of seconds, or raises ConnectionInUse. For probes only: an interrupt between the
+    acquisition and the return of `__enter__` would leave the lock acquired. `with lock:` has no such gap."""
+
+    def __init__(self, lock: threading.Lock, seconds: float) -> None:
+        self._lock = lock
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=self._seconds):
+            raise ConnectionInUse
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
+class _QueuedSince(threading.local):
+    """When the current call of this thread was queued; None if it was not."""
+
+    time: float | None = None
 
 
 class LockWaiter:
-    """What the threads of a process know of each other's waits for the file.
+    """Waits of the threads of one process for the file lock.
 
-    SQLite waits by itself, but then with the connection in its hands: a second thread would wait until the first gives
-    up, and only then begin to wait. So SQLite waits for a slice, and in between others have the connection."""
+    SQLite can wait by itself, but then it keeps the connection: a second thread would wait until the first gives up,
+    and would only then start its own wait. So SQLite waits for `BUSY_SLICE` seconds at a time, and other threads use
+    the connection in between."""
 
     def __init__(self, timeout: int) -> None:
         self.timeout = timeout / 1e6
-        self._asked = _Waiting()
-        self._kept_out_at = self._written_at = self._troubled_at = -inf
+        self._queued_since = _QueuedSince()
+        self._timed_out_at = self._written_at = self._disk_error_at = -inf
 
     @contextmanager
     def waited(self, seconds: float) -> Iterator[None]:
-        """What this thread asks for in here has waited that long before."""
-        self._asked.since = time.monotonic() - seconds
+        """Calls of this thread inside the context have already waited that long in a queue."""
+        self._queued_since.time = time.monotonic() - seconds
         try:
             yield
         finally:
-            self._asked.since = None
+            self._queued_since.time = None
 
     def deadline(self) -> float:
-        """Until when to wait: a timeout from now, or from when it was asked for if another waited in vain since."""
-        since = self._asked.since
-        return self.timeout + (time.monotonic() if since is None or self._kept_out_at < since else since)
+        """Return when a wait that starts now ends: after the timeout, counted from now, or from when the call was
+        queued if another wait has timed out since."""
+        since = self._queued_since.time
+        return self.timeout + (time.monotonic() if since is None or self._timed_out_at < since else since)
 
-    def kept_out(self) -> None:
-        """Somebody has waited in vain."""
-        self._kept_out_at = time.monotonic()
+    def note_timeout(self) -> None:
+        self._timed_out_at = time.monotonic()
 
-    def written(self) -> None:
+    def note_write(self) -> None:
         self._written_at = time.monotonic()
 
-    def troubled(self) -> None:
-        """The disk was full, or failed."""
-        self._troubled_at = time.monotonic()
+    def note_disk_error(self) -> None:
+        self._disk_error_at = time.monotonic()
 
     @property
-    def has_written(self) -> bool:
-        """Whether something was written just now."""
-        return time.monotonic() - self._written_at < _PROOF_FOR
+    def has_recent_write(self) -> bool:
+        return time.monotonic() - self._written_at < _WRITE_PROOF_SECONDS
 
     @property
-    def in_trouble(self) -> bool:
-        """Whether the disk was full or failed not long ago. What is small may find room when what is large does not, so
-        what was written since proves nothing."""
-        return time.monotonic() - self._troubled_at < _TROUBLE_FOR
+    def has_recent_disk_error(self) -> bool:
+        """Whether the disk was full or failed in the last seconds. A write since then proves nothing: a small write can
+        fit where a large one does not."""
+        return time.monotonic() - self._disk_error_at < _DISK_ERROR_SECONDS
 
 
 class LockAttempt:
-    """One thread's wait, from the first time that it is kept out, for at most so many seconds."""
+    """One call's wait for the file lock, for at most `limit` seconds from its first failed try."""
 
-    __slots__ = ("_deadline", "_most", "_turns")
+    __slots__ = ("_deadline", "_limit", "_waiter")
 
-    def __init__(self, turns: LockWaiter, most: float = inf) -> None:
-        self._turns = turns
-        self._most = most
+    def __init__(self, waiter: LockWaiter, limit: float = inf) -> None:
+        self._waiter = waiter
+        self._limit = limit
         self._deadline: float | None = None
 
-    def begin(self, db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
-        """Do what others can keep this thread out of; `KeptOut` for as long as its wait is not over."""
+    def execute(self, db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+        """Execute a statement that needs the file lock. Raises LockTimeout if the file is locked and time is left, and
+        SQLite's error after the deadline."""
         try:
             return db.execute(statement)
         except sqlite3.OperationalError as error:
-            if not is_busy(error):
+            if not _is_busy(error):
                 raise
             if self._deadline is None:
-                self._deadline = min(self._turns.deadline(), time.monotonic() + self._most) - SLICE
+                self._deadline = min(self._waiter.deadline(), time.monotonic() + self._limit) - BUSY_SLICE
             if time.monotonic() >= self._deadline:
-                self._turns.kept_out()
+                self._waiter.note_timeout()
                 raise
             raise LockTimeout from error
 
     def pause(self) -> None:
-        """Let others have the connection; whoever lets a lock go and takes it at once gets it."""
-        time.sleep(_BETWEEN)
+        """Let other threads acquire the connection. Without a pause, the thread that releases a lock and acquires it at
+        once wins over threads that wait for it."""
+        time.sleep(_PAUSE)
 
 
-# Checkpoints: what is in the write-ahead log goes into the file beside the writer, not in one of its commits.
+# ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────
+
+_CHECKPOINT_ROWS: Final = 512
 
 
-_ROWS: Final = 512
+class Checkpointer:
+    """Copies the write-ahead log into the database file from another connection, beside the writer.
 
+    Without it, SQLite copies the log inside the commit that makes the log too long, and every caller of that batch
+    waits. This connection copies earlier and blocks no writer, so little is left for the commit after which SQLite
+    restarts the log.
 
-class Checkpoints:
-    """SQLite copies the log into the file in the commit with which it has become long, and all who share that write
-    wait for it. So it is copied sooner, by another connection, which keeps no writer waiting; what is left for the
-    commit, after which the log begins anew, is little then.
-
-    It is told of every commit by whoever has the lock of the store's own connection. An exception that a signal raises
-    can strike there at any instruction, and `threading.Thread` does not start its threads in one."""
+    The store calls `note_rows` with the lock of its connection held. It uses `start_new_thread` because
+    `threading.Thread.start` waits until the new thread runs, and an interrupt inside `start` leaves a thread that
+    `threading` lists forever."""
 
     def __init__(self, file: str, synchronous: str) -> None:
-        self._address = address(file, "mode=rw")  # one that was removed must not come back
+        self._uri = _file_uri(file, "mode=rw")  # not rwc: a removed file must not be created again
         self._synchronous = synchronous
-        self._copied = 0
-        self._ended = False
-        self._at_it = threading.Lock()
+        self._copied_rows = 0
+        self._stopped = False
+        self._copying = threading.Lock()
 
-    def written(self, rows: int) -> None:
-        """So many rows have been written in all, with the connection as it is; a new one counts anew."""
-        self._ended = False
-        self._copied = min(self._copied, rows)
-        if rows - self._copied >= _ROWS:
-            self._copied = rows
+    def note_rows(self, total: int) -> None:
+        """Start a checkpoint if the connection has written enough rows since the last one. `total` counts all rows
+        that the connection has written; a new connection starts at 0."""
+        self._stopped = False
+        self._copied_rows = min(self._copied_rows, total)
+        if total - self._copied_rows >= _CHECKPOINT_ROWS:
+            self._copied_rows = total
             start_new_thread(self._copy, ())
 
-    def end(self) -> None:
-        """Nothing is copied any more, until more is written: a connection must not be open when the process forks, and
-        a file that was closed can be removed."""
-        self._ended = True
-        with self._at_it:
-            """Whoever was at it has come to its end, and whoever comes now sees that it is over."""
+    def stop(self) -> None:
+        """Wait for a running checkpoint and start none until more rows are written. No connection may be open during a
+        fork, and the file of a closed store can be removed."""
+        self._stopped = True
+        with self._copying:
+            """A running checkpoint has ended, and a later one sees `_stopped`."""
 
     def _copy(self) -> None:
-        """What cannot be copied now is copied with a later commit."""
-        if not self._at_it.acquire(blocking=False):
+        """Make a checkpoint, unless one is running: a later commit starts the next."""
+        if not self._copying.acquire(blocking=False):
             return
         try:
-            if not self._ended:
-                self._copy_all()
+            if not self._stopped:
+                self._checkpoint()
         finally:
-            self._at_it.release()
+            self._copying.release()
 
-    def _copy_all(self) -> None:
-        with suppress(sqlite3.Error), closing(sqlite3.connect(self._address, uri=True, timeout=0)) as db:
+    def _checkpoint(self) -> None:
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self._uri, uri=True, timeout=0)) as db:
             db.execute(f"PRAGMA synchronous = {self._synchronous}")
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -1,4 +1,4 @@
-"""Lending: the store's connection while a handler has it. What it writes is part of the transaction, or is refused."""
+"""The store's connection while a handler uses it: the handler's writes join the transaction or are refused."""
 
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -8,9 +8,9 @@ from typing import Any, Final, NoReturn
 from oncegate.claims import Complete
 from oncegate.stores.base import EffectFailed
 
-_TABLES: Final = frozenset({"claims", "documents", "clock"})
+_STORE_TABLES: Final = frozenset({"claims", "documents", "clock"})
 _WRITES: Final = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
-_HARMLESS: Final = frozenset(
+_ALLOWED: Final = frozenset(
     {
         sqlite3.SQLITE_SELECT,
         sqlite3.SQLITE_READ,
@@ -19,8 +19,8 @@ _HARMLESS: Final = frozenset(
         sqlite3.SQLITE_SAVEPOINT,
     }
 )
-# Those whose value says what to look at. One that lasts no longer than the transaction is among them.
-_ASKING: Final = frozenset(
+# Pragmas that a handler may give a value: the value selects what to read, or its effect ends with the transaction.
+_READING_PRAGMAS: Final = frozenset(
     {
         "defer_foreign_keys",
         "foreign_key_check",
@@ -35,35 +35,38 @@ _ASKING: Final = frozenset(
         "table_xinfo",
     }
 )
-_ENDS: Final = "what a handler writes is committed with the completion when it returns, and rolled back if it raises"
-_ROLLED_BACK: Final = (
-    "SQLite has rolled the transaction back, as a ROLLBACK constraint or trigger has it do; nothing more can be written"
+_COMMIT_RULE: Final = (
+    "the store commits the handler's writes with the completion when the handler returns, and rolls them back when"
+    " it raises"
 )
-_OVER: Final = "the transaction is over; a handler's connection and cursors are its own only while it runs"
+_ROLLED_BACK: Final = (
+    "SQLite has rolled the transaction back, because of a ROLLBACK constraint or trigger; the handler can write no more"
+)
+_OVER: Final = "the transaction is over; use the connection and its cursors only while the handler runs"
 
 
 class StoreConnection(sqlite3.Connection):
-    """The connection in the hands of the store, which pays nothing for what is checked while it is lent."""
+    """The connection while the store uses it. The checks of HandlerConnection cost the store nothing."""
 
 
 class HandlerCursor(sqlite3.Cursor):
-    """A cursor that runs statements within the transaction or not at all."""
+    """A cursor that runs statements only inside the transaction."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> "HandlerCursor":
-        return self._within(super().execute, sql, parameters)
+        return self._run(super().execute, sql, parameters)
 
     def executemany(self, sql: str, rows: Iterable[Any], /) -> "HandlerCursor":
-        return self._within(super().executemany, sql, (_open(self.connection) and row for row in rows))
+        return self._run(super().executemany, sql, (_check_open(self.connection) and row for row in rows))
 
     def executescript(self, _script: str, /) -> NoReturn:
         raise sqlite3.ProgrammingError(
-            f"executescript() would commit first, but {_ENDS}: run its statements one by one, with execute()"
+            f"executescript() would commit first, but {_COMMIT_RULE}: run its statements one by one with execute()"
         )
 
-    def _within(self, ask: Callable[..., Any], *arguments: Any) -> "HandlerCursor":
-        _open(self.connection)
+    def _run(self, execute: Callable[..., Any], *arguments: Any) -> "HandlerCursor":
+        _check_open(self.connection)
         try:
-            ask(*arguments)
+            execute(*arguments)
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
                 error.args = (self.connection.__dict__.get("refusal", str(error)),)
@@ -72,16 +75,16 @@ class HandlerCursor(sqlite3.Cursor):
 
 
 class HandlerConnection(StoreConnection):
-    """The connection in the hands of a handler."""
+    """The connection while a handler uses it."""
 
-    # They tell Python when to begin a transaction by itself, and to set them may commit the one that there is. Here
-    # they are mere attributes, which can be set, to no effect, and are gone when the connection is given back.
+    # In sqlite3.Connection these control when Python begins a transaction, and setting them may commit the open one.
+    # Here they are plain attributes: setting them has no effect, and `reset_connection` removes them.
     isolation_level = None
     autocommit = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)
 
-    def cursor(self, factory: Any = HandlerCursor) -> HandlerCursor:  # type: ignore[override]  # no other is given
+    def cursor(self, factory: Any = HandlerCursor) -> HandlerCursor:  # type: ignore[override]  # there is no other
         if factory is not HandlerCursor:
-            raise sqlite3.ProgrammingError("a handler's cursors are those of connection.cursor(), without a factory")
+            raise sqlite3.ProgrammingError("cursor() takes no factory in a handler; call connection.cursor()")
         return super().cursor(HandlerCursor)
 
     def execute(self, sql: str, parameters: Any = (), /) -> HandlerCursor:
@@ -100,22 +103,23 @@ class HandlerConnection(StoreConnection):
         self.execute("ROLLBACK")
 
     def __enter__(self) -> NoReturn:
-        raise sqlite3.ProgrammingError(f"`with connection:` would commit, but {_ENDS}: leave it out")
+        raise sqlite3.ProgrammingError(f"`with connection:` would commit, but {_COMMIT_RULE}: remove the `with`")
 
     def set_authorizer(self, *_arguments: Any, **_named: Any) -> NoReturn:
-        raise sqlite3.ProgrammingError("the authorizer of the connection is what keeps the transaction whole")
+        raise sqlite3.ProgrammingError("a handler cannot set the authorizer: it protects the transaction")
 
     def blobopen(self, table: str, *arguments: Any, **named: Any) -> Any:
-        if _open(self) and table.lower() in _TABLES:  # the authorizer is not asked about blobs
-            raise sqlite3.ProgrammingError(_own_table(table))
+        if _check_open(self) and table.lower() in _STORE_TABLES:  # SQLite does not call the authorizer for blobs
+            raise sqlite3.ProgrammingError(_store_table_refusal(table))
         return super().blobopen(table, *arguments, **named)
 
     def deserialize(self, *_arguments: Any, **_named: Any) -> NoReturn:
-        raise sqlite3.ProgrammingError("deserialize() would put another database in the place of the store")
+        raise sqlite3.ProgrammingError("a handler cannot call deserialize(): it would replace the store's database")
 
 
-def lend(db: StoreConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
-    """Run the user's effect where it can neither end the transaction, nor write after it or to the store's tables."""
+def run_effect(db: StoreConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
+    """Run the user's effect. The effect can neither end the transaction, nor write after it, nor write to the store's
+    tables. Raises EffectFailed for whatever the effect raises."""
     try:
         db.set_authorizer(partial(_authorize, db))
         db.__class__ = HandlerConnection
@@ -123,16 +127,16 @@ def lend(db: StoreConnection, effect: Callable[[sqlite3.Connection], Complete]) 
     except BaseException as error:
         raise EffectFailed(error) from error
     finally:
-        take_back(db)
+        reset_connection(db)
     if is_closed(db):
-        raise EffectFailed(RuntimeError("the handler closed the connection"))
-    if not db.in_transaction:  # and the handler has overlooked it
+        raise EffectFailed(RuntimeError("the handler closed the connection; leave it open"))
+    if not db.in_transaction:  # the handler ignored the error that rolled it back
         raise EffectFailed(RuntimeError(_ROLLED_BACK))
     return complete
 
 
-def take_back(db: StoreConnection) -> None:
-    """What a handler has set on the connection for itself must not change what the store reads with it."""
+def reset_connection(db: StoreConnection) -> None:
+    """Remove the settings that a handler made on the connection: they must not change what the store reads."""
     db.__class__ = StoreConnection
     db.__dict__.clear()
     db.row_factory = None
@@ -142,8 +146,8 @@ def take_back(db: StoreConnection) -> None:
         db.set_authorizer(None)
 
 
-def _open(db: sqlite3.Connection) -> bool:
-    """True, as long as the transaction that a handler was given the connection for is open."""
+def _check_open(db: sqlite3.Connection) -> bool:
+    """Return True while the handler's transaction is open, else raise ProgrammingError."""
     if not isinstance(db, HandlerConnection):
         raise sqlite3.ProgrammingError(_OVER)
     if not db.in_transaction:
@@ -153,14 +157,14 @@ def _open(db: sqlite3.Connection) -> bool:
 
 def is_closed(db: sqlite3.Connection) -> bool:
     try:
-        db.total_changes  # noqa: B018  # asking is what tells
+        db.total_changes  # noqa: B018  # raises if the connection is closed
     except sqlite3.ProgrammingError:
         return True
     return False
 
 
 def _authorize(db: StoreConnection, action: int, one: str | None, two: str | None, *_where: str | None) -> int:
-    """Asked by SQLite for each thing that a statement would do, when it is prepared."""
+    """Called by SQLite for each action of a statement while it prepares the statement."""
     refusal = _refusal(action, one or "", two) if db.in_transaction else _ROLLED_BACK
     if refusal is None:
         return sqlite3.SQLITE_OK
@@ -169,28 +173,29 @@ def _authorize(db: StoreConnection, action: int, one: str | None, two: str | Non
 
 
 def _refusal(action: int, one: str, two: str | None) -> str | None:
-    """Why a handler may not do this; None if it may."""
-    if action in _HARMLESS:
+    """Return why a handler may not do this; None if it may."""
+    if action in _ALLOWED:
         return None
     if action == sqlite3.SQLITE_TRANSACTION:
-        return f"{one} is not for a handler: {_ENDS}"
+        return f"a handler cannot run {one}: {_COMMIT_RULE}"
     if action == sqlite3.SQLITE_PRAGMA:
-        return _refused_pragma(one, two)
+        return _pragma_refusal(one, two)
     if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH):
-        return "ATTACH and DETACH are not for a handler: what is written to another file is not committed together"
+        return "a handler cannot run ATTACH or DETACH: writes to another file are not committed with the completion"
     for name in (one,) if action in _WRITES else (one, two or ""):
-        if name.lower() in _TABLES:
-            return _own_table(name)
+        if name.lower() in _STORE_TABLES:
+            return _store_table_refusal(name)
     return None
 
 
-def _own_table(name: str) -> str:
-    return f"{name} is the store's own table: a handler may read it, and must keep what is its own in others"
+def _store_table_refusal(name: str) -> str:
+    return f"{name} is a table of the store: a handler may read it, but must write to its own tables"
 
 
-def _refused_pragma(name: str, value: str | None) -> str | None:
-    if value is None or name.lower() in _ASKING:
+def _pragma_refusal(name: str, value: str | None) -> str | None:
+    if value is None or name.lower() in _READING_PRAGMAS:
         return None
     return (
-        f"PRAGMA {name} = {value} is not for a handler: on the store's own connection it would outlast the transaction"
+        f"a handler cannot run PRAGMA {name} = {value}: the setting would stay on the store's connection after the"
+        " transaction"
     )

@@ -1,8 +1,8 @@
-"""Instance locks: which of the processes that use an SQLite file still run.
+"""Instance locks: find out which processes that use an SQLite file have ended.
 
-Each process holds a lock on a file of its own, `<store>-instances/<name in hex>`, for as long as it has the store open.
-The system releases the lock when the process ends, however it ends; a process that is stopped keeps it. So a file whose
-lock is free belongs to a process that has ended. A process without a file is unknown, and counts as running.
+Each process holds a lock on its own file, `<store>-instances/<instance name in hex>`, while it has the store open. The
+operating system releases the lock when the process ends, for whatever reason; a stopped process keeps it. So a file
+whose lock is free belongs to a process that has ended. A process without a file is unknown, and counts as running.
 """
 
 import os
@@ -17,72 +17,75 @@ from oncegate.instances import instance, instance_of
 
 try:
     import fcntl
-except ImportError:  # not on this system: every other process counts as running
+except ImportError:  # Windows has no fcntl: every other process counts as running
     fcntl = None  # type: ignore[assignment]
 
-_LOOK_EVERY: Final = 0.25  # seconds between two looks at the same process, or at the folder
-_KEEP_FOR: Final = 86_400  # seconds for which the file of a process that has ended stays, for claims without a payload
+_CHECK_SECONDS: Final = 0.25  # between two checks of the same process, or of the folder
+# The file of an ended process stays this long: its claims without a payload become free one by one, when their events
+# are delivered again.
+_KEEP_SECONDS: Final = 86_400
 
 
 class InstanceLocks:
-    """The locks beside one store, for one open store of this process."""
+    """The locks of one store file, for one open store of this process."""
 
     def __init__(self, path: str) -> None:
         self._folder = f"{os.path.realpath(path)}-instances"
         self._held = False
-        self._running: dict[bytes, float] = {}  # until when a process counts as running without another look
-        self._looked = 0.0
+        self._running_until: dict[bytes, float] = {}  # a process counts as running until then, without a check
+        self._next_check = 0.0
 
-    def hold(self) -> None:
-        """Hold the lock of this process. Without one (the folder cannot be written, say) nobody knows when it ends."""
+    def acquire(self) -> None:
+        """Acquire the lock of this process. If that fails (the folder is not writable, for example), other processes
+        cannot find out when this process ends."""
         if not self._held and fcntl is not None:
-            _held.acquire(self._folder)
+            _process_locks.acquire(self._folder)
             self._held = True
 
-    def drop(self) -> None:
+    def release(self) -> None:
         if self._held:
             self._held = False
-            _held.release(self._folder)
+            _process_locks.release(self._folder)
 
     def has_ended(self, owner: bytes) -> bool:
-        """Whether the process that made a claim under this owner is known to have ended."""
+        """Whether the process of this claim owner is known to have ended."""
         name = instance_of(owner)
         if name is None or name == instance() or fcntl is None:
             return False
         now = time.monotonic()
-        if now < self._running.get(name, 0.0):
+        if now < self._running_until.get(name, 0.0):
             return False
         if _is_free(self._file(name.hex())):
             return True
-        if len(self._running) > 1_000:
-            self._running.clear()
-        self._running[name] = now + _LOOK_EVERY
+        if len(self._running_until) > 1_000:
+            self._running_until.clear()
+        self._running_until[name] = now + _CHECK_SECONDS
         return False
 
     def newly_ended(self) -> list[bytes]:
-        """The processes that have ended and of which no caller, here or in another process, was told before. Looks at
-        most a few times a second."""
+        """Return the ended processes that no process has passed to `mark_freed`. Checks the folder at most every
+        `_CHECK_SECONDS`, and returns an empty list in between."""
         now = time.monotonic()
-        if now < self._looked or fcntl is None:
+        if now < self._next_check or fcntl is None:
             return []
-        self._looked = now + _LOOK_EVERY
+        self._next_check = now + _CHECK_SECONDS
         others = [name for name in self._names() if name != instance().hex()]
-        return [bytes.fromhex(name) for name in others if not self._is_noted(name) and _is_free(self._file(name))]
+        return [bytes.fromhex(name) for name in others if not self._is_marked(name) and _is_free(self._file(name))]
 
-    def note(self, names: Sequence[bytes]) -> None:
-        """The claims of these that can be listed are free now: `newly_ended` need not name them again. Their files get
-        a byte, which tells the other processes too."""
+    def mark_freed(self, names: Sequence[bytes]) -> None:
+        """Leave these ended processes out of `newly_ended` from now on, in all processes: their claims with a payload
+        are free. The mark is one byte in the lock file."""
         for name in names:
             _if_ended(self._file(name.hex()), lambda path: os.truncate(path, 1))
 
-    def _is_noted(self, name: str) -> bool:
-        """Whether a process was noted. The file of one that was noted long ago is removed."""
+    def _is_marked(self, name: str) -> bool:
+        """Whether the file of an ended process has the mark, or is gone. Removes a file that was marked long ago."""
         path = self._file(name)
         try:
             status = os.stat(path)
         except OSError:
             return True
-        if status.st_size and time.time() - status.st_mtime > _KEEP_FOR:
+        if status.st_size and time.time() - status.st_mtime > _KEEP_SECONDS:
             _if_ended(path, os.unlink)
         return status.st_size > 0
 
@@ -96,18 +99,18 @@ class InstanceLocks:
         return os.path.join(self._folder, name)
 
 
-class _Held:
-    """The locks that this process holds, by folder, and how many open stores need each."""
+class _ProcessLocks:
+    """The lock files of this process by folder, each with the number of open stores that use it."""
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[int | None, int]] = {}
         self._lock = threading.Lock()
-        self._over_forks = forks.holding(self._lock, self._forget)
+        self._over_forks = forks.holding(self._lock, self._close_in_child)
 
     def acquire(self, folder: str) -> None:
         with self._lock:
             file, users = self._files.get(folder, (None, 0))
-            self._files[folder] = (_locked(folder) if users == 0 else file, users + 1)
+            self._files[folder] = (_create_locked(folder) if users == 0 else file, users + 1)
 
     def release(self, folder: str) -> None:
         with self._lock:
@@ -121,22 +124,22 @@ class _Held:
                     os.rmdir(folder)
                 os.close(file)
 
-    def _forget(self) -> None:
-        """In a child, which has another name: the locks stay the parent's."""
+    def _close_in_child(self) -> None:
+        """Close the files in a forked child, which has another instance name: the locks stay with the parent."""
         for file, _ in self._files.values():
             if file is not None:
                 os.close(file)
         self._files.clear()
 
 
-def _locked(folder: str) -> int | None:
-    """The file of this process with its lock held, None where files cannot be locked."""
+def _create_locked(folder: str) -> int | None:
+    """Return the descriptor of the locked file of this process, None if the file cannot be created or locked."""
     path = os.path.join(folder, instance().hex())
     for _ in range(10):
         try:
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
-                os.chmod(folder, 0o700)  # the umask may have taken more away
+                os.chmod(folder, 0o700)  # whatever the umask
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.fchmod(file, 0o600)
         except FileNotFoundError:
@@ -149,7 +152,7 @@ def _locked(folder: str) -> int | None:
                 os.truncate(file, 0)
                 return file
         except BlockingIOError:
-            time.sleep(0.005)  # another process looks whether we have ended
+            time.sleep(0.005)  # another process is checking the lock
         except OSError:
             pass
         os.close(file)
@@ -157,7 +160,7 @@ def _locked(folder: str) -> int | None:
 
 
 def _if_ended(path: str, change: Callable[[str], object]) -> None:
-    """Change the file of a process that has ended. Does nothing while another process has its lock."""
+    """Call `change` with the path of a lock file, if the file is there and its lock is free."""
     with suppress(OSError):
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -168,7 +171,7 @@ def _if_ended(path: str, change: Callable[[str], object]) -> None:
 
 
 def _is_free(path: str) -> bool:
-    """Whether a file is there and nobody holds its lock."""
+    """Whether the file is there and no process holds its lock."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -182,4 +185,4 @@ def _is_free(path: str) -> bool:
     return True
 
 
-_held: Final = _Held()
+_process_locks: Final = _ProcessLocks()

@@ -1,6 +1,5 @@
-"""Records and documents as rows: the statements of store.sql, and how they are filled and read."""
+"""The statements of store.sql: bind records and documents to rows, and read them back."""
 
-import pkgutil
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -8,28 +7,28 @@ from typing import Any, Final, TypeVar
 
 from oncegate.claims import COMPLETED, IN_PROGRESS, Address, EventSummary, Record
 from oncegate.stores.base import Change, Document, TakeRequest
-from oncegate.stores.entity_order import Line
+from oncegate.stores.entity_order import Entity
+from oncegate.stores.sql_file import read_sql, sections
 
-Where = tuple[str, bytes]
+RowKey = tuple[str, bytes]  # namespace and key
+SQL: Final = sections(read_sql("oncegate.stores.sqlite"))
 _T = TypeVar("_T")
 
-# What is bound often is bound so: for bytes, and for None, Python first looks at length for somebody who has taught it
-# how to write them.
+# Blobs that are bound often are bound as bytearray: for bytes, Python first searches for a registered adapter, which
+# takes time.
 _blob: Final = bytearray
 
-
-def _sections(text: str) -> dict[str, str]:
-    """The named statements of a .sql file, without their comments."""
-    lines = [line for line in text.splitlines() if line.startswith("-- name: ") or not line.startswith("--")]
-    named = "\n".join(lines).split("-- name: ")[1:]
-    return {name.strip(): body.strip() for name, _, body in (section.partition("\n") for section in named)}
+# `IN` lists have one of these lengths, padded with a repeated value, so that few statements stay prepared.
+_LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_RECORDS: Final = {length: SQL["records"].replace("*", ", ".join("?" * length)) for length in _LENGTHS}
+_BUSY: Final = {length: SQL["busy entities"].replace("*", ", ".join(["(?)"] * length)) for length in _LENGTHS}
 
 
-SQL: Final = _sections((pkgutil.get_data("oncegate.stores.sqlite", "store.sql") or b"").decode())
+# ── records ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find(db: sqlite3.Connection, wanted: Sequence[Where]) -> dict[Where, Record]:
-    """Read records, a chunk of keys with one statement."""
+def find(db: sqlite3.Connection, wanted: Sequence[RowKey]) -> dict[RowKey, Record]:
+    """Read records, up to 128 of a namespace with one statement."""
     found = {}
     for namespace, keys in _chunks(wanted):
         for row in db.execute(_RECORDS[len(keys)], (namespace, *map(_blob, keys))):
@@ -37,89 +36,63 @@ def find(db: sqlite3.Connection, wanted: Sequence[Where]) -> dict[Where, Record]
     return found
 
 
-def busy_lines(db: sqlite3.Connection, lines: Collection[Line]) -> set[Line]:
-    """Those that something is kept for, a chunk of them with one statement."""
-    busy: set[Line] = set()
-    for namespace, entities in _chunks(lines):
-        busy.update((namespace, entity) for (entity,) in db.execute(_BUSY[len(entities)], (*entities, namespace)))
-    return busy
-
-
-def save(db: sqlite3.Connection, found: dict[Where, Record], current: dict[Where, Record | None]) -> int:
-    """Write what changed; tell how many rows are new."""
+def save(db: sqlite3.Connection, found: dict[RowKey, Record], current: dict[RowKey, Record | None]) -> int:
+    """Write the records that differ from those found, and return the number of new rows."""
     changes: dict[str, list[tuple[Any, ...]]] = {}
-    for where, record in current.items():
-        before = found.get(where)
+    for row, record in current.items():
+        before = found.get(row)
         if record is not before:
             statement, values = _change(before, record)
-            changes.setdefault(statement, []).append((*values, where[0], _blob(where[1])))
+            changes.setdefault(statement, []).append((*values, row[0], _blob(row[1])))
     for statement, rows in changes.items():
         db.executemany(SQL[statement], rows)
     return sum(len(rows) for statement, rows in changes.items() if statement.startswith("insert"))
 
 
 def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[Any, ...]]:
-    """The statement that makes a record of what was there before, and its values."""
+    """Return the statement that turns `before` into `record`, and its values."""
     if record is None:
         return "delete", ()
     if before is None or before.about is not record.about or before.first_seen != record.first_seen:
         if record.state == IN_PROGRESS and record.payload is None and record.fence == record.first_seen:
-            return "insert claimed", (*_held(record), record.expires_at, *_explained(record))
-        if record.payload is not None and _unended(record):
-            first = (record.state, record.attempts, _blob(record.payload))
-            return "insert kept", (*first, *_held(record), *_explained(record))
-        return "insert", _claim_of(record) + _explained(record) + _end_of(record) + _tries_of(record)
-    if record.state == COMPLETED and record.result is not None and _ends_plainly(before, record):
+            return "insert claimed", (*_first_grant(record), record.expires_at, *_summary(record))
+        if record.payload is not None and _is_new(record):
+            return "insert admitted", (
+                record.state,
+                record.attempts,
+                _blob(record.payload),
+                *_first_grant(record),
+                *_summary(record),
+            )
+        return "insert", _claim(record) + _summary(record) + _result(record) + _history(record)
+    if record.state == COMPLETED and record.result is not None and _completes(before, record):
         return "update completed", (record.expires_at, record.completed_at, _blob(record.result))
-    if record.state == IN_PROGRESS and _unmoved(before) == _unmoved(record):
+    if record.state == IN_PROGRESS and _not_in_update_held(before) == _not_in_update_held(record):
         held = (record.state, record.owner, record.fence, record.lease_until, record.attempts)
         return "update held", (*held, record.lost)
-    return "update", _claim_of(record) + _end_of(record) + _tries_of(record)
+    return "update", _claim(record) + _result(record) + _history(record)
 
 
-# Few statements of fixed length, filled up with something that is asked for anyway, so that all stay prepared.
-_LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-_RECORDS: Final = {length: SQL["records"].replace("*", ", ".join("?" * length)) for length in _LENGTHS}
-_BUSY: Final = {length: SQL["busy lines"].replace("*", ", ".join(["(?)"] * length)) for length in _LENGTHS}
+def _is_new(record: Record) -> bool:
+    """Whether all columns that "insert admitted" leaves out have their defaults."""
+    ended = record.expires_at is not None or record.completed_at is not None or record.error is not None
+    return not ended and not record.lost and record.unavailable_since is None
 
 
-def _chunks(wanted: Iterable[tuple[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
-    """What is wanted of each namespace, in chunks of the lengths that there are statements for."""
-    by_namespace: dict[str, list[_T]] = {}
-    for namespace, each in wanted:
-        by_namespace.setdefault(namespace, []).append(each)
-    for namespace, all_of_it in by_namespace.items():
-        for start in range(0, len(all_of_it), _LENGTHS[-1]):
-            chunk = all_of_it[start : start + _LENGTHS[-1]]
-            length = next(length for length in _LENGTHS if len(chunk) <= length)
-            yield namespace, chunk + chunk[-1:] * (length - len(chunk))
+def _completes(before: Record, record: Record) -> bool:
+    """Whether the change is a plain completion: the same grant was in progress, and ended with a result only."""
+    is_same_grant = before.state == IN_PROGRESS and before.fence == record.fence
+    return is_same_grant and record.error is None and record.handed_to is None
 
 
 def record_of(row: tuple[Any, ...]) -> Record:
     return Record(*row[:7], EventSummary(*row[7:12]), *row[12:])  # type: ignore[call-arg]  # mypy cannot count a slice
 
 
-def _held(record: Record) -> tuple[Any, ...]:
-    return _blob(record.owner), record.fence, record.lease_until, _blob(record.payload_hash)
+# The columns of a record in groups, each in the order of the statements.
 
 
-def _ends_plainly(before: Record, record: Record) -> bool:
-    """Whether it is one grant that was held and has ended with a result and nothing else."""
-    is_same = before.state == IN_PROGRESS and before.fence == record.fence
-    return is_same and record.error is None and record.handed_to is None
-
-
-def _unended(record: Record) -> bool:
-    ended = record.expires_at is not None or record.completed_at is not None or record.error is not None
-    return not ended and not record.lost and record.unavailable_since is None
-
-
-def _explained(record: Record) -> tuple[Any, ...]:
-    about = record.about
-    return about.source, about.type, about.entity, about.occurred_at, about.delivery_id, record.first_seen
-
-
-def _claim_of(record: Record) -> tuple[Any, ...]:
+def _claim(record: Record) -> tuple[Any, ...]:
     return (
         record.state,
         record.owner,
@@ -131,17 +104,41 @@ def _claim_of(record: Record) -> tuple[Any, ...]:
     )
 
 
-def _unmoved(record: Record) -> tuple[Any, ...]:
-    """All that "update held" does not write."""
-    return record.payload_hash, record.expires_at, record.unavailable_since, *_end_of(record)
+def _first_grant(record: Record) -> tuple[Any, ...]:
+    return _blob(record.owner), record.fence, record.lease_until, _blob(record.payload_hash)
 
 
-def _end_of(record: Record) -> tuple[Any, ...]:
+def _summary(record: Record) -> tuple[Any, ...]:
+    about = record.about
+    return about.source, about.type, about.entity, about.occurred_at, about.delivery_id, record.first_seen
+
+
+def _result(record: Record) -> tuple[Any, ...]:
     return record.completed_at, record.result, record.error, record.payload
 
 
-def _tries_of(record: Record) -> tuple[Any, ...]:
+def _history(record: Record) -> tuple[Any, ...]:
     return record.lost, record.unavailable_since, record.handed_to
+
+
+def _not_in_update_held(record: Record) -> tuple[Any, ...]:
+    """Return the columns that "update held" does not write."""
+    return record.payload_hash, record.expires_at, record.unavailable_since, *_result(record)
+
+
+def _chunks(wanted: Iterable[tuple[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
+    """Group by namespace, and split each group into lists of the lengths in `_LENGTHS`."""
+    by_namespace: dict[str, list[_T]] = {}
+    for namespace, value in wanted:
+        by_namespace.setdefault(namespace, []).append(value)
+    for namespace, values in by_namespace.items():
+        for start in range(0, len(values), _LENGTHS[-1]):
+            chunk = values[start : start + _LENGTHS[-1]]
+            length = next(length for length in _LENGTHS if len(chunk) <= length)
+            yield namespace, chunk + chunk[-1:] * (length - len(chunk))
+
+
+# ── documents ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_document(db: sqlite3.Connection, address: Address, now: int) -> Document:
@@ -158,65 +155,74 @@ def swap_document(db: sqlite3.Connection, change: Change, now: int) -> bool:
     return True
 
 
-# What waits: the records that a dispatcher may be given.
+# ── events that wait for a dispatcher ─────────────────────────────────────────────────────────────────────
+
+_MAX_DUE: Final = 500
 
 
-_LOOKED_AT: Final = 500
+def find_busy(db: sqlite3.Connection, entities: Collection[Entity]) -> set[Entity]:
+    """Return the entities that have a record with a payload, up to 128 of a namespace with one statement."""
+    busy: set[Entity] = set()
+    for namespace, names in _chunks(entities):
+        busy.update((namespace, name) for (name,) in db.execute(_BUSY[len(names)], (*names, namespace)))
+    return busy
 
 
-def given(db: sqlite3.Connection, wants: Sequence[TakeRequest], now: int) -> Iterator[Where | None]:
-    """What each of these may be given, looked for one by one, those let go first in front.
+def find_takeable(db: sqlite3.Connection, wants: Sequence[TakeRequest], now: int) -> Iterator[RowKey | None]:
+    """Yield the row that each request may take, or None; rows that became due first come first.
 
-    Several statements find it, so it is asked for in a transaction: what another process ends between two of them would
-    be in a line by the first, and in none by the second."""
+    Call it inside a transaction. It needs several statements: if another process completed an event between two of
+    them, the first would list the event's entity and the second would find no event of it."""
     counts = Counter(want.namespace for want in wants)
     in_order = {want.namespace for want in wants if want.in_order}
-    due = {name: _due(db, name, name in in_order, now, most) for name, most in counts.items()}
+    due = {name: _due(db, name, name in in_order, now, limit) for name, limit in counts.items()}
     for want in wants:
         key = next(due[want.namespace], None)
         yield None if key is None else (want.namespace, key)
 
 
-def _due(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, most: int) -> Iterator[bytes]:
+def _due(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, limit: int) -> Iterator[bytes]:
     if in_order:
-        return _heads(db, namespace, now)
-    return (key for (key,) in db.execute(SQL["waiting"], (namespace, now, most)).fetchall())
+        return _due_in_order(db, namespace, now)
+    return (key for (key,) in db.execute(SQL["waiting"], (namespace, now, limit)).fetchall())
 
 
-def _heads(db: sqlite3.Connection, namespace: str, now: int) -> Iterator[bytes]:
-    """What has no entity, and of each entity the first in its line, if that is due and nobody is at another of it.
+def _due_in_order(db: sqlite3.Connection, namespace: str, now: int) -> Iterator[bytes]:
+    """Yield due events without an entity, and the first event of each entity if it is due and no other event of the
+    entity is in progress.
 
-    Those let go first are in front. If many of few entities are, the rest is found by going from one entity to the
-    next, from any of them on: what waits for one entity, however much, must not be gone through at every look."""
+    The first `_MAX_DUE` due events come in order of their due time. If there are more, the other entities follow in the
+    order of their names, starting after the last entity seen: a call must not read all events of one entity, however
+    many wait."""
     seen: set[str] = set()
-    due = db.execute(SQL["due"], (namespace, now, _LOOKED_AT)).fetchall()
+    due = db.execute(SQL["due"], (namespace, now, _MAX_DUE)).fetchall()
     for key, entity in due:
         if entity is None:
             yield key
         elif entity not in seen:
             seen.add(entity)
-            yield from _head(db, namespace, entity, now)
-    if len(due) == _LOOKED_AT:
-        before = {key for key, entity in due if entity is None}
-        others = db.execute(SQL["due without a line"], (namespace, now, _LOOKED_AT)).fetchall()
-        yield from (key for (key,) in others if key not in before)
-        for entity in _lines(db, namespace, due[-1][1] or ""):
+            yield from _first_due(db, namespace, entity, now)
+    if len(due) == _MAX_DUE:
+        yielded = {key for key, entity in due if entity is None}
+        others = db.execute(SQL["due without entity"], (namespace, now, _MAX_DUE)).fetchall()
+        yield from (key for (key,) in others if key not in yielded)
+        for entity in _entities(db, namespace, due[-1][1] or ""):
             if entity not in seen:
-                yield from _head(db, namespace, entity, now)
+                yield from _first_due(db, namespace, entity, now)
 
 
-def _head(db: sqlite3.Connection, namespace: str, entity: str, now: int) -> Iterator[bytes]:
-    held = db.execute(SQL["held in line"], (namespace, entity)).fetchall()
-    first = min(held + db.execute(SQL["released in line"], (namespace, entity)).fetchall())
+def _first_due(db: sqlite3.Connection, namespace: str, entity: str, now: int) -> Iterator[bytes]:
+    held = db.execute(SQL["held of entity"], (namespace, entity)).fetchall()
+    first = min(held + db.execute(SQL["released of entity"], (namespace, entity)).fetchall())
     if first[3] <= now and all(lease_until <= now for *_, lease_until in held):
         yield first[2]
 
 
-def _lines(db: sqlite3.Connection, namespace: str, start: str) -> Iterator[str]:
-    """The entities that something waits for, from this one on, and round to it."""
+def _entities(db: sqlite3.Connection, namespace: str, start: str) -> Iterator[str]:
+    """Yield the entities with waiting events in the order of their names: those after `start`, then those up to it."""
     for begin, end in ((start, None), ("", start)):
         last = begin
-        while row := db.execute(SQL["next line"], (namespace, last)).fetchone():
+        while row := db.execute(SQL["next entity"], (namespace, last)).fetchone():
             (last,) = row
             if end is not None and last > end:
                 break

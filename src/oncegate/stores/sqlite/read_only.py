@@ -1,4 +1,4 @@
-"""Looking: an SQLite store that is only read, by people who may have no right to write it."""
+"""Open an SQLite store to read it, also without the permission to write the file."""
 
 import os
 import sqlite3
@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from oncegate.errors import StoreRefused
-from oncegate.stores.sqlite.connection import MIGRATIONS, check_ours, connected
+from oncegate.stores.sqlite.connection import MIGRATIONS, connect, read_version
 from oncegate.stores.sqlite.handler_connection import StoreConnection
 from oncegate.stores.sqlite.store import SqliteStore
 
@@ -16,21 +16,21 @@ _STEPS: Final = 1_000
 
 
 class ReadOnlySqliteStore(SqliteStore):
-    """Nothing is written, and no write lock is waited for: readers of a write-ahead log need none."""
+    """Writes nothing, and never waits for the write lock: readers of a write-ahead log do not need it."""
 
-    _watched = 1  # what is only read may have no log, and nothing is lost with it
+    _checked_files = 1  # a store that is only read may have no log, and loses nothing with it
 
     def _open(self) -> StoreConnection:
-        return connected(self._path, _how(self._path), self._busy_timeout, self._prepare)
+        return connect(self._path, _mode(self._path), self._busy_timeout, self._prepare)
 
     def _prepare(self, db: StoreConnection) -> None:
         db.execute("PRAGMA query_only = ON")
-        _check_known(db, self._path)
+        _check_version(db, self._path)
 
     def damage(self, seconds: float) -> str | None:
-        """The first thing that SQLite's own check finds wrong, None for a sound file; TimeoutError if that takes
-        longer. Newer versions ask the progress handler all the time, older ones only look whether they were
-        interrupted while they go through a table."""
+        """Return the first error that `PRAGMA quick_check` finds, None for a sound file. Raises TimeoutError after
+        `seconds`. Newer SQLite versions call the progress handler during the check; older ones only test for an
+        interrupt while they read a table, so both are used."""
         deadline = time.monotonic() + seconds
 
         def check(db: StoreConnection, _now: int) -> str:
@@ -52,23 +52,26 @@ class ReadOnlySqliteStore(SqliteStore):
 
 
 def is_absent(path: str) -> bool:
-    """Whether there is no store yet at a place. An empty file is none either."""
+    """Whether there is no store at the path. An empty file counts as no store."""
     try:
         return os.stat(path).st_size == 0 and not os.path.exists(path + _LOG)
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError as error:
-        raise StoreRefused(f"{path} cannot be looked at: {error.strerror}; ask as somebody who may read it") from error
+        raise StoreRefused(f"{path} cannot be read: {error.strerror}; run as a user who may read it") from error
 
 
-def refuse_absent(path: str) -> None:
+def check_exists(path: str) -> None:
     if is_absent(path):
-        raise StoreRefused(f"there is no store at {path}; name the right one, such as sqlite:///path/to/oncegate.db")
+        raise StoreRefused(
+            f"there is no store at {path}; give the URL of an existing store, such as sqlite:///path/to/oncegate.db"
+        )
 
 
-def _how(path: str) -> str:
-    """Whoever may write opens the file as ever, which has the log put away at the end. Who may not cannot make the
-    files of the log, or would leave some that its owner cannot use; and without a log, all is in the file itself."""
+def _mode(path: str) -> str:
+    """Return how SQLite opens the file. A process that may write opens it normally, so that SQLite removes the log when
+    the process closes it. A process that may not write cannot create the log files, or would leave log files that their
+    owner cannot use. Without a log, the file itself holds everything and cannot change (`immutable`)."""
     if _may_write(path) and _may_write(os.path.dirname(path) or "."):
         return "mode=rw"
     return "mode=ro" if os.path.exists(path + _LOG) else "mode=ro&immutable=1"
@@ -78,10 +81,10 @@ def _may_write(path: str) -> bool:
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _check_known(db: sqlite3.Connection, path: str) -> None:
-    version = check_ours(db, path)
+def _check_version(db: sqlite3.Connection, path: str) -> None:
+    version = read_version(db, path)
     if version < len(MIGRATIONS):
         raise StoreRefused(
-            f"{path} was written by an older Oncegate (schema {version}, this one reads {len(MIGRATIONS)}); a gate or"
-            " the service brings it up to date when it opens it"
+            f"{path} was written by an older Oncegate (schema {version}; this version reads {len(MIGRATIONS)}); open it"
+            " once with a gate or the service to migrate it"
         )

@@ -5,28 +5,30 @@
 --   │ namespace     │ text     │ ┐ primary key                                                    │
 --   │ key           │ blob     │ ┘ 16 bytes                                                       │
 --   │ state         │ text     │ P in progress, R released, C completed, D dead letter            │
---   │ owner         │ blob     │ of the request that holds or held the claim: 8 random bytes for  │
---   │               │          │ its process, 8 for itself                                        │
---   │ fence         │ integer  │ rises with every grant                                           │
---   │ lease_until   │ integer  │ µs; of R, before when it is not to be taken                      │
+--   │ owner         │ blob     │ the request that holds or held the claim: 8 random bytes for its │
+--   │               │          │ process, 8 for the request                                       │
+--   │ fence         │ integer  │ increases with every grant                                       │
+--   │ lease_until   │ integer  │ µs; for R, the earliest time to take the event                   │
 --   │ attempts      │ integer  │ grants whose handler may have started                            │
---   │ payload_hash  │ blob     │ of the event's body                                              │
+--   │ payload_hash  │ blob     │ hash of the event's body                                         │
 --   │ expires_at    │ integer  │ µs; null while an unprocessed payload is held                    │
---   │ source … delivery_id     │ what explains the record to a person; occurred_at in µs          │
+--   │ source … delivery_id     │ summary of the event, for people; occurred_at in µs              │
 --   │ first_seen    │ integer  │ µs                                                               │
 --   │ completed_at  │ integer  │ µs                                                               │
---   │ result        │ blob     │ JSON of what the handler returned                                │
---   │ error         │ text     │ of the last attempt that failed                                  │
---   │ payload       │ blob     │ as delivered; only while it is needed                            │
---   │ lost          │ integer  │ attempts in a row that were never settled                        │
---   │ unavailable_since        │ µs; first of the releases in a row that blamed another service   │
---   │ handed_to     │ text     │ of a completed event, the place that it was published to         │
+--   │ result        │ blob     │ JSON of the handler's return value                               │
+--   │ error         │ text     │ error of the last failed attempt                                 │
+--   │ payload       │ blob     │ as delivered; null once it is no longer needed                   │
+--   │ lost          │ integer  │ number of consecutive attempts that were never settled           │
+--   │ unavailable_since        │ µs; first of consecutive releases because a service was away     │
+--   │ handed_to     │ text     │ where a completed event was published to                         │
 --   └───────────────┴──────────┴──────────────────────────────────────────────────────────────────┘
 --   documents             one row per versioned document: namespace, key → version, body, expires_at
---   clock                 one row: the latest time that anything was written by; time never goes back past it
+--   clock                 one row: the time of the latest write transaction; no later one has an earlier time
 --
--- `pragma application_id` says that the file is ours, `pragma user_version` which schema it has. A new schema
--- is a new section below, "schema N", that turns a file of version N-1 into one of version N.
+-- `pragma application_id` marks a file of Oncegate, `pragma user_version` is its schema version. To change the schema,
+-- add a section "schema N" that migrates a file of version N-1 to version N.
+--
+-- The index "lines" lists the waiting events of each entity in the order in which they happened.
 
 -- name: schema 1
 CREATE TABLE claims (
@@ -75,7 +77,7 @@ CREATE TABLE clock (
 
 INSERT INTO clock VALUES (1, 0);
 
--- A process of the version before names the columns that it writes, so it can go on with a file of this version.
+-- Processes of version 1 name the columns that they write, so they can keep using a file of version 2.
 -- name: schema 2
 ALTER TABLE claims ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
 
@@ -83,21 +85,21 @@ ALTER TABLE claims ADD COLUMN unavailable_since INTEGER;
 
 ALTER TABLE claims ADD COLUMN handed_to TEXT;
 
--- Every write transaction begins here: its time is no earlier than any other's.
+-- The first statement of every write transaction: returns its time, which is no earlier than that of any before it.
 -- name: tick
 UPDATE clock SET high = max(high, ?) WHERE id = 1 RETURNING high;
 
 -- name: time
 SELECT high FROM clock WHERE id = 1;
 
--- Completed by as many marks as there are keys to find.
+-- * stands for one ? per key.
 -- name: records
 SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
        source, type, entity, occurred_at, delivery_id,
        first_seen, completed_at, result, error, payload, lost, unavailable_since, handed_to
 FROM claims WHERE namespace = ? AND key IN (*);
 
--- A record that was absent. A row can still be there: one that has expired and was not swept yet.
+-- A record that was absent. REPLACE: an expired row that was not swept yet may still be there.
 -- name: insert
 INSERT OR REPLACE INTO claims (
     state, owner, fence, lease_until, attempts, payload_hash, expires_at,
@@ -105,33 +107,33 @@ INSERT OR REPLACE INTO claims (
     first_seen, completed_at, result, error, payload, lost, unavailable_since, handed_to, namespace, key
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- A first claim, which is what nearly every insert is: every value that is bound costs time.
+-- A first claim, the most frequent insert. It binds few values, because each bound value costs time.
 -- name: insert claimed
 INSERT OR REPLACE INTO claims (
     state, attempts, owner, fence, lease_until, payload_hash, expires_at,
     source, type, entity, occurred_at, delivery_id, first_seen, namespace, key
 ) VALUES ('P', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- A first admission, which is what all others are.
--- name: insert kept
+-- A first admission, the other frequent insert.
+-- name: insert admitted
 INSERT OR REPLACE INTO claims (
     state, attempts, payload, owner, fence, lease_until, payload_hash,
     source, type, entity, occurred_at, delivery_id, first_seen, namespace, key
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- A completion, which is what nearly every update is.
+-- A completion, the most frequent update.
 -- name: update completed
 UPDATE claims SET
     state = 'C', lease_until = 0, payload = NULL, error = NULL, lost = 0, unavailable_since = NULL,
     expires_at = ?, completed_at = ?, result = ?
 WHERE namespace = ? AND key = ?;
 
--- A grant or a renewal: the payload that may be there is not written again.
+-- A grant or a renewal. It does not write the payload again.
 -- name: update held
 UPDATE claims SET state = ?, owner = ?, fence = ?, lease_until = ?, attempts = ?, lost = ?
 WHERE namespace = ? AND key = ?;
 
--- A record that was there: only what a transition can change.
+-- Any other change of a record: all columns that a transition can change.
 -- name: update
 UPDATE claims SET
     state = ?, owner = ?, fence = ?, lease_until = ?, attempts = ?, payload_hash = ?, expires_at = ?,
@@ -141,55 +143,55 @@ WHERE namespace = ? AND key = ?;
 -- name: delete
 DELETE FROM claims WHERE namespace = ? AND key = ?;
 
--- What a dispatcher may take: it holds its payload, and nobody holds it.
+-- Events that a dispatcher may take: with a payload, and without a live lease.
 -- name: waiting
 SELECT key FROM claims
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND lease_until <= ?
 ORDER BY lease_until LIMIT ?;
 
--- What a process holds with its payload, by the first half of its owners.
+-- Claims with a payload that a process holds. The first half of an owner names the process.
 -- name: held by
 SELECT namespace, key FROM claims INDEXED BY waiting
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND lease_until > ? AND substr(owner, 1, 8) = ?;
 
--- name: kept
+-- name: count payloads
 SELECT count(*) FROM claims WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?;
 
--- The same with their entities.
+-- Like "waiting", with the entities.
 -- name: due
 SELECT key, entity FROM claims
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND lease_until <= ?
 ORDER BY lease_until LIMIT ?;
 
--- Those of them that have none.
--- name: due without a line
+-- Those of "due" that have no entity.
+-- name: due without entity
 SELECT key FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND entity IS NULL AND lease_until <= ?
 LIMIT ?;
 
--- The next entity that something waits for.
--- name: next line
+-- The next entity that has waiting events.
+-- name: next entity
 SELECT entity FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND entity > ?
 ORDER BY entity LIMIT 1;
 
--- What is first in the line of an entity, of those that nobody holds and of those that somebody holds or held; the
--- latter are few.
--- name: released in line
+-- The first event of an entity that no worker has taken.
+-- name: released of entity
 SELECT coalesce(occurred_at, first_seen), first_seen, key, lease_until FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'R' AND namespace = ? AND entity = ?
 ORDER BY coalesce(occurred_at, first_seen), first_seen, key LIMIT 1;
 
--- name: held in line
+-- All events of an entity that a worker has taken, with a live or an ended lease. There are few.
+-- name: held of entity
 SELECT coalesce(occurred_at, first_seen), first_seen, key, lease_until FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND namespace = ? AND entity = ?;
 
--- Those of some entities that something is kept for. Completed by as many marks as there are entities to look for.
--- name: busy lines
-WITH asked(entity) AS (VALUES *)
-SELECT entity FROM asked WHERE EXISTS (
+-- Which of some entities have a record with a payload. * stands for one (?) per entity.
+-- name: busy entities
+WITH wanted(entity) AS (VALUES *)
+SELECT entity FROM wanted WHERE EXISTS (
     SELECT 1 FROM claims INDEXED BY lines
-    WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND claims.entity = asked.entity
+    WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND claims.entity = wanted.entity
 );
 
 -- name: document
@@ -198,8 +200,8 @@ SELECT version, body, expires_at FROM documents WHERE namespace = ? AND key = ?;
 -- name: save document
 INSERT OR REPLACE INTO documents (namespace, key, version, body, expires_at) VALUES (?, ?, ?, ?, ?);
 
--- Expired rows go a stretch of the key order at a time, round and round: the rows of a stretch share their
--- pages, so dropping them is cheap, and no index on the expiry has to be kept with every write.
+-- Expired rows are deleted in stretches of the key order, over and over from the first key to the last. The rows of a
+-- stretch share their pages, so that deleting them is cheap. An index on expires_at would cost every write.
 -- name: claims stretch
 SELECT namespace, key FROM claims WHERE (namespace, key) > (?, ?) ORDER BY namespace, key LIMIT 1 OFFSET ?;
 
@@ -218,7 +220,7 @@ DELETE FROM documents WHERE (namespace, key) > (?, ?) AND (namespace, key) <= (?
 -- name: documents sweep rest
 DELETE FROM documents WHERE (namespace, key) > (?, ?) AND expires_at <= ?;
 
--- For people.
+-- The pages of lists for people.
 -- name: browse
 SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
        source, type, entity, occurred_at, delivery_id,
@@ -239,7 +241,7 @@ WHERE state = 'D' AND (namespace, key) > (:after_namespace, :after_key)
   AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY namespace, key LIMIT :limit;
 
--- The namespaces, one step along the primary key for each: DISTINCT would read every row.
+-- All namespaces, with one step along the primary key for each: DISTINCT would read every row.
 -- name: namespaces
 WITH RECURSIVE each(name) AS (
     SELECT min(namespace) FROM claims

@@ -1,0 +1,248 @@
+"""Turn settings into the parts of a service: routes, signature verifiers, trusted proxies and TLS.
+
+The command line checks settings with this module without the `serve` extra, so the module must not import uvicorn or
+prometheus_client.
+"""
+
+import ssl
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any
+
+from oncegate.errors import SettingError
+from oncegate.gate.options import check_inbox
+from oncegate.settings import Settings
+from oncegate.settings.load import secrets_of
+from oncegate.settings.parsing import uses_webhook_id
+from oncegate.settings.routes import UNSIGNED
+from oncegate.settings.schema import TABLES, WAYS
+from oncegate.signatures import Verifier, verifier_of
+from oncegate.signatures.senders import bearer, check_name
+from oncegate.stores import keeps_events
+
+DEFAULT = "default"
+_SIGNS_IDS = "standard-webhooks"
+
+
+# ── routes ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def routes_of(settings: Settings) -> dict[str, Settings]:
+    """The settings of every route, by path. `/events` is served if `serve.signature` is set, or if there is no other
+    route."""
+    routes = {f"/events/{name}": route for name, route in settings.routes.items()}
+    if not routes or settings.chosen("serve.signature") is not None:
+        routes["/events"] = settings
+    return routes
+
+
+def name_of(path: str) -> str:
+    """The name of the route that is served at this path."""
+    return path.removeprefix("/events").removeprefix("/") or DEFAULT
+
+
+def is_open(route: Settings) -> bool:
+    """Whether `serve.signature` is not set at all, not even to `none`."""
+    return route["serve.signature"] is None
+
+
+def has_handler(route: Settings) -> bool:
+    """Whether the route runs, forwards or publishes its events."""
+    return any(route[f"serve.{way}"] is not None for way in WAYS)
+
+
+def is_described(settings: Settings) -> bool:
+    """Whether the settings configure a service."""
+    return bool(settings.routes) or any(settings.chosen(each.path) is not None for each in TABLES["serve"])
+
+
+def check_mode(settings: Settings) -> None:
+    """As `check_service`, but only if the settings configure a service."""
+    if is_described(settings):
+        check_service(settings)
+
+
+def check_service(settings: Settings) -> None:
+    """Raise SettingError if the service could neither run nor store the events that it accepts. Does not open the
+    store."""
+    mode, routes = settings["serve.mode"], routes_of(settings)
+    if mode == "inline":
+        for path, route in routes.items():
+            if not has_handler(route):
+                raise SettingError(f"{settings.where('serve.mode')}=inline: {_NO_HANDLER.format(path=path)}")
+        return
+    settings.check_store()
+    if not keeps_events(settings["store"]):
+        store = settings["store"].partition("://")[0]
+        raise SettingError(f"{settings.where('serve.mode')}=inbox: {_NO_INBOX.format(store=store)}")
+    for route in routes.values():
+        try:
+            check_inbox("inbox()", has_inbox=True, marks_first=route["mode"] == "mark_first")
+        except SettingError as error:
+            raise inbox_error(settings, error) from error
+
+
+_NO_HANDLER = (
+    "POST {path} has no handler to run while the sender waits; name one with handler, forward or publish (handler=log"
+    " only logs each event), or choose serve.mode=inbox with SQLite or Postgres, which stores events for oncegate work"
+    " inbox"
+)
+_NO_INBOX = (
+    "{store}:// cannot store events until they are run; choose serve.mode=inline, which runs a handler while the sender"
+    " waits, or use SQLite (sqlite:///oncegate.db) or Postgres (postgresql://…) for the inbox"
+)
+
+
+def inbox_error(settings: Settings, error: SettingError) -> SettingError:
+    """The reason why serve.mode=inbox is not possible, with the alternative."""
+    return SettingError(f"{settings.where('serve.mode')}=inbox: {error}; or choose serve.mode=inline")
+
+
+# ── signatures ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def verifier_for(route: Settings) -> Verifier | None:
+    """The verifier of a route's signatures; None if the signature is `none` or not set."""
+    signature = route["serve.signature"]
+    if signature is None or signature == UNSIGNED:
+        _check_unsigned(route)
+        return None
+    with route.placed("serve.signature"):
+        check_name(signature)
+    secrets, options = secrets_of(route), _signature_options(route)
+    with route.placed("serve.signature"):
+        if not secrets:
+            raise SettingError(
+                f"signature={signature} needs a secret; name the environment variable that holds it:"
+                ' secret_env = "VARIABLE", or --secret-env VARIABLE'
+            )
+        return verifier_of(signature, secrets, options)
+
+
+def _check_unsigned(route: Settings) -> None:
+    """Raise SettingError if a route without a signature has a secret or signature options."""
+    secrets = secrets_of(route)
+    with route.placed("serve.signature"):
+        if secrets:
+            raise SettingError("a secret is set, but no signature; set signature, or remove the secret")
+    if _signature_options(route):
+        where = route.where("serve.signature_options")
+        raise SettingError(f"{where}: options are set, but no signature; set signature, or remove the options")
+
+
+def _signature_options(route: Settings) -> Mapping[str, str]:
+    options = {}
+    for written in route["serve.signature_options"]:
+        name, equals, value = written.partition("=")
+        if not equals:
+            where = route.where("serve.signature_options")
+            raise SettingError(f"{where}: {written!r} is not an option; write NAME=VALUE, such as header=x-signature")
+        options[name.strip()] = value.strip()
+    return options
+
+
+def check_keys(settings: Settings) -> None:
+    """Raise SettingError if a route has the key `webhook_id` and its signature does not cover that header. Anyone could
+    then change the header and have an event run again."""
+    for route in routes_of(settings).values():
+        signature = route["serve.signature"]
+        if signature != _SIGNS_IDS and uses_webhook_id(route["key"]):
+            raise SettingError(
+                f"{route.where('key')}: key={route['key']} needs signature={_SIGNS_IDS}; signature="
+                f"{signature or UNSIGNED} does not sign the header webhook-id; choose another key"
+            )
+
+
+def metrics_verifier(settings: Settings) -> Verifier | None:
+    """The verifier of the bearer token for /metrics; None if no token is set and metrics are public."""
+    tokens = secrets_of(settings, named="serve.metrics_token")
+    if not tokens:
+        return None
+    with settings.placed("serve.metrics_token_env"):
+        return bearer(tokens)
+
+
+# ── proxies ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+Network = IPv4Network | IPv6Network
+
+
+def proxies_of(settings: Settings) -> "TrustedProxies":
+    return TrustedProxies(networks(settings["serve.proxies"], settings.where("serve.proxies")))
+
+
+def networks(written: Sequence[str], where: str) -> list[Network]:
+    """Parse IP addresses and networks; SettingError if one is invalid."""
+    try:
+        return [ip_network(each) for each in written]
+    except ValueError as error:
+        raise SettingError(f"{where}: {error}; write an address or a network such as 10.0.0.0/8") from error
+
+
+class TrustedProxies:
+    """Finds the sender's address. `X-Forwarded-For` counts only if one of these proxies sent the request."""
+
+    def __init__(self, networks: Sequence[Network] = ()) -> None:
+        self._networks = tuple(networks)
+
+    def sender(self, scope: dict[str, Any]) -> str:
+        """The sender's address: the last hop that is not a trusted proxy."""
+        client = scope.get("client")
+        nearest = client[0] if client else ""
+        if not self._networks or not self._is_trusted(nearest):
+            return nearest
+        forwarded = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for").decode("latin-1")
+        for address in reversed([part.strip() for part in forwarded.split(",") if part.strip()]):
+            if not _is_address(address):
+                break
+            nearest = address
+            if not self._is_trusted(address):
+                break
+        return nearest
+
+    def _is_trusted(self, address: str) -> bool:
+        return _is_address(address) and any(ip_address(address) in network for network in self._networks)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+# ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tls_of(settings: Settings) -> ssl.SSLContext | None:
+    """A TLS context (1.2 or newer) with the configured certificate; None if none is configured."""
+    certificate, key = settings["serve.tls_cert"], settings["serve.tls_key"]
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        given, missing = ("tls_key", "tls_cert") if certificate is None else ("tls_cert", "tls_key")
+        raise SettingError(f"{settings.where(f'serve.{given}')}: TLS needs serve.{missing} too")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key, password=_refuse_passphrase)
+    except (OSError, ValueError) as error:
+        where = settings.where("serve.tls_cert")
+        raise SettingError(f"{where}: cannot use {certificate} and {key}: {_tls_error_text(error)}") from error
+    return context
+
+
+def _refuse_passphrase() -> bytes:
+    """Called by OpenSSL for an encrypted key. Without this function OpenSSL would prompt on the terminal."""
+    raise ValueError("the key has a passphrase; store the key without one, readable by the service only")
+
+
+def _tls_error_text(error: Exception) -> str:
+    """The reason without OpenSSL's error numbers."""
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key does not belong to the certificate"
+        return "both must be PEM files: tls_cert the certificate chain, tls_key its private key"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,27 @@
+"""Read the named statements of a `.sql` file."""
+
+import pkgutil
+from typing import Final
+
+_NAME: Final = "-- name: "
+
+
+def read_sql(package: str) -> str:
+    """Return the text of the file `store.sql` in a package."""
+    return (pkgutil.get_data(package, "store.sql") or b"").decode()
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return the statements of a `.sql` file by name, without comment lines.
+
+    A line `-- name: X` starts section X. A section may hold several statements.
+    """
+    found: dict[str, list[str]] = {}
+    name = None
+    for line in text.splitlines():
+        if line.startswith(_NAME):
+            name = line.removeprefix(_NAME).strip()
+            found[name] = []
+        elif name is not None and not line.startswith("--"):
+            found[name].append(line)
+    return {name: "\n".join(lines).strip() for name, lines in found.items()}
